@@ -1,4 +1,4 @@
-"""How many unreadable videos a training or an evaluation accepts."""
+"""Limits on the number of unreadable videos, and their log lines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ logger = logging.getLogger(__name__)
 
 
 def check_count(count: int, videos: int, fraction: float, where: str) -> None:
-    """Raise TooManyUnreadableError for more videos than DATA.MAX_BAD_FRACTION, `fraction`, in every
-    process: they count together."""
+    """Raise an error if too many videos are unreadable.
+
+    Call this with counts over all processes, so that all of them raise.
+
+    Args:
+        count: number of unreadable videos.
+        videos: number of all videos.
+        fraction: DATA.MAX_BAD_FRACTION.
+        where: for the message, such as "epoch 3".
+
+    Raises:
+        TooManyUnreadableError: `count` is more than `fraction` of the videos.
+    """
     if count > fraction * videos:
         raise TooManyUnreadableError(
             f"{count} of {videos} videos of {where} could not be read, more than "
@@ -24,11 +35,20 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
 def count_unreadable(
     counts: dict[int, int], schedule: Schedule, step: Step, number: int, fraction: float
 ) -> None:
-    """Add an iteration's unreadable videos, over all processes, to the `counts` of the epoch it
-    starts in, and log their number after the epoch.
+    """Add the unreadable videos of an iteration to those of its epoch.
 
-    Raises as `check_count`, of an epoch's videos or, where mini-batches are as large, of all that
-    were read from its start on.
+    The total is logged at the end of the epoch. A mini-batch larger than an epoch is compared with
+    the number of videos that were read since the epoch's start.
+
+    Args:
+        counts: numbers by epoch, which are updated.
+        schedule: the schedule of the training.
+        step: the iteration.
+        number: its unreadable videos, over all processes.
+        fraction: DATA.MAX_BAD_FRACTION.
+
+    Raises:
+        TooManyUnreadableError: too many videos of the epoch are unreadable.
     """
     epoch, first = divmod(step.first_clip, schedule.num_videos)
     stop = first + step.shape.batch

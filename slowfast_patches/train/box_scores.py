@@ -1,4 +1,4 @@
-"""Scores of boxes at key frames, judged by the protocol of AVA: the host's evaluation."""
+"""Scores of boxes at key frames, and their average precision by AVA's protocol."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _LEAST = 1e-6
 
 
 class BoxScores:
-    """Scores (M, C) of all boxes of a split, from clips in any order, on any rank: means over the
-    clips of a key frame, by how much of the box they show."""
+    """Scores of all boxes of a split, (M, C), collected over clips and ranks.
+
+    A box's score is the mean over the clips of its key frame, weighted by how much of the box each
+    clip shows. Clips may come in any order.
+    """
 
     def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
         self._recipe = recipe
@@ -36,7 +39,7 @@ class BoxScores:
         self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
 
     def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
-        """Add clips of a mini-batch, with the scores of their boxes."""
+        """Add the clips of a mini-batch, with the scores of their boxes."""
         device = self.scores.device
         rows, shares, videos = (part[name].to(device) for name in ("rows", "shares", "videos"))
         weights = weights_of(shares)
@@ -45,7 +48,12 @@ class BoxScores:
         self.clips.index_add_(0, videos, torch.ones_like(videos))
 
     def result(self) -> Evaluation:
-        """Metrics over what all ranks have; every one of them must ask. Raises as `evaluate`."""
+        """Compute metrics from the scores of all ranks. Every rank must call this.
+
+        Raises:
+            TooManyUnreadableError: too many videos could not be read.
+            ValueError: a score is NaN, or no annotated box has a class of the label map.
+        """
         for values in (self.scores, self.weights, self.clips):
             sum_over_ranks(values)
         counts = count_clips(self.clips, self._dataset.num_clips, self._recipe)
@@ -73,7 +81,7 @@ class BoxScores:
         )
 
     def _judged(self, scores: Tensor, scored: list[bool]) -> list[float | None]:
-        """Average precision by class."""
+        """Return the average precision of each class."""
         found = dict[str, list[tuple[Box, list[float]]]]()
         rows = zip(scores.tolist(), scored, strict=True)
         for key_frame in self._dataset.videos:
@@ -85,7 +93,7 @@ class BoxScores:
 
 
 def weights_of(shares: Tensor) -> Tensor:
-    """What clips count for boxes of which they show such shares, (M,)."""
+    """Return the weights of clips, (M,), from the shares of the boxes that they show."""
     return shares.double().clamp(min=_LEAST)
 
 
@@ -95,11 +103,19 @@ def ava_precisions(
     *,
     every_fourth: bool,
 ) -> list[float | None]:
-    """Average precision at IoU 0.5 by class, in per cent, as AVA's challenge has it; None of a
-    class without annotated boxes, or that AVA.LABEL_MAP_FILE leaves out.
+    """Compute the average precision at IoU 0.5 by class, as in AVA's challenge.
 
-    `found` are boxes, with the scores of all classes, by key frame, "name,0902"; with
-    `every_fourth` only key frames of every fourth second are judged.
+    Args:
+        recipe: names the label map, the ground truth and the excluded key frames.
+        found: boxes with the scores of all classes, by key frame, such as "name,0902".
+        every_fourth: evaluate only the key frames of every fourth second.
+
+    Returns:
+        Per cent by class. None for a class that has no annotated boxes or is not in
+        AVA.LABEL_MAP_FILE.
+
+    Raises:
+        ValueError: the annotations cannot be read.
     """
     patching.restore_numpy_names()
     from slowfast.utils import ava_eval_helper as host

@@ -31,13 +31,15 @@ _BEST = "checkpoint_best.pyth"
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far a training is.
+    """How far a training has come.
 
-    iteration: iterations that are done.
-    seconds: of each activity of `Clock`, until the last checkpoint.
-    evaluations, best: the metrics of each validation, and of the best one, as in result.json.
-    rate_changes: where the run was resumed with another learning rate, in words.
-    unreadable: numbers of unreadable videos by epoch.
+    Attributes:
+        iteration: number of iterations that are done.
+        seconds: time by activity, as `Clock` counts it, up to the last checkpoint.
+        evaluations: the metrics of each validation, as in result.json.
+        best: the metrics of the best validation.
+        rate_changes: descriptions of resumptions with another learning rate.
+        unreadable: number of unreadable videos by epoch.
     """
 
     iteration: int = 0
@@ -49,22 +51,29 @@ class Progress:
 
     @property
     def last_evaluation(self) -> int:
-        """Number of iterations that were done at the last validation; 0 before the first."""
+        """Number of iterations that were done at the last validation, or 0."""
         return int(self.evaluations[-1]["iteration"]) if self.evaluations else 0
 
 
 @dataclass(kw_only=True)
 class Checkpoint(Progress):
-    """The state of a training after an iteration. In the file it is a dict of these fields.
+    """State of a training after an iteration. The file holds a dict of these fields.
 
-    epoch: of the last iteration.
-    cfg, cfg_at_iteration: the recipe as YAML, and the same with the shape and rate that held.
-    model_state, ema_state: of the model and of the average of its weights, if there is one.
-    optimizer_state, scaler_state: None in the best checkpoint, which no training continues from.
-    running_stats: BN statistics of each rank, (ranks, N), where they have not been averaged.
-    phases: of the schedule, as `Schedule.phase_lines`.
-    num_videos, list_digest: of the list of training videos.
-    class_names: by class number, if the data set has names.
+    Attributes:
+        epoch: epoch of the last iteration.
+        cfg: the recipe as YAML.
+        cfg_at_iteration: the recipe with the shape and the learning rate of the last iteration.
+        model_state: state dict of the model.
+        ema_state: state dict of the averaged weights, or None.
+        optimizer_state: None in the best checkpoint, which cannot be resumed.
+        scaler_state: state of the gradient scaler. None in the best checkpoint.
+        running_stats: BN statistics of each rank, (ranks, N), if they have not been averaged.
+        world_size: number of processes.
+        phases: the schedule, as `Schedule.phase_lines` describes it.
+        num_videos: number of training videos.
+        list_digest: digest of the list of training videos.
+        class_names: names by class number, or None.
+        version: format of these fields.
     """
 
     epoch: float
@@ -84,7 +93,7 @@ class Checkpoint(Progress):
 
 
 class DivergedError(TrainingStoppedError):
-    """A loss, or a tensor that a checkpoint would have, is not finite."""
+    """Error raised when a loss or a tensor of the state is not finite."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -94,29 +103,34 @@ class DivergedError(TrainingStoppedError):
 
 
 def all_checkpoints(output_dir: str | Path) -> list[Path]:
-    """The checkpoints of a run, the newest last."""
+    """Return the checkpoints of a run, the newest last."""
     return sorted(Path(output_dir, _FOLDER).glob(f"checkpoint_iter_{'[0-9]' * 8}.pyth"))
 
 
 def _iteration(path: Path) -> int:
-    """The iterations that were done when a checkpoint was written, by its name."""
+    """Return the iteration that a checkpoint's file name gives."""
     return int(path.stem[-8:])
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest checkpoint of a run, if it has one."""
+    """Return the newest checkpoint of a run, or None."""
     return next(reversed(all_checkpoints(output_dir)), None)
 
 
 def best_checkpoint(output_dir: str | Path) -> Path | None:
-    """The checkpoint that TRAIN.KEEP_BEST keeps, weights alone, if a run has one."""
+    """Return the checkpoint of TRAIN.KEEP_BEST, or None if the run has none."""
     path = Path(output_dir, _FOLDER, _BEST)
     return path if path.is_file() else None
 
 
 def checkpoint_of(path: Path) -> Path:
-    """The checkpoint that a user means: `path` itself, or the best one of a run's folder, else its
-    last. Raises ValueError where there is none."""
+    """Return the checkpoint that a path names.
+
+    For the folder of a run this is its best checkpoint, or the last if there is no best one.
+
+    Raises:
+        ValueError: there is no checkpoint.
+    """
     checkpoint = (best_checkpoint(path) or last_checkpoint(path)) if path.is_dir() else path
     if checkpoint is None or not checkpoint.exists():
         raise ValueError(f"there is no checkpoint {path}; give a file, or a run's OUTPUT_DIR")
@@ -124,7 +138,7 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def describe_last(output_dir: str | Path) -> str:
-    """The last checkpoint of a run, as a clause of a message."""
+    """Describe the last checkpoint of a run, as a clause of a message."""
     path = last_checkpoint(output_dir)
     if path is None:
         return "there is no checkpoint yet"
@@ -132,16 +146,26 @@ def describe_last(output_dir: str | Path) -> str:
 
 
 def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
-    """Delete all checkpoints but the last `kept` (0: all) and those after the iterations
-    `milestones`."""
+    """Delete old checkpoints.
+
+    Args:
+        output_dir: the run's folder.
+        kept: number of last checkpoints to keep. 0 keeps all.
+        milestones: iterations whose checkpoints are always kept.
+    """
     for path in all_checkpoints(output_dir)[:-kept] if kept else ():
         if _iteration(path) not in milestones:
             path.unlink(missing_ok=True)
 
 
 def set_aside(output_dir: str | Path) -> Path | None:
-    """Rename the folder of an earlier run's checkpoints, so that they never mix with a new run's.
-    Returns the new name, None where there was nothing to rename."""
+    """Rename the folder of an earlier run's checkpoints.
+
+    This keeps them apart from the checkpoints of a new run.
+
+    Returns:
+        The new name, or None if there were no checkpoints.
+    """
     folder = Path(output_dir, _FOLDER)
     if not any(folder.glob("*.pyth")):
         return None
@@ -150,13 +174,17 @@ def set_aside(output_dir: str | Path) -> Path | None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint to the CPU; nothing in it is executed. Raises as `read` and `parse`."""
+    """Read a checkpoint to the CPU. Raises as `read` and `parse`."""
     return parse(read(path), path)
 
 
 def read(path: Path) -> Any:
-    """Read a file of torch's; ValueError: it is damaged or of another kind, OSError: the disk
-    cannot read it."""
+    """Read a PyTorch file to the CPU without executing anything in it.
+
+    Raises:
+        ValueError: the file is damaged or of another kind.
+        OSError: the disk cannot read it.
+    """
     check_archive(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -171,7 +199,11 @@ def read(path: Path) -> Any:
 
 
 def parse(content: Any, path: Path) -> Checkpoint:
-    """The checkpoint that `content`, read from `path`, is; ValueError if it is invalid."""
+    """Convert the content of a file to a checkpoint.
+
+    Raises:
+        ValueError: it is not a checkpoint of this version.
+    """
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise ValueError(
             f"{path} was not written by this version of the trainer and cannot be continued; start "
@@ -184,8 +216,13 @@ def parse(content: Any, path: Path) -> Checkpoint:
 
 
 def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint, as that of its iteration or, without an optimizer, as the best one:
-    completely or, with an OSError, not at all."""
+    """Write a checkpoint atomically.
+
+    Its file name has the iteration. A checkpoint without an optimizer is the best one.
+
+    Raises:
+        OSError: the file cannot be written. The one before it stays.
+    """
     best = checkpoint.optimizer_state is None
     name = _BEST if best else f"checkpoint_iter_{checkpoint.iteration:08d}.pyth"
     path = Path(output_dir, _FOLDER, name)
@@ -199,8 +236,14 @@ def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
 
 
 @contextmanager
-def writes(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
-    """The body writes one of a run's files; TrainingStoppedError where it cannot."""
+def explain_write_errors(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
+    """Convert OSError in the body to TrainingStoppedError.
+
+    Args:
+        what: which file the body writes.
+        output_dir: the run's folder.
+        when: for the message, such as " after iteration 7".
+    """
     try:
         yield
     except OSError as error:
@@ -222,7 +265,9 @@ def write_checkpoint(
     """
     start = time.perf_counter()
     _check_finite(checkpoint)
-    with writes("the checkpoint", output_dir, f" after iteration {checkpoint.iteration}"):
+    with explain_write_errors(
+        "the checkpoint", output_dir, f" after iteration {checkpoint.iteration}"
+    ):
         path = save(output_dir, checkpoint)
         prune(output_dir, kept, milestones)
     logger.info("checkpoint %s (written in %.3f s)", path, time.perf_counter() - start)
@@ -234,6 +279,7 @@ def to_cpu(tree: Any) -> Any:
 
 
 def _check_finite(checkpoint: Checkpoint) -> None:
+    """Raise DivergedError if a tensor of a checkpoint has NaN or infinite values."""
     leaves, _ = tree_flatten_with_path(vars(checkpoint))
     names = [
         keystr(path)

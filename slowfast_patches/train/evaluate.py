@@ -1,4 +1,4 @@
-"""Validation and multi-view testing, always at the baseline grid."""
+"""Validation and multi-view testing. Both use the grid of the baseline."""
 
 from __future__ import annotations
 
@@ -42,15 +42,22 @@ def evaluate(
     world: World,
     stop: StopRequest | None = None,
 ) -> Evaluation:
-    """Score the videos of a split, each by the sum (or "max") over its clips that can be read.
+    """Score the videos of a split by the sum or maximum over their readable clips.
 
-    Each rank reads the clips of its share of the videos and scores `batch_size` at once; all get
-    the same result. `stop` is asked between mini-batches.
+    Each rank reads and scores its share of the clips. All ranks get the same result.
+
+    Args:
+        model: the model, which is set to evaluation mode.
+        recipe: says how clips are read and scores are combined.
+        dataset: the split.
+        batch_size: number of clips that a rank scores at once.
+        world: this process among all.
+        stop: checked between mini-batches.
 
     Raises:
-        TooManyUnreadableError: more videos than DATA.MAX_BAD_FRACTION, or all, cannot be read.
-        TrainingInterruptedError: the run is asked to stop.
-        ValueError: see `average_precisions`.
+        TooManyUnreadableError: no video can be read, or more than DATA.MAX_BAD_FRACTION cannot.
+        TrainingInterruptedError: the run was asked to stop.
+        ValueError: there is no metric, as in `average_precisions`.
     """
     start = time.perf_counter()
     model.eval()
@@ -81,13 +88,17 @@ def evaluate(
 
 
 def scores_of(recipe: Recipe, dataset: Any, device: torch.device) -> Any:
-    """What collects the scores of a recipe's evaluation: `VideoScores`, or of boxes `BoxScores`."""
+    """Return an empty collection of scores: of boxes for detection, else of videos."""
     kind = BoxScores if recipe.detection.enable else VideoScores
     return kind(recipe, dataset, device)
 
 
 class Validation:
-    """Validates, after precise BN on clips of the training set where the recipe asks for it."""
+    """Validation of a training, after precise BN where the recipe asks for it.
+
+    Attributes:
+        videos: the data set of the validation split.
+    """
 
     def __init__(
         self, recipe: Recipe, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
@@ -117,6 +128,7 @@ class Validation:
         return {name: round(value, 4) for name, value in metrics.items()}
 
     def _update_precise_bn(self, model: nn.Module, step: Step) -> None:
+        """Compute the running statistics of a model on clips of the training set."""
         recipe = self._recipe
         world = self._world
         loader = precise_bn_loader(

@@ -1,4 +1,4 @@
-"""The training loop: each iteration of the schedule, and what follows it."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from slowfast_patches.train.step import Outcome
 def train(run: Run) -> None:
     """Run the schedule from iteration `run.progress.iteration` to its end.
 
-    At a phase nothing is rebuilt: the loader gives mini-batches of the new shape, the model takes
-    any shape, and each step sets its own learning rate and BN size.
+    Nothing is rebuilt at a phase boundary: the loader returns mini-batches of the new shape, the
+    model accepts any shape, and each step sets its own learning rate and BN size.
 
     Raises:
-        TrainingInterruptedError: a signal asked to stop; the state is saved.
-        TrainingStoppedError: it cannot go on; the message has the reason and the checkpoint.
+        TrainingInterruptedError: the run was asked to stop. Its state is saved.
+        TrainingStoppedError: the training cannot go on. The message has the reason.
     """
     start = run.progress.iteration
     if start in run.evaluated_after and run.progress.last_evaluation < start:
@@ -42,8 +42,10 @@ def train(run: Run) -> None:
 
 
 def _batches(run: Run) -> Iterator[Batch]:
-    """The mini-batches from the start on. With each, the processes begin to tell each other whether
-    they were asked to stop, which the step hides."""
+    """Yield the remaining mini-batches.
+
+    Each one starts an asynchronous exchange of stop requests, which overlaps with the step.
+    """
     clock = run.record.clock
     rank = run.world.rank
     start = run.progress.iteration
@@ -59,15 +61,16 @@ def _batches(run: Run) -> Iterator[Batch]:
 
 
 def train_step(run: Run, step: Step, batch: Batch) -> Outcome:
-    """One step of gradient descent, at the step's shape, BN size and learning rate."""
+    """Take one step of gradient descent, at the step's shape, BN size and learning rate."""
     assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
     return run.stepper(step, batch, clip_numbers(step, run.world.rank, run.world.size))
 
 
 def after_step(run: Run, step: Step) -> None:
-    """Report, save, stop and validate, where these are due after an iteration.
+    """Report, save, stop and validate, as each is due after an iteration.
 
-    The state is saved before a validation: a run that ends during it repeats it when resumed.
+    The state is saved before a validation. If the run ends during the validation, the resumed run
+    repeats it.
     """
     done = step.iteration + 1
     validates = done in run.evaluated_after
@@ -86,8 +89,8 @@ def after_step(run: Run, step: Step) -> None:
 def validate(run: Run, step: Step) -> None:
     """Validate after an iteration, and save the weights if they are the best so far.
 
-    Where a checkpoint is due, it is written anew: it then has the validation, and the running
-    statistics of precise BN, with which tests and predictions score.
+    If a checkpoint is due, it is written again after the validation. It then includes the metrics
+    and the running statistics of precise BN, which tests and predictions need.
     """
     with run.record.clock.time("evaluating"):
         metrics = run.validation(run.models, step)
@@ -111,7 +114,7 @@ def validate(run: Run, step: Step) -> None:
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint. Every rank calls this, as running statistics are averaged."""
+    """Write a checkpoint. Every rank must call this, because running statistics are averaged."""
     of_ranks = None
     with run.record.clock.time("saving"):
         if run.progress.iteration not in run.evaluated_after | run.saved_after:

@@ -1,4 +1,4 @@
-"""Mixup and cutmix: clips that are blends of two, and labels as theirs."""
+"""Mixup and cutmix: blend pairs of clips and their labels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ _MIXING = 2
 
 
 class Mixing:
-    """Mixup (Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018) and cutmix (Yun et
-    al., "CutMix: Regularization Strategy to Train Strong Classifiers", 2019), as MIXUP says.
+    """Mixup and cutmix, as the section MIXUP of the recipe describes them.
 
-    Clips that pass the network together are mixed with their neighbours in the stream: the first
-    with the second, the third with the fourth. How is drawn for each clip from a generator seeded
-    by (seed, its number in the stream). So a run that is continued mixes alike, and so do other
-    numbers of processes that have an even number of clips each, and of parts, if BN groups are of
-    an even number; a transformer's parts, without groups, have other neighbours.
+    Mixup is by Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018. Cutmix is by Yun
+    et al., "CutMix: Regularization Strategy to Train Strong Classifiers", 2019.
+
+    Clips are mixed with their neighbours in the stream: the first with the second, the third with
+    the fourth. The draws of a clip depend only on the seed and its number in the stream, so a
+    resumed run mixes alike. So do other numbers of processes, if each has an even number of clips,
+    and of micro-batches, if BN groups have an even number of clips. The micro-batches of a
+    transformer, which has no BN groups, pair other neighbours.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -33,15 +35,16 @@ class Mixing:
         self._classes = recipe.model.num_classes
 
     def __call__(self, pathways: Sequence[Tensor], labels: Tensor, clips: Sequence[int]) -> Tensor:
-        """Mix clips in place, and their labels.
+        """Mix clips in place and return their mixed labels.
 
         Args:
-            pathways: (N, C, T, H, W) each, all frames of a clip mixed alike.
+            pathways: (N, C, T, H, W) each. All frames of a clip are mixed alike.
             labels: classes (N,), or multi-hot (N, classes).
-            clips: their numbers in the stream.
+            clips: numbers of the clips in the stream.
 
-        Returns the labels (N, classes) float: a clip's own and its neighbour's, in proportion to
-        their pixels.
+        Returns:
+            Labels (N, classes), float. Each is the clip's own and its neighbour's, in proportion to
+            their pixels.
         """
         device = labels.device
         crop = pathways[0].shape[-1]
@@ -54,8 +57,12 @@ class Mixing:
         return targets.lerp(targets[others], added.mean((1, 2, 3, 4))[:, None])
 
     def draw(self, number: int, crop: int) -> tuple[float, int, int, int, int]:
-        """What a clip takes of its neighbour: a share of the pixels in a box of rows [top, bottom)
-        and columns [left, right), as (share, top, bottom, left, right)."""
+        """Draw what a clip takes from its neighbour.
+
+        Returns:
+            (share, top, bottom, left, right): the neighbour's share of each pixel in a box of rows
+            [top, bottom) and columns [left, right).
+        """
         keys = self._keys
         rng = np.random.default_rng((self._seed, number, _MIXING))
         mixed, cut = rng.random(2)
@@ -71,8 +78,11 @@ class Mixing:
 
 
 def _neighbours(clips: Sequence[int]) -> list[int]:
-    """The index of each clip's neighbour: the first and second in the stream are neighbours, so are
-    the third and fourth; of an odd number the last is its own."""
+    """Return the index of each clip's neighbour.
+
+    The first and the second clip in the stream are neighbours, and so are the third and the fourth.
+    With an odd number of clips, the last one is its own neighbour.
+    """
     others = list(range(len(clips)))
     ordered = sorted(others, key=clips.__getitem__)
     for one, two in zip(ordered[::2], ordered[1::2], strict=False):
@@ -82,7 +92,7 @@ def _neighbours(clips: Sequence[int]) -> list[int]:
 
 
 def _added(drawn: Tensor, crop: int) -> Tensor:
-    """The share of each pixel that is the neighbour's, (N, 1, 1, crop, crop)."""
+    """Return the neighbour's share of each pixel, (N, 1, 1, crop, crop)."""
     share, top, bottom, left, right = drawn.view(-1, 5, 1, 1).unbind(1)
     columns = torch.arange(crop, device=drawn.device)
     rows = columns.view(-1, 1)
@@ -91,7 +101,7 @@ def _added(drawn: Tensor, crop: int) -> Tensor:
 
 
 def _sent(values: Tensor, device: torch.device) -> Tensor:
-    """Values on the device; from pinned memory the copy waits for nothing."""
+    """Copy values to the device. Pinned memory makes the copy asynchronous."""
     if device.type != "cuda":
         return values
     return values.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The multi-view test of a run, and result.json."""
+"""Test a run on several views, and write result.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL, is_tested
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.checkpoint import last_checkpoint, writes
+from slowfast_patches.train.checkpoint import explain_write_errors, last_checkpoint
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.record.tables import (
     names_of_data,
@@ -37,9 +37,21 @@ logger = logging.getLogger(__name__)
 
 
 def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, float]:
-    """Multi-view metrics of a training's model and, if there is one, its average, or of a
-    checkpoint where nothing was trained. OUTPUT_DIR gets the model's tables and, where they are
-    asked for, its predictions."""
+    """Test a trained model, and write tables and predictions to OUTPUT_DIR.
+
+    Args:
+        recipe: says what is tested and how.
+        world: this process among all.
+        run: the training whose model is tested, with its average if there is one. None tests a
+            checkpoint.
+
+    Returns:
+        The metrics. Those of the average end in "_ema".
+
+    Raises:
+        TooManyUnreadableError: too many videos could not be read.
+        TrainingInterruptedError: the run was asked to stop.
+    """
     dataset = build_dataset(recipe, "test")
     metrics = dict[str, float]()
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
@@ -57,7 +69,7 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
         )
         if suffix or not world.is_main:
             continue
-        with writes("the test's tables", recipe.output_dir):
+        with explain_write_errors("the test's tables", recipe.output_dir):
             names = names_of_data(recipe)
             name = "test" if run is None else "result"
             write_tables(Path(recipe.output_dir), name, evaluation, names)
@@ -72,7 +84,14 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
 
 
 def tested_file(recipe: Recipe) -> tuple[str, str, str]:
-    """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
+    """Find the file of the model to test.
+
+    Returns:
+        The file, its CHECKPOINT_TYPE, and the section of the recipe that gives them.
+
+    Raises:
+        ValueError: there is no such file.
+    """
     last = last_checkpoint(recipe.output_dir)
     if recipe.test.checkpoint_file_path:
         return recipe.test.checkpoint_file_path, recipe.test.checkpoint_type, "TEST"
@@ -89,8 +108,14 @@ def tested_file(recipe: Recipe) -> tuple[str, str, str]:
 def write_result(
     recipe: Recipe, world: World, run: Run | None, metrics: Mapping[str, float] | None
 ) -> None:
-    """Write result.json, or test.json where nothing was trained, when the run is complete: its
-    metrics are those of the test, or of the last validation where nothing is tested."""
+    """Write result.json for a complete run, or test.json for a test alone.
+
+    Args:
+        recipe: the recipe of the run.
+        world: this process among all.
+        run: the training, or None.
+        metrics: metrics of the test. Without them, those of the last validation are written.
+    """
     result: dict[str, Any] = {
         "config": yaml.safe_load(recipe.text),
         "versions": versions(),
@@ -137,7 +162,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """Read what `save_result` wrote, without the checksum.
 
     Raises:
-        ValueError: no JSON object, or a value has changed since.
+        ValueError: the file is no JSON object, or it was changed.
     """
     result = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(result, dict):
@@ -152,7 +177,7 @@ def _checksum(result: Mapping[str, Any]) -> str:
 
 
 def _tested_model(recipe: Recipe, world: World) -> nn.Module:
-    """In all processes what the main one loads."""
+    """Build the model to test in all processes, with the weights that the main one loads."""
     model = build_model(recipe)
     if world.is_main:
         path, kind, section = tested_file(recipe)

@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, if from any, and whether it may."""
+"""Find the checkpoint to resume from, and check that it fits the run."""
 
 from __future__ import annotations
 
@@ -26,23 +26,28 @@ _ELSE = "Use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
 
 
 class Resumable(NamedTuple):
-    """The checkpoint that a run continues from, and its file."""
+    """A checkpoint to resume from, and its file."""
 
     path: Path
     checkpoint: Checkpoint
 
 
 def continues(recipe: Recipe) -> bool:
-    """Whether a run goes on from the checkpoints in OUTPUT_DIR, if there are any: by default, and
-    where the job is restarted after it has started over as TRAIN.AUTO_RESUME False asks."""
+    """Return whether the run resumes from the checkpoints in OUTPUT_DIR, if there are any.
+
+    It does unless TRAIN.AUTO_RESUME is False. A job that has started over for that reason resumes
+    when it is restarted.
+    """
     note = Path(recipe.output_dir, _NOTE)
     restarted = is_restart(os.environ) and note.exists() and note.read_text() == _job()
     return recipe.train.auto_resume or restarted
 
 
 def start_over(recipe: Recipe) -> None:
-    """Set the checkpoints in OUTPUT_DIR aside, unless the run continues them, and note the job for
-    which that was done. For the main process, before anything else."""
+    """Set the checkpoints in OUTPUT_DIR aside, unless the run continues them.
+
+    This also records the job for which it was done. The main process calls it before anything else.
+    """
     if continues(recipe):
         return
     if kept := set_aside(recipe.output_dir):
@@ -51,19 +56,23 @@ def start_over(recipe: Recipe) -> None:
 
 
 def _job() -> str:
-    """What all attempts of a job have in common; torchrun's id may change when SLURM requeues."""
+    """Return what all attempts of a job have in common.
+
+    SLURM's job ID comes first, because torchrun's ID may change when SLURM requeues the job.
+    """
     names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
     return next((f"{name}={os.environ[name]}" for name in names if name in os.environ), "")
 
 
 def find_resumable(recipe: Recipe) -> Resumable | None:
-    """The newest undamaged checkpoint, if the run continues; None where it starts anew. Damaged
-    ones that are newer are renamed. Learning rates may differ from the checkpoint's, unless the run
-    is finished: its `rate_changes` list them.
+    """Return the newest undamaged checkpoint if the run resumes, or None if it starts anew.
+
+    Newer checkpoints that are damaged are renamed. An unfinished run may have other learning rates
+    than the checkpoint. They are added to its `rate_changes`.
 
     Raises:
-        ValueError: all are damaged, or the newest is of another recipe or trainer.
-        OSError: the disk cannot read one, which may be undamaged.
+        ValueError: all checkpoints are damaged, or the newest is of another recipe or trainer.
+        OSError: the disk cannot read a checkpoint, which may be undamaged.
     """
     damaged = dict[Path, ValueError]()
     for path in reversed(all_checkpoints(recipe.output_dir)) if continues(recipe) else ():
@@ -92,8 +101,20 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
 def check_same_recipe(
     stored: str, recipe: Recipe, path: Path, *, rates_may_differ: bool = False
 ) -> str:
-    """Raise ValueError if the recipe `stored` in a checkpoint is another, naming the keys. Returns
-    the learning rates that differ, where they may and nothing else does; else ""."""
+    """Check that a checkpoint was trained with this recipe.
+
+    Args:
+        stored: the recipe in the checkpoint, as YAML.
+        recipe: the recipe of this run.
+        path: the checkpoint.
+        rates_may_differ: accept other learning rates, if nothing else differs.
+
+    Returns:
+        The learning rates that differ, in words, or "".
+
+    Raises:
+        ValueError: other keys differ. The message lists them.
+    """
     # As stored: a recipe that is loaded is fitted to its own NUM_GPUS, not to the run's processes.
     old = _as_trained(stored_keys(parse_yaml(stored)))
     new = _as_trained(keys_of(recipe))
@@ -110,8 +131,17 @@ def check_same_recipe(
 
 
 def check_same_list(resumable: Resumable, list_path: Path, num_videos: int, digest: str) -> None:
-    """Raise ValueError if a checkpoint was trained on another list than the one that has
-    `num_videos` videos and the digest `digest` now."""
+    """Check that a checkpoint was trained on this list of videos.
+
+    Args:
+        resumable: the checkpoint.
+        list_path: the list of this run.
+        num_videos: number of videos in it.
+        digest: its digest.
+
+    Raises:
+        ValueError: the lists differ.
+    """
     checkpoint = resumable.checkpoint
     if (checkpoint.num_videos, checkpoint.list_digest) != (num_videos, digest):
         raise ValueError(
@@ -138,7 +168,7 @@ def check_same_schedule(resumable: Resumable, schedule: Schedule) -> None:
 
 
 def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's keys, with the global batch in the place of one machine's."""
+    """Replace the batch of one machine by the global batch in a recipe's keys."""
     shards = keys.pop("NUM_SHARDS")
     return keys | {"TRAIN.BATCH_SIZE": keys["TRAIN.BATCH_SIZE"] * shards}
 

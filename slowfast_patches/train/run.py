@@ -1,4 +1,4 @@
-"""A run: check the recipe, train, test, and write result.json."""
+"""Run a recipe: check it, train, test, and write result.json."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from slowfast_patches.train.checkpoint import (
     DivergedError,
     best_checkpoint,
     describe_last,
+    explain_write_errors,
     last_checkpoint,
-    writes,
 )
 from slowfast_patches.train.loop import train
 from slowfast_patches.train.record.log import setup_logging
@@ -89,7 +89,7 @@ def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = 
 
 
 def _check(recipe: Recipe) -> None:
-    """Try what can be tried before any process trains."""
+    """Check what can be checked before any process trains."""
     recipe = for_processes(recipe)
     world_size = processes_of(recipe)
     trains = recipe.train.enable
@@ -109,12 +109,12 @@ def _check(recipe: Recipe) -> None:
 
 
 def _starts_main(recipe: Recipe) -> bool:
-    """Whether the main process is this one, or one that this one starts."""
+    """Return whether this process is the main one or starts it."""
     return find_placement(recipe, os.environ).first_rank == 0
 
 
 def _check_training(recipe: Recipe, world_size: int) -> None:
-    """Try what can be tried without the checkpoints in OUTPUT_DIR."""
+    """Check what can be checked without reading the checkpoints in OUTPUT_DIR."""
     resumes = continues(recipe) and last_checkpoint(recipe.output_dir)
     if not resumes:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
@@ -140,7 +140,11 @@ def _check_training(recipe: Recipe, world_size: int) -> None:
 
 
 def _count_videos(recipe: Recipe, split: str) -> int:
-    """The number of videos in a list that parses, one of the first of which exists."""
+    """Return the number of videos in a list.
+
+    Raises:
+        ValueError: the list cannot be parsed, or none of its first videos exists.
+    """
     videos = read_list(recipe, split)
     different = (path for path, _ in groupby(video.path for video in videos))
     paths = list(islice(different, _LOOKED_AT))
@@ -176,7 +180,7 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
             with trained.record.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained) if tests else None
         if world.is_main:
-            with writes("the result", output_dir):
+            with explain_write_errors("the result", output_dir):
                 write_result(recipe, world, trained, metrics)
 
 
@@ -202,13 +206,13 @@ def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook
     """Build the run, or resume it, and train it to the end of its schedule."""
     resumable = None
     if world.is_main:
-        with writes("OUTPUT_DIR", recipe.output_dir):
+        with explain_write_errors("OUTPUT_DIR", recipe.output_dir):
             start_over(recipe)
         resumable = find_resumable(recipe)
     run = build_run(recipe, world, stop, resumable)
     run.hooks = hooks
     if world.is_main:
-        with writes("the plan", recipe.output_dir):
+        with explain_write_errors("the plan", recipe.output_dir):
             _prepare_folder(run)
     with opened(run):
         prepare(run)
@@ -240,8 +244,12 @@ def opened(run: Run) -> Iterator[None]:
 
 
 def prepare(run: Run) -> None:
-    """Try each shape where that takes long or can fail, on a GPU or with a compiler; from then on
-    the processes exchange gradients."""
+    """Take a dry step of each shape on a GPU or with a compiler, then wrap the model in DDP.
+
+    Raises:
+        TrainingInterruptedError: the run was asked to stop.
+        ValueError: a shape does not fit into memory or cannot be compiled.
+    """
     world = run.world
 
     def begin(name: str) -> None:
@@ -268,8 +276,10 @@ def prepare(run: Run) -> None:
 
 
 def _prepare_folder(run: Run) -> None:
-    """Write OUTPUT_DIR's config.yaml and plan, and delete the results of a run that this one does
-    not continue."""
+    """Write config.yaml and the plan to OUTPUT_DIR.
+
+    Results of a run that this one does not continue are deleted.
+    """
     recipe = run.recipe
     folder = Path(recipe.output_dir)
     best = None if run.progress.best else best_checkpoint(folder)
@@ -283,6 +293,7 @@ def _prepare_folder(run: Run) -> None:
 
 
 def _write_plan(run: Run, folder: Path) -> None:
+    """Write the plan as text, JSON and picture, and log its summary."""
     plan = make_plan(run.schedule, run.flops)
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=2), encoding="utf-8")
@@ -301,8 +312,10 @@ def _write_plan(run: Run, folder: Path) -> None:
 
 @contextmanager
 def _dead_workers_explained(output_dir: str) -> Iterator[None]:
-    """Raise TrainingStoppedError, with what to do, where a data loader's worker is killed in the
-    body: torch raises RuntimeError wherever this process is at that moment."""
+    """Convert torch's error for a killed data loader worker to TrainingStoppedError.
+
+    torch raises RuntimeError at any place, from a signal handler.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -1,5 +1,4 @@
-"""Running statistics of batch normalisation: of mini-batches in parts, of several processes, and
-from many clips at once for evaluation."""
+"""Running statistics of BN: in micro-batches, on several processes, and precise."""
 
 from __future__ import annotations
 
@@ -18,17 +17,20 @@ from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], object]:
-    """Copy a model's buffers; calling the result puts the copies back."""
+    """Copy a model's buffers, and return a function that puts the copies back."""
     buffers = list(model.buffers())
     copies = [buffer.clone() for buffer in buffers]
     return lambda: torch._foreach_copy_(buffers, copies) if buffers else None
 
 
 def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
-    """Running means and variances of all processes, (processes, N); None with one process, or where
-    the model has none.
+    """Gather the running means and variances of all processes.
 
-    They differ until they are averaged, which happens at evaluations and checkpoints that are due.
+    They differ until they are averaged, which happens at each evaluation and each checkpoint that
+    is due.
+
+    Returns:
+        (processes, N), or None if there is one process or the model has no such statistics.
     """
     if world.size == 1 or not _floats(model):
         return None
@@ -36,20 +38,21 @@ def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
 
 
 def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
-    """Give this process the running statistics that it had, if there are as many processes now."""
+    """Restore this process's running statistics, if the number of processes is the same."""
     if rows is not None and len(rows) == world.size:
         vector_to_parameters(rows[world.rank].to(world.device), _floats(model))
 
 
 class MicroBatchStats:
-    """Running statistics of a mini-batch that passes the model in `parts` micro-batches.
+    """Running statistics of a mini-batch that passes the model in micro-batches.
 
-    They are updated once: to the mean of what each micro-batch makes of those before the first.
-    Call `restart` before each micro-batch, `add` after it, and `update` after the last.
+    They are updated once, to the mean of the statistics after each micro-batch alone. Call
+    `restart` before each micro-batch, `add` after it, and `update` after the last one.
     """
 
     def __init__(self, model: nn.Module, parts: int) -> None:
         # Frozen statistics stay exactly as they are: a sum of thirds is not always the whole.
+        """Copy the buffers of a model for `parts` micro-batches."""
         modules = [module for module in model.modules() if module.training] if parts > 1 else []
         self._parts = parts
         self._current = [buffer for module in modules for buffer in _own(module)]
@@ -57,12 +60,12 @@ class MicroBatchStats:
         self._put_back = keep_buffers(model) if self._current else None
 
     def restart(self) -> None:
-        """Set the model's buffers to what they were before the first micro-batch."""
+        """Set the model's buffers to their values before the first micro-batch."""
         if self._put_back is not None:
             self._put_back()
 
     def add(self) -> None:
-        """Add what a micro-batch has made of the statistics."""
+        """Add the model's statistics after a micro-batch to the mean."""
         if self._current:
             torch._foreach_add_(self._sums, self._current, alpha=1 / self._parts)
 
@@ -89,13 +92,20 @@ def update_precise_bn(
     autocast: Callable[[], Any],
     global_batch: int,
 ) -> None:
-    """Replace the running statistics by the mean and variance of all the values that a channel has
-    over the mini-batches of all processes (Wu and Johnson, 2021).
+    """Replace the running statistics by the mean and variance over many mini-batches.
 
-    Clips are normalised meanwhile over `global_batch` of them, on any number of processes; the host
-    takes each GPU's own. All mini-batches are of one size, and each process has as many and has
-    called `form_neighbours`. All BN is `GroupedBatchNorm3d`; frozen ones stay as they are. fvcore's
-    `update_bn_stats` does not know of other processes.
+    This is precise BN (Wu and Johnson, 2021) over all processes, which `update_bn_stats` of fvcore
+    does not support. Clips are normalised over `global_batch` of them, on any number of processes.
+    Frozen layers stay as they are. All BN must be `GroupedBatchNorm3d`, and each process must have
+    called `form_neighbours`.
+
+    Args:
+        model: the model, which is set to training mode.
+        batches: mini-batches of equal size, the same number in each process.
+        transform: makes the model's inputs.
+        world: this process among all.
+        autocast: context of the forward passes.
+        global_batch: number of clips over which clips are normalised.
     """
     model.train()
     norms = [

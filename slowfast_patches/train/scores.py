@@ -1,4 +1,4 @@
-"""Scores of videos and their metrics."""
+"""Scores of videos, and metrics."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
 class Evaluation(NamedTuple):
     """Metrics, probabilities and labels of a split.
 
-    metrics: in per cent, the primary one first; then how many "videos" there are, how many of them
-        are "unreadable" and left out, and, where there are any, how many were "partly_read".
-    probabilities: (V, C) of the videos, the mean or the maximum over their clips.
-    labels: (V,) or, of several labels, (V, C).
-    scored: (V,) bool; the rows of other videos mean nothing.
-    precisions: of boxes, average precision by class; else it is found from the others.
-    names: of boxes; else the videos' are theirs.
+    Attributes:
+        metrics: per cent, the primary metric first, then numbers of videos: "videos", "unreadable"
+            (not scored) and, if there are any, "partly_read".
+        probabilities: (V, C), the mean or the maximum over the clips of each video.
+        labels: (V,), or (V, C) for several labels a video.
+        scored: (V,) bool. The rows of videos that are not scored have no meaning.
+        precisions: average precision of each class, for boxes only.
+        names: names of the boxes. None for videos, which have their own.
     """
 
     metrics: dict[str, float]
@@ -38,8 +39,15 @@ class Evaluation(NamedTuple):
 
 
 class VideoScores:
-    """Scores (V, C), labels, (V,) or (V, C), and numbers of readable clips (V,) of the videos of a
-    split, from clips in any order, on any rank."""
+    """Scores of all videos of a split, collected over clips and ranks.
+
+    Clips may come in any order.
+
+    Attributes:
+        scores: (V, C).
+        labels: (V,), or (V, C) for several labels a video.
+        clips: number of readable clips of each video, (V,).
+    """
 
     def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
         self._recipe = recipe
@@ -54,7 +62,7 @@ class VideoScores:
         self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
 
     def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
-        """Add N clips: the numbers of their `videos`, their `labels` and scores."""
+        """Add the scores of N clips. `part` has their labels and the numbers of their videos."""
         # Copies that wait for nothing: a GPU goes on while the next clips are read.
         videos = part["videos"].to(self.scores.device, non_blocking=True)
         labels = part["labels"]
@@ -67,7 +75,12 @@ class VideoScores:
         self.clips.index_add_(0, videos, torch.ones_like(videos))
 
     def result(self) -> Evaluation:
-        """Metrics over what all ranks have; every one of them must ask. Raises as `evaluate`."""
+        """Compute metrics from the scores of all ranks. Every rank must call this.
+
+        Raises:
+            TooManyUnreadableError: too many videos could not be read.
+            ValueError: there is no metric, as in `average_precisions`.
+        """
         (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
         max_over_ranks(self.labels)  # a rank without a clip of the video has zeros
         sum_over_ranks(self.clips)
@@ -87,10 +100,18 @@ class VideoScores:
 
 
 def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, float]:
-    """The videos, and those of them that are left out, by their readable clips (V,) of `num_clips`.
+    """Count the videos of an evaluation and those that could not be read.
+
+    Args:
+        clips: number of readable clips of each video, (V,).
+        num_clips: number of clips that a video should have.
+        recipe: says how many unreadable videos are accepted.
+
+    Returns:
+        The counts of `Evaluation.metrics`.
 
     Raises:
-        TooManyUnreadableError: as `evaluate`.
+        TooManyUnreadableError: no video can be read, or more than DATA.MAX_BAD_FRACTION cannot.
     """
     videos = len(clips)
     unreadable = int((clips == 0).sum())
@@ -104,17 +125,23 @@ def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, floa
 
 
 def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
-    """Per cent of rows of (V, C) scores whose label, of (V,), is among the k highest."""
+    """Return the per cent of rows whose label is among the k highest scores."""
     best = scores.topk(min(k, scores.shape[1]), dim=1).indices
     return 100 * float((best == labels.view(-1, 1)).any(dim=1).double().mean())
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
-    """Per cent, by class, of (V, C) scores and multi-hot labels: scikit-learn's, and None for a
-    class that no video has.
+    """Compute the average precision of each class with scikit-learn.
+
+    Args:
+        scores: (V, C).
+        labels: multi-hot, (V, C).
+
+    Returns:
+        Per cent by class, or None for a class that no video has.
 
     Raises:
-        ValueError: no video has a class; a score is not a number.
+        ValueError: no video has a class, or a score is NaN.
     """
     from sklearn.metrics import average_precision_score  # takes seconds to import
 

@@ -1,4 +1,4 @@
-"""A run: what lives through a whole training, and how it is built."""
+"""The state of a training: how it is built, saved and restored."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class Hook:
-    """User code that the training calls in every process. Override what you need.
+    """User code that the training calls in every process. Override the methods you need.
 
-    A hook may raise `TrainingStoppedError` to end the training, alike in all processes. The last
-    checkpoint stays, and the same command continues from it.
+    To end the training, raise `TrainingStoppedError` in all processes alike. The last checkpoint
+    stays, and the same command resumes from it.
     """
 
     def after_step(self, run: Run, step: Step, outcome: Outcome) -> None:
@@ -62,14 +62,15 @@ class Hook:
 
 @dataclass
 class Run:
-    """One model, one optimizer and one loader, alive through all shapes of a schedule.
+    """One model, one optimizer and one loader, which live through all shapes of a schedule.
 
-    Everything about an iteration is `schedule.at(i)`; what is counted beside it is in `progress`.
+    Everything about iteration i follows from `schedule.at(i)`. The rest is in `progress`.
 
     Attributes:
-        models: the model and, where MODEL.EMA_DECAY asks for it, the average of its weights.
+        models: the model and, with MODEL.EMA_DECAY, the average of its weights.
         flops: training FLOPs of a clip of (frames, crop).
-        evaluated_after, saved_after: numbers of finished iterations.
+        evaluated_after: numbers of finished iterations after which to validate.
+        saved_after: numbers of finished iterations after which to save.
         hooks: user code that is called after each step and each validation.
     """
 
@@ -92,14 +93,24 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The one that is trained."""
+        """The model that is trained."""
         return self.stepper.model
 
 
 def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resumable | None) -> Run:
-    """A training at its start: where the main process's checkpoint was, at given weights, or from
-    scratch. Every process calls this. ValueError: the checkpoint is of another list, or weights do
-    not fit."""
+    """Build a training, resumed, from given weights or from scratch.
+
+    Every process must call this.
+
+    Args:
+        recipe: what to train.
+        world: this process among all.
+        stop: tells whether the run was asked to stop.
+        resumable: the checkpoint to resume from. Only the main process needs it.
+
+    Raises:
+        ValueError: the checkpoint is of another list or schedule, or weights do not fit.
+    """
     dataset = build_dataset(recipe, "train")
     schedule = schedule_of(recipe, len(dataset))
     torch.manual_seed(recipe.rng_seed)
@@ -135,6 +146,7 @@ def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resuma
 
 
 def _set_start(run: Run, resumable: Resumable | None) -> None:
+    """Restore the checkpoint, or load the weights that the recipe names."""
     train = run.recipe.train
     if resumable is not None:
         path = list_path(run.recipe, "train")
@@ -159,18 +171,25 @@ def _set_start(run: Run, resumable: Resumable | None) -> None:
 
 
 def checkpoint_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
-    """Numbers of finished iterations at which to save: every CHECKPOINT_PERIOD epochs, and the ends
-    of phases, the last of which is the end."""
+    """Return the numbers of finished iterations at which to save.
+
+    These are every CHECKPOINT_PERIOD epochs and the end of each phase.
+    """
     return phase_ends(schedule).union(epoch_ends(recipe.train.checkpoint_period, schedule))
 
 
 def phase_ends(schedule: Schedule) -> frozenset[int]:
-    """Numbers of finished iterations at which a phase ends."""
+    """Return the numbers of finished iterations at which a phase ends."""
     return frozenset(phase.stop for phase in schedule.phases)
 
 
 def to_checkpoint(run: Run, running_stats: Tensor | None = None) -> Checkpoint:
-    """The state after the last iteration; `running_stats` of each rank, if they differ."""
+    """Return the state after the last iteration.
+
+    Args:
+        run: the training.
+        running_stats: BN statistics of each rank, if they differ.
+    """
     step = run.schedule.at(run.progress.iteration - 1)
     average = run.stepper.average
     return Checkpoint(
@@ -194,8 +213,7 @@ def to_checkpoint(run: Run, running_stats: Tensor | None = None) -> Checkpoint:
 def best_of(run: Run) -> Checkpoint:
     """Return the best checkpoint, right after the best validation.
 
-    It has the weights that were best, the averaged ones where there are any, and nothing that only
-    a training could use.
+    It has the best weights, averaged ones if there are any, but nothing needed to resume.
     """
     return replace(
         to_checkpoint(run),
@@ -208,7 +226,7 @@ def best_of(run: Run) -> Checkpoint:
 
 
 def restore(run: Run, checkpoint: Checkpoint) -> None:
-    """Take over the state of a checkpoint that a training may continue from."""
+    """Restore the state of a checkpoint that can be resumed."""
     by_process = run.recipe.model.has_batchnorm and not run.recipe.groups_batchnorm
     if checkpoint.world_size != run.world.size and run.world.is_main and by_process:
         logger.warning(

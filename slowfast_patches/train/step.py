@@ -1,4 +1,4 @@
-"""Steps of gradient descent, as training takes them and as benchmarks time them."""
+"""Steps of gradient descent, for training and for benchmarks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ from slowfast_patches.utils.distributed import World, sum_over_ranks
 
 
 class Outcome(NamedTuple):
-    """What a step gives to report: the loss, the scores (N, C) and the labels that were learned, on
-    the device: (N, C) where they were mixed or are boxes'."""
+    """Results of a step, on the device.
+
+    Attributes:
+        loss: mean over the clips.
+        scores: (N, C).
+        labels: (N,), or (N, C) if they were mixed or belong to boxes.
+    """
 
     loss: Tensor
     scores: Tensor
@@ -39,21 +44,22 @@ class Outcome(NamedTuple):
 
 
 def _unmarked(stage: str) -> None:
-    """The default of `mark`: nothing is timed."""
+    """Ignore a mark: by default, nothing is timed."""
 
 
 class Stepper:
-    """A model with what trains it: one step after another, each at its own shape.
+    """A model with what trains it: loss, optimizer, precision and averaged weights.
+
+    Each step may have its own shape.
 
     Attributes:
-        model: on `device`; its weights, buffers and names stay its own. With MODEL.ACT_CHECKPOINT
-            its blocks compute their activations twice from here on, and what TRAIN.FREEZE names
-            takes no gradients.
-        network: what computes the scores: the model, what it was compiled to, or what exchanges
-            its gradients.
-        parts: in which a process's clips pass the network one after another, each of whole BN
-            groups: part p has every `parts`-th from p on.
-        average: the moving average of the model's weights that MODEL.EMA_DECAY asks for, or None.
+        model: the model on `device`. With MODEL.ACT_CHECKPOINT its blocks recompute their
+            activations, and what TRAIN.FREEZE names takes no gradients. Names of weights and
+            buffers stay the same.
+        network: what computes the scores: the model, the compiled model, or DDP around either.
+        parts: number of micro-batches into which a process's clips are divided. Micro-batch p has
+            every `parts`-th clip from p on, and consists of whole BN groups.
+        average: the moving average of the weights for MODEL.EMA_DECAY, or None.
     """
 
     def __init__(
@@ -63,7 +69,14 @@ class Stepper:
         device: torch.device,
         label_counts: Sequence[int] | None = None,
     ) -> None:
-        """`label_counts` is that of `loss_function`."""
+        """Prepare a model for training.
+
+        Args:
+            recipe: what to train.
+            model: the model, on `device`.
+            device: where to compute.
+            label_counts: number of videos of each class, for class weights.
+        """
         self.recipe = recipe
         self.model = model
         self.device = device
@@ -87,15 +100,17 @@ class Stepper:
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
     ) -> Outcome:
-        """Train on this process's clips of one iteration; on a GPU the work is queued, not done.
+        """Train on this process's clips of one iteration.
+
+        On a GPU the work is only queued when this returns.
 
         Args:
-            step: says which shape, rate and BN size.
-            batch: of the loader.
-            clips: the numbers of the batch's clips in the stream, which dropout and mixing are
-                keyed by; without them masks are from torch's generator.
-            mark: called with "input", "forward", "backward" and "optimizer" when the work of that
-                kind has been queued, the first three for each part of the clips.
+            step: the shape, learning rate and BN size.
+            batch: a mini-batch of the loader.
+            clips: numbers of the clips in the stream, from which dropout and mixing are seeded.
+                Without them, dropout uses torch's global generator.
+            mark: called with "input", "forward", "backward" and "optimizer" when that work has been
+                queued. The first three are called for each micro-batch.
         """
         outcome = self.passes(step, batch, clips, mark)
         self.precision.unscale(self.optimizer)
@@ -113,8 +128,10 @@ class Stepper:
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
     ) -> Outcome:
-        """Forward and backward of a step, and no more: gradients and running statistics have
-        changed, weights have not."""
+        """Run forward and backward of a step, without an update of the weights.
+
+        Gradients and running statistics change. The arguments are those of `__call__`.
+        """
         self.network.train()
         prepare_step(step, self.model, self.optimizer)
         # First, so that the forward's activations do not come on top of them.
@@ -151,10 +168,11 @@ class Stepper:
         return Outcome(loss, *(torch.stack(values, 1).flatten(0, 1) for values in of_clips))
 
     def _mean_boxes(self, batch: Batch) -> Tensor:
-        """The boxes of a process, on average.
+        """Return the mean number of boxes of a process.
 
-        Processes have different numbers, and their gradients are averaged: a process's loss is the
-        sum over its boxes by this, so that the whole is the mean over all boxes.
+        Processes have different numbers of boxes, but their gradients are averaged with equal
+        weights. Each process therefore divides the sum of its losses by this mean. The result is
+        the mean over all boxes.
         """
         counts = torch.tensor([len(batch["boxes"]), 1.0], device=self.device)
         return torch.div(*sum_over_ranks(counts))
@@ -166,8 +184,14 @@ class Stepper:
         divisor: Tensor | int,
         mark: Callable[[str], None],
     ) -> Outcome:
-        """Forward and backward of one micro-batch; `divisor` of its loss makes it a part of the
-        mini-batch's."""
+        """Run forward and backward of one micro-batch.
+
+        Args:
+            arguments: what the network is called with.
+            labels: targets of the loss.
+            divisor: the loss is divided by this, so that the gradients of all micro-batches add up.
+            mark: as for `__call__`.
+        """
         with self.precision.autocast():
             scores = self.network(*arguments)
             loss = self._loss_function(scores, labels)
@@ -177,8 +201,10 @@ class Stepper:
         return Outcome(loss.detach() * (self.parts / divisor), scores.detach(), labels)
 
     def _set_extents(self, batch: Batch | None, micro: slice = slice(None)) -> None:
-        """Set a transformer's extents for its next clips, if the batch has any; else, and between
-        steps, they are 1."""
+        """Set the extents of a transformer's next clips.
+
+        Without extents in the batch, and between steps, they are reset to 1.
+        """
         if not self.recipe.model.family.is_transformer:
             return
         extents = cast(Mapping[str, Tensor], batch or {}).get("extents")
@@ -187,7 +213,7 @@ class Stepper:
         set_extents(self.model, extents)
 
     def _exchange(self, part: int) -> AbstractContextManager[None]:
-        """Where several processes train, they exchange gradients once, with the last part."""
+        """Return a context that keeps DDP from exchanging gradients before the last micro-batch."""
         network = self.network
         if isinstance(network, DistributedDataParallel) and part < self.parts - 1:
             return network.no_sync()
@@ -195,24 +221,30 @@ class Stepper:
 
 
 def compiled(model: nn.Module, mode: bool | str) -> nn.Module:
-    """Compile the model as one graph for each shape and BN size; weights and buffers are shared.
+    """Compile the model as one graph for each shape and BN size.
 
-    `mode` is one of torch.compile's, or True for its default.
+    Weights and buffers are shared with the model.
+
+    Args:
+        model: the model.
+        mode: a mode of torch.compile, or True for the default.
     """
     name = mode if isinstance(mode, str) else "default"
     return cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True, mode=name))
 
 
 def expect_graphs(count: int) -> None:
-    """Make room for as many graphs of one network; torch gives up at 8 by default."""
+    """Raise dynamo's recompile limit to `count` (the default is 8)."""
     import torch._dynamo.config as dynamo  # imports the compiler
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, count)
 
 
 def parallel(network: nn.Module, world: World) -> nn.Module:
-    """A network whose gradients are averaged over the processes, where there are several. Buffers
-    are not broadcast: running statistics are averaged where they are used."""
+    """Wrap a network in DistributedDataParallel if there are several processes.
+
+    Buffers are not broadcast: running statistics are averaged where they are used.
+    """
     if world.size == 1:
         return network
     ids = [world.device] if world.device.type == "cuda" else None

@@ -1,5 +1,7 @@
-"""A dry step of each shape before the training, which compiles and tunes its kernels and measures
-its memory."""
+"""Dry steps of each shape before the training.
+
+They compile and tune the kernels, and measure the memory.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ _STATE = {"sgd": 1, "adam": 2, "adamw": 2}
 
 
 def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[Step]:
-    """The first step of each shape and BN size from iteration `start` on, the largest first: the
-    memory that it claims serves all the others."""
+    """Return the first step of each shape and BN size from iteration `start` on.
+
+    The largest shape comes first, because all others can reuse its memory.
+    """
     kinds = dict[tuple[Shape, int | None], Step]()
     for phase in schedule.phases:
         first = max(phase.start, start)
@@ -47,16 +51,21 @@ def dry_run(
     world_size: int = 1,
     begin: Callable[[str], object] = lambda what: None,
 ) -> dict[Step, float]:
-    """Forward and backward of made-up clips at each shape of a schedule, without an update.
+    """Run forward and backward of random clips at each shape of a schedule.
 
-    With TRAIN.COMPILE the shapes are compiled. The model, the optimizer and torch's generators are
-    left unchanged. Every process must call this.
+    With TRAIN.COMPILE this compiles the shapes. The model, the optimizer and torch's generators
+    are left unchanged. Every process must call this.
 
     Args:
-        start: iterations that are done; shapes that do not come again are left out.
+        stepper: the model with what trains it.
+        schedule: the schedule.
+        start: number of finished iterations. Shapes that do not occur after it are skipped.
+        rank: rank of this process.
+        world_size: number of processes.
         begin: called with the name of each step before it.
 
-    Returns the bytes of a GPU that the training takes at each shape.
+    Returns:
+        The peak GPU memory of the training at each shape, in bytes.
 
     Raises:
         ValueError: a shape does not fit into the device's memory, or cannot be compiled.
@@ -86,8 +95,10 @@ def _log_memory(peaks: Mapping[Step, float], world_size: int) -> None:
 
 
 def _peak(stepper: Stepper, step: Step, rank: int, world_size: int) -> float:
-    """Bytes that tensors on a GPU take at most while a dry step is done, with those that a training
-    has besides; 0 on the CPU."""
+    """Return the peak GPU memory of a training step, in bytes, or 0 on the CPU.
+
+    It includes the memory that only a real step needs.
+    """
     clips = clip_numbers(step, rank, world_size)
     batch = made_up_batch(stepper.recipe, len(clips), step.shape)
     stepper.passes(step, batch, clips)
@@ -104,8 +115,10 @@ def _peak(stepper: Stepper, step: Step, rank: int, world_size: int) -> float:
 
 
 def _reserved(stepper: Stepper, world_size: int) -> list[Tensor]:
-    """The memory of what a dry step does not have: the gradients that processes exchange, and what
-    the optimizer keeps from its first update on."""
+    """Allocate the memory that a dry step does not use but a training does.
+
+    This is the memory of the gradients that processes exchange, and of the optimizer's state.
+    """
     copies = int(world_size > 1)
     if not stepper.optimizer.state:
         copies += _STATE[stepper.recipe.solver.optimizing_method]
@@ -115,7 +128,7 @@ def _reserved(stepper: Stepper, world_size: int) -> list[Tensor]:
 
 @contextmanager
 def _explained(stepper: Stepper, step: Step) -> Iterator[None]:
-    """Raise ValueError, with what to do, where the body runs out of memory or does not compile."""
+    """Convert out-of-memory and compiler errors in the body to ValueError."""
     try:
         yield
     except RuntimeError as error:
@@ -136,7 +149,7 @@ def _explained(stepper: Stepper, step: Step) -> Iterator[None]:
 
 @contextmanager
 def _undone(stepper: Stepper) -> Iterator[None]:
-    """Undo what the body does to buffers, gradients and generators."""
+    """Restore buffers, gradients and generators after the body."""
     put_back = keep_buffers(stepper.model)
     try:
         with torch.random.fork_rng([stepper.device] if stepper.device.type == "cuda" else []):
@@ -148,15 +161,22 @@ def _undone(stepper: Stepper) -> Iterator[None]:
 
 
 def without_compiling() -> AbstractContextManager[Any]:
-    """A context in which a network that would have to be compiled anew raises RuntimeError."""
+    """Return a context in which torch raises RuntimeError instead of recompiling."""
     context: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
     return context
 
 
 def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
-    """`clips` clips of noise of a shape's frames and crop, as a loader would hand them over, in
-    pinned memory where the loader's are; where boxes are scored, one of each whole clip. torch's
-    generator stays as it is."""
+    """Return a batch of random clips, as a loader returns it.
+
+    It is in pinned memory if the loader's batches are. For detection, each clip has one box that
+    covers it. torch's global generator is not used.
+
+    Args:
+        recipe: the recipe of the model.
+        clips: number of clips.
+        shape: the frames and crop of the clips.
+    """
     noise = torch.Generator().manual_seed(recipe.rng_seed)
     classes = recipe.model.num_classes
     pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256, generator=noise)

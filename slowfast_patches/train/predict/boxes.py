@@ -1,4 +1,4 @@
-"""The classes of boxes at a video's key frames, from a trained model, and pictures of them."""
+"""Classify boxes at a video's key frames with a trained model, and draw them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,22 @@ from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
 
 class BoxPredictor(Predictor):
-    """A trained model that scores boxes of a video as its recipe tests."""
+    """Trained model that scores boxes of a video, as its recipe tests it."""
 
     @torch.no_grad()
     def boxes(self, path: str, second: int, boxes: Sequence[Box]) -> Tensor:
-        """The probability of each class, (k, C) float64, for boxes (x1, y1, x2, y2), as parts of
-        the frame's sides, at a second of AVA's of a video file or a folder of JPEG frames.
+        """Score boxes of a video file or a folder of JPEG frames.
+
+        Args:
+            path: the video.
+            second: the key frame, in AVA's seconds.
+            boxes: (x1, y1, x2, y2), as fractions of the frame's width and height.
+
+        Returns:
+            The probability of each class, (boxes, classes), float64.
 
         Raises:
-            UnreadableVideoError: the video cannot be read, or ends before.
+            UnreadableVideoError: the video cannot be read, or ends before the key frame.
         """
         recipe = self.recipe
         record = scan(path, reading_limits(recipe))
@@ -67,7 +74,7 @@ class BoxPredictor(Predictor):
         texts: Sequence[str],
         out: Path,
     ) -> None:
-        """Write the frame at a second as a picture, with boxes and what is said of each."""
+        """Draw boxes with their texts on the frame at a second, and write the picture."""
         picture = self._frame(path, second)
         height, width = picture.shape[:2]
         figure, [axes] = new_figure(rows=1, width=8 * width / height, height=8)
@@ -82,7 +89,7 @@ class BoxPredictor(Predictor):
         save_figure(figure, out)
 
     def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
-        """The frame at a second, (H, W, 3) RGB."""
+        """Read the frame at a second, (H, W, 3) RGB."""
         record = scan(path, reading_limits(self.recipe))
         wanted = int(frame_of(second, record.video))
         if record.kind == Kind.FRAMES:

@@ -1,4 +1,4 @@
-"""A trained model as a program of torch.export, which needs nothing of this package to run."""
+"""Export a trained model as a torch.export program, which runs without this package."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from slowfast_patches.utils.files import written_whole
 
 
 def exported(predictor: Predictor) -> ExportedProgram:
-    """`Predictor.forward` as a program: clips of the test grid, (N, 3, T, S, S) uint8, of any N, to
-    probabilities (N, classes)."""
+    """Export `Predictor.forward` as a program.
+
+    The program takes any number of clips of the test grid, (N, 3, T, S, S) uint8, and returns
+    probabilities (N, classes).
+    """
     data = predictor.recipe.data
     size = data.test_crop_size
     device = next(predictor.parameters()).device
@@ -27,7 +30,10 @@ def exported(predictor: Predictor) -> ExportedProgram:
 
 
 def write_program(predictor: Predictor, path: Path) -> None:
-    """Write the program, with the names of the classes as JSON in the extra file classes.json."""
+    """Write the program of a model.
+
+    The names of the classes are in it as JSON, as the extra file classes.json.
+    """
     program = exported(predictor)
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:

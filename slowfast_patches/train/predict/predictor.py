@@ -1,4 +1,4 @@
-"""The classes of a video, from a trained model: read, scored and averaged as its recipe tests."""
+"""Classify videos with a trained model, read, scored and averaged as its recipe tests."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from slowfast_patches.train.record.tables import names_of_data
 def load_model(
     checkpoint: str | Path, recipe_file: Path | None = None, overrides: Sequence[object] = ()
 ) -> Predictor:
-    """A trained model with its recipe and the names of its classes, to score clips and videos.
+    """Load a trained model with its recipe and the names of its classes.
 
     Args:
-        checkpoint: a file, or a run's OUTPUT_DIR, of which the best checkpoint is taken if there is
-            one, else the last. Nothing in it is executed.
-        recipe_file: the recipe of weights that are not of a run here.
+        checkpoint: a file, or a run's OUTPUT_DIR, from which the best checkpoint is taken, or the
+            last one if there is no best. Nothing in it is executed.
+        recipe_file: the recipe of weights that come from elsewhere.
         overrides: KEY, VALUE, KEY, VALUE, ... that change the recipe, such as "NUM_GPUS", 0.
 
     Raises:
-        ValueError: there is no checkpoint, or it cannot be read, or not without a recipe, or it is
-            of boxes.
+        ValueError: there is no checkpoint, it cannot be read, its recipe is missing, or it scores
+            boxes.
     """
     path = checkpoint_of(Path(checkpoint))
     recipe, names = read_checkpoint(path, recipe_file, overrides)
@@ -54,9 +54,19 @@ def load_model(
 def read_checkpoint(
     path: Path, recipe_file: Path | None = None, overrides: Sequence[object] = ()
 ) -> tuple[Recipe, tuple[str, ...] | None]:
-    """The recipe to predict with, that of a file or the one that a checkpoint was trained with, and
-    the names of the classes, None where the checkpoint has none. Raises ValueError for a checkpoint
-    that cannot be read, and for a recipe that is missing or wrong."""
+    """Read the recipe and the class names of a checkpoint.
+
+    Args:
+        path: the checkpoint.
+        recipe_file: a recipe to use in place of the one in the checkpoint.
+        overrides: KEY, VALUE, ... that change the recipe.
+
+    Returns:
+        The recipe to predict with, and the class names, or None if the checkpoint has none.
+
+    Raises:
+        ValueError: the checkpoint cannot be read, or the recipe is missing or wrong.
+    """
     try:
         checkpoint = load(path)
     except ValueError as error:  # weights of another kind, which `Predictor` reads
@@ -74,18 +84,28 @@ def read_checkpoint(
 
 
 class Predictor(nn.Module):
-    """A trained model that scores clips and videos, on a GPU if the recipe uses one and there is
-    one; made by `load_model`, in evaluation mode.
+    """Trained model that scores clips and videos, in evaluation mode.
+
+    It is on a GPU if the recipe uses one and there is one. `load_model` builds it.
 
     Attributes:
-        recipe: what it was trained and is tested with.
-        class_names: by class number, or None.
+        recipe: the recipe that it was trained with.
+        class_names: names by class number, or None.
     """
 
     def __init__(
         self, recipe: Recipe, path: Path, class_names: tuple[str, ...] | None = None
     ) -> None:
-        """Load the weights of a checkpoint; ValueError where they are not of the recipe's model."""
+        """Load the weights of a checkpoint.
+
+        Args:
+            recipe: the recipe of the model.
+            path: the checkpoint.
+            class_names: names by class number.
+
+        Raises:
+            ValueError: the weights do not fit the recipe's model.
+        """
         super().__init__()
         patching.apply()
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
@@ -100,19 +120,28 @@ class Predictor(nn.Module):
         self.eval()
 
     def forward(self, clips: Tensor) -> Tensor:
-        """The probability of each class, (N, classes), for clips (N, 3, T, S, S) of RGB pixels,
-        uint8, on the recipe's test grid: DATA.NUM_FRAMES and DATA.TEST_CROP_SIZE."""
+        """Return the probability of each class, (N, classes).
+
+        Args:
+            clips: (N, 3, T, S, S) RGB pixels, uint8, on the recipe's test grid. T is
+                DATA.NUM_FRAMES and S is DATA.TEST_CROP_SIZE.
+        """
         with self._precision.autocast():
             scores: Tensor = self._model(self._transform.of_pixels(clips))
         return scores
 
     @torch.no_grad()
     def scores(self, path: str) -> Tensor:
-        """The probability of each class, (C,) float64, for a video file or a folder of JPEG frames:
-        the mean, or as DATA.ENSEMBLE_METHOD says the maximum, over the views and crops of TEST.
+        """Return the probability of each class for a video, (classes,) float64.
+
+        The scores of the views and crops of the section TEST are combined by their mean, or by
+        their maximum if DATA.ENSEMBLE_METHOD says so.
+
+        Args:
+            path: a video file or a folder of JPEG frames.
 
         Raises:
-            UnreadableVideoError: the video cannot be read; says why.
+            UnreadableVideoError: the video cannot be read. The message says why.
         """
         recipe = self.recipe
         at_once = max(1, recipe.test.batch_size // max(1, recipe.num_gpus))
@@ -122,13 +151,19 @@ class Predictor(nn.Module):
         return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
 
     def damage(self, path: str) -> str:
-        """Say what of a video cannot be decoded; empty if all can. Raises as `scores`."""
+        """Describe what of a video cannot be decoded, or return "". Raises as `scores`."""
         limits = reading_limits(self.recipe)
         return find_damage(path, scan(path, limits), limits)
 
     def clips(self, path: str) -> Tensor:
-        """The clips that a video is tested on, (views × crops, 3, T, S, S) uint8, on the CPU, as
-        `forward` takes them. Raises as `scores`."""
+        """Read the clips that a video is tested on, as `forward` takes them.
+
+        Returns:
+            (views × crops, 3, T, S, S) uint8, on the CPU.
+
+        Raises:
+            UnreadableVideoError: the video cannot be read.
+        """
         recipe = self.recipe
         record = scan(path, reading_limits(recipe))
         views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)

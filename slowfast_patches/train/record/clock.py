@@ -1,4 +1,4 @@
-"""Seconds of a training by activity, and a forecast of those left."""
+"""Measure a training's time by activity, and forecast the time left."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving", "test
 class Clock:
     """Seconds spent on each activity over the whole life of a run, restarts included.
 
-    `alone` is the training of a single process on the CPU, of whose seconds those in which this
-    thread had no core are "waiting", too.
+    Args:
+        alone: whether this is a single process on the CPU. The time in which it trains but has no
+            core is then counted as "waiting", too.
     """
 
     def __init__(self, alone: bool = False) -> None:
@@ -30,24 +31,27 @@ class Clock:
         self._since = (time.perf_counter(), time.thread_time())
 
     def load(self, seconds: Mapping[str, float]) -> None:
-        """Go on from those of the run that is continued."""
+        """Continue from the seconds of the run that is resumed."""
         self._seconds |= seconds
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of each activity until now."""
+        """Seconds of each activity until now."""
         self._switch(self._activity)
         return dict(self._seconds)
 
     @property
     def working(self) -> float:
-        """Seconds of training and of waiting for data."""
+        """Seconds spent on training and on waiting for data."""
         seconds = self.seconds
         return seconds["training"] + seconds["loading"]
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
-        """Count the body's time as an activity's, but for what is counted as another's in it."""
+        """Count the body's time as an activity's.
+
+        Time that is counted as another activity's inside the body is left out.
+        """
         before = self._switch(activity)
         try:
             yield
@@ -56,8 +60,10 @@ class Clock:
 
     @contextmanager
     def wait(self, device: torch.device) -> Iterator[None]:
-        """Count the body's time as loading, but for the part in which a GPU still computed what was
-        queued, which is training."""
+        """Count the body's time as loading.
+
+        The part in which a GPU still computes what was queued before is counted as training.
+        """
         queued = _mark(device)
         before = self.seconds["loading"]
         with self.time("loading"):
@@ -69,7 +75,7 @@ class Clock:
             self._seconds["training"] += waited - idle
 
     def _switch(self, activity: str | None) -> str | None:
-        """Begin to count another activity's time; returns the activity until now."""
+        """Start to count another activity's time, and return the previous activity."""
         before = self._activity
         now = (time.perf_counter(), time.thread_time())
         passed, computed = (end - start for end, start in zip(now, self._since, strict=True))
@@ -83,8 +89,10 @@ class Clock:
 
 
 class Forecast:
-    """Seconds of each shape's iterations, measured, and what they say of the rest; shapes not met
-    yet are taken to cost what their pixels say."""
+    """Forecast of the time left, from the measured time of each shape's iterations.
+
+    A shape that has not been trained yet is assumed to cost as much a pixel as the others.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -92,12 +100,12 @@ class Forecast:
         self._iterations = Counter[Shape]()
 
     def observe(self, shape: Shape, seconds: float) -> None:
-        """Note the time that an iteration of a shape took."""
+        """Record the time that an iteration of a shape took."""
         self._seconds[shape] += seconds  # type: ignore[assignment]  # a Counter takes any number
         self._iterations[shape] += 1
 
     def remaining(self, iteration: int) -> float:
-        """Seconds from `iteration` to the end of the schedule, evaluation not included."""
+        """Return the seconds from an iteration to the schedule's end, without evaluation."""
         pixels = sum(shape.volume * count for shape, count in self._iterations.items())
         per_pixel = self._seconds.total() / pixels
         return sum(
@@ -110,7 +118,7 @@ class Forecast:
 
 
 def _mark(device: torch.device) -> Any:
-    """The end of what is queued on a GPU by now; None on the CPU, where nothing is queued."""
+    """Record an event behind the work that is queued on a GPU. Return None on the CPU."""
     if device.type != "cuda":
         return None
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -119,7 +127,7 @@ def _mark(device: torch.device) -> Any:
 
 
 def _seconds_since(mark: Any, device: torch.device) -> float:
-    """Seconds for which a GPU has had nothing left to do, if nothing was queued since."""
+    """Return the seconds for which a GPU has been idle, if nothing was queued since."""
     if not mark.query():
         return 0.0
     now = _mark(device)

@@ -1,4 +1,4 @@
-"""Where log lines go: the terminal, and a file for each process."""
+"""Set up logging to the terminal and to a file for each process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
-    """Log to OUTPUT_DIR/train.log and the terminal; other ranks to OUTPUT_DIR/logs/rank_0001.log
-    alone and so on, or, where these cannot be written, their warnings to the terminal.
+    """Log rank 0 to OUTPUT_DIR/train.log and the terminal, and other ranks to files.
 
-    The files of a run of kind "test" are test.log and logs/test_rank_0001.log.
+    Other ranks log to OUTPUT_DIR/logs/rank_0001.log and so on. If these files cannot be written,
+    their warnings go to the terminal.
+
+    Args:
+        output_dir: the run's folder.
+        world: this process among all.
+        kind: "train" or "test". A test logs to test.log and logs/test_rank_0001.log.
 
     Raises:
         OSError: rank 0 cannot write its log.
@@ -42,7 +47,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Escapes control characters, which a video's name may have."""
+    """Formatter that escapes control characters, which a video's name may contain."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

@@ -1,4 +1,4 @@
-"""The record of a training: log lines, metrics.jsonl, TensorBoard, unreadable videos."""
+"""Log the progress of a training, and write metrics.jsonl and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadable
-from slowfast_patches.train.checkpoint import DivergedError, Progress, writes
+from slowfast_patches.train.checkpoint import DivergedError, Progress, explain_write_errors
 from slowfast_patches.train.record.clock import Clock, Forecast
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World, max_over_ranks, sum_over_ranks
@@ -38,11 +38,16 @@ _NOT_DRAWN = {"type", "iteration", "epoch", "seconds", "phase", "seconds_left", 
 
 
 class Record:
-    """Sums up iterations over all processes; in the main one, writes metrics.jsonl, events for
-    TensorBoard, and the progress lines of the log.
+    """Metrics of a training: sums over all processes, written by the main one.
 
-    Each phase ends with a report, and `advice` where loading is the limit. Methods that write
-    raise TrainingStoppedError where the disk refuses.
+    The main process writes metrics.jsonl, events for TensorBoard and lines of the log. Methods that
+    write raise TrainingStoppedError if the disk is full or not writable.
+
+    Args:
+        recipe: the recipe of the training.
+        world: this process among all.
+        schedule: the schedule of the training.
+        advice: what to log if a phase waits for data too much.
     """
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
@@ -63,7 +68,10 @@ class Record:
         self._events: SummaryWriter | None = None
 
     def open(self, progress: Progress) -> None:
-        """Open the files of a run that has come so far, and drop the records after that."""
+        """Open the files of a run, and drop records after the run's progress.
+
+        These are from an earlier attempt that was killed after its last checkpoint.
+        """
         self._progress = progress
         self.clock.load(progress.seconds)
         if not self._world.is_main:
@@ -86,7 +94,7 @@ class Record:
                     file.close()
 
     def enter_phase(self, step: Step) -> None:
-        """Log the shapes, batch, rate and BN size of a phase that begins, or goes on, here."""
+        """Log the shapes, batch, learning rate and BN size of the phase that starts here."""
         if not self._now:  # the wait for the first mini-batch is no evidence
             self._take_time()
             self._report_start = self._now
@@ -110,8 +118,14 @@ class Record:
         failures: Sequence[tuple[str, str]],
         redrawn: int = 0,
     ) -> None:
-        """Note an iteration; its loss is left on the device until the next report. `redrawn` counts
-        clips that were drawn again to show a box."""
+        """Record an iteration. Its loss stays on the device until the next report.
+
+        Args:
+            step: the iteration.
+            outcome: its loss, scores and labels.
+            failures: paths of unreadable videos, with the reasons.
+            redrawn: number of clips that were drawn again to show a box.
+        """
         for path, reason in failures:
             log_unreadable(path, reason, "another video takes its place")
         labels = outcome.labels
@@ -130,12 +144,12 @@ class Record:
         self._now = (self._progress.iteration, seconds["training"], seconds["loading"])
 
     def report(self, step: Step) -> None:
-        """Sum up the iterations since the last report, if there are any. All processes call this.
+        """Sum up the iterations since the last report. All processes call this.
 
         Raises:
             DivergedError: a loss is not finite.
             TooManyUnreadableError: too many videos of an epoch could not be read.
-            TrainingStoppedError: the disk refuses.
+            TrainingStoppedError: the files cannot be written.
         """
         if not self._iterations:
             return
@@ -159,8 +173,15 @@ class Record:
             )
 
     def _sum_up(self, steps: Sequence[Step]) -> tuple[float, float, int]:
-        """Mean loss, correct clips, and clips that were drawn again to show a box, since the last
-        report, in one reduction; unreadable videos are counted."""
+        """Sum the iterations since the last report over all processes, in one reduction.
+
+        Returns:
+            The mean loss, the number of correct clips, and the number of redrawn clips.
+
+        Raises:
+            DivergedError: a loss is not finite.
+            TooManyUnreadableError: too many videos of an epoch could not be read.
+        """
         losses, rights, *numbers = zip(*self._iterations, strict=True)
         self._iterations = []
         loss = torch.stack(losses).double() / self._world.size
@@ -179,8 +200,11 @@ class Record:
         return float(total[0].mean()), float(total[1].sum()), int(total[3].sum())
 
     def _spent(self, start: Sequence[float]) -> dict[str, float]:
-        """Iterations, their clips and seconds since `start`, and the share of the seconds in which
-        the rank that waits most waited for data: meanwhile the others train, or wait for it."""
+        """Count iterations, clips and seconds since `start`.
+
+        The share of time spent loading is that of the rank that waits most, because the others wait
+        for this rank in each iteration.
+        """
         iterations, training, loading = map(sub, self._now, start)
         seconds = max(training + loading, 1e-9)
         share = torch.tensor(loading / seconds, device=self._world.device)
@@ -196,7 +220,7 @@ class Record:
     def _write_progress(
         self, step: Step, loss: float, top1: float, spent: Mapping[str, float]
     ) -> None:
-        """Log loss, speed and, if there is one, accuracy since the last report."""
+        """Log the loss, the speed and, if there is one, the accuracy since the last report."""
         if not self._world.is_main:
             return
         left = self._forecast.remaining(self._progress.iteration)
@@ -228,7 +252,7 @@ class Record:
         )
 
     def _write_phase(self, step: Step, spent: dict[str, float]) -> None:
-        """Log what a phase's time went to, and what to do if it went to waiting for data."""
+        """Log how a phase spent its time, and advice if it waited for data too much."""
         if not self._world.is_main:
             return
         name = f"phase {step.phase + 1} of {len(self._schedule.phases)}"
@@ -263,12 +287,17 @@ class Record:
 
     def _writing(self) -> AbstractContextManager[None]:
         when = f" after iteration {self._progress.iteration}"
-        return writes("the record of the run", self._recipe.output_dir, when)
+        return explain_write_errors("the record of the run", self._recipe.output_dir, when)
 
 
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Drop records after `iteration`, evaluations after `evaluation` and, with a warning, invalid
-    lines."""
+    """Drop the records after an iteration, and invalid lines with a warning.
+
+    Args:
+        path: metrics.jsonl.
+        iteration: keep records of the training up to here.
+        evaluation: keep records of validations up to here.
+    """
     lines = path.read_bytes().splitlines() if path.exists() else []
     kept = list[str]()
     invalid = 0

@@ -1,4 +1,4 @@
-"""Tables of predictions by video and of accuracy by class, and the confusion matrix."""
+"""Write predictions by video, accuracy by class, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _COUNTED = 20
 
 
 def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
-    """Names by class number that a data set has beside its lists; None where it has none or, with a
-    warning, where they are not of MODEL.NUM_CLASSES classes."""
+    """Return the class names that a data set has beside its lists, or None.
+
+    Names of another number of classes than MODEL.NUM_CLASSES are ignored, with a warning.
+    """
     try:
         return class_names(recipe)
     except ValueError as error:
@@ -36,12 +38,15 @@ def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
-    """The file of TEST.SAVE_RESULTS_PATH, which a run replaces; None where nothing is to be saved.
+    """Return the file of TEST.SAVE_RESULTS_PATH, or None if nothing is to be saved.
 
-    `prefix` precedes its name: "test_" for a test alone, which leaves those of a training.
+    Args:
+        recipe: names the file.
+        prefix: precedes the file's name. A test alone uses "test_", so that it keeps the
+            predictions of a training.
 
     Raises:
-        ValueError: it is not in OUTPUT_DIR, or is a file that no run has written.
+        ValueError: the path is outside OUTPUT_DIR, or the file holds something else.
     """
     name = recipe.test.save_results_path
     if not name:
@@ -68,11 +73,15 @@ def write_predictions(
     names: Sequence[str] | None,
     labels: Tensor | None = None,
 ) -> None:
-    """Write a table of videos as CSV: video, label, prediction, probability, and the probability of
-    each class, by its name or number.
+    """Write a CSV table: video, label, prediction, probability, and each class's probability.
 
-    `probabilities` has None for a video that could not be read, whose row is its path alone;
-    several labels, (V, C), are written with | between, and without any there is no such column.
+    Args:
+        path: the file.
+        videos: names of the videos.
+        probabilities: (C,) of each video, or None if it was not read. Its row is its name only.
+        names: names by class number. Without them, classes are shown by number.
+        labels: (V,), or (V, C) for several labels a video, which are separated by |. Without
+            labels the table has no such column.
     """
     count = next((len(row) for row in probabilities if row is not None), 0)
     shown = names or list(map(str, range(count)))
@@ -94,11 +103,12 @@ def write_predictions(
 def write_tables(
     folder: Path, name: str, evaluation: Evaluation, names: Sequence[str] | None = None
 ) -> None:
-    """Write the accuracy of each class to `folder`/{name}_classes.csv.
+    """Write the accuracy of each class, and the confusion matrix.
 
-    Where a video has one label, a row is class, videos, accuracy (%), and how many of its videos
-    are taken for each class; {name}_confusion.png is the picture. Where it has several, it is
-    class, videos (or boxes), and average precision (%).
+    The table is `folder`/{name}_classes.csv. For one label a video its columns are class, videos,
+    accuracy (%) and the number of videos that were predicted as each class, and
+    {name}_confusion.png is the picture. For several labels a video the columns are class, videos
+    (or boxes) and average precision (%).
     """
     scores = evaluation.probabilities[evaluation.scored].cpu()
     labels = evaluation.labels[evaluation.scored].cpu()
@@ -148,6 +158,6 @@ def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]
 
 
 def _cell(value: object) -> str:
-    """The text of a cell, after an apostrophe where it would be taken for a formula."""
+    """Convert a value to text, with an apostrophe if a spreadsheet would run it as a formula."""
     text = printable(str(value))
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -134,7 +134,7 @@ def test_a_shape_that_does_not_fit_is_refused_with_what_may(raised, refused, mon
         passes(*given)
         raise raised
 
-    monkeypatch.setattr(Stepper, "passes", run_short)
+    monkeypatch.setattr(Stepper, "forward_backward", run_short)
     said = f"^the shape {largest} does not fit .*BATCH_SIZE" if refused else "illegal"
     with pytest.raises(ValueError if refused else RuntimeError, match=said):
         dry_run(made, schedule())

@@ -154,7 +154,7 @@ def test_stopped_in_the_dry_steps_it_ends_before_the_next(
         send(signal.SIGTERM)
 
     with (
-        before(monkeypatch, step_module.Stepper, "passes", terminate),
+        before(monkeypatch, step_module.Stepper, "forward_backward", terminate),
         pytest.raises(TrainingInterruptedError, match="SIGTERM before the dry step of"),
     ):
         train(tmp_path, "TRAIN.COMPILE", True)

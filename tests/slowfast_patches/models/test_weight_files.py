@@ -1,4 +1,4 @@
-"""Files that are no weights, or weights of another kind: one line that names the key to change."""
+"""Files without weights or of another kind: the error is one line that names the key to change."""
 
 import pickle
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path):
 
 
 def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
-    """After that the server may be gone; what is in the file is refused as in others."""
+    """A downloaded file can be read without the server, and is refused as any other file is."""
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "served").mkdir()

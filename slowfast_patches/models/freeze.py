@@ -37,8 +37,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in names)
     for module in _frozen_modules(model):
-        # Not a hook, since torch has none for `train`, nor a wrapper, which would rename the
-        # parameters.
+        # torch has no hook for `train`, and a wrapper module would rename the parameters.
         module.train = partial(_stay_in_evaluation, module)  # type: ignore[method-assign]
     counts = [p.numel() for p in model.parameters() if not p.requires_grad]
     total = sum(p.numel() for p in model.parameters())
@@ -92,5 +91,5 @@ def _frozen_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
-    """Put a module into evaluation mode whatever `mode` is, in the place of `module.train`."""
+    """Keep a frozen module in evaluation mode. This replaces its method `train`."""
     return type(module).train(module, False)

@@ -111,13 +111,14 @@ class InputTransform:
         layout = torch.channels_last_3d if self.channels_last else torch.contiguous_format
         shape = (n, channels, t, h, w)
         frames = torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
+        mean, std = self._statistics()
         # One clip fits into a CPU's cache: up to 3 times as fast as the whole batch at once.
         for clip, flip, out in zip(clips, flips.tolist(), frames, strict=True):
             axes = [2] * flip + [3] * self.reverse_channels
             source = (clip.flip(axes) if axes else clip).permute(3, 0, 1, 2)
             single = out.dtype == self.mean.dtype
             pixels = out if single else torch.empty_like(out, dtype=self.mean.dtype)
-            self._normalise_(pixels.copy_(source))
+            _normalise_(pixels.copy_(source), mean, std)
             if not single:
                 out.copy_(pixels)
         return pack_pathways(frames, self.alpha)
@@ -129,13 +130,17 @@ class InputTransform:
             clips: Clips (N, 3, T, H, W) uint8 on the device.
         """
         order = [2, 1, 0] if self.reverse_channels else [0, 1, 2]
-        pixels = self._normalise_(clips[:, order].to(self.mean.dtype))
+        pixels = _normalise_(clips[:, order].to(self.mean.dtype), *self._statistics())
         return pack_pathways(pixels.to(self.dtype), self.alpha)
 
-    def _normalise_(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels (..., 3, T, H, W) of [0, 255] in place."""
-        mean, std = (values.view(-1, 1, 1, 1) for values in (self.mean, self.std))
-        return pixels.div_(255).sub_(mean).div_(std)
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Return mean and std in a shape that broadcasts to (C, T, H, W)."""
+        return self.mean.view(-1, 1, 1, 1), self.std.view(-1, 1, 1, 1)
+
+
+def _normalise_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Normalise pixels of [0, 255] in place."""
+    return pixels.div_(255).sub_(mean).div_(std)
 
 
 def blank_inputs(shape: Sequence[int], alpha: int | None, device: str = "meta") -> list[Tensor]:

@@ -1,16 +1,16 @@
-"""Tests that need a GPU: `python -m pytest -m gpu` on a machine that has one."""
+"""Tests that need a GPU. Run them by `python -m pytest -m gpu`."""
 
 import os
 
 import pytest
 import torch
 
-# Deterministic products want it; cuBLAS reads it once, at the first product of the process.
+# Deterministic matrix products need this. cuBLAS reads it at the first product of the process.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU, skip them in a run of all tests, and refuse a run of them alone."""
+    """Skip the tests without a GPU, and raise an error if only they were asked for."""
     if torch.cuda.is_available():
         return
     if config.option.markexpr == "gpu":
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def settings_as_before():
-    """Switches of torch's that a test sets are put back."""
+    """Restore the switches of torch that a test sets."""
     backends, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (
         backends.benchmark,

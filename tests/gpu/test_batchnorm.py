@@ -1,4 +1,4 @@
-"""Batch normalisation over groups of clips on a GPU agrees with the CPU."""
+"""BN over groups of clips has the same results on a GPU and on a CPU."""
 
 from copy import deepcopy
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 
 def _train(module: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    """The output and the gradients of x and of the parameters."""
+    """Return the output and the gradients of x and of the parameters."""
     x = x.detach().requires_grad_()
     output = module(x)
     return (output.detach(), *torch.autograd.grad(output, (x, *module.parameters()), grad))

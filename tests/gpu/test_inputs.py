@@ -1,4 +1,4 @@
-"""The GPU's pathways are the CPU's."""
+"""Pathways made on a GPU equal those made on a CPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made_up(seed: int, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def pinned(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """A copy of its own, as a loader makes it of each mini-batch."""
+    """Copy a batch into pinned memory, as a loader does."""
     return tuple(tensor.pin_memory() for tensor in batch)
 
 

@@ -1,4 +1,4 @@
-"""Pools on a GPU: the CPU's values, in both memory formats, and the same gradients every time."""
+"""Pools on a GPU have the values of a CPU in both memory formats, and reproducible gradients."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def pooled(pool: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("name", POOLS)
 def test_values_and_gradients_are_the_cpus_and_always_the_same(name, memory_format, ties):
-    """`use_deterministic_algorithms` refuses the gradients of torch's own pools in three
-    dimensions."""
+    """The 3-D pools of torch have no deterministic gradients on a GPU."""
     x = torch.randn(4, 24, 8, 29, 31, generator=torch.Generator().manual_seed(0))
     x = (x.round().clamp(-1, 1) if ties else x).contiguous(memory_format=memory_format)
     pool = POOLS[name]()

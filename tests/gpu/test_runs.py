@@ -1,4 +1,4 @@
-"""Whole runs on a GPU: exact resuming, and several processes on one card."""
+"""Runs on a GPU: exact resuming, and several processes on one GPU."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ def test_two_processes_on_one_card_train_what_one_does(
     tmp_path: Path,
     opened: type,
 ):
-    """Each is a "machine" with the same GPU; gloo carries what they say to each other. At a low
-    rate: so thin a network turns rounding errors into per cents within ten iterations. In true
-    float32: with TF32, sums over other numbers of clips are rounded elsewhere."""
+    """Each process is a "machine" with the same GPU, and they communicate by gloo.
+
+    The learning rate is low, because such a thin network turns rounding errors into per cents in
+    ten iterations. TF32 is off, because it rounds sums over another number of clips differently.
+    """
     rates = ("SOLVER.BASE_LR", 1e-4, "SOLVER.WARMUP_START_LR", 1e-5)
     keys = (*DETERMINISTIC, *rates, "TRAIN.TF32", False, "DIST_BACKEND", "gloo")
     finish(start_run_net(tmp_path / "one", *keys))
@@ -77,8 +79,11 @@ def test_two_processes_on_one_card_train_what_one_does(
 def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
     train: Callable[..., Path], tmp_path: Path, opened: type, monkeypatch: pytest.MonkeyPatch
 ):
-    """torch refuses every other wait for a value. One for a copy it does not see: mini-batches that
-    are copied without one are in pinned memory."""
+    """Every other wait for the GPU that torch detects raises an error.
+
+    torch does not detect that a copy from ordinary memory waits, so the test also checks that
+    mini-batches are in pinned memory.
+    """
     waits = {Record: ("report",), loop: ("validate", "save")}
     for owner, names in waits.items():
         for name in names:
@@ -99,7 +104,7 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
 
 
 def in_mode(mode: str, method: Callable[..., object]) -> Callable[..., object]:
-    """The method, with waits for the GPU allowed ("default") or refused ("error") in it."""
+    """Wrap a method such that synchronising is allowed ("default") or an error ("error")."""
 
     def call(*given: object) -> object:
         before = torch.cuda.get_sync_debug_mode()

@@ -1,4 +1,4 @@
-"""The benchmark of steps on a GPU: its events and its memory."""
+"""The benchmark of steps measures parts by events, and memory, on a GPU."""
 
 import json
 from pathlib import Path

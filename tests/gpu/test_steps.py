@@ -1,4 +1,4 @@
-"""Steps on a GPU: each switch of speed gives the numbers of the plain loop, at every shape."""
+"""Steps on a GPU: each speed switch gives the results of the plain step at every shape."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from slowfast_patches.train.warm_up import (
 
 pytestmark = pytest.mark.gpu
 
-# As plain as a GPU can be: true float32, one way to compute.
+# Plain settings: float32 without TF32, and deterministic algorithms.
 PLAIN = ("NUM_GPUS", 1, "TRAIN.TF32", False, "TRAIN.DETERMINISTIC", True, "MODEL.DROPOUT_RATE", 0.5)
 
 
 @pytest.fixture
 def stepper(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Stepper]:
-    """`stepper("KEY", value, ...)`: the tiny recipe's model on the GPU, with the same weights."""
+    """Provide `stepper("KEY", value, ...)`: the tiny model on the GPU, with the same weights."""
 
     def make(*keys: object) -> Stepper:
         cfg = tiny_config(tmp_path, *PLAIN, *keys)
@@ -56,7 +56,7 @@ def take_step(made: Stepper, step: Step) -> float:
 
 
 def gradients(made: Stepper, step: Step) -> Tensor:
-    """Those of a step without an update, one after another."""
+    """Return all gradients of a step in one vector, without an update."""
     clips = range(step.first_clip, step.first_clip + step.shape.batch)
     made.passes(step, made_up_batch(made.recipe, len(clips), step.shape), clips)
     parts = [p.grad.flatten() for p in made.model.parameters()]
@@ -84,7 +84,7 @@ def test_dry_steps_change_nothing_and_know_the_memory_of_each_shape(stepper, pla
 def test_a_shape_that_does_not_fit_is_refused_with_what_would(stepper, plan):
     made = stepper()
     gc.collect()
-    torch.cuda.empty_cache()  # or what earlier tests have left would do
+    torch.cuda.empty_cache()  # cached memory of earlier tests could be enough
     share = 1.05 * torch.cuda.memory_allocated() / torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(share)
     try:
@@ -94,9 +94,9 @@ def test_a_shape_that_does_not_fit_is_refused_with_what_would(stepper, plan):
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-# Distances of gradients on the CPU, where the same roundings can be made: 0.03 at worst for sums in
-# another order, by ReLUs that flip near zero; 0.08 for TF32, 10 bits of mantissa in each product;
-# 0.17 for bfloat16, 8 bits of mantissa in each activation of some fifty layers.
+# The tolerances follow from distances measured on the CPU with the same roundings. Sums in another
+# order gave up to 0.03, because ReLUs flip near zero. TF32 gave 0.08, with 10 bits of mantissa in
+# each product. bfloat16 gave 0.17, with 8 bits in each activation of some fifty layers.
 @pytest.mark.parametrize(
     ("keys", "tolerance"),
     [
@@ -161,5 +161,5 @@ assert torch.cuda.memory_reserved() <= 1.05 * reserved, (torch.cuda.memory_reser
 
 
 def test_memory_stays_whole_over_many_changes_of_shape(tiny_recipe: Path):
-    """In a process of its own: how memory is claimed is decided before the GPU is used."""
+    """This needs a separate process, because the allocator is configured before the GPU is used."""
     subprocess.run([sys.executable, "-c", _MANY_CHANGES, str(tiny_recipe)], check=True, timeout=900)

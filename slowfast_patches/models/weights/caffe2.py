@@ -1,9 +1,9 @@
 """Safe reading of Caffe2 checkpoints, which are pickles of NumPy arrays.
 
-A pickle can call any function that its `find_class` returns. Returning NumPy's own functions is not
-safe either: a file can set the state of a `numpy.dtype` such that NumPy takes bytes of the file for
-pointers to objects. So `find_class` returns classes that only record the call, for a few names. The
-arrays are then built from the checked records. All other names are refused without an import.
+A pickle can call any function that the unpickler's `find_class` returns. NumPy's own functions are
+not safe: a file can set the state of a `numpy.dtype` so that NumPy uses bytes of the file as
+pointers to objects. Here `find_class` returns classes that only record a call. The arrays are built
+from these records after they are checked. All names but a few are refused. Nothing is imported.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def clips(channels: int, frames: int, rows: int = 9, columns: int = 8) -> Tensor
 
 
 def passed(module: nn.Conv3d, x: Tensor) -> list[Tensor]:
-    """Return the output and the gradients of input and parameters."""
+    """Return the output and the gradients of input and parameters, from varying gradients."""
     x = x.detach().requires_grad_()
     y = module(x)
     weights = torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape).sqrt()
@@ -60,7 +60,7 @@ def assert_same(plain: nn.Conv3d, x: Tensor) -> nn.Conv3d:
 
 @pytest.fixture
 def kernels_given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[torch.Size]]:
-    """Provide `kernels_given(dimensions, module, x)`, which returns the shapes of kernels."""
+    """Provide `kernels_given(dimensions, module, x)`: shapes of the kernels given to torch."""
 
     def given(dimensions: int, module: nn.Module, x: Tensor) -> list[torch.Size]:
         name = f"conv{dimensions}d"
@@ -98,7 +98,7 @@ def test_outputs_are_contiguous(name, size):
 @pytest.mark.parametrize("size", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_that_are_larger_than_the_clip(name, size, kernels_given):
-    """torch only gets the weights that meet a pixel. The others have no gradient."""
+    """Only the weights that meet a pixel are given to torch. The others have no gradient."""
     plain = convolution(name, bias=False)
     x = clips(plain.in_channels, 2, *size)
     for shape in kernels_given(3, assert_same(plain, x), x):

@@ -98,8 +98,8 @@ def test_gradients_lie_in_memory_as_the_inputs_do(name, side, memory_format):
 def test_batch_normalisation_before_the_global_pool_has_its_gradient_at_one_pixel():
     """BN, a residual sum, the global pool and a linear layer end PySlowFast's models.
 
-    With the strides of autograd's own gradient of a mean, torch 2.13 computed a gradient whose
-    error was larger than the gradient.
+    With the strides of autograd's own gradient of a mean, the gradient that torch 2.13 computed had
+    an error larger than itself.
     """
     gradients = list[Tensor]()
     for memory_format in FORMATS:

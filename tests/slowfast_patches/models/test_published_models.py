@@ -51,8 +51,8 @@ def test_multiply_adds_of_a_clip_at_256_are_the_published_ones(name, frames, pub
 def test_videomae_b_has_the_published_parameters_and_operations_and_its_cooldown_is_cheap():
     """Table 6 of Tong et al., NeurIPS 2022, has 87 M parameters and 180 G operations.
 
-    The first phase of V-JEPA 2 has a quarter of the frames and two thirds of the side, so a ninth
-    of the pixels. Attention makes its cost less than a ninth.
+    The first phase of V-JEPA 2 has a quarter of the frames and two thirds of the side, which is a
+    ninth of the pixels. Because of attention it costs less than a ninth.
     """
     assert parameters(VIDEOMAE) == pytest.approx(87e6, rel=0.01)
     assert multiply_adds(VIDEOMAE, 16, 224) == pytest.approx(180, rel=0.01)

@@ -1,4 +1,4 @@
-"""Video transformers of the package transformers: built, loaded, counted, and grouped by depth."""
+"""Video transformers: building, loading, operation counts and learning rates of layers."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.models.solver import build_optimizer
 
-pytestmark = pytest.mark.slow  # the first that needs transformers imports it
+pytestmark = pytest.mark.slow  # importing transformers takes seconds
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
 KINDS = {
@@ -32,11 +32,11 @@ KINDS = {
     "vjepa2": TINY | {"mlp_ratio": 2, "num_pooler_layers": 1},
 }
 BRANCHES = {"videomae": 2, "timesformer": 1, "vivit": 1, "vjepa2": 1}
-"""Modules of a layer in which branches end."""
+"""Number of residual branches of a layer that drop path is added to."""
 
 
 def recipe(kind: str | Path = "videomae", *overrides: object, **config: object) -> Recipe:
-    """Of 4 frames of 32²: 2 × 2 × 2 patches of VideoMAE."""
+    """Make a recipe with clips of 4 × 32², which are 2 × 2 × 2 patches of VideoMAE."""
     grid = ["DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 32, "DATA.TEST_CROP_SIZE", 32]
     model = ["MODEL.ARCH", "hf", "HF.MODEL", str(kind), "MODEL.NUM_CLASSES", 3, "NUM_GPUS", 0]
     values = KINDS.get(str(kind), {}) | config
@@ -55,7 +55,7 @@ def clips(count: int, frames: int = 4, crop: int = 32) -> list[torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained VideoMAE of 5 classes, as save_pretrained leaves one."""
+    """Write a VideoMAE of 5 classes by save_pretrained."""
     from transformers import VideoMAEConfig, VideoMAEForVideoClassification
 
     path = tmp_path_factory.mktemp("videomae")
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# Built.
+# Building.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,7 +94,7 @@ def test_several_labels_have_scores_of_their_own():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_drop_path_rises_from_zero_changes_no_name_and_belongs_to_the_clips(kind):
-    """Where all of the last layer's branches are skipped, what it does makes no difference."""
+    """The weights of a layer do not matter if all of its branches are skipped."""
     model = built(kind, "HF.DROP_PATH", 0.75, num_hidden_layers=3).train()
     rates = [m.drop_prob for m in model.modules() if hasattr(m, "drop_prob")]
     assert rates == [rate for rate in (0, 0.375, 0.75) for _ in range(BRANCHES[kind])]
@@ -110,16 +110,16 @@ def test_drop_path_rises_from_zero_changes_no_name_and_belongs_to_the_clips(kind
     assert not torch.equal(again, other)
     for module in model.modules():
         if getattr(module, "drop_prob", 0):
-            module.drop_prob = 1 - 1e-12  # none is kept
+            module.drop_prob = 1 - 1e-12  # skips every branch
     before = scores(0)
     path = "layers" if kind == "vivit" else "encoder.layer"
     for weight in model.base_model.get_submodule(path)[2].parameters():
         nn.init.normal_(weight)
-    if kind != "timesformer":  # which has a bias behind the temporal branch
+    if kind != "timesformer":  # it adds a bias behind the temporal branch
         assert torch.equal(scores(0), before)
 
 
-# Loaded.
+# Loading.
 
 
 def test_a_folders_weights_are_taken_and_another_number_of_classes_has_a_new_head(folder, caplog):
@@ -200,7 +200,7 @@ def test_weights_of_a_folder_that_are_not_finite_are_refused_by_name(folder, tmp
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The snapshot of some-org/videomae in a cache of huggingface_hub, which is offline."""
+    """Return the folder of some-org/videomae in the cache of huggingface_hub, and go offline."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -258,7 +258,7 @@ def test_weights_of_another_model_or_none_are_refused(folder, tmp_path):
         built(tmp_path / "cut")
 
 
-# The configuration of a model in a recipe.
+# HF.CONFIG.
 
 
 def test_a_models_configuration_is_a_mapping_whose_values_can_be_set_one_by_one(tmp_path):
@@ -301,26 +301,31 @@ def test_a_shape_that_is_no_whole_number_of_patches_is_refused_with_the_way_out(
         check_shapes(recipe("videomae", "DATA.TEST_CROP_SIZE", 40), [])
 
 
-# Operations.
+# Operation counts.
 
 
 @pytest.mark.parametrize(("frames", "crop", "tokens"), [(4, 32, 8), (2, 48, 9), (8, 64, 64)])
 def test_the_operations_of_a_videomae_by_hand_attention_included(frames, crop, tokens):
-    """Of n tokens of 8 channels, in multiply-adds: patches 8·(3·2·16²); in each of 2 layers four
-    8 × 8, two 8 × 16, and with each of n tokens 8 for the products and 8 for the sums; a head."""
+    """Multiply-adds for n tokens of 8 channels, worked out by hand.
+
+    - Patch embedding: 8 · (3·2·16²) for each token.
+    - Each of 2 layers: four matrices of 8 × 8 and two of 8 × 16 for each token, and attention with
+      8 for the products and 8 for the sums for each pair of tokens.
+    - Head: 8 · 3.
+    """
     layer = tokens * (4 * 8 * 8 + 2 * 8 * 16) + 2 * tokens * tokens * 8
     forward = tokens * 8 * 3 * 2 * 256 + 2 * layer + 8 * 3
-    # On another grid a mini-batch has its positions placed, here for one clip.
+    # On another grid, position embeddings are interpolated, which is counted too.
     assert flops_per_clip(recipe())(frames, crop) == pytest.approx(3 * 2 * forward, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["timesformer", "vivit", "vjepa2"])
 def test_eager_and_fused_attention_are_counted_alike_at_every_shape(kind):
-    """fvcore's counter sees eager products one by one."""
+    """The counter of fvcore sees the products of eager attention one by one."""
     from fvcore.nn import FlopCountAnalysis
 
     counted, model = flops_per_clip(recipe(kind)), built(kind).eval()
-    if kind != "timesformer":  # which has eager attention alone
+    if kind != "timesformer":  # it only has eager attention
         model.set_attn_implementation("eager")
     for frames, crop in ((4, 32), (2, 48), (8, 64)):
         theirs = FlopCountAnalysis(model, (clips(1, frames, crop),)).by_operator()
@@ -328,7 +333,7 @@ def test_eager_and_fused_attention_are_counted_alike_at_every_shape(kind):
         assert counted(frames, crop) == pytest.approx(6 * products, rel=0.02)
 
 
-# The rates of layers.
+# Learning rates of layers.
 
 
 def test_a_layers_rate_is_a_part_of_the_next_ones_and_positions_do_not_decay():

@@ -1,4 +1,4 @@
-"""The temporal shift by itself, the network that shifts in every block, and a training of it."""
+"""The temporal shift and the network that shifts in every block."""
 
 import copy
 from functools import cache
@@ -28,7 +28,7 @@ def thin(*overrides: object) -> Recipe:
 
 
 def c2d_nopool(cfg: Recipe) -> nn.Module:
-    """The host's 2-D network, as the host builds it."""
+    """Build the 2-D network by PySlowFast's own code."""
     patching.apply()
     from slowfast.models.video_model_builder import ResNetModel
 
@@ -37,7 +37,7 @@ def c2d_nopool(cfg: Recipe) -> nn.Module:
 
 @cache
 def shaken_state() -> dict[str, Tensor]:
-    """Weights with which no block is the identity, and statistics to match."""
+    """Return weights with which no block is the identity, and matching running statistics."""
     torch.manual_seed(0)
     model = c2d_nopool(thin())
     for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm3d)):
@@ -112,7 +112,7 @@ def test_without_a_shift_it_is_the_hosts_2d_network_and_with_one_it_is_not():
     networks = c2d_nopool(thin()), made("TSM.SHIFT_DIV", 0), made()
     networks[0].load_state_dict(shaken_state())
     host, plain, shifted = (network.double() for network in networks)
-    x = clips().double()  # in which convolutions that go another way differ by no more than 1e-12
+    x = clips().double()  # in double precision, rounding differs by at most 1e-12
     for training in (False, True):
         expected = host.train(training)([x]).detach()
         torch.testing.assert_close(plain.train(training)([x]), expected, rtol=0, atol=1e-12)
@@ -120,14 +120,14 @@ def test_without_a_shift_it_is_the_hosts_2d_network_and_with_one_it_is_not():
 
 
 def test_a_clip_of_the_recipe_costs_what_is_published():
-    """32.9 G multiply-adds, of two operations each, and as much twice more for the backward."""
+    """A forward pass takes 32.9 G multiply-adds, a third of a training step."""
     flops = flops_per_clip(load_recipe(RECIPES / "TSM_8x8_R50.yaml"))(8, 224)
     assert flops / 3 / 2 == pytest.approx(32.9e9, rel=0.02)
 
 
 @pytest.mark.slow
 def test_a_shifted_convolution_compiles_to_one_graph():
-    """Forward and backward. The rest is the host's; no compiler of C++ or for a GPU is needed."""
+    """Forward and backward compile, with a backend that needs no C++ or GPU compiler."""
     eager = ShiftedConv3d(nn.Conv3d(8, 4, 1), 4)
     compiled = torch.compile(copy.deepcopy(eager), backend="aot_eager", fullgraph=True)
     x = torch.randn(2, 8, 4, 3, 3, requires_grad=True)

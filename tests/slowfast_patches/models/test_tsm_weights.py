@@ -1,4 +1,4 @@
-"""Checkpoints of the TSM authors and image models as starts and as what is tested, in TSM."""
+"""Checkpoints of the TSM authors as start weights and as tested models."""
 
 import re
 from collections.abc import Callable
@@ -29,12 +29,12 @@ def made(arch: str = "tsm") -> nn.Module:
 
 @pytest.fixture
 def published(resnet: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[str, Tensor]]:
-    """`published(classes, every=1)`: the names of the TSM authors' files."""
+    """Provide `published(classes, every=1)`: a state dict under the TSM authors' names."""
 
     def make(
         classes: int = CLASSES, *, prefix: str = "module.", every: int = 1
     ) -> dict[str, Tensor]:
-        """Every so many-th block of a stage shifts, 0 none."""
+        """Make weights in which every `every`-th block of a stage shifts, or none with 0."""
         state = {}
         for name, value in resnet().items():
             block = re.fullmatch(r"(layer\d\.(\d+)\.conv1)\.weight", name)
@@ -51,19 +51,21 @@ def published(resnet: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[st
 
 
 def saved(state: dict[str, Tensor], folder: Path) -> Path:
-    """As the authors' training writes it."""
+    """Write a checkpoint as the TSM authors' training does."""
     path = folder / "tsm.pth"
     extra = {"epoch": 50, "arch": "resnet50", "optimizer": {"param_groups": []}, "best_prec1": 70.6}
     torch.save({**extra, "state_dict": state}, path)
     return path
 
 
-# What a file is.
+# The TSM authors' models.
 
 
 def shifted(x: Tensor) -> Tensor:
-    """By a plain loop: of a block's input (N·T, C, H, W), the first eighth of the channels comes
-    from the next frame, the second one from the frame before."""
+    """Shift the input of a block, (N·T, C, H, W), by a plain loop.
+
+    The first eighth of the channels comes from the next frame, the second from the frame before.
+    """
     fold, out = x.shape[1] // 8, x.clone()
     for i in range(len(x)):
         first, last = i % FRAMES == 0, i % FRAMES == FRAMES - 1
@@ -88,11 +90,11 @@ def test_a_published_model_scores_here_what_its_2d_network_scores(
         found = model([clips.transpose(1, 2)])
         backwards = model([clips.flip(1).transpose(1, 2)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
-    # Else the direction of the shift would not be seen.
+    # The reversed clip has other scores, so the test depends on the direction of the shift.
     assert (backwards - found).abs().max() > 0.01 * expected.std()
 
 
-# Other models than ours.
+# Models that shift elsewhere or have other parts.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Starting a model: from image models, later releases, Caffe2 and our own; and what is said."""
+"""Loading of weights from image models, later releases, Caffe2 and this package."""
 
 import copy
 import json
@@ -49,7 +49,7 @@ def built(name: str, *overrides: object) -> nn.Module:
 
 
 def made(name: str, *overrides: object, seed: int = 1) -> nn.Module:
-    """A thin model whose every tensor is random, variances positive."""
+    """Build a thin model whose tensors are all random, with positive variances."""
     model = copy.deepcopy(built(name, *overrides))
     torch.manual_seed(seed)
     for key, value in model.state_dict().items():
@@ -78,7 +78,7 @@ def saved(content: object, folder: Path) -> Path:
 
 
 def features(model: nn.Module, clip: Tensor) -> Tensor:
-    """What a model of one pathway hands to its head."""
+    """Return the input of the head of a model with one pathway."""
     found: list[Tensor] = []
     model.s5.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[0]))
     with torch.no_grad():
@@ -89,7 +89,7 @@ def features(model: nn.Module, clip: Tensor) -> Tensor:
 def test_a_clip_that_stands_still_has_the_features_of_its_frame(
     resnet, image_features, tmp_path: Path
 ):
-    """Of C2D, whose convolutions do not reach over the ends of a clip."""
+    """This is exact for C2D, whose convolutions do not reach beyond the ends of a clip."""
     model = made("c2d")
     load_weights(model, saved(resnet(), tmp_path), inflate=True)
     frame = torch.randn(2, 3, 64, 64)
@@ -132,7 +132,7 @@ def test_the_slow_pathway_takes_the_channels_that_an_image_model_has(
     assert "s2.pathway0_res0.branch1.weight (8 of 12 input channels)" in said
     assert re.search(r"pathway1, not in the file: 265 tensors: .* and 262 more", said)
     assert "fuse, not in the file: 20 tensors" in said
-    # The host's own fusion, asked: what the slow pathway had is where its weights are.
+    # PySlowFast's own fusion puts the slow pathway's channels where their weights are.
     slow, fast = torch.rand(1, 8, 2, 4, 4) + 1, torch.rand(1, 2, 4, 4, 4)
     fused, _ = model.eval().s1_fuse([slow, fast])
     with torch.no_grad():
@@ -180,7 +180,7 @@ def test_grouped_batch_normalisation_starts_from_the_same_weights(tmp_path: Path
 
 
 def test_the_statistics_of_two_splits_worked_out():
-    """Channel 0: means 1 and 3 have mean 2 and variance 1; channel 1: both are 10."""
+    """In channel 0 the means 1 and 3 have mean 2 and variance 1. In channel 1 both are 10."""
     state = {
         "s1.bn.weight": torch.ones(2),
         "s1.bn.bias": torch.zeros(2),
@@ -249,7 +249,7 @@ def test_weights_of_which_none_fits_are_refused(tmp_path: Path):
 
 
 def caffe2_name(name: str) -> str:
-    """A name of the host's as Caffe2's models have it."""
+    """Convert a name of PySlowFast to the name in Caffe2's models."""
     parts = {"weight": "s", "bias": "b", "running_mean": "rm", "running_var": "riv"}
     blocks = {"s2": 2, "s3": 3, "s4": 5, "s5": 2}
     for pattern, new in (
@@ -276,7 +276,7 @@ def caffe2_name(name: str) -> str:
 
 
 def caffe2_file(model: nn.Module, folder: Path) -> Path:
-    """A model as a Caffe2 checkpoint, with what its optimizer leaves there."""
+    """Write a model as a Caffe2 checkpoint, with the blobs of its optimizer."""
     blobs = {caffe2_name(k): v.numpy() for k, v in tensors_of(model).items()}
     blobs |= {f"{k}_momentum": np.zeros_like(v) for k, v in blobs.items() if k.endswith("_w")}
     blobs |= {"lr": np.float32(0.1), "model_iter": np.array([112000])}

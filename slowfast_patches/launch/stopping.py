@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.signals import ASKING, INTERRUPTED_STATUS
+from slowfast_patches.utils.signals import INTERRUPTED_STATUS, STOP_SIGNALS
 
 __all__ = [
     "EARLY",
     "StopRequest",
     "TrainingInterruptedError",
     "TrainingStoppedError",
-    "handling",
+    "handle_signals",
     "interruptible",
 ]
 
@@ -42,8 +42,8 @@ class TrainingStoppedError(ToolError):
 class TrainingInterruptedError(BaseException):
     """Error raised when a training has saved and stopped because of a signal. It can be resumed.
 
-    Like KeyboardInterrupt, it is not an Exception. A signal handler may raise it anywhere, and it
-    must not be caught by a broad `except Exception` of a library.
+    It derives from BaseException, like KeyboardInterrupt. A signal handler may raise it anywhere,
+    and a broad `except Exception` in a library must not catch it.
     """
 
     @property
@@ -63,12 +63,12 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
 
-    with handling((signal.SIGTERM, signal.SIGUSR1), interrupt):
+    with handle_signals((signal.SIGTERM, signal.SIGUSR1), interrupt):
         yield
 
 
 @contextmanager
-def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
+def handle_signals(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
     """Context manager: handle signals with `handler`. It does nothing outside the main thread."""
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in numbers if in_main}
@@ -103,7 +103,7 @@ class StopRequest:
         self._agreed = 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
         self._group: Any = None
-        self._listening = handling(ASKING, self._note)
+        self._listening = handle_signals(STOP_SIGNALS, self._note)
 
     def __enter__(self) -> Self:
         if self._world.size > 1:

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-__all__ = ["ASKING", "BY_HAND_STATUS", "INTERRUPTED_STATUS", "held_back", "leave_to_parent"]
+__all__ = ["BY_HAND_STATUS", "INTERRUPTED_STATUS", "STOP_SIGNALS", "held_back", "leave_to_parent"]
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop: Ctrl-C, the end of a job, and a warning of SLURM before the end.
 They are often sent to all processes of a group or job."""
 INTERRUPTED_STATUS = 75
@@ -20,7 +20,7 @@ BY_HAND_STATUS = 130
 
 
 @contextmanager
-def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
+def held_back(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
     """Context manager: block signals in this thread, and permanently in processes it starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -35,7 +35,7 @@ def leave_to_parent(worker: int) -> None:
     A worker that dies of a signal to the whole group would end the training before it has saved.
     torch and multiprocessing end their workers by a SIGTERM from the parent.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
 

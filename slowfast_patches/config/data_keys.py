@@ -60,10 +60,10 @@ class Multigrid:
     )
     batch_exponent: float = key(
         1.0,
-        "A coarse shape of t frames and crop h has B · (T/t · (H/h)²) to the power of this clips, "
-        "and the learning rate follows the number of clips. 1 is Equation 1 of the paper. 0 "
-        "always takes B clips, as progressive resizing does (EfficientNetV2, Tan and Le, 2021, "
-        "section 4).",
+        "Growth of the batch size: a coarse shape of t frames and crop h has B · (T/t · (H/h)²)^x "
+        "clips, where x is this value. The learning rate follows the number of clips. 1 is "
+        "Equation 1 of the paper. 0 always takes B clips, as progressive resizing does "
+        "(EfficientNetV2, Tan and Le, 2021, section 4).",
         PART,
         needs=CYCLE,
     )

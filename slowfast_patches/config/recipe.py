@@ -216,8 +216,8 @@ def keys_of(recipe: Recipe) -> dict[str, Any]:
 def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config that was stored with a checkpoint or a result.
 
-    Keys that did not exist when it was stored have their defaults, with which they change nothing.
-    Keys that no longer exist are left out.
+    A key that did not exist at that time gets its default, which leaves the behaviour unchanged.
+    A key that no longer exists is left out.
 
     Args:
         tree: The config, with sections as nested mappings.

@@ -151,7 +151,11 @@ def _under_torchrun(environment: Mapping[str, str], address: str | None) -> Plac
 
 
 def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | None) -> Placement:
-    """Return the placement of srun's tasks; a task that is alone on its machine starts NUM_GPUS."""
+    """Return the placement of a task of srun.
+
+    Each task is one rank. However, if each machine has one task and several GPUs, the task starts
+    a rank for each GPU.
+    """
     tasks = int(environment["SLURM_STEP_NUM_TASKS"])
     machines = int(environment["SLURM_STEP_NUM_NODES"])
     if tasks % machines:

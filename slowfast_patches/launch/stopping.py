@@ -16,14 +16,19 @@ import torch.distributed as dist
 
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.signals import ASKING, EARLY, TrainingInterruptedError, listening
+from slowfast_patches.utils.signals import (
+    EARLY,
+    STOP_SIGNALS,
+    TrainingInterruptedError,
+    listening,
+)
 
 __all__ = [
     "EARLY",
     "StopRequest",
     "TrainingInterruptedError",
     "TrainingStoppedError",
-    "handling",
+    "handle_signals",
     "interruptible",
 ]
 
@@ -47,12 +52,12 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
 
-    with handling((signal.SIGTERM, signal.SIGUSR1), interrupt):
+    with handle_signals((signal.SIGTERM, signal.SIGUSR1), interrupt):
         yield
 
 
 @contextmanager
-def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
+def handle_signals(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
     """Context manager: handle signals with `handler`. It does nothing outside the main thread."""
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in numbers if in_main}
@@ -90,7 +95,7 @@ class StopRequest:
         self._agreed = 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
         self._group: Any = None
-        self._listening = handling(ASKING, self._note)
+        self._listening = handle_signals(STOP_SIGNALS, self._note)
 
     def __enter__(self) -> Self:
         listening.append(self)

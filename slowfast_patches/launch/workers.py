@@ -22,10 +22,10 @@ import torch.distributed as dist
 from slowfast_patches.config.recipe import Recipe, differences, keys_of
 from slowfast_patches.launch.device import process_device, with_precision
 from slowfast_patches.launch.placement import Placement
-from slowfast_patches.launch.stopping import EARLY, TrainingInterruptedError, handling
+from slowfast_patches.launch.stopping import EARLY, TrainingInterruptedError, handle_signals
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError, exit_status, report
 from slowfast_patches.utils.distributed import World, gathered, wait_for_all
-from slowfast_patches.utils.signals import ASKING
+from slowfast_patches.utils.signals import STOP_SIGNALS
 
 __all__ = ["JoiningError", "Main", "start_workers", "work"]
 
@@ -78,7 +78,7 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
     received: list[int] = []
     with (
         TemporaryDirectory(prefix="multigrid-") as folder,
-        handling(ASKING, _forward_to(received, folder)),
+        handle_signals(STOP_SIGNALS, _forward_to(received, folder)),
     ):
         config = LaunchConfig(
             min_nodes=placement.machines,
@@ -162,9 +162,9 @@ def _forward_to(received: list[int], folder: str) -> Callable[[int, FrameType | 
 
 def _raise_for(code: int, rank: int, received: list[int]) -> NoReturn:
     """Raise the error for the exit code of the first failed rank; negative for a signal."""
-    if -code in ASKING and signal.SIGINT in received:
+    if -code in STOP_SIGNALS and signal.SIGINT in received:
         raise KeyboardInterrupt
-    if -code in ASKING:
+    if -code in STOP_SIGNALS:
         raise TrainingInterruptedError(EARLY.format(signal.Signals(-code).name))
     if code < 0:
         raise ToolError(f"rank {rank} was killed by {signal.Signals(-code).name}")

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Protocol
 
 __all__ = [
-    "ASKING",
     "BY_HAND_STATUS",
     "EARLY",
     "INTERRUPTED_STATUS",
+    "STOP_SIGNALS",
     "TrainingInterruptedError",
     "held_back",
     "leave_to_parent",
@@ -21,7 +21,7 @@ __all__ = [
     "stop_if_asked",
 ]
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop: Ctrl-C, the end of a job, and a warning of SLURM before the end.
 They are often sent to all processes of a group or job."""
 INTERRUPTED_STATUS = 75
@@ -71,7 +71,7 @@ def stop_if_asked(when: str) -> None:
 
 
 @contextmanager
-def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
+def held_back(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
     """Context manager: block signals in this thread, and permanently in processes it starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -86,7 +86,7 @@ def leave_to_parent(worker: int) -> None:
     A worker that dies of a signal to the whole group would end the training before it has saved.
     torch and multiprocessing end their workers by a SIGTERM from the parent.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
 

@@ -217,8 +217,7 @@ def test_charades_and_tsm_are_given_in_epochs(name, base, ends, rate):
 
 
 def test_tsm_on_1536_gpus_is_the_published_mini_batch_of_the_same_training():
-    """12,288 clips or 98,304 images (Lin, Gan and Han, 2019); the rates are in
-    test_scale.py."""
+    """12,288 clips or 98,304 images (Lin, Gan and Han, 2019). test_scale.py has the rates."""
     run, recipe = schedule(TSM_1536), load(TSM_1536)
     assert (run.base.batch, run.base.batch * run.base.frames) == (12_288, 98_304)
     assert recipe.num_gpus * recipe.num_shards == 1536
@@ -308,8 +307,10 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
     [(False, 37355, 1.45, 0.276, 0.551), (True, 12001, 0.47, 0.613, 0.8)],
 )
 def test_the_deviation_of_the_warm_up(in_epochs, iterations, phases, mean, most):
-    """A phase has 25,735 iterations; the long cycle's factors of the first two are 8 and 4. The
-    recipe has the authors' later reading: the warm-up is as many epochs as the baseline's."""
+    """A phase has 25,735 iterations. The long cycle's factors of the first two are 8 and 4.
+
+    The recipe follows the authors' later releases: its warm-up has the epochs of the baseline's.
+    """
     assert load(f"{SLOWFAST}_MULTIGRID").multigrid.warmup_in_epochs
     made = paper_schedule(load(f"{SLOWFAST}_MULTIGRID", "MULTIGRID.WARMUP_IN_EPOCHS", in_epochs))
     first, second = made.phases[:2]

@@ -182,8 +182,10 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
 
 
 def test_the_recipe_for_1536_gpus_by_hand():
-    """0.01 for 64 clips is 1.92 for 12,288, reached in 5 of 100 epochs; multigrid scales for its
-    shapes on top, the start of the warm-up too."""
+    """Scale 0.01 for 64 clips to 1.92 for 12,288, which is reached in 5 of 100 epochs.
+
+    Multigrid also scales all rates for its shapes, including the start of the warm-up.
+    """
     recipe = load_recipe(f"{LARGE}.yaml")
     run = schedule_of(recipe, recipe.data.num_train_videos)
     epoch = run.baseline_iterations / 100

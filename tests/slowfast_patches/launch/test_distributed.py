@@ -29,8 +29,10 @@ SMALL = {"GLOO_SOCKET_IFNAME": "lo", "ONE_BLOCK": "1"}
 def data(
     demo_data: Path, one_block_keys: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[object, ...]:
-    """Keys for one block in each stage, and for the demo data with a video that cannot be read: it
-    must be replaced and counted alike."""
+    """Return keys for one block in each stage, and for demo data with one unreadable video.
+
+    All processes must replace and count that video in the same way.
+    """
     folder = tmp_path_factory.mktemp("lists")
     for split in ("train", "val", "test"):
         shutil.copy(demo_data / f"{split}.csv", folder)
@@ -72,8 +74,10 @@ def assert_same_training(found, expected) -> None:
 def start(
     start_python: Callable[..., Popen[str]], tiny_recipe: Path, data: tuple[object, ...]
 ) -> Callable[..., Popen[str]]:
-    """`start(folder, OPTION, ..., NAME=value)`: run_net in a folder, with variables. Its output is
-    in "out" there, which commands have for themselves where nothing is shared."""
+    """Return `start(folder, OPTION, ..., NAME=value)`, which starts run_net in a folder.
+
+    The names are environment variables. The output is in the subfolder "out".
+    """
     keys = ("OUTPUT_DIR", "out", "DATA_LOADER.NUM_WORKERS", 0)
 
     def run(folder: Path, *options: object, **environment: object) -> Popen[str]:

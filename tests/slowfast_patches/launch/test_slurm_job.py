@@ -37,8 +37,10 @@ sys.exit(int(finish.read_text()))
 
 @pytest.fixture
 def train(cluster: Any, tmp_path: Path) -> Callable[..., Path]:
-    """`train(machines=1, ...)` queues a stand-in for a training, starts it, and waits until it
-    trains; gives the folder through which it is told what to do."""
+    """Return `train(machines=1, ...)`, which starts a fake training as a job and waits for it.
+
+    `train` returns the folder through which the training is told what to do.
+    """
     script, folder = tmp_path / "run_net.py", tmp_path / "run"
     script.write_text(TRAINING)
 

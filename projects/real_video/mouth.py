@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from multigrid import Box
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.files import atomic_write
 
 __all__ = ["Look", "Square", "find_square", "look_at", "write_picture"]
 
@@ -153,5 +153,5 @@ def write_picture(path: Path, look: Look, square: Square) -> None:
     colour = (0, 255, 255)
     cv2.rectangle(image, (left, top), (left + side - 1, top + side - 1), colour)
     cv2.drawMarker(image, (round(square.x), round(square.y)), colour, markerSize=9)
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(cv2.imencode(".png", image)[1].tobytes())

@@ -34,9 +34,9 @@ from tqdm import tqdm
 from slowfast_patches.datasets.demo.synthetic import write_clip
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.lock import held
+from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
-from slowfast_patches.utils.processes import Died, run_each
+from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from slowfast_patches.utils.tables import first_few, format_table
 
 __all__ = ["CLASSES", "FRAMES", "SpeakerReport", "Split", "format_report", "make_words"]
@@ -140,7 +140,7 @@ def make_words(
     sources = {"videos": os.path.abspath(videos), "alignments": os.path.abspath(alignments)}
     sentences, left_out = find_sentences(videos, alignments)
     others = workers if workers > 1 else 0
-    with held(output, "--output"):
+    with locked(output, "--output"):
         square = _earlier_square(output, sources, mouth, side, size)
         if square is None:
             looks = _look(sentences, others)
@@ -226,7 +226,7 @@ def _look(sentences: Sequence[Sentence], workers: int) -> Look:
             if isinstance(look, Look):
                 looks[sentence.name] = look
             else:
-                why = "kills the process that reads it" if isinstance(look, Died) else look
+                why = "kills the process that reads it" if isinstance(look, WorkerCrashed) else look
                 reasons.append(f"{sentence.video}: {why}")
             bar.update()
     if not looks:
@@ -264,7 +264,11 @@ def _cut_all(
     ):
         for sentence, failed in results:
             if failed is not None:
-                why = "kills the process that reads it" if isinstance(failed, Died) else failed
+                why = (
+                    "kills the process that reads it"
+                    if isinstance(failed, WorkerCrashed)
+                    else failed
+                )
                 unreadable.append((str(sentence.video), why))
             bar.update()
     return len(wanted) - len(unreadable), sorted(unreadable)

@@ -160,21 +160,21 @@ class Data:
     )
     max_video_frames: int = key(
         1 << 22,
-        "Video files of more frames, those of sound included, are refused: 38 hours at 30 frames "
-        "a second. A scan takes about 250 bytes of memory for each.",
+        "Refuse video files with more frames, including audio frames. The default is 38 hours at "
+        "30 frames per second. A scan takes about 250 bytes of memory per frame.",
         AT_LEAST_ONE,
         may_differ=True,
     )
     max_frame_bytes: int = key(
         1 << 28,
-        "Larger JPEG files, and video files with a larger coded frame, are refused.",
+        "Refuse larger JPEG files, and video files with a larger coded frame.",
         AT_LEAST_ONE,
         may_differ=True,
     )
     max_read_seconds: float = key(
         30.0,
-        "A video whose scan, or whose clip, takes more processor time than this and a tenth of a "
-        "second for each frame is unreadable.",
+        "Treat a video as unreadable if its scan or one of its clips takes more processor time "
+        "than this many seconds plus 0.1 s per frame.",
         ABOVE_ZERO,
         may_differ=True,
     )

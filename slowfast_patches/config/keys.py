@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slowfast_patches.config.later_releases import LATER_RELEASES
-from slowfast_patches.config.recipe import KEYS, default_recipe, keys_of
+from slowfast_patches.config.recipe import KEYS, default_recipe, values_by_key
 
 __all__ = ["format_keys", "may_differ", "speed_keys", "speed_switches"]
 
@@ -84,7 +84,7 @@ def format_keys() -> str:
 
 
 def _format_rows(names: Iterable[str]) -> str:
-    defaults = keys_of(default_recipe())
+    defaults = values_by_key(default_recipe())
     rows = []
     for name in names:
         check = KEYS[name].check

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from slowfast_patches.config.later_releases import ignored_key, translate
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
-from slowfast_patches.config.scale import fit_batch, scaled_lengths
+from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.utils.command_line import split_pairs
 
@@ -49,7 +49,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     Values are converted to the type of their key. For example, "1e-4" and 1 are valid floats, and
     a list becomes a tuple. Keys, steps and rates of other PySlowFast releases are translated or
     ignored with a warning (later_releases.py). Lengths, batch size and learning rates are scaled
-    (`fit_batch`), so that the result holds the values to train with.
+    (`scale_to_world_size`), so that the result holds the values to train with.
 
     Args:
         path: YAML file; None starts from the defaults. Its `_BASE_` names one or more recipes,
@@ -132,7 +132,7 @@ def _make(settings: _Settings) -> Recipe:
     recipe = default_recipe().replaced(values)
     if recipe.solver.length != 1:
         recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
-    return fit_batch(recipe, max(1, recipe.num_gpus) * recipe.num_shards)
+    return scale_to_world_size(recipe, max(1, recipe.num_gpus) * recipe.num_shards)
 
 
 def _check(name: str, value: Any, source: str) -> None:

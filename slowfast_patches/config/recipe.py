@@ -51,10 +51,10 @@ __all__ = [
     "default_recipe",
     "differences",
     "host_config",
-    "keys_of",
     "parse_yaml",
     "plain",
     "stored_keys",
+    "values_by_key",
 ]
 
 PER_PATHWAY = (
@@ -128,7 +128,7 @@ class Recipe:
     @property
     def text(self) -> str:
         """All keys as YAML. `parse_recipe` turns it into the same recipe."""
-        return dump_yaml(_nested(keys_of(self), {}))
+        return dump_yaml(_nested(values_by_key(self), {}))
 
     @property
     def uses_multigrid(self) -> bool:
@@ -208,7 +208,7 @@ def default_recipe() -> Recipe:
     return Recipe()
 
 
-def keys_of(recipe: Recipe) -> dict[str, Any]:
+def values_by_key(recipe: Recipe) -> dict[str, Any]:
     """Return all values of a recipe by full key, with lists instead of tuples."""
     return {name: plain(recipe[name]) for name in KEYS}
 
@@ -226,7 +226,7 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
         Values by full key.
     """
     stored = {name: value for name, value in flatten(tree) if name in KEYS}
-    return keys_of(default_recipe()) | stored
+    return values_by_key(default_recipe()) | stored
 
 
 def differences(
@@ -253,7 +253,7 @@ def differences(
 
 def host_config(recipe: Recipe) -> Any:
     """Return a recipe as a config object of PySlowFast. Each call makes a new one."""
-    node = _nested(keys_of(recipe), host_defaults.get_cfg())
+    node = _nested(values_by_key(recipe), host_defaults.get_cfg())
     node.MODEL.SINGLE_PATHWAY_ARCH = [arch for arch in FAMILIES if FAMILIES[arch].pathways == 1]
     node.MODEL.MODEL_NAME = "SlowFast" if recipe.model.has_two_pathways else "ResNet"
     return node

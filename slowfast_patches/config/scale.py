@@ -8,7 +8,7 @@ from typing import Any
 from multigrid import batch_rate_factor
 from slowfast_patches.config.recipe import Recipe
 
-__all__ = ["as_overrides", "fit_batch", "scaled_lengths"]
+__all__ = ["as_overrides", "scale_to_world_size", "scaled_lengths"]
 
 _DIGITS = 6
 """Decimals of scaled epochs. A millionth of most data sets is less than one clip."""
@@ -35,7 +35,7 @@ def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(str(item) for pair in keys.items() for item in pair)
 
 
-def fit_batch(recipe: Recipe, world_size: int) -> Recipe:
+def scale_to_world_size(recipe: Recipe, world_size: int) -> Recipe:
     """Scale the batch size to the world size, and the learning rates to the batch size.
 
     With SOLVER.REFERENCE_WORLD_SIZE, each process has TRAIN.BATCH_SIZE / REFERENCE_WORLD_SIZE

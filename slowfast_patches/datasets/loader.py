@@ -16,7 +16,7 @@ from slowfast_patches.datasets.key_frames import KeyFrameClips
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path
 from slowfast_patches.datasets.protocol import VideoDataset, clip_bytes, clips_per_video
 from slowfast_patches.utils.machine import available_cores
-from slowfast_patches.utils.signals import held_back, leave_to_parent
+from slowfast_patches.utils.signals import block_signals, leave_to_parent
 
 __all__ = [
     "build_dataset",
@@ -200,7 +200,7 @@ class _Loader(DataLoader[Any]):
     """DataLoader whose workers ignore the signals that ask a run to stop."""
 
     def __iter__(self) -> Any:
-        with held_back():  # also protects workers that have just started
+        with block_signals():  # also protects workers that have just started
             return super().__iter__()
 
 

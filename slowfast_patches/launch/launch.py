@@ -13,30 +13,30 @@ import resource
 from collections.abc import Callable
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.scale import fit_batch
+from slowfast_patches.config.scale import scale_to_world_size
 from slowfast_patches.launch.device import check_gpus, process_device, with_precision
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.launch.stopping import interruptible
 from slowfast_patches.launch.workers import Main, start_workers, work
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["check_gpus", "for_processes", "launch", "process_device", "processes_of"]
+__all__ = ["check_gpus", "launch", "process_device", "resolve_for_run", "world_size_of"]
 
 logger = logging.getLogger(__name__)
 
 Check = Callable[[Recipe], None]
 
 
-def processes_of(recipe: Recipe) -> int:
+def world_size_of(recipe: Recipe) -> int:
     """Return the world size of a run, from its launcher or else from the recipe."""
     return find_placement(recipe, os.environ).size
 
 
-def for_processes(recipe: Recipe) -> Recipe:
+def resolve_for_run(recipe: Recipe) -> Recipe:
     """Return a recipe as this run trains it, with everything resolved that depends on the machines.
 
     NUM_SHARDS and SHARD_ID are those of the launcher, batch size and learning rates are scaled to
-    the world size (`fit_batch`), and TRAIN.MIXED_PRECISION auto is decided.
+    the world size (`scale_to_world_size`), and TRAIN.MIXED_PRECISION auto is decided.
 
     Raises:
         ValueError: Launcher and recipe disagree, or the recipe cannot be scaled.
@@ -46,7 +46,7 @@ def for_processes(recipe: Recipe) -> Recipe:
     if any(recipe[key] != number for key, number in machines.items()):
         recipe = recipe.replaced(machines)
     recipe = with_precision(recipe, recipe.num_gpus > 0)
-    recipe = fit_batch(recipe, placement.size)
+    recipe = scale_to_world_size(recipe, placement.size)
     if clips := recipe.solver.reference_batch_size:
         rate = recipe.solver.base_lr
         logger.info("%d clips in a mini-batch: SOLVER.BASE_LR is scaled to %g", clips, rate)

@@ -18,9 +18,9 @@ from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
 from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.keys import speed_keys
-from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, keys_of
+from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
-from slowfast_patches.launch.launch import processes_of
+from slowfast_patches.launch.launch import world_size_of
 
 __all__ = [
     "FORMAT",
@@ -111,7 +111,7 @@ class StepTimes:
         if differing := differences(measured, wanted, "here"):
             raise MisfitError(f"{self.path} is of another model: {'; '.join(differing)}")
         grouped = recipe.groups_batchnorm
-        processes = processes_of(recipe)
+        processes = world_size_of(recipe)
 
         def look_up(shape: Shape) -> float:
             clips = shape.batch // processes
@@ -140,7 +140,7 @@ def measured_timing(files: Sequence[StepTimes], recipe: Recipe) -> Timing:
     own, ours = _first_fit(files, recipe)
     other, baseline = _first_fit(files, without_multigrid(recipe))
     sources = list(dict.fromkeys([own.source, other.source]))
-    if (processes := processes_of(recipe)) > 1:
+    if (processes := world_size_of(recipe)) > 1:
         sources.append(f"without communication between the {processes} processes")
     return Timing(ours, baseline, "; ".join(sources))
 
@@ -198,7 +198,7 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
 
 def model_of(recipe: Recipe) -> dict[str, object]:
     """Return the keys of a recipe that step times depend on, with their values."""
-    values = keys_of(recipe)
+    values = values_by_key(recipe)
     others = {f"MODEL.ARCH {arch}" for arch in FAMILIES if arch != recipe.model.arch}
     return {k: values[k] for k in sorted(speed_keys()) if KEYS[k].needs not in others}
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from multigrid import schedule_cost
 from slowfast_patches.config.metrics import metric_names
-from slowfast_patches.config.recipe import differences, keys_of, stored_keys
+from slowfast_patches.config.recipe import differences, stored_keys, values_by_key
 from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.evaluations import (
     affordable_evaluations,
@@ -169,7 +169,7 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
             f"{path}: trained with several learning rates ({changes[0]}). Remove that run to train "
             "it again."
         )
-    wanted = keys_of(arm.recipe) | {"RNG_SEED": seed}
+    wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
     # The same run has another path when the command starts in another folder.
     if differing := differences(stored, wanted, "now", {"OUTPUT_DIR", *arm.open_keys}):
         raise ValueError(

@@ -17,7 +17,7 @@ from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.ava_list import Box, annotation
 from slowfast_patches.train.scores import Evaluation, count_clips
-from slowfast_patches.utils.distributed import from_main, sum_over_ranks
+from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
 
 _LEAST = 1e-6
 """Weight of a clip that shows nothing of a box: it counts where no clip shows any."""
@@ -63,7 +63,7 @@ class BoxScores:
             raise ValueError(
                 "no mAP: the model gives NaN: the training diverged; lower SOLVER.BASE_LR"
             )
-        of_file = from_main(lambda: self._judged(scores.cpu(), scored.tolist()))
+        of_file = broadcast_from_main(lambda: self._judged(scores.cpu(), scored.tolist()))
         known = [value for value in of_file if value is not None]
         if not known:
             raise ValueError(

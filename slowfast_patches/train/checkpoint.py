@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from slowfast_patches.launch.stopping import TrainingStoppedError
-from slowfast_patches.utils.files import check_archive, written_whole
+from slowfast_patches.utils.files import atomic_write, check_archive
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
     name = _BEST if best else f"checkpoint_iter_{checkpoint.iteration:08d}.pyth"
     path = Path(output_dir, _FOLDER, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         try:
             torch.save(to_cpu(vars(checkpoint)), file)
         except RuntimeError as error:  # torch's, where writing to the file failed

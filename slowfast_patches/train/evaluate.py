@@ -27,7 +27,7 @@ from slowfast_patches.models.solver import Precision
 from slowfast_patches.train.box_scores import BoxScores
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.train.scores import Evaluation, VideoScores
-from slowfast_patches.utils.distributed import World, gathered
+from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def evaluate(
             with precision.autocast():
                 predictions = model(inputs, *head_inputs(part, world.device))
             scores.add(part, predictions)
-    for path, reason in itertools.chain(*map(dict.items, gathered(failures))):
+    for path, reason in itertools.chain(*map(dict.items, gather_objects(failures))):
         if world.is_main:
             log_unreadable(path, reason, "its clips that cannot be read are not scored")
     result: Evaluation = scores.result()

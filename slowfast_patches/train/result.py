@@ -29,7 +29,7 @@ from slowfast_patches.train.record.tables import (
     write_tables,
 )
 from slowfast_patches.train.state import Run
-from slowfast_patches.utils.distributed import World, from_main
+from slowfast_patches.utils.distributed import World, broadcast_from_main
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine, versions
 
@@ -182,5 +182,5 @@ def _tested_model(recipe: Recipe, world: World) -> nn.Module:
     if world.is_main:
         path, kind, section = tested_file(recipe)
         load_weights(model, path, kind=kind, complete=True, section=section)
-    model.load_state_dict(from_main(model.state_dict))
+    model.load_state_dict(broadcast_from_main(model.state_dict))
     return model.to(world.device)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from multigrid import Schedule
 from slowfast_patches.config.keys import may_differ
-from slowfast_patches.config.recipe import Recipe, keys_of, parse_yaml, stored_keys
+from slowfast_patches.config.recipe import Recipe, parse_yaml, stored_keys, values_by_key
 from slowfast_patches.launch.placement import is_restart
 from slowfast_patches.train.checkpoint import Checkpoint, all_checkpoints, parse, read, set_aside
 from slowfast_patches.utils.files import write_text
@@ -117,7 +117,7 @@ def check_same_recipe(
     """
     # As stored: a recipe that is loaded is fitted to its own NUM_GPUS, not to the run's processes.
     old = _as_trained(stored_keys(parse_yaml(stored)))
-    new = _as_trained(keys_of(recipe))
+    new = _as_trained(values_by_key(recipe))
     differing = [key for key in new if not may_differ(key) and not _equal(old[key], new[key])]
     if rates_may_differ and set(differing) <= set(_RATES):
         return ", ".join(f"{key} {new[key]:g} in place of {old[key]:g}" for key in differing)

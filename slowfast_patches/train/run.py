@@ -26,7 +26,7 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     read_list,
 )
 from slowfast_patches.launch.device import set_up_device
-from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of
+from slowfast_patches.launch.launch import check_gpus, launch, resolve_for_run, world_size_of
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.launch.stopping import (
     StopRequest,
@@ -56,9 +56,9 @@ from slowfast_patches.train.resume import continues, find_resumable, start_over
 from slowfast_patches.train.state import Hook, Run, build_run
 from slowfast_patches.train.step import parallel
 from slowfast_patches.train.warm_up import dry_run, without_compiling
-from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
+from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
 from slowfast_patches.utils.files import TEMPORARY
-from slowfast_patches.utils.lock import held
+from slowfast_patches.utils.lock import locked
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = 
 
 def _check(recipe: Recipe) -> None:
     """Check what can be checked before any process trains."""
-    recipe = for_processes(recipe)
-    world_size = processes_of(recipe)
+    recipe = resolve_for_run(recipe)
+    world_size = world_size_of(recipe)
     trains = recipe.train.enable
     check_recipe(recipe, world_size)
     check_gpus(recipe)
@@ -101,7 +101,7 @@ def _check(recipe: Recipe) -> None:
     if recipe.test.enable:
         _count_videos(recipe, "test")
     if _starts_main(recipe) and trains:
-        with held(recipe.output_dir):  # refused before processes are started for nothing
+        with locked(recipe.output_dir):  # refused before processes are started for nothing
             pass
     elif _starts_main(recipe) and recipe.test.enable:
         path, kind, section = tested_file(recipe)
@@ -168,9 +168,9 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
     set_up_device(recipe)
     output_dir = recipe.output_dir
     trains = recipe.train.enable
-    with held(output_dir) if trains and world.is_main else nullcontext():
+    with locked(output_dir) if trains and world.is_main else nullcontext():
         setup_logging(output_dir, world, "train" if trains else "test")
-        recipe = for_processes(recipe)
+        recipe = resolve_for_run(recipe)
         tests = recipe.test.enable or not trains
         _check_same_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
@@ -193,7 +193,7 @@ def _check_same_lists(recipe: Recipe, splits: Sequence[str], world: World) -> No
     for split in splits if world.size > 1 else ():
         videos = read_list(recipe, split)
         of_rank = (len(videos), list_digest(recipe, videos, split), str(list_path(recipe, split)))
-        (count, digest, path), *others = gathered(of_rank)
+        (count, digest, path), *others = gather_objects(of_rank)
         for rank, (other_count, other_digest, other_path) in enumerate(others, 1):
             if (other_count, other_digest) != (count, digest):
                 raise JoiningError(

@@ -13,7 +13,7 @@ from multigrid import GroupedBatchNorm3d, set_group_size
 from multigrid.batchnorm import channel_moments
 from slowfast_patches.models.inputs import InputTransform, head_inputs
 from slowfast_patches.models.layers.dropout import set_clips
-from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
+from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], object]:
@@ -34,7 +34,7 @@ def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
     """
     if world.size == 1 or not _floats(model):
         return None
-    return torch.stack(gathered(parameters_to_vector(_floats(model)).cpu()))
+    return torch.stack(gather_objects(parameters_to_vector(_floats(model)).cpu()))
 
 
 def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:

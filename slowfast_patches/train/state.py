@@ -30,7 +30,7 @@ from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import Resumable, check_same_list, check_same_schedule
 from slowfast_patches.train.running_stats import set_buffers
 from slowfast_patches.train.step import Outcome, Stepper
-from slowfast_patches.utils.distributed import World, from_main
+from slowfast_patches.utils.distributed import World, broadcast_from_main
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def _set_start(run: Run, resumable: Resumable | None) -> None:
         check_same_schedule(resumable, run.schedule)
         iteration = resumable.checkpoint.iteration
         logger.info("continuing after iteration %d, from %s", iteration, resumable.path)
-    checkpoint = from_main(lambda: resumable and resumable.checkpoint)
+    checkpoint = broadcast_from_main(lambda: resumable and resumable.checkpoint)
     if checkpoint is not None:
         restore(run, checkpoint)
     elif train.checkpoint_file_path:
@@ -165,7 +165,7 @@ def _set_start(run: Run, resumable: Resumable | None) -> None:
                 kind=train.checkpoint_type,
                 inflate=train.checkpoint_inflate,
             )
-        weights = from_main(lambda: to_cpu(run.model.state_dict()))
+        weights = broadcast_from_main(lambda: to_cpu(run.model.state_dict()))
         for model in run.models:
             model.load_state_dict(weights)
 

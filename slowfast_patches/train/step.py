@@ -112,7 +112,7 @@ class Stepper:
             mark: called with "input", "forward", "backward" and "optimizer" when that work has been
                 queued. The first three are called for each micro-batch.
         """
-        outcome = self.passes(step, batch, clips, mark)
+        outcome = self.forward_backward(step, batch, clips, mark)
         self.precision.unscale(self.optimizer)
         clip_gradients(self.recipe, self.model)
         self.precision.step(self.optimizer)
@@ -121,7 +121,7 @@ class Stepper:
         mark("optimizer")
         return outcome
 
-    def passes(
+    def forward_backward(
         self,
         step: Step,
         batch: Batch,

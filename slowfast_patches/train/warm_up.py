@@ -101,14 +101,14 @@ def _peak(stepper: Stepper, step: Step, rank: int, world_size: int) -> float:
     """
     clips = clip_numbers(step, rank, world_size)
     batch = made_up_batch(stepper.recipe, len(clips), step.shape)
-    stepper.passes(step, batch, clips)
+    stepper.forward_backward(step, batch, clips)
     if stepper.device.type != "cuda":
         return 0.0
     # The second: in the first, convolutions are tried in the largest memory that any wants.
     torch.cuda.empty_cache()
     reserved = _reserved(stepper, world_size)
     torch.cuda.reset_peak_memory_stats(stepper.device)
-    stepper.passes(step, batch, clips)
+    stepper.forward_backward(step, batch, clips)
     torch.cuda.synchronize(stepper.device)
     del reserved
     return torch.cuda.max_memory_allocated(stepper.device)

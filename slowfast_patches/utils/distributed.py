@@ -16,8 +16,8 @@ from slowfast_patches.utils.signals import TrainingInterruptedError
 
 __all__ = [
     "World",
-    "from_main",
-    "gathered",
+    "broadcast_from_main",
+    "gather_objects",
     "max_over_ranks",
     "sum_over_ranks",
     "wait_for_all",
@@ -70,16 +70,16 @@ def max_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
-def gathered(content: T) -> list[T]:
+def gather_objects(content: T) -> list[T]:
     """Gather a picklable object from each process. All processes get the list, in rank order."""
     if _alone():
         return [content]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, content)
-    return gathered
+    gather_objects: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gather_objects, content)
+    return gather_objects
 
 
-def from_main(make: Callable[[], T]) -> T:
+def broadcast_from_main(make: Callable[[], T]) -> T:
     """Call `make()` in the main process and broadcast its picklable result to all processes.
 
     All processes must call this in the same order. They wait as long as it takes.

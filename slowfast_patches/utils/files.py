@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-__all__ = ["TEMPORARY", "check_archive", "write_text", "written_whole"]
+__all__ = ["TEMPORARY", "atomic_write", "check_archive", "write_text"]
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is still being written."""
@@ -19,7 +19,7 @@ _ARCHIVE = b"PK\x03\x04"
 
 
 @contextmanager
-def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """Context manager for an atomic write.
 
     The body writes to a temporary file in the same folder, which is synced and then renamed to
@@ -56,7 +56,7 @@ def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 

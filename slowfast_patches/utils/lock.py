@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-__all__ = ["held"]
+__all__ = ["locked"]
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def held(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
+def locked(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
     """Context manager: create and lock a folder.
 
     The lock is a POSIX record lock on run.lock. The kernel releases it when the process ends in

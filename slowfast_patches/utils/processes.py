@@ -15,15 +15,15 @@ from typing import TypeVar
 
 import cv2
 
-from slowfast_patches.utils.signals import held_back
+from slowfast_patches.utils.signals import block_signals
 
-__all__ = ["Died", "run_each"]
+__all__ = ["WorkerCrashed", "run_each"]
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class Died:
+class WorkerCrashed:
     """Result of a job that crashed two workers."""
 
 
@@ -33,12 +33,12 @@ def run_each(
     workers: int,
     *,
     jobs_per_worker: int = 1,
-) -> Generator[tuple[Job, Result | Died]]:
+) -> Generator[tuple[Job, Result | WorkerCrashed]]:
     """Call a function on each job in worker processes.
 
     If a worker dies, all submitted jobs run again, one at a time. A job that then kills its worker
-    again has the result `Died`. Errors of the function are raised here. The workers end when the
-    generator is closed, and even when this process is killed.
+    again has the result `WorkerCrashed`. Errors of the function are raised here. The workers end
+    when the generator is closed, and even when this process is killed.
 
     Args:
         function: Function of a module. It must be picklable.
@@ -61,7 +61,7 @@ def run_each(
                 if not (yield from _work(function, deque([job]), 1, 1)):
                     break
             else:
-                yield job, Died()
+                yield job, WorkerCrashed()
 
 
 def _work(
@@ -104,7 +104,7 @@ def _submit(
     pool: ProcessPoolExecutor, function: Callable[..., Result], *arguments: object
 ) -> Future[Result]:
     """Submit a job with SIGINT blocked, so that new workers leave it to this process."""
-    with held_back({signal.SIGINT}):
+    with block_signals({signal.SIGINT}):
         try:
             return pool.submit(function, *arguments)
         except OSError as error:  # A dying worker closed the pipes meanwhile.

@@ -15,7 +15,7 @@ __all__ = [
     "INTERRUPTED_STATUS",
     "STOP_SIGNALS",
     "TrainingInterruptedError",
-    "held_back",
+    "block_signals",
     "leave_to_parent",
     "listening",
     "stop_if_asked",
@@ -58,8 +58,8 @@ listening: list[Listener] = []
 def stop_if_asked(when: str) -> None:
     """Raise TrainingInterruptedError if a signal has asked this process to stop.
 
-    Call this during long work in the main process. `from_main` tells the other processes. It has no
-    effect in a program that handles signals itself.
+    Call this during long work in the main process. `broadcast_from_main` tells the other
+    processes. It has no effect in a program that handles signals itself.
 
     Args:
         when: End of the message, such as "while videos are scanned".
@@ -71,7 +71,7 @@ def stop_if_asked(when: str) -> None:
 
 
 @contextmanager
-def held_back(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+def block_signals(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
     """Context manager: block signals in this thread, and permanently in processes it starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

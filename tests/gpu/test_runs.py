@@ -89,14 +89,14 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
         for name in names:
             monkeypatch.setattr(owner, name, in_mode("default", getattr(owner, name)))
     monkeypatch.setattr(run_module, "train", in_mode("error", run_module.train))
-    pinned, passes = list[bool](), Stepper.passes
+    pinned, passes = list[bool](), Stepper.forward_backward
 
     def look(stepper: Stepper, step: Step, batch: Batch, *rest: object):
         if stepper.optimizer.state:  # after the dry steps
             pinned.extend(batch[key].is_pinned() for key in ("clips", "flips", "labels"))
         return passes(stepper, step, batch, *rest)
 
-    monkeypatch.setattr(Stepper, "passes", look)
+    monkeypatch.setattr(Stepper, "forward_backward", look)
     train(tmp_path, "NUM_GPUS", 1, "LOG_PERIOD", 5, "DATA_LOADER.PIN_MEMORY", True)
     assert pinned
     assert all(pinned)

@@ -58,7 +58,7 @@ def take_step(made: Stepper, step: Step) -> float:
 def gradients(made: Stepper, step: Step) -> Tensor:
     """Return all gradients of a step in one vector, without an update."""
     clips = range(step.first_clip, step.first_clip + step.shape.batch)
-    made.passes(step, made_up_batch(made.recipe, len(clips), step.shape), clips)
+    made.forward_backward(step, made_up_batch(made.recipe, len(clips), step.shape), clips)
     parts = [p.grad.flatten() for p in made.model.parameters()]
     return torch.cat(parts).double().cpu()
 

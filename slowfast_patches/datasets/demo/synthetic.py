@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from slowfast_patches.utils.files import write_text, written_whole
+from slowfast_patches.utils.files import atomic_write, write_text
 from slowfast_patches.utils.machine import available_cores
-from slowfast_patches.utils.processes import Died, run_each
+from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
 __all__ = [
     "CLASSES",
@@ -225,7 +225,7 @@ def make_videos(
         raise ValueError(f"workers is {workers}: give 1 or more")
     made = run_each(make, jobs, workers if workers > 1 else 0, jobs_per_worker=4)
     for (split, index), done in tqdm(made, "render", len(jobs), unit="video", disable=None):
-        if isinstance(done, Died):
+        if isinstance(done, WorkerCrashed):
             raise OSError(f"video {index} of {split}: two processes died while making it")
 
 
@@ -237,7 +237,7 @@ def write_clip(path: Path, clip: Clip, fps: int, options: Mapping[str, str]) -> 
     Raises:
         OSError: The file cannot be written.
     """
-    with written_whole(path) as file, av.open(file.name, "w", format="mp4") as container:
+    with atomic_write(path) as file, av.open(file.name, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options=dict(options))
         stream.height, stream.width = clip.shape[1:3]
         stream.pix_fmt = "yuv420p"

@@ -22,7 +22,7 @@ from slowfast_patches.datasets.reading.files import (
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
-from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.files import atomic_write
 
 __all__ = ["X264", "source_pictures", "write_prepared"]
 
@@ -80,7 +80,7 @@ def write_prepared(
     options = {"crf": str(CRF), "x264-params": parameters}
     frames = 0
     # Open the file here, because PyAV would hide system errors such as a full disk.
-    with written_whole(target) as file, av.open(file.name, "w", format="mp4") as container:
+    with atomic_write(target) as file, av.open(file.name, "w", format="mp4") as container:
         container.metadata["comment"] = TAG
         stream = container.add_stream("libx264", rate=rate, options=options)
         stream.pix_fmt = "yuv420p"

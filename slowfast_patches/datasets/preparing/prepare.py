@@ -43,9 +43,9 @@ from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.files import TEMPORARY, write_text
-from slowfast_patches.utils.lock import held
+from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
-from slowfast_patches.utils.processes import Died, run_each
+from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from slowfast_patches.utils.tables import format_duration
 
 __all__ = ["Report", "format_report", "prepare"]
@@ -130,7 +130,7 @@ def prepare(
     _check_apart(lists, out)
     start = time.perf_counter()
     root = os.path.commonpath([videos.root for videos in lists])
-    with held(out, "--output"):
+    with locked(out, "--output"):
         _claim(out, lists, {"format": TAG, "short_side": short_side, "root": root})
         sources = _find_sources(lists, root)
         format_csv(
@@ -281,7 +281,7 @@ def _prepare_all(
     with bar, contextlib.closing(run_each(work, jobs, workers)) as outcomes:
         for source, reason in outcomes:
             done.append(source)
-            if isinstance(reason, Died):
+            if isinstance(reason, WorkerCrashed):
                 reasons[source] = "kills the process that reads it"
             elif reason:
                 reasons[source] = reason

@@ -29,8 +29,8 @@ from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
-from slowfast_patches.utils.distributed import from_main
-from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.distributed import broadcast_from_main
+from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.tables import first_few
 
@@ -111,7 +111,7 @@ def open_index(
         workers: Processes that scan. By default one per core.
         limits: Limits on what is read.
     """
-    return from_main(lambda: _open(csv, paths, workers, limits))
+    return broadcast_from_main(lambda: _open(csv, paths, workers, limits))
 
 
 def _open(
@@ -206,7 +206,7 @@ def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
     for file in index_files(csv, suffix):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(file, shared=True) as stream:
+            with atomic_write(file, shared=True) as stream:
                 stream.write(content)
         except OSError as error:
             logger.info("%s cannot be written: %s", file, error)

@@ -29,7 +29,7 @@ from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.machine import available_cores
-from slowfast_patches.utils.processes import Died, run_each
+from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
 __all__ = ["FEW", "KILLER", "scan", "scan_each"]
 
@@ -94,7 +94,7 @@ def scan_each(
     each = run_each(_try_scan, jobs, others, jobs_per_worker=4)
     with contextlib.closing(each):
         for (path, _), record in each:
-            yield path, KILLER if isinstance(record, Died) else record
+            yield path, KILLER if isinstance(record, WorkerCrashed) else record
 
 
 def _try_scan(job: tuple[str, ReadingLimits]) -> VideoRecord | str:

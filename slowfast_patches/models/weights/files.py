@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
-from slowfast_patches.utils.files import check_archive, written_whole
+from slowfast_patches.utils.files import atomic_write, check_archive
 
 __all__ = ["check_kind", "local_file", "read_weights"]
 
@@ -77,7 +77,7 @@ def _fetch(address: str, file: Path) -> None:
     done = 0
     with (
         urlopen(address, timeout=_SILENT_SECONDS) as answer,
-        written_whole(file, shared=True) as out,
+        atomic_write(file, shared=True) as out,
     ):
         size = int(answer.headers.get("Content-Length") or 0)
         with tqdm(total=size or None, unit="B", unit_scale=True, disable=None) as bar:

@@ -28,7 +28,7 @@ from multigrid import GENTLE, PAPER, Cycles, Schedule, Shape, SteppedRate
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.scale import fit_batch
+from slowfast_patches.config.scale import scale_to_world_size
 from slowfast_patches.config.schedule import (
     check_world_size,
     cycle_keys,
@@ -37,7 +37,7 @@ from slowfast_patches.config.schedule import (
 )
 from slowfast_patches.datasets.lists.dataset_lists import label_counts
 from slowfast_patches.datasets.loader import build_dataset, precise_bn_loader, training_loader
-from slowfast_patches.launch.launch import for_processes, processes_of
+from slowfast_patches.launch.launch import resolve_for_run, world_size_of
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes
@@ -127,7 +127,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         FloatingPointError: The loss of the baseline or of every cycle is not finite.
         TooManyUnreadableError: Too many videos cannot be read.
     """
-    processes = processes_of(recipe)
+    processes = world_size_of(recipe)
     race = _Race(one_process(recipe), device)
     schedule = race.schedule
     fitting = race.cycles()
@@ -223,8 +223,8 @@ def one_process(recipe: Recipe) -> Recipe:
             "The pilot scores videos, but the recipe detects boxes (DETECTION.ENABLE True). Train "
             "both to the end with multigrid-compare."
         )
-    recipe = for_processes(without_multigrid(recipe))
-    processes = processes_of(recipe)
+    recipe = resolve_for_run(without_multigrid(recipe))
+    processes = world_size_of(recipe)
     check_recipe(recipe, processes)
     batch = recipe.base_shape.batch
     share = recipe.replaced(
@@ -237,7 +237,7 @@ def one_process(recipe: Recipe) -> Recipe:
             "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
         }
     )
-    return fit_batch(share, world_size=1)
+    return scale_to_world_size(share, world_size=1)
 
 
 class _Sample(Subset[Any]):

@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from slowfast_patches.train.predict.predictor import Predictor
-from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.files import atomic_write
 
 
 def exported(predictor: Predictor) -> ExportedProgram:
@@ -36,7 +36,7 @@ def write_program(predictor: Predictor, path: Path) -> None:
     """
     program = exported(predictor)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         names = json.dumps(predictor.class_names, ensure_ascii=False)
         # torch ends the process where its own writing to a full disk fails.
         content = io.BytesIO()

@@ -14,7 +14,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.train.scores import Evaluation, average_precisions
 from slowfast_patches.utils.command_line import printable
-from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.pictures import new_figure, save_figure
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows(map(_cell, row) for row in (header, *rows))
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(text.getvalue().encode())
 
 

@@ -15,7 +15,7 @@ from multigrid import GENTLE, Schedule, Shape, Video, clip_generator
 from multigrid import PAPER as PAPERS_CYCLES
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.keys import speed_keys
-from slowfast_patches.config.recipe import Recipe, keys_of
+from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.schedule import cycles_of, schedule_of, without_multigrid
 from slowfast_patches.datasets.clips import sampling_of
 from slowfast_patches.models.flops import check_shapes
@@ -62,7 +62,7 @@ def schedule(name: str) -> Schedule:
 
 def changes(name: str, base: str) -> dict[str, object]:
     """What a recipe sets otherwise than its base; where the files go is left out."""
-    before, after = keys_of(load(base)), keys_of(load(name))
+    before, after = values_by_key(load(base)), values_by_key(load(name))
     return {k: v for k, v in after.items() if v != before[k] and k != "OUTPUT_DIR"}
 
 
@@ -161,7 +161,7 @@ def test_every_model_takes_every_shape_of_its_recipes():
     layers = ("MODEL.ARCH", "RESNET.", "NONLOCAL.", "SLOWFAST.", "HF.")
     for name in PAPER:
         recipe = without_weights(load(name))
-        built = repr([keys_of(recipe)[key] for key in speed_keys() if key.startswith(layers)])
+        built = repr([values_by_key(recipe)[key] for key in speed_keys() if key.startswith(layers)])
         _, shapes = models.setdefault(built, (recipe, set()))
         shapes |= {Shape(1, shape.frames, shape.crop) for shape in schedule(name).shapes}
     sizes = {recipe.model.arch: shapes for recipe, shapes in models.values()}

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
-from slowfast_patches.config.recipe import Recipe, keys_of
-from slowfast_patches.config.scale import as_overrides, fit_batch, scaled_lengths
+from slowfast_patches.config.recipe import Recipe, values_by_key
+from slowfast_patches.config.scale import as_overrides, scale_to_world_size, scaled_lengths
 from slowfast_patches.config.schedule import learning_rate_of, schedule_of
-from slowfast_patches.launch.launch import for_processes
+from slowfast_patches.launch.launch import resolve_for_run
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.train import run as run_module
 from slowfast_patches.train.resume import check_same_recipe
@@ -35,7 +35,7 @@ def config(*overrides: object) -> Recipe:
 
 
 def changes(before: Recipe, after: Recipe) -> dict[str, object]:
-    old, new = keys_of(before), keys_of(after)
+    old, new = values_by_key(before), values_by_key(after)
     return {key: new[key] for key in new if old[key] != new[key]}
 
 
@@ -105,14 +105,14 @@ def test_batch_and_all_rates_of_a_recipe_by_hand(keys, batch, growth):
     assert rates == pytest.approx([growth * rate for rate in (0.08, 0.8, 0.008)], rel=0.02)
     # What is scaled once is not scaled again, nor when its text is read.
     processes = max(1, recipe.num_gpus) * recipe.num_shards
-    assert fit_batch(recipe, processes) == parse_recipe(recipe.text, "its text") == recipe
+    assert scale_to_world_size(recipe, processes) == parse_recipe(recipe.text, "its text") == recipe
 
 
 def test_a_launcher_with_other_processes_scales_as_the_recipe_would(monkeypatch):
     environment = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "2"}
     for name, value in (environment | {"RANK": "4"}).items():
         monkeypatch.setenv(name, value)
-    scaled = for_processes(config(*BY_GPUS, "NUM_GPUS", 3))
+    scaled = resolve_for_run(config(*BY_GPUS, "NUM_GPUS", 3))
     assert (scaled.num_shards, scaled.train.batch_size) == (2, 24)
     assert scaled == config(*BY_GPUS, "NUM_GPUS", 3, "NUM_SHARDS", 2, "SHARD_ID", scaled.shard_id)
 
@@ -135,7 +135,7 @@ def test_every_process_tests_a_clip_at_least():
 )
 def test_what_cannot_be_scaled_is_refused(keys, processes, message):
     with pytest.raises(ValueError, match=message):
-        fit_batch(config(*BY_GPUS, *keys), processes)
+        scale_to_world_size(config(*BY_GPUS, *keys), processes)
 
 
 class Stopped(BaseException):

@@ -32,7 +32,7 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.utils.command_line import exit_status
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.processes import Died
+from slowfast_patches.utils.processes import WorkerCrashed
 from tests.slowfast_patches.datasets.made_videos import (
     break_frame,
     grey,
@@ -215,7 +215,7 @@ def test_a_killer_is_named_and_not_tried_again_until_it_has_changed(data, scanne
     paths = [str(data / "killer")]
     Path(paths[0]).write_text("deadly")
     with monkeypatch.context() as patch:
-        dead = lambda _, jobs, *__, **___: ((job, Died()) for job in jobs)  # noqa: E731
+        dead = lambda _, jobs, *__, **___: ((job, WorkerCrashed()) for job in jobs)  # noqa: E731
         patch.setattr(scanning, "run_each", dead)
         opened(data, paths)
     assert opened(data, paths).unreadable == [(paths[0], scanning.KILLER)]

@@ -344,7 +344,9 @@ def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, lines, to
     def check(rank: int) -> None:
         recipe, given = ranks[rank]
         monkeypatch.setattr(
-            run_module, "gathered", lambda own: [*(given or ranks[0][1]), given.append(own) or own]
+            run_module,
+            "gather_objects",
+            lambda own: [*(given or ranks[0][1]), given.append(own) or own],
         )
         run_module._check_same_lists(recipe, ["train"], World(rank, 2, torch.device("cpu")))
 

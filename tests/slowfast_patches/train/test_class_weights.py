@@ -37,4 +37,4 @@ def test_a_run_has_the_weights_of_its_list(
     assert run.stepper._loss_function.weights.tolist() == pytest.approx(expected)
     step = run.schedule.at(0)
     batch = made_up_batch(recipe, step.shape.batch, step.shape)
-    assert torch.isfinite(run.stepper.passes(step, batch).loss)
+    assert torch.isfinite(run.stepper.forward_backward(step, batch).loss)

@@ -16,7 +16,7 @@ from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.loader import evaluation_loader, evaluation_rounds
 from slowfast_patches.train.scores import Evaluation, VideoScores, topk_accuracy
-from slowfast_patches.utils.distributed import from_main
+from slowfast_patches.utils.distributed import broadcast_from_main
 
 
 class Clips(SimpleNamespace):
@@ -129,7 +129,7 @@ def on_a_rank(rank: int, folder: Path, cases: list, expected: list) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     found = [evaluated(*case, share=slice(rank, None, 2)).metrics for case in cases]
     assert found == expected, (found, expected)
-    tensor, said = from_main(lambda: (torch.full((300_000,), 7), rank))
+    tensor, said = broadcast_from_main(lambda: (torch.full((300_000,), 7), rank))
     assert bool((tensor == 7).all())
     assert said == 0
     dist.destroy_process_group()

@@ -128,7 +128,7 @@ def test_a_training_after_dry_steps_is_the_training_without():
 def test_a_shape_that_does_not_fit_is_refused_with_what_may(raised, refused, monkeypatch):
     made, largest = stepper(), kinds_of_steps(schedule())[0].shape
     before = state(made)
-    passes = Stepper.passes
+    passes = Stepper.forward_backward
 
     def run_short(*given: object) -> None:
         passes(*given)

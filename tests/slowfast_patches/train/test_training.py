@@ -12,7 +12,7 @@ import yaml
 from multigrid import MultigridBatchSampler, Schedule, collate
 from slowfast_patches import patching
 from slowfast_patches.config import host_config, load_recipe
-from slowfast_patches.config.recipe import Recipe, keys_of
+from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.layers.convolution import convert_convolutions
@@ -142,7 +142,7 @@ def test_result_holds_everything_that_made_it(
     assert 0 <= result["top1"] <= result["top5"] <= 100
     assert (result["videos"], result["unreadable"]) == (8, 0)
     config = load_recipe(multigrid_run / "config.yaml")
-    assert keys_of(config) == keys_of(tiny_config(multigrid_run))
+    assert values_by_key(config) == values_by_key(tiny_config(multigrid_run))
     for name, part in (("plan.txt", b"fine-tuning"), ("plan.json", b'"iteration_factor"')):
         assert part in (multigrid_run / name).read_bytes()
     assert (multigrid_run / "plan.png").read_bytes().startswith(b"\x89PNG")

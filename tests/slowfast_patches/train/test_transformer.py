@@ -80,11 +80,13 @@ def test_each_part_is_told_the_extents_of_its_clips_and_what_follows_none(steppe
     clips = step.shape.batch
     batch = made_up_batch(stepper.recipe, clips, step.shape)
     follower = next(m for m in stepper.model.modules() if isinstance(m, FollowsGrid))
-    plain = float(stepper.passes(step, batch).loss)
+    plain = float(stepper.forward_backward(step, batch).loss)
     with mock.patch.object(follower, "set_extents", wraps=follower.set_extents) as told:
-        whole = float(stepper.passes(step, batch | {"extents": torch.ones(clips, 2)}).loss)
+        whole = float(
+            stepper.forward_backward(step, batch | {"extents": torch.ones(clips, 2)}).loss
+        )
         half = torch.linspace(0.25, 1, 2 * clips).view(clips, 2)
-        found = float(stepper.passes(step, batch | {"extents": half}).loss)
+        found = float(stepper.forward_backward(step, batch | {"extents": half}).loss)
     values = [call.args[0] for call in told.call_args_list]
     assert [value is None for value in values] == [False, False, True] * 2
     torch.testing.assert_close(values[3], half[0::2])
@@ -105,6 +107,6 @@ def test_a_model_without_buffers_has_dry_steps_keeps_layers_inputs_and_nothing_o
     lean = Stepper(again, build_model(again), CPU)
     assert all(layer.gradient_checkpointing for layer in lean.model.videomae.encoder.layer)
     for made in (stepper, lean):
-        made.passes(step, batch)
+        made.forward_backward(step, batch)
     for ours, theirs in zip(stepper.model.parameters(), lean.model.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from slowfast_patches.utils.lock import held
+from slowfast_patches.utils.lock import locked
 
 HOLDER = """
 import os, sys
@@ -22,7 +22,7 @@ with held(sys.argv[1]):
     if os.fork() == 0:  # as a DataLoader's worker: it outlives its parent for a while
         sys.stdin.read()
         os._exit(0)
-    print("held", flush=True)
+    print("locked", flush=True)
     sys.stdin.read()
 """
 
@@ -44,14 +44,14 @@ def test_a_second_run_is_refused_until_the_first_is_killed(
     tmp_path: Path, holder: subprocess.Popen[str]
 ):
     for _ in range(2):  # to look does not set it free
-        with pytest.raises(ValueError) as caught, held(tmp_path):
+        with pytest.raises(ValueError) as caught, locked(tmp_path):
             pytest.fail("held twice")
         message = str(caught.value)
         assert f"OUTPUT_DIR {tmp_path} is in use by another run: process {holder.pid} on" in message
         assert re.search(r"since 20\d\d-\d\d-\d\dT[\d:+]+: .*python", message)
     holder.send_signal(signal.SIGKILL)
     holder.wait(60)
-    with held(tmp_path):  # its child still lives
+    with locked(tmp_path):  # its child still lives
         assert f"process {os.getpid()} on" in (tmp_path / "run.lock").read_text()
 
 
@@ -80,5 +80,5 @@ def test_without_locks_a_run_goes_on_with_a_warning(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", none)
-    with held(tmp_path):
+    with locked(tmp_path):
         assert "cannot be locked" in caplog.text

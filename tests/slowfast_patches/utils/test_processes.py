@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.utils.processes import Died, run_each
+from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +67,8 @@ def test_a_job_that_kills_its_process_twice_is_blamed_and_costs_no_other(tmp_pat
     once = dies_once(tmp_path / "once")
     jobs = ["1 + 1", DIE, "2 + 2", once, "3 + 3", "4 + 4", f"{DIE} or 2"]
     results = dict(run_each(eval, jobs, 2, jobs_per_worker=jobs_per_worker))
-    assert isinstance(results.pop(DIE), Died)
-    assert isinstance(results.pop(f"{DIE} or 2"), Died)
+    assert isinstance(results.pop(DIE), WorkerCrashed)
+    assert isinstance(results.pop(f"{DIE} or 2"), WorkerCrashed)
     assert results == {"1 + 1": 2, "2 + 2": 4, once: "survived", "3 + 3": 6, "4 + 4": 8}
 
 

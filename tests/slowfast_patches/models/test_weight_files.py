@@ -1,4 +1,4 @@
-"""Files without weights or of another kind: the error is one line that names the key to change."""
+"""Files that are no weights, or weights of another kind: one line that names the key to change."""
 
 import pickle
 import time
@@ -149,7 +149,8 @@ def test_an_address_stays_within_the_cache_and_is_https(tmp_path, monkeypatch):
 
 
 def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
-    """A downloaded file can be read without the server, and is refused as any other file is."""
+    """After that the server may be gone; what is in the file is refused as in others."""
+    monkeypatch.setattr(files, "urlopen", without_tls)
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "served").mkdir()

@@ -17,8 +17,8 @@ from slowfast_patches.utils.lock import locked
 
 HOLDER = """
 import os, sys
-from slowfast_patches.utils.lock import held
-with held(sys.argv[1]):
+from slowfast_patches.utils.lock import locked
+with locked(sys.argv[1]):
     if os.fork() == 0:  # as a DataLoader's worker: it outlives its parent for a while
         sys.stdin.read()
         os._exit(0)
@@ -35,7 +35,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", HOLDER, tmp_path]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout.readline() == "locked\n"
         yield process
         process.stdin.close()
 
@@ -45,7 +45,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(
 ):
     for _ in range(2):  # to look does not set it free
         with pytest.raises(ValueError) as caught, locked(tmp_path):
-            pytest.fail("held twice")
+            pytest.fail("locked twice")
         message = str(caught.value)
         assert f"OUTPUT_DIR {tmp_path} is in use by another run: process {holder.pid} on" in message
         assert re.search(r"since 20\d\d-\d\d-\d\dT[\d:+]+: .*python", message)

@@ -26,7 +26,7 @@ from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.tables import first_few, format_duration
 
-__all__ = ["RunFailedError", "Study", "run_command", "train"]
+__all__ = ["RunFailedError", "Study", "evaluation_share", "run_command", "train"]
 
 _POLL = 0.1
 """Seconds between two checks of the training processes."""
@@ -238,28 +238,34 @@ def _time_left(
     factor follows from finished runs, or else from step times.
     """
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
-    training = {arm.name: schedule_cost(arm.schedule, _pixels).flops or 0.0 for arm in study.arms}
-    work = {arm.name: training[arm.name] + _evaluation_pixels(arm) for arm in study.arms}
+    whole = {arm.name: 1 + evaluation_share(arm) for arm in study.arms}
+    work = {arm.name: whole[arm.name] * _training_pixels(arm) for arm in study.arms}
     if len(finished):
         took = finished["total"].sum()
         seconds = took / finished["arm"].map(work).sum() * sum(work[arm.name] for arm, _ in runs)
     elif study.step_seconds:
-        seconds = sum(
-            study.step_seconds[arm.name] * work[arm.name] / training[arm.name] for arm, _ in runs
-        )
+        seconds = sum(study.step_seconds[arm.name] * whole[arm.name] for arm, _ in runs)
     else:
         return number
     return f"{number}, about {format_duration(seconds / min(at_once, len(runs)))}"
 
 
-def _evaluation_pixels(arm: Arm) -> float:
-    """Return the pixels of an arm's evaluations and test, or 0 without their lists."""
+def evaluation_share(arm: Arm) -> float:
+    """Return the time of an arm's evaluations and test relative to that of its training steps.
+
+    Times are assumed to be proportional to pixels. Without lists the result is 0.
+    """
     recipe = arm.recipe
     validated = count_list(recipe, "val") or 0
     tested = count_list(recipe, "test") or 0
     evaluations = affordable_evaluations(recipe, arm.schedule, validated, _pixels)
     one = evaluation_flops(recipe, arm.schedule, validated, _pixels)
-    return len(evaluations) * one + multi_view_flops(recipe, tested, _pixels)
+    pixels = len(evaluations) * one + multi_view_flops(recipe, tested, _pixels)
+    return pixels / _training_pixels(arm)
+
+
+def _training_pixels(arm: Arm) -> float:
+    return schedule_cost(arm.schedule, _pixels).flops or 0.0
 
 
 def _pixels(frames: int, crop: int) -> float:

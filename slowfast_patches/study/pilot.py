@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -31,6 +33,7 @@ from slowfast_patches.config.schedule import (
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
 from slowfast_patches.launch.device import process_device, set_up_device
 from slowfast_patches.launch.launch import resolve_for_run, world_size_of
+from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.step_times import shapes_to_measure, write_step_times
@@ -111,6 +114,12 @@ def one_process(recipe: Recipe) -> Recipe:
     Raises:
         ValueError: The recipe detects boxes, or a launcher has started several processes.
     """
+    placement = find_placement(recipe, os.environ)
+    if placement.launcher != "run_net" and placement.size > 1:
+        raise ValueError(
+            f"The pilot is one process, but {placement.launcher} has started {placement.size}. "
+            "Start it without a launcher, with NUM_GPUS and NUM_SHARDS of the training."
+        )
     if recipe.detection.enable:
         raise ValueError(
             "The pilot scores videos, but the recipe detects boxes (DETECTION.ENABLE True). Train "
@@ -128,11 +137,6 @@ def one_process(recipe: Recipe) -> Recipe:
             "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
         }
     )
-    if (processes := world_size_of(share)) > 1:
-        raise ValueError(
-            f"The pilot is one process, but a launcher has started {processes}. Start it without a "
-            "launcher, with NUM_GPUS and NUM_SHARDS of the training."
-        )
     return scale_to_world_size(share, world_size=1)
 
 
@@ -251,7 +255,7 @@ def _time(stepper: Stepper, shape: Shape, bn_size: int | None) -> list[float]:
             torch.cuda.synchronize(stepper.device)
         marks.append(clock())
         stepper(step, batch)
-    return [after - before for before, after in zip(marks[1:-1], marks[2:], strict=True)]
+    return [after - before for before, after in pairwise(marks[1:])]
 
 
 def pilot_study(

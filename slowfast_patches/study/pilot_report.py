@@ -180,7 +180,7 @@ class Pilot:
 
 def pilot_report(pilot: Pilot) -> Report:
     """Return the report of a pilot."""
-    text = [_table(pilot), *_notes(pilot), advice_of(pilot)]
+    text: list[str | Table] = [_table(pilot), *_notes(pilot), advice_of(pilot)]
     return Report(
         name="pilot",
         title="Pilot",

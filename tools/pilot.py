@@ -23,6 +23,7 @@ import argparse
 import json
 import logging
 import math
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.launch.device import check_gpus
-from slowfast_patches.launch.launch import world_size_of
+from slowfast_patches.launch.launch import resolve
+from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.study.pilot import (
     ShortBaselineError,
     pilot_arms,
@@ -116,9 +118,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("slowfast_patches.study.pilot").setLevel(logging.INFO)
     patching.apply()
     cfg_file = recipe_path(args.cfg)
-    processes = world_size_of(load_recipe(cfg_file, args.overrides))
+    processes = resolve(load_recipe(cfg_file, args.overrides)).world_size
     arms = pilot_arms(cfg_file, args.overrides)
-    check_gpus(arms[0].recipe)
+    check_gpus(arms[0].recipe, find_placement(arms[0].recipe, os.environ))
     seconds = step_seconds(arms, args.step_times, args.output)
     seeds = list(dict.fromkeys(args.seeds))
     try:

@@ -32,7 +32,7 @@ from slowfast_patches.config.schedule import (
 )
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
 from slowfast_patches.launch.device import process_device, set_up_device
-from slowfast_patches.launch.launch import resolve_for_run, world_size_of
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes
@@ -125,19 +125,20 @@ def one_process(recipe: Recipe) -> Recipe:
             "The pilot scores videos, but the recipe detects boxes (DETECTION.ENABLE True). Train "
             "both to the end with multigrid-compare."
         )
-    recipe = resolve_for_run(without_multigrid(recipe))
+    recipe = resolve(without_multigrid(recipe), placement)
     batch = recipe.base_shape.batch
     share = recipe.replaced(
         {
             "NUM_SHARDS": 1,
+            "PROCESSES_PER_MACHINE": 1,
             "NUM_GPUS": min(1, recipe.num_gpus),
-            "TRAIN.BATCH_SIZE": batch // world_size_of(recipe),
+            "TRAIN.BATCH_SIZE": batch // recipe.world_size,
             "SOLVER.REFERENCE_WORLD_SIZE": 0,
             "SOLVER.REFERENCE_BATCH_SIZE": batch,
             "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
         }
     )
-    return scale_to_world_size(share, world_size=1)
+    return scale_to_world_size(share)
 
 
 _PROCESS_KEYS = (
@@ -182,7 +183,7 @@ def _check(arm: Arm) -> Arm:
     Raises:
         ValueError: The model or its BN groups do not take a shape, or a crop is too small.
     """
-    check_world_size(arm.recipe, arm.schedule, 1)
+    check_world_size(arm.recipe, arm.schedule)
     smallest = min(arm.schedule.shapes, key=lambda shape: shape.crop)
     if arm.recipe.uses_multigrid and smallest.crop < _SMALLEST_CROP:
         raise ValueError(

@@ -15,8 +15,8 @@ the baseline. If --minutes is too short, it stops at once. If the whole baseline
 than the pilot, it prints the command that trains both. To continue an interrupted pilot, repeat the
 command. Runs that have finished are not repeated, also if you add seeds.
 
-The pilot is one process. For a recipe of several GPUs, it trains the share of one of them. It does
-not use averaged weights, whatever the recipe says.
+The runs use the GPUs of the recipe on this machine. They do not average weights, whatever the
+recipe says.
 """
 
 import argparse
@@ -41,16 +41,17 @@ from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.launch.device import check_gpus
-from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.study.pilot import (
+    Pilot,
     ShortBaselineError,
     pilot_arms,
+    pilot_report,
     pilot_study,
+    recipe_text,
     step_seconds,
     train_pilot,
 )
-from slowfast_patches.study.pilot_report import Pilot, pilot_report, recipe_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
@@ -118,13 +119,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("slowfast_patches.study.pilot").setLevel(logging.INFO)
     patching.apply()
     cfg_file = recipe_path(args.cfg)
-    processes = resolve(load_recipe(cfg_file, args.overrides)).world_size
     arms = pilot_arms(cfg_file, args.overrides)
     check_gpus(arms[0].recipe, find_placement(arms[0].recipe, os.environ))
     seconds = step_seconds(arms, args.step_times, args.output)
     seeds = list(dict.fromkeys(args.seeds))
     try:
-        study = pilot_study(arms, seconds, args.minutes, seeds, args.output, processes)
+        study = pilot_study(arms, seconds, args.minutes, seeds, args.output)
     except ShortBaselineError as error:
         advised = next_command(args, error.cycles, compare=True)
         data = {"advice": "train both", "reason": str(error), "command": advised}
@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     study = train_pilot(study, Path(__file__).with_name("run_net.py"))
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
-    pilot = Pilot(study, study.runs(), seconds[0] / processes, processes, command)
+    pilot = Pilot(study, study.runs(), command, seconds[0])
     report = pilot_report(pilot)
     report.write(args.output)
     best = cycles_of(pilot.best.recipe)

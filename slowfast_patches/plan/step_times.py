@@ -219,7 +219,7 @@ def write_step_times(
     device: torch.device,
     seconds: Mapping[tuple[Shape, int | None], float],
 ) -> None:
-    """Write the step times of a recipe of one process, to be read by `read_step_times`.
+    """Write the step times of a recipe, to be read by `read_step_times`.
 
     Args:
         path: the file. Its folder is made.
@@ -232,7 +232,7 @@ def write_step_times(
     rows = [
         {
             "shape": [shape.batch, shape.frames, shape.crop],
-            "local_clips": shape.batch,
+            "local_clips": shape.batch // recipe.world_size,
             "bn_size": bn_size,
             "seconds": {"median": median},
         }

@@ -1,7 +1,10 @@
-"""Arms of a pilot: short runs of the baseline and of several cycles that take equal times.
+"""Pilot: short runs of a baseline and of several cycles for equal times, and what they advise.
 
-They are ordinary runs of the recipe with a smaller SOLVER.LENGTH. The lengths follow from step
-times that are measured first.
+The arms are ordinary runs of the recipe with a smaller SOLVER.LENGTH. The lengths follow from step
+times that are measured first. The verdict is about one claim: after equal time, the best cycle is
+ahead of the baseline. Its probability follows from two errors of each score: the number of videos
+is finite, and there are few seeds. The second error is large where a curve is steep, as in the
+minutes of a pilot (projects/real_video/README.md).
 """
 
 from __future__ import annotations
@@ -9,49 +12,33 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import torch
+import yaml
 
-from multigrid import GENTLE, PAPER, Cycles, Shape, Step
+from multigrid import GENTLE, PAPER, Cycles
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.scale import as_overrides, scale_to_world_size
-from slowfast_patches.config.schedule import (
-    check_world_size,
-    cycle_keys,
-    cycles_of,
-    without_multigrid,
-)
+from slowfast_patches.config.metrics import metric_title
+from slowfast_patches.config.scale import as_overrides
+from slowfast_patches.config.schedule import check_world_size, cycle_keys, cycles_of
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
 from slowfast_patches.launch.device import process_device, set_up_device
-from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.step_times import shapes_to_measure, write_step_times
 from slowfast_patches.study.arms import Arm, check_study, cost_of, make_arm, measured_times, scaled
-from slowfast_patches.study.runs import RunFailedError, Study, evaluation_share, train
+from slowfast_patches.study.report import Report, Results, machine_warnings
+from slowfast_patches.study.runs import RunFailedError, Study, evaluation_share, mean, train
+from slowfast_patches.study.verdict import scored_videos, videos_error
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.train.warm_up import dry_run, made_up_batch
-from slowfast_patches.utils.tables import format_duration
-
-__all__ = [
-    "CYCLES",
-    "ShortBaselineError",
-    "one_process",
-    "pilot_arms",
-    "pilot_study",
-    "step_seconds",
-    "train_pilot",
-]
+from slowfast_patches.train.warm_up import time_steps
+from slowfast_patches.utils.tables import Mean, format_duration
 
 logger = logging.getLogger(__name__)
 
@@ -78,18 +65,23 @@ _PRECISE = 6
 _START = 10.0
 """Seconds that a run takes to start."""
 
-_ROUNDS, _STEPS = 2, 3
-"""Rounds in which shapes are timed, and the steps of each. Another one before them is not timed."""
+_SEEDS = 40.0
+"""Standard deviation over seeds of a score p, in points, divided by p (1 − p).
 
-_RATE = 1e-4
-"""Learning rate of the timed steps, so low that activations keep their usual range."""
+This is the root mean square over the twenty trainings of the words and the digits
+(projects/real_video/README.md).
+"""
 
-_ARM_KEYS: dict[str, object] = {
-    "TEST.ENABLE": False,
-    "TRAIN.EVAL_MAX_SHARE": 1e-6,  # only the last evaluation
-    "MODEL.EMA_DECAY": 0.0,
-}
-"""Keys of all arms: they are scored once, on the validation set."""
+_PROBABLE = 0.75
+"""Smallest probability for an advice."""
+
+_SUREST = 0.95
+"""Largest probability that is reported. Few seeds on one data set cannot prove more."""
+
+_WAITING = 0.15
+"""Share of a training spent waiting for data from which on the arms' times are not equal."""
+
+_COLUMNS = ("length", "iterations", "clips", "clock", "seconds", "total", "loading")
 
 
 class ShortBaselineError(ValueError):
@@ -105,80 +97,56 @@ class ShortBaselineError(ValueError):
         self.cycles = cycles
 
 
-def one_process(recipe: Recipe) -> Recipe:
-    """Return the baseline of a recipe for one process.
+def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
+    """Return the whole baseline of a recipe, and a whole training with each cycle that fits it.
 
-    It has the share of the mini-batch that each process of the recipe has, and the learning rate is
-    scaled to that many clips.
+    They are scored once, on the validation set.
 
     Raises:
-        ValueError: The recipe detects boxes, or a launcher has started several processes.
+        ValueError: The recipe cannot be trained on this machine or detects boxes, or no cycle fits.
     """
+    check_study([cfg_file], overrides)
+    recipe = load_with_classes(cfg_file, overrides)
     placement = find_placement(recipe, os.environ)
-    if placement.launcher != "run_net" and placement.size > 1:
+    if placement.machines > 1 or (placement.local_rank is not None and placement.size > 1):
         raise ValueError(
-            f"The pilot is one process, but {placement.launcher} has started {placement.size}. "
-            "Start it without a launcher, with NUM_GPUS and NUM_SHARDS of the training."
+            "The pilot trains on this machine. Start it without a launcher, with NUM_SHARDS 1 and "
+            f"SOLVER.REFERENCE_BATCH_SIZE {recipe.base_shape.batch}, which scales the rates."
         )
     if recipe.detection.enable:
         raise ValueError(
             "The pilot scores videos, but the recipe detects boxes (DETECTION.ENABLE True). Train "
             "both to the end with multigrid-compare."
         )
-    recipe = resolve(without_multigrid(recipe), placement)
-    batch = recipe.base_shape.batch
-    share = recipe.replaced(
-        {
-            "NUM_SHARDS": 1,
-            "PROCESSES_PER_MACHINE": 1,
-            "NUM_GPUS": min(1, recipe.num_gpus),
-            "TRAIN.BATCH_SIZE": batch // recipe.world_size,
-            "SOLVER.REFERENCE_WORLD_SIZE": 0,
-            "SOLVER.REFERENCE_BATCH_SIZE": batch,
-            "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
-        }
-    )
-    return scale_to_world_size(share)
-
-
-_PROCESS_KEYS = (
-    *("NUM_SHARDS", "NUM_GPUS", "TRAIN.BATCH_SIZE", "BN.NUM_BATCHES_PRECISE"),
-    *("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR"),
-    *("SOLVER.REFERENCE_WORLD_SIZE", "SOLVER.REFERENCE_BATCH_SIZE"),
-    "SOLVER.BASE_LR_SCALE_NUM_SHARDS",
-)
-"""Keys that `one_process` changes, directly or by scaling."""
-
-
-def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
-    """Return the whole baseline of a recipe, and a whole training with each cycle that fits it.
-
-    Raises:
-        ValueError: The recipe cannot be trained, or no cycle fits it.
-    """
-    check_study([cfg_file], overrides)
-    alone = one_process(load_with_classes(cfg_file, overrides))
-    keys = {key: alone[key] for key in _PROCESS_KEYS} | _ARM_KEYS
-    pairs = (*overrides, *as_overrides(keys))
-    off = {"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False}
-    arms = [_check(make_arm("baseline", "baseline", cfg_file, (*pairs, *as_overrides(off))))]
     for split in ("train", "val"):
-        read_list(alone, split)
+        read_list(recipe, split)
+    keys: dict[str, object] = {
+        "TEST.ENABLE": False,
+        "TRAIN.EVAL_MAX_SHARE": 1e-6,  # only the last evaluation
+        "MODEL.EMA_DECAY": 0.0,
+        "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
+    }
+
+    def make(name: str, cycles: dict[str, object]) -> Arm:
+        folder = name.replace(", ", "_").replace(" ", "_")
+        arm = make_arm(name, folder, cfg_file, (*overrides, *as_overrides(keys | cycles)))
+        _check(arm)
+        return replace(arm, baseline="baseline")
+
+    arms = [make("baseline", {"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False})]
     for cycles in CYCLES:
-        folder = cycles.name.replace(", ", "_").replace(" ", "_")
         try:
-            every = (*pairs, *as_overrides(cycle_keys(cycles)))
-            arms.append(_check(make_arm(cycles.name, folder, cfg_file, every)))
+            arms.append(make(cycles.name, cycle_keys(cycles)))
         except ValueError as error:
             logger.info("%s is not tried: %s", cycles.name, error)
             why = error
     if len(arms) == 1:
         raise ValueError(f"No cycle fits the shape {arms[0].schedule.base}: {why}")
-    return [replace(arm, baseline=arms[0].name) for arm in arms]
+    return arms
 
 
-def _check(arm: Arm) -> Arm:
-    """Return an arm that can be trained.
+def _check(arm: Arm) -> None:
+    """Check that an arm can be trained.
 
     Raises:
         ValueError: The model or its BN groups do not take a shape, or a crop is too small.
@@ -191,7 +159,6 @@ def _check(arm: Arm) -> Arm:
             "larger DATA.TRAIN_CROP_SIZE."
         )
     check_shapes(arm.recipe, arm.schedule.shapes)
-    return arm
 
 
 def step_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> list[float]:
@@ -206,57 +173,27 @@ def step_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> li
     Raises:
         ValueError: The given files do not fit the arms, or a shape does not fit into memory.
     """
-    path = output / "step_times.json"
+    measured = output / "step_times.json"
 
-    def read(files: Sequence[Path]) -> list[float]:
-        timings = measured_times(files)
+    def read() -> list[float]:
+        timings = measured_times(files or [measured])
         return [cost_of(arm, timings).seconds or 0.0 for arm in arms]
 
-    if files:
-        return read(files)
     try:
-        return read([path])
+        return read()
     except ValueError:
-        _measure(arms, path)
-    return read([path])
-
-
-def _measure(arms: Sequence[Arm], path: Path) -> None:
-    """Time the steps of all shapes of some arms in turns, and write the times to a file."""
+        if files:
+            raise
     recipe = arms[0].recipe
     set_up_device(recipe)
     device = process_device(recipe, 0)
     torch.manual_seed(recipe.rng_seed)
-    model = build_model(recipe, grouped_bn=True).to(device)
-    stepper = Stepper(recipe, model, device)
-    for arm in arms:
-        dry_run(stepper, arm.schedule)
+    stepper = Stepper(recipe, build_model(recipe, grouped_bn=True).to(device), device)
     kinds = dict.fromkeys(kind for arm in arms for kind in shapes_to_measure(arm.recipe))
-    times: dict[tuple[Shape, int | None], list[float]] = defaultdict(list)
-    for _ in range(_ROUNDS):
-        for shape, size in kinds:
-            times[shape, size] += _time(stepper, shape, size)
-    seconds = {kind: median(values) for kind, values in times.items()}
-    write_step_times(path, recipe, device, seconds)
-    del model, stepper
+    write_step_times(measured, recipe, device, time_steps(stepper, list(kinds)))
+    del stepper
     torch.cuda.empty_cache()  # for the runs, which are other processes
-
-
-def _time(stepper: Stepper, shape: Shape, bn_size: int | None) -> list[float]:
-    """Return the seconds of some steps at one shape."""
-    on_gpu = stepper.device.type == "cuda"
-    # CPU time of a single thread excludes the time it waits for a core on a busy machine.
-    alone = not on_gpu and torch.get_num_threads() == 1
-    clock: Callable[[], float] = time.process_time if alone else time.perf_counter
-    batch = made_up_batch(stepper.recipe, shape.batch, shape)
-    step = Step(0, 0, shape, _RATE, bn_size, 0, 0.0)
-    marks = list[float]()
-    for _ in range(2 + _STEPS):
-        if on_gpu:
-            torch.cuda.synchronize(stepper.device)
-        marks.append(clock())
-        stepper(step, batch)
-    return [after - before for before, after in pairwise(marks[1:])]
+    return read()
 
 
 def pilot_study(
@@ -265,7 +202,6 @@ def pilot_study(
     minutes: float | None,
     seeds: Sequence[int],
     output: Path,
-    processes: int = 1,
 ) -> Study:
     """Return the runs of a pilot: as many arms as the time allows, shortened to equal times.
 
@@ -276,20 +212,29 @@ def pilot_study(
             takes for a result if that is longer.
         seeds: the seeds.
         output: folder of the runs.
-        processes: number of processes on which the whole baseline would be trained.
 
     Raises:
         ShortBaselineError: The whole baseline takes no longer than the pilot.
         ValueError: `minutes` are too few for a result.
     """
-    baseline = arms[0]
-    scoring = evaluation_share(baseline) * seconds_of_steps[0]
-    besides = _START + scoring
+    whole = seconds_of_steps[0]
+    besides = _START + evaluation_share(arms[0]) * whole
     needs = [besides + _least(arm) * s for arm, s in zip(arms, seconds_of_steps, strict=True)]
-    whole = seconds_of_steps[0] / processes
     least = 2 * max(needs[:2])
-    asked = None if minutes is None else 60 * minutes
-    seconds = _checked_seconds(asked, least, whole, cycles_of(arms[1].recipe))
+    seconds = max(least, whole / 10) if minutes is None else 60 * minutes
+    if whole <= (longest := max(seconds, least)):
+        raise ShortBaselineError(
+            f"No pilot is needed: the whole baseline takes about {format_duration(whole)}, and "
+            f"a pilot {format_duration(longest)}. Train both instead. That is more conclusive.",
+            cycles_of(arms[1].recipe),
+        )
+    if seconds < least:
+        # Add a margin, because the next measurement of the step time may be longer.
+        raise ValueError(
+            f"--minutes {seconds / 60:.3g} is too short for a result. Give --minutes "
+            f"{math.ceil(1.2 * least / 6) / 10:g} or more (the whole baseline takes about "
+            f"{format_duration(whole)})."
+        )
     number = max(n for n in range(2, len(arms) + 1) if n == 2 or n * max(needs[:n]) <= seconds)
     share = seconds / number - besides
     logger.info(
@@ -317,38 +262,6 @@ def _shortened(arm: Arm, length: float) -> Arm:
     return replace(shorter, baseline=arm.baseline, length=length)
 
 
-def _checked_seconds(
-    asked: float | None, least: float, baseline: float, cycles: Cycles | None
-) -> float:
-    """Return the seconds that a pilot takes.
-
-    Args:
-        asked: what the user asks for. None means a tenth of the baseline, but no less than `least`.
-        least: the shortest pilot that is meaningful.
-        baseline: seconds of the whole baseline.
-        cycles: cycles to train instead if the baseline is too short for a pilot.
-
-    Raises:
-        ShortBaselineError: The whole baseline takes no longer than the pilot.
-        ValueError: `asked` is less than `least`.
-    """
-    seconds = max(least, baseline / 10) if asked is None else asked
-    if baseline <= (longest := max(seconds, least)):
-        raise ShortBaselineError(
-            f"No pilot is needed: the whole baseline takes about {format_duration(baseline)}, and "
-            f"a pilot {format_duration(longest)}. Train both instead. That is more conclusive.",
-            cycles,
-        )
-    if seconds < least:
-        # Add a margin, because the next measurement of the step time may be longer.
-        minutes = math.ceil(1.2 * least / 6) / 10
-        raise ValueError(
-            f"--minutes {seconds / 60:.3g} is too short for a result. Give --minutes {minutes:g} "
-            f"or more (the whole baseline takes about {format_duration(baseline)})."
-        )
-    return seconds
-
-
 def train_pilot(study: Study, run_net: Path) -> Study:
     """Train the runs of a pilot that are missing.
 
@@ -373,3 +286,189 @@ def train_pilot(study: Study, run_net: Path) -> Study:
     if len(trained) == 1:
         raise failure
     return replace(study, arms=trained)
+
+
+@dataclass(frozen=True)
+class Pilot(Results):
+    """Result of a pilot, whose arms were trained for equal times.
+
+    Attributes:
+        baseline_seconds: seconds of the steps of the whole baseline.
+    """
+
+    baseline_seconds: float
+
+    @property
+    def videos(self) -> int:
+        """Number of videos that were scored."""
+        return scored_videos(self.runs["result"])
+
+    @property
+    def scores(self) -> dict[str, Mean]:
+        """Means over seeds of the metric by arm, with their standard errors as `std`."""
+        means = self.runs.groupby("arm")[self.metrics[0]].mean()
+        return {
+            str(arm): Mean(score, math.hypot(*self.errors(score))) for arm, score in means.items()
+        }
+
+    def errors(self, score: float) -> tuple[float, float]:
+        """Return the parts of a score's standard error: of the videos, and of the seeds."""
+        of_videos = videos_error(score, self.videos)
+        variance = (of_videos / 100) ** 2 * self.videos
+        return of_videos, _SEEDS * variance / math.sqrt(len(self.study.seeds))
+
+    @property
+    def best(self) -> Arm:
+        """The arm with the highest score, apart from the baseline."""
+        return max(self.study.arms[1:], key=lambda arm: self.scores[arm.name].mean)
+
+    @property
+    def ahead(self) -> float:
+        """Probability that the best cycle is ahead of the baseline after equal time.
+
+        It is corrected for the number of cycles, because each one may be the best by luck.
+        """
+        before, after = (self.scores[name] for name in ("baseline", self.best.name))
+        spread = math.hypot(before.std or 0.0, after.std or 0.0)
+        ahead = 0.5 * (1 + math.erf((after.mean - before.mean) / spread / math.sqrt(2)))
+        if ahead > 0.5:
+            ahead = max(0.5, 1 - (len(self.study.arms) - 1) * (1 - ahead))
+        return min(max(ahead, 1 - _SUREST), _SUREST)
+
+    @property
+    def verdict(self) -> str:
+        """One of "use multigrid", "do not use multigrid" and "undecided".
+
+        A cycle is used only if it did not wait for data, because then its time was not equal. It is
+        rejected only if it had `MIN_FINAL_ITERATIONS` at the baseline's shape.
+        """
+        if self.ahead >= _PROBABLE and self.waiting < _WAITING:
+            return "use multigrid"
+        if self.ahead <= 1 - _PROBABLE and self.final_iterations >= MIN_FINAL_ITERATIONS:
+            return "do not use multigrid"
+        return "undecided"
+
+    @property
+    def final_iterations(self) -> int:
+        """Iterations of the best cycle at the baseline's shape, at its end."""
+        return final_iterations(self.best.schedule)
+
+    @property
+    def waiting(self) -> float:
+        """Share of the best cycle's training that was spent waiting for data."""
+        found = mean(self.runs, self.best.name, "loading")
+        return found.mean if found else 0.0
+
+    @property
+    def speed_up(self) -> float:
+        """Time of the whole baseline divided by that of the whole training with the best cycle.
+
+        Arms take equal times, so it is the ratio of their lengths.
+        """
+        return self.best.length / self.study.arms[0].length
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of the runs of a seed."""
+        return float(self.runs["total"].sum()) / len(self.study.seeds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the pilot as plain data."""
+        errors = {name: score.std for name, score in self.scores.items()}
+        names = ("videos", "speed_up", "baseline_seconds", "seconds", "ahead")
+        return {
+            **super().to_json(),
+            **{name: getattr(self, name) for name in names},
+            "advice": self.verdict,
+            "best": self.best.name,
+            "standard_errors": errors,
+        }
+
+
+def pilot_report(pilot: Pilot) -> Report:
+    """Return the report of a pilot."""
+    name = pilot.best.name
+    result = machine_warnings(pilot.runs)
+    if pilot.waiting >= _WAITING:
+        result.append(
+            f'Warning: "{name}" waited for data in {100 * pilot.waiting:.0f} % of its training, so '
+            "that it took longer than its steps. Prepare the videos with multigrid-prepare, and "
+            "repeat the pilot."
+        )
+    explained = (
+        f"{metric_title(pilot.metrics[0])} was measured on {pilot.videos} validation videos at the "
+        "baseline's shape. ± is the standard error that follows from the numbers of videos and of "
+        f"seeds. The pilot took {format_duration(pilot.seconds)} for each seed. The steps of the "
+        f"whole baseline would take {format_duration(pilot.baseline_seconds)}."
+    )
+    return Report(
+        name="pilot",
+        title="Pilot",
+        results=pilot,
+        data=pilot.to_json(),
+        tables=[pilot.table(_COLUMNS, pilot.scores), explained],
+        result=[*result, _advice(pilot)],
+    )
+
+
+def _advice(pilot: Pilot) -> str:
+    """Return the verdict, its probability, and what to do next."""
+    ahead = (
+        f'After equal time the best cycle ("{pilot.best.name}") is ahead of the baseline with a '
+        f"probability of {100 * pilot.ahead:.0f} %, according to these {pilot.videos} videos and "
+        f"{_count(len(pilot.study.seeds))}."
+    )
+    if pilot.verdict == "use multigrid":
+        factor = pilot.best.recipe.multigrid.epoch_factor
+        return (
+            f"Advice: use multigrid. {ahead} Its whole training takes 1/{pilot.speed_up:.2f} of "
+            f"the baseline's time, for {factor:g} × the clips. multigrid-compare shows the accuracy "
+            "that both reach."
+        )
+    if pilot.verdict == "do not use multigrid":
+        return f"Advice: do not use multigrid here. {ahead}"
+    if pilot.final_iterations < MIN_FINAL_ITERATIONS:
+        ahead += (
+            f" Only {pilot.final_iterations} iterations followed its last coarse shape. It takes "
+            f"about {MIN_FINAL_ITERATIONS} to see what the coarse shapes taught."
+        )
+    return f"Undecided. {ahead} {_more_evidence(pilot)}"
+
+
+def _more_evidence(pilot: Pilot) -> str:
+    """Return what would make an undecided pilot clearer."""
+    if 2 * pilot.seconds >= pilot.baseline_seconds:
+        return "To know, train both with multigrid-compare."
+    score = pilot.scores[pilot.best.name]
+    of_videos, of_seeds = pilot.errors(score.mean)
+    seeds = " ".join(map(str, range(max(pilot.study.seeds) + 2)))
+    return (
+        f"For a clearer result, give it twice the time (--minutes {math.ceil(pilot.seconds / 30)})"
+        f", another seed (--seeds {seeds}; {_count(len(pilot.study.seeds))} cause ±{of_seeds:.1f} "
+        f"of the best score's ±{score.std:.1f}), or more validation videos (these {pilot.videos} "
+        f"cause ±{of_videos:.1f}). Or train both with multigrid-compare."
+    )
+
+
+def _count(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def recipe_text(cycles: Cycles, base: str) -> str:
+    """Return the YAML text of a recipe that inherits from another one and sets its cycles.
+
+    Args:
+        cycles: named cycles, or a variation of them.
+        base: path of the other recipe.
+    """
+    named = PAPER if cycles.batch_exponent == PAPER.batch_exponent else GENTLE
+    usual = cycle_keys(named)
+    changed = {
+        key.removeprefix("MULTIGRID."): value
+        for key, value in cycle_keys(cycles).items()
+        if value != usual.get(key)
+    }
+    content: dict[str, object] = {"_BASE_": [base, f"configs/Cycles/{named.name}.yaml"]}
+    if changed:
+        content["MULTIGRID"] = changed
+    return str(yaml.safe_dump(content, default_flow_style=None, sort_keys=False, width=1000))

@@ -24,16 +24,14 @@ from slowfast_patches.plan.evaluations import (
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
-from slowfast_patches.utils.tables import first_few, format_duration
-
-__all__ = ["RunFailedError", "Study", "evaluation_share", "run_command", "train"]
+from slowfast_patches.utils.tables import Mean, first_few, format_duration, mean_of
 
 _POLL = 0.1
 """Seconds between two checks of the training processes."""
 
 _COLUMNS = (
     *("arm", "label", "length", "seed", "iterations", "epochs", "clips", "flops"),
-    *("seconds", "evaluating", "total", "waiting", "machine", "versions", "result"),
+    *("seconds", "loading", "evaluating", "total", "waiting", "machine", "versions", "result"),
 )
 
 
@@ -84,6 +82,7 @@ class Study:
             - iterations, epochs, clips, flops: totals of training. FLOPs are those of forward and
               backward.
             - seconds: wall-clock time of training, including loading.
+            - loading: share of that time spent waiting for data.
             - evaluating: wall-clock time of the evaluations and the test.
             - total: the sum of both.
             - waiting: share of training spent waiting for a core, for one process on the CPU.
@@ -118,6 +117,11 @@ class Study:
         return runs
 
 
+def mean(runs: pd.DataFrame, arm: str, column: str) -> Mean | None:
+    """Return the mean over seeds of a column, or None if the arm has no finished run."""
+    return mean_of(map(float, runs.loc[runs["arm"] == arm, column].dropna()))
+
+
 def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
     """Return the command line that trains an arm.
 
@@ -146,6 +150,7 @@ def _row(arm: Arm, seed: int, result: dict[str, Any], metrics: Iterable[str]) ->
         "seed": seed,
         **{name: result[name] for name in ("iterations", "epochs", "clips", "flops")},
         "seconds": training,
+        "loading": seconds["loading"] / training,
         "evaluating": evaluating,
         "total": training + evaluating,
         "waiting": seconds["waiting"] / seconds["training"],

@@ -13,10 +13,8 @@ from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.report import mean
+from slowfast_patches.study.runs import mean
 from slowfast_patches.utils.tables import Mean, format_list
-
-__all__ = ["at_chance", "chance_of", "explain_errors", "scored_videos", "verdict", "videos_error"]
 
 _CLEAR = 2
 """Number of standard errors from which on a difference is decided."""
@@ -91,6 +89,11 @@ def _score(runs: pd.DataFrame, arm: str, metric: str) -> Mean | None:
     of_videos = videos_error(found.mean, videos) if metric == "top1" and videos else 0.0
     of_seeds = (found.std or 0.0) / math.sqrt(len(results))
     return Mean(found.mean, math.hypot(of_videos, of_seeds) or None)
+
+
+def title_of(metrics: Iterable[str]) -> str:
+    """Return the titles of metrics as a list in words: "top-1 and top-5"."""
+    return " and ".join(map(metric_title, metrics))
 
 
 def videos_error(score: float, videos: int) -> float:

@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         study = pilot_study(arms, seconds, args.minutes, seeds, args.output)
     except ShortBaselineError as error:
-        advised = next_command(args, error.cycles, compare=True)
+        advised = next_command(args, cycles_of(arms[1].recipe), compare=True)
         data = {"advice": "train both", "reason": str(error), "command": advised}
         show(f"{error}\n\n    {advised}", data, as_json=args.json)
         return 0

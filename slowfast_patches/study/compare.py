@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,27 +14,18 @@ from multigrid.cost import short_ends
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.study.arms import Arm, at_lengths, check_study, make_arm, scaled
 from slowfast_patches.study.curves import (
-    AXES,
     LONG_TITLES,
     curves_of,
-    draw_chance,
-    draw_curves,
+    draw_panels,
     explain_curves,
     format_break_even,
     levels_of,
     levels_table,
-    set_log_axis,
 )
 from slowfast_patches.study.report import Report, Results, Table, machine_warnings
 from slowfast_patches.study.verdict import at_chance, explain_errors, title_of, verdict
-from slowfast_patches.utils.pictures import (
-    COLOURS,
-    add_legend,
-    new_figure,
-    save_figure,
-    time_unit,
-)
-from slowfast_patches.utils.tables import format_count, format_flops, format_list
+from slowfast_patches.utils.pictures import MUTED, time_unit
+from slowfast_patches.utils.tables import format_list
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,43 +219,28 @@ def _draw(comparison: Comparison, path: Path) -> None:
     runs = comparison.runs.assign(clock=comparison.runs["clock"] / size)
     metric = comparison.metrics[0]
     how = "by step times" if comparison.step_times else "loading included"
-    titles = {
-        "seconds": (f"training time, {how} ({unit})", "{:g}".format),
-        "iterations": ("iterations", format_count),
-        "flops": ("training FLOPs", lambda flops: format_flops(flops).removesuffix("FLOP")),
-    }
-    has_lengths = bool(comparison.levels)
-    names = list(AXES) if has_lengths else ["seconds"]
-    seeds = runs.groupby("label")["seed"].nunique().to_dict()
-    figure, panels = new_figure(rows=1, columns=len(names), width=4 + 4 * len(names), height=5)
-    for axes, name in zip(panels, names, strict=True):
-        draw_curves(axes, curves_of(runs, name, metric), seeds)
-        if comparison.chance is not None:
-            draw_chance(axes, comparison.chance)
-        title, write = titles[name]
-        axes.set_xlabel(title)
-        if has_lengths:
-            set_log_axis(axes, write)
-    panels[0].set_ylabel(f"{LONG_TITLES[metric]} (%)")
-    explained = "marks: final results, mean ± standard deviation over n seeds"
-    if has_lengths:
-        explained += "; numbers: × the recipe's length"
+    titles = {"seconds": f"training time, {how} ({unit})"}
+    explained = "marks: final results, mean ± standard deviation over n seeds; "
+    if has_lengths := bool(comparison.levels):
+        titles |= {"iterations": "iterations", "flops": "training FLOPs"}
+        explained += "numbers: × the recipe's length"
     else:
-        explained += "; thin lines: validations"
-        _draw_validations(comparison, runs, panels[0])
-    if len(runs):
-        add_legend(figure, panels[0], explained, columns=2)
-    cost = "cost" if has_lengths else "training time"
-    figure.suptitle(f"{LONG_TITLES[metric].capitalize()} against {cost}", fontsize=11)
-    save_figure(figure, path)
+        explained += "thin lines: validations"
 
+    def add(axes: Axes, colours: Mapping[str, str]) -> None:
+        if (chance := comparison.chance) is not None:
+            axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
+        for run in [] if has_lengths else runs.itertuples():
+            points = pd.DataFrame(run.result["evaluations"])
+            seconds = points["seconds"] * run.clock / run.seconds
+            axes.plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
+            axes.set_xlim(left=0)
 
-def _draw_validations(comparison: Comparison, runs: pd.DataFrame, axes: Axes) -> None:
-    """Draw the validations of each run as a thin line in the colour of its recipe."""
-    labels = list(runs["label"].unique())
-    for run in runs.itertuples():
-        points = pd.DataFrame(run.result["evaluations"])
-        seconds = points["seconds"] * run.clock / run.seconds
-        colour = COLOURS[labels.index(run.label) % len(COLOURS)]
-        axes.plot(seconds, points[comparison.metrics[0]], color=colour, alpha=0.5)
-    axes.set_xlim(left=0)
+    draw_panels(
+        path,
+        {title: curves_of(runs, axis, metric) for axis, title in titles.items()},
+        runs.groupby("label")["seed"].nunique().to_dict(),
+        (LONG_TITLES[metric].capitalize(), f"{LONG_TITLES[metric]} (%)", explained),
+        add,
+        logarithmic=has_lengths,
+    )

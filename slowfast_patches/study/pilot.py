@@ -25,7 +25,7 @@ from multigrid import GENTLE, PAPER, Cycles
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.config.scale import as_overrides
-from slowfast_patches.config.schedule import check_world_size, cycle_keys, cycles_of
+from slowfast_patches.config.schedule import check_world_size, cycle_keys
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
 from slowfast_patches.launch.device import process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
@@ -85,16 +85,7 @@ _COLUMNS = ("length", "iterations", "clips", "clock", "seconds", "total", "loadi
 
 
 class ShortBaselineError(ValueError):
-    """Error raised when a whole baseline takes no longer than its pilot.
-
-    Args:
-        message: text of the error.
-        cycles: cycles to train beside the baseline instead of a pilot.
-    """
-
-    def __init__(self, message: str, cycles: Cycles | None) -> None:
-        super().__init__(message)
-        self.cycles = cycles
+    """Error raised when a whole baseline takes no longer than its pilot."""
 
 
 def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
@@ -225,8 +216,7 @@ def pilot_study(
     if whole <= (longest := max(seconds, least)):
         raise ShortBaselineError(
             f"No pilot is needed: the whole baseline takes about {format_duration(whole)}, and "
-            f"a pilot {format_duration(longest)}. Train both instead. That is more conclusive.",
-            cycles_of(arms[1].recipe),
+            f"a pilot {format_duration(longest)}. Train both instead. That is more conclusive."
         )
     if seconds < least:
         # Add a margin, because the next measurement of the step time may be longer.
@@ -422,8 +412,8 @@ def _advice(pilot: Pilot) -> str:
         factor = pilot.best.recipe.multigrid.epoch_factor
         return (
             f"Advice: use multigrid. {ahead} Its whole training takes 1/{pilot.speed_up:.2f} of "
-            f"the baseline's time, for {factor:g} × the clips. multigrid-compare shows the accuracy "
-            "that both reach."
+            f"the baseline's time, for {factor:g} × the clips. multigrid-compare shows the "
+            "accuracy that both reach."
         )
     if pilot.verdict == "do not use multigrid":
         return f"Advice: do not use multigrid here. {ahead}"

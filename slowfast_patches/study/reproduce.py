@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multigrid import Cost
 from multigrid.cost import FlopsPerClip
@@ -20,7 +20,7 @@ from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
 from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times
-from slowfast_patches.study.curves import curves_of, draw_curves, make_curve, set_log_axis
+from slowfast_patches.study.curves import curves_of, draw_panels, make_curve
 from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
 from slowfast_patches.study.report import (
     COLUMNS,
@@ -32,8 +32,10 @@ from slowfast_patches.study.report import (
 )
 from slowfast_patches.study.runs import mean
 from slowfast_patches.study.verdict import title_of
-from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure
 from slowfast_patches.utils.tables import format_duration, format_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Experiment]:
@@ -270,28 +272,29 @@ def _draw(table: PaperTable, path: Path) -> None:
         table: a figure of the paper.
         path: the picture's file.
     """
-    figure, [axes] = new_figure(rows=1, width=8.5, height=5.5)
     rows = {row.folder: row for row in table.experiment.rows}
     runs = table.runs[table.runs["arm"].isin(list(rows))]
     whole = table.arms[table.experiment.rows[0].reference.folder].schedule.epochs
     runs = runs.assign(
-        label=runs["arm"].map({name: row.curve for name, row in rows.items()}),
-        length=runs["arm"].map({name: table.arms[name].schedule.epochs / whole for name in rows}),
+        label=[rows[name].curve for name in runs["arm"]],
+        length=[table.arms[name].schedule.epochs / whole for name in runs["arm"]],
         clock=1 / runs["speed_up"],
     )
-    labels = list(dict.fromkeys(row.curve for row in rows.values()))
-    curves = curves_of(runs, "seconds", "top1")
-    curves = {label: curves.get(label, make_curve([], [], [], [])) for label in labels}
-    draw_curves(axes, curves, runs.groupby("label")["seed"].nunique().to_dict())
-    for row in rows.values():
-        if "top1" in row.metrics:
-            point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
-            colour = COLOURS[labels.index(row.curve) % len(COLOURS)]
-            axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colour, ms=10)
-    set_log_axis(axes, "{:g}".format)
-    axes.set_xlabel("training time, relative to the baseline's (loading included)")
-    axes.set_ylabel("top-1 accuracy (%)")
+    curves = {row.curve: make_curve([], [], [], []) for row in rows.values()}
+
+    def add_published(axes: Axes, colours: Mapping[str, str]) -> None:
+        for row in rows.values():
+            if "top1" in row.metrics:
+                point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
+                axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colours[row.curve], ms=10)
+
     explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
-    add_legend(figure, axes, explained, columns=2)
-    axes.set_title(table.experiment.title, fontsize=10)
-    save_figure(figure, path)
+    time = "training time, relative to the baseline's (loading included)"
+    draw_panels(
+        path,
+        {time: curves | curves_of(runs, "seconds", "top1")},
+        runs.groupby("label")["seed"].nunique().to_dict(),
+        (table.experiment.title, "top-1 accuracy (%)", explained),
+        add_published,
+        logarithmic=True,
+    )

@@ -141,7 +141,7 @@ def test_step_times_take_the_place_of_seconds_in_table_json_and_plot(study, writ
         write_run(study, arm, 0, seconds, top1=80.0, top5=90.0, seconds=spent)
     drawn = []
     monkeypatch.setattr(
-        "slowfast_patches.study.compare.save_figure", lambda figure, path: drawn.append(figure)
+        "slowfast_patches.study.curves.save_figure", lambda figure, path: drawn.append(figure)
     )
     report, text = report_of(study, "command", "steps.json")
     assert cells_of(text, "multigrid")[7:11] == ["3.33 min", "3.45 min", "100 s", "2.80×"]

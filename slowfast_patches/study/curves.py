@@ -6,8 +6,9 @@ trainings that cost no more. Between neighbouring lengths it is linear in the lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, groupby
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,25 +176,26 @@ def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, fl
     if low >= high:
         return []
 
-    def read(curve: pd.DataFrame, column: str) -> Any:
-        return np.interp(costs, np.log(curve["cost"]), curve[column])
+    def read(column: str, cost: float) -> tuple[float, float]:
+        values = [np.interp(np.log(cost), np.log(c["cost"]), c[column]) for c in (first, second)]
+        return float(values[0]), float(values[1])
 
-    costs = np.log(np.unique([low, high, *pd.concat([first, second])["cost"].clip(low, high)]))
-    leads = read(second, "best") - read(first, "best")
-    before, after = leads[:-1], leads[1:]
-    crosses = before * after < 0
-    parts = before[crosses] / (before - after)[crosses]
-    costs = np.sort(np.append(costs, costs[:-1][crosses] + parts * np.diff(costs)[crosses]))
-    leads = np.round(read(second, "best") - read(first, "best"), 9)
-    spreads = np.hypot(read(first, "best_std"), read(second, "best_std"))
-    signs = np.sign(leads[:-1] + leads[1:])
+    def lead(cost: float) -> float:
+        before, after = read("best", cost)
+        return round(after - before, 9)
+
+    costs = set(pd.concat([first, second])["cost"].clip(low, high))
+    for start, stop in pairwise(sorted(costs)):
+        if lead(start) * lead(stop) < 0:
+            costs.add(start * (stop / start) ** (lead(start) / (lead(start) - lead(stop))))
     found = list[tuple[float, float, float, float]]()
-    for _, group in groupby(range(len(signs)), key=lambda number: signs[number]):
-        inside = list(group)
-        inside.append(inside[-1] + 1)
-        largest = inside[np.argmax(np.abs(leads[inside]))]
-        start, stop = np.exp(costs[inside[0]]), np.exp(costs[inside[-1]])
-        found.append((float(start), float(stop), float(leads[largest]), float(spreads[largest])))
+    for start, stop in pairwise(sorted(costs)):
+        largest = max(start, stop, key=lambda cost: abs(lead(cost)))
+        part = (start, stop, lead(largest), math.hypot(*read("best_std", largest)))
+        if found and np.sign(found[-1][2]) == np.sign(part[2]):
+            before = found.pop()
+            part = (before[0], stop, *max(before, part, key=lambda part: abs(part[2]))[2:])
+        found.append(part)
     return found
 
 

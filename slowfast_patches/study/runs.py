@@ -239,18 +239,16 @@ def _time_left(
 ) -> str:
     """Return how long some runs will take, including evaluations and the test.
 
-    Times are assumed to be proportional to the pixels of all forward and backward passes. The
-    factor follows from finished runs, or else from step times.
+    Times are assumed to be proportional to step times, or else to the pixels of all forward and
+    backward passes. Finished runs calibrate them.
     """
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
-    whole = {arm.name: 1 + evaluation_share(arm) for arm in study.arms}
-    work = {arm.name: whole[arm.name] * _training_pixels(arm) for arm in study.arms}
+    steps = study.step_seconds or {arm.name: _training_pixels(arm) for arm in study.arms}
+    work = {arm.name: steps[arm.name] * (1 + evaluation_share(arm)) for arm in study.arms}
+    seconds = sum(work[arm.name] for arm, _ in runs)
     if len(finished):
-        took = finished["total"].sum()
-        seconds = took / finished["arm"].map(work).sum() * sum(work[arm.name] for arm, _ in runs)
-    elif study.step_seconds:
-        seconds = sum(study.step_seconds[arm.name] * whole[arm.name] for arm, _ in runs)
-    else:
+        seconds *= finished["total"].sum() / finished["arm"].map(work).sum()
+    elif not study.step_seconds:
         return number
     return f"{number}, about {format_duration(seconds / min(at_once, len(runs)))}"
 

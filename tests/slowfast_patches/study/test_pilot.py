@@ -96,7 +96,7 @@ def test_seeds_differ_by_about_what_the_error_counts_with(made_up):
         ((20, 29), {"videos": 30}, "undecided", 0.717),
         # few iterations after the change of shape are no evidence against a cycle
         ((32, 20), {"length": 0.05}, "undecided", 0.143),
-        ((32, 50), {"length": 0.05}, "use multigrid", 0.89),
+        ((32, 50), {"length": 0.05}, "use multigrid", 0.906),
         # a cycle that waited for data had no equal time
         ((20, 50), {"loading": 23.0}, "undecided", 0.95),
     ],
@@ -156,22 +156,23 @@ def test_arms_take_equal_times(whole_arms, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("factor", "minutes", "outcome"),
+    ("part", "minutes", "outcome"),
     [
         (1, None, 660),  # two arms of 300 iterations of a second, scored
-        (4, None, 960),  # a tenth
-        (4, 20, 1200),
-        (1, 1, r"too short .* Give --minutes 13\.\d or more"),
-        (0.01, None, "takes about 24 s, and a pilot 2.* Train both"),
-        (1, 40, "Train both"),
+        (0.1, None, 240),  # a tenth
+        (0.1, 5, 300),
+        (1, 1, "too short for a result. Give --minutes 13 or more"),
+        (8, None, r"takes about 40 min, and a pilot \d+ min\. Train both"),
+        (1, 40, "a pilot 40 min. Train both"),
     ],
 )
 def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
-    whole_arms, tmp_path, monkeypatch, caplog, factor, minutes, outcome
+    whole_arms, tmp_path, monkeypatch, part, minutes, outcome
 ):
-    """One that would tell nothing is refused."""
-    caplog.set_level("INFO")
-    seconds = [factor * cost(arm) for arm in whole_arms]
+    """One that would tell nothing is refused. An arm needs a part of 300 iterations."""
+    monkeypatch.setattr(pilot, "_ITERATIONS", 300 * part)
+    monkeypatch.setattr(pilot, "_FINAL", 120 * part)
+    seconds = [cost(arm) for arm in whole_arms]
 
     def study() -> Study:
         return pilot_study(whole_arms, seconds, minutes, [0], tmp_path)

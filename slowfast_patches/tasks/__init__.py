@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.tasks.detection import Detection
-from slowfast_patches.tasks.task import MultiLabel, SingleLabel, Task
+from slowfast_patches.tasks.task import MultiLabel, Task
 
-__all__ = ["Detection", "Task", "task_of"]
+__all__ = ["Task", "task_of"]
 
 _CLASSES: dict[str, type[Task]] = {
-    "single_label": SingleLabel,
+    "single_label": Task,
     "multi_label": MultiLabel,
     "detection": Detection,
 }

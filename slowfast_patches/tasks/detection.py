@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.tasks.box_scores import BoxScores
-from slowfast_patches.tasks.task import MultiLabel, Scores
+from slowfast_patches.tasks.task import MultiLabel
 from slowfast_patches.utils.distributed import sum_over_ranks
 
 
@@ -59,5 +59,5 @@ class Detection(MultiLabel):
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(tuple(parts))
 
-    def scores(self, dataset: Any, device: torch.device) -> Scores:
+    def scores(self, dataset: Any, device: torch.device) -> BoxScores:
         return BoxScores(self.recipe, dataset, device)

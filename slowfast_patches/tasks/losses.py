@@ -36,7 +36,9 @@ class WeightedCrossEntropy(nn.Module):
         return (losses * (labels * self.weight).sum(1)).mean()
 
 
-def class_weights(given: Sequence[float] | str, counts: Sequence[int], shares: Tensor) -> Tensor:
+def class_weights(
+    given: Sequence[float] | str, counts: Sequence[int], *, shares: Sequence[int]
+) -> Tensor:
     """Return SOLVER.CLASS_WEIGHTS divided by their mean.
 
     Balanced weights are inverse to the number of videos, where a class without videos counts as
@@ -45,12 +47,12 @@ def class_weights(given: Sequence[float] | str, counts: Sequence[int], shares: T
     Args:
         given: The key.
         counts: Number of videos of each class.
-        shares: Share of each class in the mean.
+        shares: How often each class counts in the mean.
     """
     videos = torch.tensor(counts, dtype=torch.float64)
     balanced = given == "balanced"
     weights = 1 / videos.clamp(min=1) if balanced else torch.tensor(given, dtype=torch.float64)
-    weights /= (weights * shares).sum()
+    weights /= (weights * torch.tensor(shares)).sum() / sum(shares)
     if torch.allclose(weights, torch.ones_like(weights)):
         logger.warning(
             "SOLVER.CLASS_WEIGHTS %s has no effect, because all weights are the same. Leave it out",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from slowfast_patches.config.metrics import accuracy_ranks
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.tasks.losses import WeightedCrossEntropy, class_weights
 from slowfast_patches.tasks.scores import (
-    Evaluation,
     Judgement,
     VideoScores,
     average_precisions,
@@ -26,20 +24,11 @@ Transform = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """Makes a network's pathways from the clips and flips of a mini-batch."""
 
 
-class Scores(Protocol):
-    """Scores of a split, collected over clips and ranks."""
+class Task:
+    """What a model learns: its inputs besides the clips, its loss, its scores and its metrics.
 
-    def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
-        """Add the outputs of the network for a part of a mini-batch."""
-
-    def result(self) -> Evaluation:
-        """Compute the metrics from the scores of all ranks. Every rank must call this."""
-
-
-class Task(ABC):
-    """What a model predicts: its inputs besides the clips, its loss, its scores and its metrics.
-
-    An item is what has one row of scores and labels. In this class, that is a clip.
+    An item is what has a row of scores and labels. This class is the task of one label for each
+    clip, where an item is a clip. Other tasks override what differs.
 
     Args:
         recipe: The recipe.
@@ -72,22 +61,26 @@ class Task(ABC):
 
     def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
         """Return what a mini-batch has besides its clips, with random labels."""
-        return {"labels": self._random_labels(clips, rng)}
-
-    @abstractmethod
-    def _random_labels(self, count: int, rng: torch.Generator) -> Tensor:
-        """Draw the labels of `count` items."""
+        classes = self.recipe.model.num_classes
+        return {"labels": torch.randint(0, classes, (clips,), generator=rng)}
 
     # Training.
 
-    @abstractmethod
     def loss(self, label_counts: Sequence[int] | None = None) -> nn.Module:
         """Return the training loss, the mean over items of logits (N, C) and their labels.
+
+        Labels are classes (N,), or class probabilities (N, C).
 
         Args:
             label_counts: Number of training videos of each class, for SOLVER.CLASS_WEIGHTS. Without
                 them, classes are not weighted.
         """
+        smoothing = self.recipe.model.label_smoothing
+        given = self.recipe.solver.class_weights
+        if given and label_counts is not None:
+            weights = class_weights(given, label_counts, shares=label_counts)
+            return WeightedCrossEntropy(weights, smoothing)
+        return nn.CrossEntropyLoss(label_smoothing=smoothing)
 
     def mean_items(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
         """Return the mean number of items in the mini-batches of all processes.
@@ -102,60 +95,36 @@ class Task(ABC):
         """Join the scores or labels of micro-batches. Micro-batch p of P has every P-th clip."""
         return torch.stack(tuple(parts), 1).flatten(0, 1)
 
-    @abstractmethod
     def count_right(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return the number of items whose label has the highest score, or NaN."""
-
-    # Evaluation.
-
-    def scores(self, dataset: Any, device: torch.device) -> Scores:
-        """Return an empty collection of the scores of a split."""
-        return VideoScores(self.recipe, dataset, device, self.judge)
-
-    @abstractmethod
-    def judge(self, scores: Tensor, labels: Tensor) -> Judgement:
-        """Compute the metrics of scores (V, C)."""
-
-
-class SingleLabel(Task):
-    """One label for each clip, trained with cross entropy and judged by accuracy."""
-
-    def _random_labels(self, count: int, rng: torch.Generator) -> Tensor:
-        return torch.randint(0, self.recipe.model.num_classes, (count,), generator=rng)
-
-    def loss(self, label_counts: Sequence[int] | None = None) -> nn.Module:
-        """Return cross entropy, which takes classes (N,) or class probabilities (N, C)."""
-        smoothing = self.recipe.model.label_smoothing
-        given = self.recipe.solver.class_weights
-        if given and label_counts is not None:
-            videos = torch.tensor(label_counts, dtype=torch.float64)
-            weights = class_weights(given, label_counts, videos / videos.sum())
-            return WeightedCrossEntropy(weights, smoothing)
-        return nn.CrossEntropyLoss(label_smoothing=smoothing)
-
-    def count_right(self, scores: Tensor, labels: Tensor) -> Tensor:
         wanted = labels if labels.ndim == 1 else labels.argmax(1)  # of mixed ones, the larger
         return (scores.argmax(1) == wanted).sum()
 
+    # Evaluation.
+
+    def scores(self, dataset: Any, device: torch.device) -> Any:
+        """Return an empty collection of the scores of a split, with `VideoScores`' methods."""
+        return VideoScores(self.recipe, dataset, device, self.judge)
+
     def judge(self, scores: Tensor, labels: Tensor) -> Judgement:
+        """Compute the metrics of scores (V, C)."""
         ranks = accuracy_ranks(scores.shape[1])
         return Judgement({f"top{k}": topk_accuracy(scores, labels, k) for k in ranks})
 
 
 class MultiLabel(Task):
-    """Several labels for each clip, (C,) multi-hot, trained with a binary loss, judged by mAP."""
+    """Several labels for each clip, multi-hot (C,), with a binary loss and mAP."""
 
-    def _random_labels(self, count: int, rng: torch.Generator) -> Tensor:
-        shape = (count, self.recipe.model.num_classes)
-        return torch.randint(0, 2, shape, generator=rng).float()
+    def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
+        shape = (clips, self.recipe.model.num_classes)
+        return {"labels": torch.randint(0, 2, shape, generator=rng).float()}
 
     def loss(self, label_counts: Sequence[int] | None = None) -> nn.Module:
-        """Return binary cross entropy, averaged over the classes too. Labels (N, C) are floats."""
+        """Return the training loss, averaged over the classes too. Labels (N, C) are floats."""
         given = self.recipe.solver.class_weights
         if given and label_counts is not None:
-            classes = len(label_counts)
-            shares = torch.full((classes,), 1 / classes, dtype=torch.float64)
-            return nn.BCEWithLogitsLoss(class_weights(given, label_counts, shares))
+            weights = class_weights(given, label_counts, shares=[1] * len(label_counts))
+            return nn.BCEWithLogitsLoss(weights)
         return nn.BCEWithLogitsLoss()
 
     def count_right(self, scores: Tensor, labels: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def evaluate(
     for path, reason in itertools.chain(*map(dict.items, gather_objects(failures))):
         if world.is_main:
             log_unreadable(path, reason, "its clips that cannot be read are not scored")
-    result = scores.result()
+    result: Evaluation = scores.result()
     if world.is_main:
         seconds = time.perf_counter() - start
         text = "%d clips scored in %s: %.1f clips/s"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.key_frames import KeyFrameClips
-from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path
+from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset, list_path
 from slowfast_patches.datasets.protocol import VideoDataset, clip_bytes, clips_per_video
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.signals import block_signals, leave_to_parent
@@ -51,9 +51,9 @@ def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     `DataSet.build`.
 
     Raises:
-        ValueError: The built object does not implement `VideoDataset`.
+        ValueError: The data set does not fit the recipe, or does not implement `VideoDataset`.
     """
-    entry = dataset_of(recipe, split)
+    entry = fitting_dataset(recipe, split)
     build = entry.build or (KeyFrameClips if entry.boxes else ClipDataset)
     dataset = build(recipe, split)
     if not isinstance(dataset, VideoDataset):
@@ -197,17 +197,40 @@ def precise_bn_loader(
 
 
 class _Loader(DataLoader[Any]):
-    """DataLoader whose workers ignore the signals that ask a run to stop."""
+    """DataLoader whose workers ignore the signals that ask a run to stop.
+
+    Attributes:
+        multi_label: Whether a clip must have several labels.
+    """
+
+    multi_label = False
 
     def __iter__(self) -> Any:
         with block_signals():  # also protects workers that have just started
-            return super().__iter__()
+            batches = super().__iter__()
+        return map(self._checked, batches)
+
+    def _checked(self, batch: Any) -> Any:
+        """Return a mini-batch whose labels have the right form.
+
+        Raises:
+            ValueError: The data set was registered with the wrong `multi_label`.
+        """
+        labels = batch["labels"]
+        if len(labels) and (labels.ndim == 2) != self.multi_label:
+            form = "a vector of all classes" if self.multi_label else "a class number"
+            raise ValueError(
+                f"{type(self.dataset).__name__} must give {form} as the label of a clip, because "
+                f"DATA.MULTI_LABEL is {self.multi_label}. Register it with "
+                f"multi_label={not self.multi_label}, or correct its labels."
+            )
+        return batch
 
 
-def _loader(recipe: Recipe, dataset: Any, batches: Any) -> DataLoader[Any]:
+def _loader(recipe: Recipe, dataset: VideoDataset, batches: Any) -> DataLoader[Any]:
     workers = min(num_workers(recipe), len(batches))
-    return _Loader(
-        dataset,
+    loader = _Loader(
+        cast(Dataset[Any], dataset),
         batch_sampler=batches,
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
@@ -215,3 +238,5 @@ def _loader(recipe: Recipe, dataset: Any, batches: Any) -> DataLoader[Any]:
         collate_fn=collate,
         worker_init_fn=leave_to_parent,
     )
+    loader.multi_label = recipe.multi_label
+    return loader

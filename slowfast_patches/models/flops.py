@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from multigrid import Shape, check_patches
@@ -59,13 +59,30 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
         try:
             with torch.no_grad():
                 boxes = blank_head_inputs(recipe, 1, shape.crop)
-                model(blank_inputs((1, shape.frames, shape.crop), alpha), *boxes)
+                logits = model(blank_inputs((1, shape.frames, shape.crop), alpha), *boxes)
         except RuntimeError as error:
             raise ValueError(
                 f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}). "
                 "Use more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)"
             ) from error
+        if recipe.model.family.build is not None:
+            _check_logits(recipe, logits)
+
+
+def _check_logits(recipe: Recipe, logits: object) -> None:
+    """Check what a registered model returns for one clip.
+
+    Raises:
+        ValueError: It is not a tensor (1, classes).
+    """
+    wanted = (1, recipe.model.num_classes)
+    if not isinstance(logits, Tensor) or logits.shape != wanted:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"MODEL.ARCH {recipe.model.arch} must return logits (N, MODEL.NUM_CLASSES), here a "
+            f"tensor {wanted}, not {found}. Correct the model."
+        )
 
 
 def _build(recipe: Recipe) -> tuple[nn.Module, int | None]:

@@ -7,6 +7,7 @@ import os
 from itertools import chain
 from typing import Any, cast
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
@@ -227,6 +228,17 @@ class _Loader(DataLoader[Any]):
         return batch
 
 
+def _collate(samples: Any) -> Any:
+    """Make a mini-batch from items, or from what `__getitems__` of the data set has returned.
+
+    A mini-batch of items with `video` has `videos`, which evaluation needs.
+    """
+    batch: Any = collate(samples)
+    if isinstance(samples, list) and "video" in samples[0]:
+        batch["videos"] = torch.tensor([sample["video"] for sample in samples])
+    return batch
+
+
 def _loader(recipe: Recipe, dataset: VideoDataset, batches: Any) -> DataLoader[Any]:
     workers = min(num_workers(recipe), len(batches))
     loader = _Loader(
@@ -235,7 +247,7 @@ def _loader(recipe: Recipe, dataset: VideoDataset, batches: Any) -> DataLoader[A
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
         pin_memory=recipe.data_loader.pin_memory and recipe.num_gpus > 0,
-        collate_fn=collate,
+        collate_fn=_collate,
         worker_init_fn=leave_to_parent,
     )
     loader.multi_label = recipe.multi_label

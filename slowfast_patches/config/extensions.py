@@ -91,7 +91,7 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # A script that ends itself raises SystemExit.
             raise ValueError(f"IMPORTS {name}: {_explain(name, error)}") from error
 
 
@@ -109,13 +109,15 @@ def require_imported(names: Sequence[str], source: str) -> None:
         )
 
 
-def _explain(name: str, error: Exception) -> str:
+def _explain(name: str, error: BaseException) -> str:
     """Describe why a module cannot be imported, with the place in it."""
-    if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and f"{name}.".startswith(f"{missing}."):
         return (
             f"there is no such module in {os.getcwd()} or on the Python path. Name a module such "
             "as my_model for my_model.py, start in its folder, or add the folder to PYTHONPATH."
         )
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
-    return f"{type(error).__name__}: {error}{where}. Correct the module."
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}{where}. Correct the module."

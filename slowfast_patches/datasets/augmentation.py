@@ -51,7 +51,7 @@ class Augmentation:
 
     def __init__(self, keys: Aug, mean: Sequence[float], seed: int) -> None:
         self._keys = keys
-        self._custom = {name: AUGMENTATIONS[name] for name in keys.custom}
+        self._custom = [(name, AUGMENTATIONS[name]) for name in keys.custom]
         self._seed = seed
         self._fill = tuple(255 * value for value in mean)
 
@@ -73,8 +73,8 @@ class Augmentation:
         if rng.random() < self._keys.re_prob:
             for _ in range(self._keys.re_count):
                 self._erase(clip, rng)
-        for name, augment in self._custom.items():
-            changed = augment(clip, rng)
+        for name, augment in self._custom:
+            changed = np.asarray(augment(clip, rng))
             if changed.shape != clip.shape or changed.dtype != np.uint8:
                 raise ValueError(
                     f"AUG.CUSTOM {name} must return a clip {clip.shape} uint8, not "

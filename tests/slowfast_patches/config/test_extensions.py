@@ -14,6 +14,7 @@ from multigrid import Shape
 from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.extensions import AUGMENTATIONS
 from slowfast_patches.config.families import FAMILIES
+from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import DATASETS
 from slowfast_patches.models.build import build_model
@@ -57,6 +58,9 @@ def write(text: str) -> None:
             "import no_such_package",
             "ModuleNotFoundError: No module named 'no_such_package'",
         ),
+        ("mine", "import mi", "ModuleNotFoundError: No module named 'mi'"),
+        ("mine", "raise SystemExit(3)", r"SystemExit: 3 \(.*mine.py, line 2\)"),
+        ("mine", "raise OSError('one\\ntwo')", r"OSError: one \(.*mine.py, line 2\)"),
         ("mine", "\n1 / 0", r"ZeroDivisionError: division by zero \(.*mine.py, line 3\)"),
         ("mine", "1 +", r"SyntaxError: invalid syntax \(mine.py, line 2\)"),
         ("mine", "register_model('tsm')(int)", "ValueError: there is a model 'tsm' already"),
@@ -93,7 +97,7 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
     arm = make_arm("a", "a", Path("configs/Demo/SLOWFAST_DEMO.yaml"), pairs)
     command = run_command(arm, 0, Path("out"), Path("run_net.py"))
     assert command[command.index("IMPORTS") + 1] == "mine"
-    assert "IMPORTS: [mine]" in arm.recipe.text
+    assert parse_yaml(arm.recipe.text, "the test")["IMPORTS"] == ["mine"]
     assert parse_recipe(arm.recipe.text, "the test").model.family == FAMILIES["net"]
     del sys.modules["mine"]
     with pytest.raises(ValueError, match="the test needs the module mine.* add --import mine"):

@@ -100,7 +100,7 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
     assert parse_yaml(arm.recipe.text, "the test")["IMPORTS"] == ["mine"]
     assert parse_recipe(arm.recipe.text, "the test").model.family == FAMILIES["net"]
     del sys.modules["mine"]
-    with pytest.raises(ValueError, match="the test needs the module mine.* add --import mine"):
+    with pytest.raises(ValueError, match=r"the test needs the module mine.* add --import mine"):
         parse_recipe(arm.recipe.text, "the test")
 
 
@@ -140,7 +140,7 @@ def test_a_registered_model_is_checked_at_the_shapes_of_its_schedule():
     check_shapes(load_recipe(None, overrides), [Shape(1, 4, 32)])
     with pytest.raises(ValueError, match=r"net must return logits.* \(1, 6\), not \(1, 5\)"):
         check_shapes(load_recipe(None, [*overrides, "MODEL.NUM_CLASSES", 6]), [Shape(1, 4, 32)])
-    with pytest.raises(ValueError, match="none: .* must build a torch.nn.Module"):
+    with pytest.raises(ValueError, match=r"none: .* must build a torch.nn.Module"):
         build_model(load_recipe(None, ["MODEL.ARCH", "none"]))
 
 
@@ -156,5 +156,5 @@ def test_an_augmentation_has_a_registered_name_and_returns_a_clip():
         Augmentation(load_recipe(None, [*off, "AUG.CUSTOM", "float"]).aug, (0.5,) * 3, 0)(
             clip, 0, 0
         )
-    with pytest.raises(ValueError, match="AUG.CUSTOM must be a list of names that modules of IMP"):
+    with pytest.raises(ValueError, match=r"AUG.CUSTOM must be a list of names that modules of IMP"):
         load_recipe(None, [*off, "AUG.CUSTOM", "light"])

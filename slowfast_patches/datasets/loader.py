@@ -41,6 +41,9 @@ _MAX_BYTES = 1 << 27
 _CORES_PER_WORKER = 4
 """Cores per worker in training on the CPU."""
 
+_CLIPS: dict[str, type[ClipDataset]] = {"detection": KeyFrameClips}
+"""Data sets of tasks on other than whole clips."""
+
 _PRECISE_BN_EPOCH = 1 << 30
 """Epoch number that seeds the clips for precise BN. No training reaches it."""
 
@@ -48,14 +51,14 @@ _PRECISE_BN_EPOCH = 1 << 30
 def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     """Build the data set of a split.
 
-    This is `ClipDataset`, `KeyFrameClips` for a data set with boxes, or the result of
+    This is `ClipDataset`, `KeyFrameClips` for detection, or the result of
     `DataSet.build`.
 
     Raises:
         ValueError: The data set does not fit the recipe, or does not implement `VideoDataset`.
     """
     entry = fitting_dataset(recipe, split)
-    build = entry.build or (KeyFrameClips if entry.boxes else ClipDataset)
+    build = entry.build or _CLIPS.get(entry.task, ClipDataset)
     dataset = build(recipe, split)
     if not isinstance(dataset, VideoDataset):
         raise ValueError(
@@ -201,10 +204,10 @@ class _Loader(DataLoader[Any]):
     """DataLoader whose workers ignore the signals that ask a run to stop.
 
     Attributes:
-        multi_label: Whether a clip must have several labels.
+        task: Task of the recipe.
     """
 
-    multi_label = False
+    task = "single_label"
 
     def __iter__(self) -> Any:
         with block_signals():  # also protects workers that have just started
@@ -215,15 +218,16 @@ class _Loader(DataLoader[Any]):
         """Return a mini-batch whose labels have the right form.
 
         Raises:
-            ValueError: The data set was registered with the wrong `multi_label`.
+            ValueError: The data set was registered with the wrong `task`.
         """
         labels = batch["labels"]
-        if len(labels) and (labels.ndim == 2) != self.multi_label:
-            form = "a vector of all classes" if self.multi_label else "a class number"
+        dimensions = 1 if self.task == "single_label" else 2
+        if len(labels) and labels.ndim != dimensions:
+            form = "class numbers (N,)" if dimensions == 1 else "vectors (N, classes)"
             raise ValueError(
-                f"{type(self.dataset).__name__} must give {form} as the label of a clip, because "
-                f"DATA.MULTI_LABEL is {self.multi_label}. Register it with "
-                f"multi_label={not self.multi_label}, or correct its labels."
+                f"{type(self.dataset).__name__} must give {form} as the labels of N clips, not "
+                f"{tuple(labels.shape)}, because it is registered with task={self.task!r}. Correct "
+                "the task or the labels."
             )
         return batch
 
@@ -250,5 +254,5 @@ def _loader(recipe: Recipe, dataset: VideoDataset, batches: Any) -> DataLoader[A
         collate_fn=_collate,
         worker_init_fn=leave_to_parent,
     )
-    loader.multi_label = recipe.multi_label
+    loader.task = recipe.task
     return loader

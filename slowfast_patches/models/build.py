@@ -95,10 +95,8 @@ def _build_resnet(recipe: Recipe) -> nn.Module:
     if isinstance(dropout, nn.Dropout):
         assert isinstance(head.projection, nn.Linear)
         head.dropout = ClipDropout(dropout.p, recipe.rng_seed, head.projection.in_features)
-    if recipe.detection.enable:
+    if recipe.model.head_act == "sigmoid":
         head.act = _EvaluationSigmoid()
-    elif recipe.model.head_act == "sigmoid":
-        head.act = nn.Sigmoid()
     return model
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
-from slowfast_patches.train.scores import Evaluation, average_precisions
+from slowfast_patches.tasks.scores import Evaluation
 from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.pictures import new_figure, save_figure
@@ -107,19 +107,16 @@ def write_tables(
 
     The table is `folder`/{name}_classes.csv. For one label a video its columns are class, videos,
     accuracy (%) and the number of videos that were predicted as each class, and
-    {name}_confusion.png is the picture. For several labels a video the columns are class, videos
-    (or boxes) and average precision (%).
+    {name}_confusion.png is the picture. For several labels the columns are class, videos (or boxes)
+    and average precision (%).
     """
     scores = evaluation.probabilities[evaluation.scored].cpu()
     labels = evaluation.labels[evaluation.scored].cpu()
     classes = scores.shape[1]
     shown = names or list(map(str, range(classes)))
     path = folder / f"{name}_classes.csv"
-    if labels.ndim == 2:
-        precisions = evaluation.precisions
-        if precisions is None:
-            precisions = average_precisions(scores, labels)
-        percents = ["" if value is None else f"{value:.2f}" for value in precisions]
+    if evaluation.precisions is not None:
+        percents = ["" if value is None else f"{value:.2f}" for value in evaluation.precisions]
         rows = zip(shown, labels.sum(0).tolist(), percents, strict=True)
         _write(path, ["class", "videos", "average_precision"], rows)
         return

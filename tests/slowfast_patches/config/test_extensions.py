@@ -12,22 +12,27 @@ from torch import nn
 
 from multigrid import Shape
 from slowfast_patches.config import load_recipe, parse_recipe
+from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.extensions import AUGMENTATIONS
 from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.datasets.augmentation import Augmentation
-from slowfast_patches.datasets.lists.dataset_lists import DATASETS
+from slowfast_patches.datasets.lists.dataset_lists import DATASETS, load_with_classes
+from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.flops import check_shapes
+from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
     DataSet,
     ModelFamily,
+    Recipe,
     register_augmentation,
     register_dataset,
     register_model,
 )
 from slowfast_patches.study.arms import make_arm
 from slowfast_patches.study.runs import run_command
+from slowfast_patches.tasks import task_of
+from slowfast_patches.tasks.task import MultiLabel
 from slowfast_patches.utils import command_line
 
 
@@ -113,7 +118,8 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
         (lambda: register_model("my net")(int), "'my net' cannot be the name of a model"),
         (lambda: register_model("net", ModelFamily(pathways=3)), "Register a ModelFamily with 1"),
         (lambda: register_model("net", ModelFamily(is_transformer=True)), "neither is_transformer"),
-        (lambda: register_dataset("b", DataSet(boxes=True)), "so it needs multi_label=True"),
+        (lambda: register_dataset("a", DataSet(task="detection", build=print)), "Use `read`"),
+        (lambda: register_dataset("a", DataSet(task="boxes")), "single_label, multi_label or det"),
         (lambda: [register_augmentation("a")(int) for _ in "ab"], "an? augmentation 'a' already"),
     ],
 )
@@ -131,6 +137,44 @@ class Logits(nn.Module):
 
     def forward(self, pathways):
         return self.head(pathways[0].mean((2, 3, 4)))
+
+
+class Clips:
+    """A data set of one clip."""
+
+    videos = (0,)
+    __len__ = videos.__len__
+    __getitem__ = videos.__getitem__
+
+    def __init__(self, recipe: object, split: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("MODEL.HEAD_ACT", "softmax"), "HEAD_ACT 'softmax' does not match DATA.MULTI_LABEL True"),
+        (("MODEL.LOSS_FUNC", "cross_entropy"), "LOSS_FUNC 'cross_entropy' does not match"),
+        (("DATA.MULTI_LABEL", False), "set DATA.MULTI_LABEL True: the videos of train have sev"),
+        (("TRAIN.DATASET", "kinetics"), "set DATA.MULTI_LABEL True: the videos of test have sev"),
+    ],
+)
+def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax(keys, said):
+    register_dataset("tags", DataSet(task="multi_label", build=Clips))
+    tags = ("TRAIN.DATASET", "tags", "TEST.DATASET", "tags")
+    recipe = load_with_classes(None, tags)
+    check_recipe(recipe)
+    assert recipe.model.head_act == "sigmoid"
+    assert isinstance(task_of(recipe), MultiLabel)
+    with pytest.raises(ValueError, match=said):
+        check_and_build(load_with_classes(None, [*tags, *keys]))
+
+
+def check_and_build(recipe: Recipe) -> None:
+    check_recipe(recipe)
+    for split in ("train", "test"):
+        if recipe.train.dataset == "tags" or split == "test":
+            build_dataset(recipe, split)
 
 
 def test_a_registered_model_is_checked_at_the_shapes_of_its_schedule():

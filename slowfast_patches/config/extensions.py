@@ -23,6 +23,7 @@ from slowfast_patches.utils.tables import format_list
 __all__ = [
     "AUGMENTATIONS",
     "Augment",
+    "change_clip",
     "import_modules",
     "register",
     "register_augmentation",
@@ -70,14 +71,32 @@ def register_augmentation(name: str) -> Callable[[Augment], Augment]:
         name: Name in a recipe.
 
     Raises:
-        ValueError: The name is taken or invalid.
+        ValueError: The name is taken or invalid, or the function does not return a clip.
     """
 
     def decorate(augment: Augment) -> Augment:
+        change_clip(name, augment, np.zeros((2, 32, 32, 3), np.uint8), np.random.default_rng(0))
         register(AUGMENTATIONS, "augmentation", name, augment)
         return augment
 
     return decorate
+
+
+def change_clip(
+    name: str, augment: Augment, clip: NDArray[np.uint8], rng: np.random.Generator
+) -> None:
+    """Change a clip in place by an augmentation.
+
+    Raises:
+        ValueError: The augmentation does not return a clip of the same shape.
+    """
+    changed = augment(clip, rng)
+    found = (getattr(changed, "shape", None), getattr(changed, "dtype", type(changed)))
+    if found != (clip.shape, clip.dtype):
+        raise ValueError(
+            f"the augmentation {name!r} must return a clip {clip.shape} uint8, not {changed!r:.60}"
+        )
+    clip[...] = changed
 
 
 def import_modules(names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from slowfast_patches.config.extensions import AUGMENTATIONS
+from slowfast_patches.config.extensions import AUGMENTATIONS, change_clip
 from slowfast_patches.config.rand_augment import parse_rand_augment
 from slowfast_patches.config.recipe import Aug
 
@@ -74,13 +74,7 @@ class Augmentation:
             for _ in range(self._keys.re_count):
                 self._erase(clip, rng)
         for name, augment in self._custom:
-            changed = np.asarray(augment(clip, rng))
-            if changed.shape != clip.shape or changed.dtype != np.uint8:
-                raise ValueError(
-                    f"AUG.CUSTOM {name} must return a clip {clip.shape} uint8, not "
-                    f"{changed.shape} {changed.dtype}. Correct this function."
-                )
-            clip[...] = changed
+            change_clip(name, augment, clip, rng)
 
     def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
         """Fill a box with the mean colour or with noise, the same in all frames."""

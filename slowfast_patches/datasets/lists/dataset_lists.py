@@ -160,8 +160,8 @@ def register_dataset(name: str, dataset: DataSet) -> None:
         )
     if TASKS[dataset.task].pools_boxes and dataset.build is not None:
         raise ValueError(
-            f"the data set {name!r} has boxes, which `build` cannot provide. Use `read`, and return "
-            "a KeyFrame for each key frame."
+            f"the data set {name!r} has boxes, which `build` cannot provide. Use `read`, and "
+            "return a KeyFrame for each key frame."
         )
     register(DATASETS, "data set", name.lower(), dataset)
 

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -136,7 +137,9 @@ def _explain(name: str, error: BaseException) -> str:
             f"there is no such module in {os.getcwd()} or on the Python path. Name a module such "
             "as my_model for my_model.py, start in its folder, or add the folder to PYTHONPATH."
         )
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    package = str(Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    place = [frame for frame in frames if not frame.filename.startswith(package)][-1]
     where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
     first_line = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first_line}{where}. Correct the module."

@@ -69,7 +69,7 @@ def write(text: str) -> None:
         ("mine", "raise OSError('one\\ntwo')", r"OSError: one \(.*mine.py, line 2\)"),
         ("mine", "\n1 / 0", r"ZeroDivisionError: division by zero \(.*mine.py, line 3\)"),
         ("mine", "1 +", r"SyntaxError: invalid syntax \(mine.py, line 2\)"),
-        ("mine", "register_model('tsm')(int)", "ValueError: there is a model 'tsm' already"),
+        ("mine", "register_model('tsm')(int)", r"a model 'tsm' already.*\(.*mine.py, line 2\)"),
         ("mine", "register_dataset('SSv2', DataSet())", "there is a data set 'ssv2' already"),
     ],
 )

@@ -30,7 +30,7 @@ from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, rea
 from slowfast_patches.launch.device import process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.flops import check_shapes
+from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_times import shapes_to_measure, write_step_times
 from slowfast_patches.study.arms import Arm, check_study, cost_of, make_arm, measured_times, scaled
 from slowfast_patches.study.report import Report, Results, machine_warnings
@@ -104,7 +104,7 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
             "The pilot trains on this machine. Start it without a launcher, with NUM_SHARDS 1 and "
             f"SOLVER.REFERENCE_BATCH_SIZE {recipe.base_shape.batch}, which scales the rates."
         )
-    if recipe.detection.enable:
+    if recipe.task == "detection":
         raise ValueError(
             "The pilot scores videos, but the recipe detects boxes (DETECTION.ENABLE True). Train "
             "both to the end with multigrid-compare."

@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     if pilot.verdict != "do not use multigrid":
         text += f"\n\n    {advised}"
     text += f"\n\nReport: {args.output / 'pilot.md'}, pilot.json"
-    show(text, report.data, as_json=args.json)
+    show(text, pilot.to_json(), as_json=args.json)
     return 0
 
 

@@ -85,7 +85,8 @@ def _shortened(long: Arm, short: Arm) -> Arm:
             f"second ({short.iterations} iterations). Give the longer one first."
         )
     name = f"{long.name} at 1/{factor:.1f}"
-    return scaled(long, 1 / factor, name, f"{long.folder}_1_over_{factor:.1f}")
+    arm = scaled(long, 1 / factor, name, f"{long.folder}_1_over_{factor:.1f}")
+    return replace(arm, label=name, length=1.0)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,6 @@ def comparison_report(comparison: Comparison) -> Report:
         name="report",
         title="Comparison",
         results=comparison,
-        data=comparison.to_json(),
         tables=[*_curves(comparison), comparison.table(columns)],
         result=result,
         notes=[notes],

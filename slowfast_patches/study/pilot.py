@@ -248,8 +248,7 @@ def _least(arm: Arm) -> float:
 
 def _shortened(arm: Arm, length: float) -> Arm:
     length = float(f"{length:.4g}")
-    shorter = scaled(arm, length, arm.name, f"{arm.folder}_x{length:g}")
-    return replace(shorter, baseline=arm.baseline, length=length)
+    return scaled(arm, length, arm.name, f"{arm.folder}_x{length:g}")
 
 
 def train_pilot(study: Study, run_net: Path) -> Study:
@@ -395,7 +394,6 @@ def pilot_report(pilot: Pilot) -> Report:
         name="pilot",
         title="Pilot",
         results=pilot,
-        data=pilot.to_json(),
         tables=[pilot.table(_COLUMNS, pilot.scores), explained],
         result=[*result, _advice(pilot)],
     )

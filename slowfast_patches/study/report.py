@@ -157,8 +157,7 @@ class Report:
     Attributes:
         name: file name of the report, without a suffix.
         title: heading of the Markdown file.
-        results: the runs.
-        data: content of the JSON file.
+        results: the runs. They are the content of the JSON file.
         tables: tables, and texts that belong to them. Empty texts are skipped.
         result: warnings and a verdict.
         notes: explanations for the Markdown file.
@@ -169,7 +168,6 @@ class Report:
     name: str
     title: str
     results: Results
-    data: Mapping[str, Any]
     tables: Sequence[str | Table]
     result: Sequence[str] = ()
     notes: Sequence[str] = ()
@@ -182,7 +180,7 @@ class Report:
     def write(self, folder: Path) -> None:
         """Write NAME.md, NAME.json and, for a report with a picture, NAME.png."""
         folder.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(self.data, indent=2, ensure_ascii=False)
+        content = json.dumps(self.results.to_json(), indent=2, ensure_ascii=False)
         (folder / f"{self.name}.json").write_text(content + "\n", encoding="utf-8")
         picture = "" if self.draw is None else f"![{self.picture}]({self.name}.png)"
         paragraphs = [f"# {self.title}", *self.result, picture, *self.tables, *self.notes]

@@ -234,7 +234,6 @@ def paper_report(table: PaperTable) -> Report:
         name=table.name,
         title=experiment.title,
         results=table,
-        data=table.to_json(),
         tables=[Table(headers, [_cells(table, row) for row in experiment.rows])],
         result=machine_warnings(table.runs),
         notes=[notes, experiment.note],

@@ -142,8 +142,9 @@ def chance_of(recipe: Recipe) -> float | None:
     if recipe.multi_label:
         return None
     split = "test" if recipe.test.enable else "val"
-    labels = Counter[object]()
-    if list_path(recipe, split).is_file():
-        labels.update(getattr(video, "label", None) for video in read_list(recipe, split))
-    known = [count for label, count in labels.items() if label is not None]
-    return 100 * max(known) / sum(known) if known else 100 / recipe.model.num_classes
+    videos = read_list(recipe, split) if list_path(recipe, split).is_file() else []
+    labels = Counter(getattr(video, "label", None) for video in videos)
+    del labels[None]
+    if not labels:
+        return 100 / recipe.model.num_classes
+    return 100 * max(labels.values()) / labels.total()

@@ -311,6 +311,10 @@ def test_steps_are_timed_once(whole_arms, small, tmp_path, monkeypatch):
     assert step_seconds(arms, [], tmp_path) == first
     (tmp_path / "step_times.json").write_text("{}")
     assert step_seconds(arms, [], tmp_path) == [arms[0].iterations]
+    two = replace(arms[0], recipe=arms[0].recipe.replaced({"PROCESSES_PER_MACHINE": 2}))
+    assert step_seconds([two], [], tmp_path / "two") == [two.iterations]
+    [row] = json.loads((tmp_path / "two" / "step_times.json").read_text())["shapes"]
+    assert (row["shape"][0], row["local_clips"]) == (8, 4)
     given = [Path("benchmarks/results/step_time_demo_alone.json")]
     assert step_seconds(arms, given, tmp_path)[0] not in (first[0], arms[0].iterations)
 

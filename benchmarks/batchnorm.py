@@ -42,8 +42,6 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.utils.command_line import tool
 
-__all__ = ["main", "measure", "network_ratios"]
-
 # Number of layers by the (C, T, H, W) of their input.
 SMALL: dict[tuple[int, ...], int] = {
     (64, 8, 28, 28): 1,

@@ -20,26 +20,6 @@ import torch
 from slowfast_patches.utils.machine import machine, versions
 from slowfast_patches.utils.tables import format_table
 
-__all__ = [
-    "CPU",
-    "ROOT",
-    "Column",
-    "Mark",
-    "StepClock",
-    "Timed",
-    "int_at_least",
-    "new_parser",
-    "provenance",
-    "quartiles",
-    "ratios",
-    "seconds_of",
-    "spread_text",
-    "table",
-    "take_turns",
-    "wait_for",
-    "write_result",
-]
-
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 

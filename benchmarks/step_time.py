@@ -51,8 +51,6 @@ from steps.variants import NAMES
 from slowfast_patches import patching
 from slowfast_patches.utils.command_line import above_zero, tool
 
-__all__ = ["main"]
-
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""

@@ -18,9 +18,6 @@ from slowfast_patches.config.fields import (
     one_of,
 )
 
-__all__ = ["BatchNorm", "Detection", "Hf", "Model", "NonLocal", "ResNet", "SlowFast", "Tsm"]
-
-
 Stages = tuple[tuple[int, ...], ...]
 """A number for each pathway of each stage."""
 Places = tuple[tuple[tuple[int, ...], ...], ...]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["VideoDataset", "clip_bytes", "clips_per_video"]
-
 
 @runtime_checkable
 class VideoDataset(Protocol):

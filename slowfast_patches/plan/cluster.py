@@ -23,16 +23,6 @@ from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.utils.tables import format_duration, format_table
 
-__all__ = [
-    "LATENCY",
-    "MACHINES",
-    "Cluster",
-    "format_cluster_plan",
-    "gpu_counts",
-    "on_cluster",
-    "plan_on_cluster",
-]
-
 LATENCY = 20e-6
 """Default latency of a message in seconds, an assumption."""
 

@@ -25,27 +25,6 @@ from slowfast_patches.utils.signals import (
     TrainingInterruptedError,
 )
 
-__all__ = [
-    "MISTAKE_STATUS",
-    "ToolError",
-    "above_zero",
-    "add_at_once",
-    "add_overrides",
-    "add_seeds",
-    "at_least_one",
-    "command_parser",
-    "ends_early",
-    "exit_status",
-    "key_value",
-    "option_of",
-    "printable",
-    "report",
-    "split_pairs",
-    "take_numbers",
-    "tool",
-    "whole_number",
-]
-
 MISTAKE_STATUS = 2
 _FAILED = 1
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["Fit", "fit_weights", "not_finite"]
-
 _HEAD = "head."
 _COUNTER = ".num_batches_tracked"
 """Suffix of BN's counters, which are not reported: old files lack them and nothing reads them."""

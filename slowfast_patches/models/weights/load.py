@@ -14,8 +14,6 @@ from slowfast_patches.models.weights.files import check_kind, local_file, read_w
 from slowfast_patches.models.weights.fit import Fit, fit_weights, not_finite
 from slowfast_patches.models.weights.names import host_names
 
-__all__ = ["check_file", "load_weights"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,13 +16,11 @@ exchange and data loading, and the clips per second that the storage must delive
 
     multigrid-plan --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \
         --network 12.5 --node-network 100 --loader 3000
-    multigrid-plan --cfg RECIPE.yaml --step-times steps.json --gpus 1536 --machine summit
 """
 
 import argparse
 import json
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +37,6 @@ from slowfast_patches.launch.device import with_precision
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.plan.cluster import (
     LATENCY,
-    MACHINES,
     Cluster,
     format_cluster_plan,
     plan_on_cluster,
@@ -76,7 +73,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     text = "seconds of an iteration at the baseline's shape; other shapes are estimated by FLOPs"
     speed.add_argument("--step-seconds", type=above_zero, metavar="S", help=text)
-    text = "--gpus needs step times, and either --machine or both --gpus-per-node and --network."
+    text = "--gpus needs step times, --gpus-per-node and --network."
     cluster = parser.add_argument_group("on a cluster", text)
     cluster.add_argument("--gpus", type=command_line.at_least_one, metavar="N", help="GPUs in all")
     text = "GPUs on each node"
@@ -89,21 +86,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     cluster.add_argument("--latency", type=float, metavar="US", help=text)
     text = "clips that a node reads per second (default: reading is left out)"
     cluster.add_argument("--loader", type=above_zero, metavar="CLIPS/s", help=text)
-    names = "; ".join(f"{name}: {about}" for name, (_, about) in MACHINES.items())
-    text = f"published machine for the numbers that are not given above. {names}"
-    cluster.add_argument("--machine", choices=MACHINES, help=text)
     text = "keys to set in the config"
     command_line.add_overrides(parser, text)
     args = parser.parse_intermixed_args(argv)
-    on_cluster = [*_UNITS, "loader", "machine"]
-    if args.gpus is None and any(getattr(args, name) is not None for name in on_cluster):
+    if args.gpus is None and any(getattr(args, name) is not None for name in (*_UNITS, "loader")):
         parser.error("the options of a cluster need --gpus N, too")
     if args.gpus is not None and not (args.step_times or args.step_seconds):
         parser.error("--gpus needs --step-seconds S or --step-times FILE")
     if args.gpus is not None and args.plot:
         parser.error("--plot cannot be combined with --gpus")
-    if args.gpus and not (args.machine or (args.gpus_per_node and args.network)):
-        parser.error("--gpus needs --machine, or --gpus-per-node and --network")
+    if args.gpus and not (args.gpus_per_node and args.network):
+        parser.error("--gpus needs --gpus-per-node and --network")
     return args
 
 
@@ -111,7 +104,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     """Return the cluster that the command line describes."""
     values = {name: getattr(args, name) for name in _UNITS}
     given = {name: _UNITS[name] * value for name, value in values.items() if value is not None}
-    return replace(MACHINES[args.machine][0], **given) if args.machine else Cluster(**given)
+    return Cluster(**given)
 
 
 def show_plan(args: argparse.Namespace) -> str:
@@ -128,8 +121,7 @@ def show_plan(args: argparse.Namespace) -> str:
             cluster_of(args),
             dataset_size(recipe, args.dataset_size),
             partial(find_timing, args=args),
-            loader=args.loader,
-            machine=args.machine,
+            args.loader,
         )
         return json.dumps(on_gpus, indent=2) if args.json else format_cluster_plan(on_gpus)
     recipe = resolve(recipe)

@@ -45,14 +45,8 @@ from slowfast_patches.plan.cluster import (
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import dataset_size, format_plan, plan_of
-from slowfast_patches.plan.step_times import (
-    UNTIMED,
-    MisfitError,
-    Timing,
-    estimated_timing,
-    measured_timing,
-    read_step_times,
-)
+from slowfast_patches.plan.step_times import MisfitError, Timing, estimated_timing
+from slowfast_patches.study.arms import measured_times
 
 _UNITS = {"gpus": 1, "gpus_per_node": 1, "network": 1e9, "node_network": 1e9, "latency": 1e-6}
 
@@ -133,10 +127,8 @@ def find_timing(recipe: Recipe, args: argparse.Namespace) -> Timing:
     """Return the step times that the options give, or `UNTIMED`."""
     if args.step_seconds is not None:
         return estimated_timing(recipe, args.step_seconds, flops_per_clip(recipe))
-    if not args.step_times:
-        return UNTIMED
     try:
-        return measured_timing([read_step_times(path) for path in args.step_times], recipe)
+        return measured_times(args.step_times)(recipe, flops_per_clip(recipe))
     except MisfitError as error:
         raise ValueError(
             f"{error}. Measure this recipe (docs/performance.md), or estimate its times by "

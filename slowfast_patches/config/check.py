@@ -213,8 +213,8 @@ def _check_crops(recipe: Recipe) -> None:
 
 
 def _check_batch(recipe: Recipe) -> None:
-    world_size = recipe.world_size
     """Check that the clips divide over the processes, and that they can be mixed."""
+    world_size = recipe.world_size
     clips = recipe.train.batch_size
     machines = recipe.num_shards
     batch = recipe.base_shape.batch

@@ -43,11 +43,13 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.utils.command_line import (
+    add_imports,
     add_json,
     add_option,
     at_least_one,
     command_parser,
     ends_early,
+    imports_pair,
     split_pairs,
     tool,
 )
@@ -84,12 +86,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--boxes", "FILE.csv", "boxes to score, in the format of AVA", Path)
     add("--draw", "DIR", "write pictures of the boxes and their classes", Path)
     add_json(parser)
+    add_imports(parser)
     text = "videos, then keys of the recipe to replace"
     add("videos", "VIDEO [KEY VALUE]", text, default=[], nargs="*")
     args = parser.parse_intermixed_args(argv)
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
-    args.overrides = split_pairs(words[len(args.videos) :])
+    args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
     if not (args.videos or args.export):
         parser.error("give a video, or --export")
     if args.boxes and (args.output or args.export):

@@ -120,8 +120,11 @@ def _take_pathways(model: nn.Module, inputs: tuple[list[Tensor]]) -> tuple[Tenso
 def _return_scores(model: nn.Module, inputs: object, output: Any, act: str) -> Tensor:
     """Convert the output of a model to logits in training, or to scores by MODEL.HEAD_ACT."""
     logits: Tensor = output.logits
-    if model.training:
-        return logits
+    return logits if model.training else scores_of_logits(logits, act)
+
+
+def scores_of_logits(logits: Tensor, act: str) -> Tensor:
+    """Return the scores of logits (N, classes) by the activation of MODEL.HEAD_ACT."""
     return logits.sigmoid() if act == "sigmoid" else logits.softmax(dim=1)
 
 

@@ -26,22 +26,6 @@ from slowfast_patches.config.schedule import schedule_of, without_multigrid
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine
 
-__all__ = [
-    "FORMAT",
-    "MANY_VIDEOS",
-    "UNTIMED",
-    "MisfitError",
-    "StepTimes",
-    "Timing",
-    "device_of",
-    "estimated_timing",
-    "measured_timing",
-    "model_of",
-    "read_step_times",
-    "shapes_to_measure",
-    "write_step_times",
-]
-
 FORMAT = 1
 """Version of the file format."""
 

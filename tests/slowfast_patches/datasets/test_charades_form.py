@@ -5,10 +5,10 @@ from pathlib import Path
 import cv2
 import pytest
 
-from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.datasets.demo.synthetic import CLASSES
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.lists.frame_list import read_frame_list
+from tests.slowfast_patches.datasets.charades_form import write_charades_form
 
 
 def test_items_are_two_videos_of_different_classes_and_stay(

@@ -17,12 +17,12 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import items
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.train.predict import Predictor
+from tests.slowfast_patches.datasets.charades_form import write_charades_form
 from tests.slowfast_patches.datasets.made_videos import (
     SAMPLES,
     needs_samples,

@@ -110,7 +110,7 @@ def test_an_image_model_fills_every_pathway_there_is(resnet, report, tmp_path: P
     assert "265 tensors loaded, 0 partly, 62 kept at their initial values, 2 unused" in said
     assert "repeated along time: 53 convolutions" in said
     assert "nonlocal, not in the file: 60 tensors" in said
-    assert said.endswith("unused: fc.weight, fc.bias")
+    assert said.endswith("unused: fc.weight and fc.bias")
 
 
 def test_the_slow_pathway_takes_the_channels_that_an_image_model_has(

@@ -59,23 +59,17 @@ _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_line.command_parser(__doc__)
-    text = "config of the baseline"
-    parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help=text)
+    command_line.add_cfg(parser)
     text = (
         "approximate time of the pilot for each seed (default: a tenth of the baseline's time, if "
         "that is enough)"
     )
-    parser.add_argument("--minutes", type=float, metavar="M", help=text)
+    command_line.add_option(parser, "--minutes", "M", text, float)
     command_line.add_seeds(parser)
-    text = "folder for the runs and the report (default: %(default)s)"
-    parser.add_argument("--output", type=Path, default=Path("runs/pilot"), metavar="DIR", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    command_line.add_output(parser, "runs/pilot")
     text = "file of step times of benchmarks/step_time.py, instead of timing some steps"
-    parser.add_argument(
-        "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
-    )
-    text = "config keys to set"
-    command_line.add_overrides(parser, text)
+    command_line.add_list(parser, "--step-times", text)
+    command_line.add_overrides(parser, "config keys to set")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
     if args.minutes is not None and not 0 < args.minutes < math.inf:

@@ -1,37 +1,26 @@
 """Clips of each data set: on the grid asked for, in each split, their labels, unreadable videos."""
 
 import logging
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
-from multigrid import ClipPlan, ClipRequest, Shape, collate
-from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe
+from multigrid import ClipRequest, Shape, collate
 from slowfast_patches.datasets import items
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.datasets.reading.clip_reader import read_clip
-from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.train.predict import Predictor
-from tests.slowfast_patches.datasets.made_videos import (
-    SAMPLES,
-    needs_samples,
-    write_ssv2_json,
-    write_video,
-)
+from tests.slowfast_patches.datasets.made_videos import write_ssv2_json, write_video
+from tests.slowfast_patches.datasets.recipes import recipe_of
 
 BASE, COARSE = Shape(2, 8, 48), Shape(16, 2, 32)
-VIDEOS, CLASSES, STEP = 5, 6, 5
+VIDEOS, STEP = 5, 5
 LABELS = [{0}] * 10 + [set()] * 10 + [{1, 2}] * 10 + [{2}] * 3
 LABELS += [set()] * 7 + [{4}] + [set()] * 6 + [{3}]
 """Of the frames of Charades' first video; the second has none, the third 5 on every frame."""

@@ -16,7 +16,7 @@ def run(load_program, capsys, monkeypatch):
     tool = load_program("tools/prepare_data.py")
     monkeypatch.setattr(prepare, "run_each", in_this_process)
 
-    def run_tool(*args: object) -> tuple[int, str]:
+    def run_tool(*args):
         try:
             status = tool.main([str(arg) for arg in args])
         except SystemExit as error:
@@ -24,3 +24,10 @@ def run(load_program, capsys, monkeypatch):
         return status, "".join(capsys.readouterr())
 
     return run_tool
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The user's cache folder, of this test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "multigrid"

@@ -1,9 +1,6 @@
 """A recipe of small clips for the tests of data sets."""
 
-from pathlib import Path
-
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe
 
 NEEDED = {
     "ssv2": ("DATA.RANDOM_FLIP", False),
@@ -17,7 +14,7 @@ SMALL = (
 )
 
 
-def recipe_of(folder: Path, *overrides: object, dataset: str = "kinetics") -> Recipe:
+def recipe_of(folder, *overrides, dataset="kinetics"):
     """Return the recipe for the lists in a folder, with what the data set needs."""
     data = ("DATA.PATH_TO_DATA_DIR", str(folder), "TRAIN.DATASET", dataset, "TEST.DATASET", dataset)
     return load_recipe(None, [*data, *NEEDED.get(dataset, ()), *SMALL, *overrides])

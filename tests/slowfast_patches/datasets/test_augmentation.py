@@ -1,7 +1,5 @@
 """Augmented clips: operations by hand, and what holds for whatever is drawn."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,12 +13,12 @@ FILL = (110.0, 120.0, 130.0)
 MEAN = tuple(value / 255 for value in FILL)
 
 
-def noise(frames: int = 2, size: int = 20, low: int = 0, high: int = 256) -> np.ndarray:
+def noise(frames=2, size=20, low=0, high=256):
     rng = np.random.default_rng(0)
     return rng.integers(low, high, (frames, size, size, 3), np.uint8)
 
 
-def pixels(*values: int) -> np.ndarray:
+def pixels(*values):
     """A grey clip (1, 1, n, 3)."""
     return np.repeat(np.array(values, np.uint8)[None, None, :, None], 3, 3)
 
@@ -87,7 +85,7 @@ def test_frames_that_are_alike_stay_alike_and_nothing_is_changed_by_a_level_of_0
         assert (apply(name, clip, 0.0, FILL) == clip).all()
 
 
-def augmented(clip: np.ndarray, epoch: int = 0, video: int = 0, **keys: object) -> np.ndarray:
+def augmented(clip, epoch=0, video=0, **keys):
     clip = clip.copy()
     Augmentation(Aug(enable=True, **keys), MEAN, 7)(clip, epoch, video)
     return clip
@@ -157,7 +155,7 @@ def test_an_augmentation_that_changes_nothing_is_refused():
 
 
 def test_training_clips_are_augmented_where_they_were_taken_and_others_not(
-    demo_data: Path, tiny_config, tmp_path
+    demo_data, tiny_config, tmp_path
 ):
     plain = tiny_config(tmp_path)
     on = tiny_config(tmp_path, "AUG.ENABLE", True, "AUG.AA_TYPE", "rand-m9-n2")

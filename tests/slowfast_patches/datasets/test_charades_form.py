@@ -1,7 +1,5 @@
 """The demo data set in the form of Charades: the same videos, two an item."""
 
-from pathlib import Path
-
 import cv2
 import pytest
 
@@ -11,9 +9,7 @@ from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.lists.frame_list import read_frame_list
 
 
-def test_items_are_two_videos_of_different_classes_and_stay(
-    demo_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_items_are_two_videos_of_different_classes_and_stay(demo_data, tmp_path, monkeypatch):
     out = tmp_path / "charades"
     write_charades_form(demo_data, out)
     videos = read_frame_list(out / "train.csv", num_classes=8, fps=30.0)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from tests.slowfast_patches.datasets.made_videos import noise, rows, times, writ
 
 
 @pytest.fixture
-def classes(tmp_path: Path) -> Path:
+def classes(tmp_path):
     folder = tmp_path / "classes"
     for name, count in {"sit down": 12, "żółw": 3, "jump": 2, "once": 1}.items():
         endings = ("AVI" if number == 1 else "mp4" for number in range(count))
@@ -40,7 +39,7 @@ def test_lists_are_made_of_folders(run, classes, caplog):
 
 
 def test_more_videos_leave_the_split_much_as_it_was(run, classes):
-    splits = list[set[str]]()
+    splits = []
     for name in (None, None, "new.mp4"):
         if name is not None:
             (classes / "sit down" / name).touch()
@@ -54,7 +53,7 @@ def test_more_videos_leave_the_split_much_as_it_was(run, classes):
     assert len(splits[2] ^ splits[0]) <= 2
 
 
-def write_empty(folder: Path, *names: str) -> Path:
+def write_empty(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()

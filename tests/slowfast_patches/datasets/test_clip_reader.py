@@ -1,8 +1,6 @@
 """Reading clips: the frames asked for, the pixels asked for, and the errors of bad files."""
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
 import av
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.reading import clip_reader
@@ -27,7 +24,7 @@ BITS, STRIPE = 6, 8
 """A frame shows its number in binary, in white and black stripes of so many pixels."""
 
 
-def numbered(frames: int = FRAMES) -> list[NDArray[np.uint8]]:
+def numbered(frames=FRAMES):
     images = np.zeros((frames, HEIGHT, WIDTH, 3), np.uint8)
     for number, image in enumerate(images):
         for bit in range(BITS):
@@ -35,28 +32,28 @@ def numbered(frames: int = FRAMES) -> list[NDArray[np.uint8]]:
     return list(images)
 
 
-def numbers(clip: NDArray[np.uint8]) -> list[int]:
+def numbers(clip):
     """The numbers of the frames of a clip."""
     assert clip.shape[1:] == (HEIGHT, HEIGHT, 3)
     stripes = clip.reshape(len(clip), HEIGHT, BITS, STRIPE, 3).mean((1, 3, 4))
     return [sum(int(level > 127) << bit for bit, level in enumerate(row)) for row in stripes]
 
 
-def plan(positions: list[int]) -> ClipPlan:
+def plan(positions):
     return ClipPlan(np.array(positions), (WIDTH, HEIGHT), (0, 0), HEIGHT, False)
 
 
-def read(path: Path, positions: list[int]) -> list[int]:
+def read(path, positions):
     return numbers(read_clip(str(path), scan(str(path)), plan(positions)))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("videos")
 
 
 @pytest.fixture(scope="module")
-def video(folder: Path) -> Path:
+def video(folder):
     return write_video(folder / "numbered.mp4", numbered(), options=SHARP)
 
 
@@ -122,7 +119,7 @@ def test_no_file_stays_open(folder, video):
     text = folder / "text.mp4"
     text.write_text("this is no video\n" * 100)
 
-    def read_everything() -> int:
+    def read_everything():
         for _ in range(8):
             read(video, [3, 40])
             with pytest.raises(UnreadableVideoError):
@@ -136,7 +133,7 @@ def test_no_file_stays_open(folder, video):
 # Several clips in one pass.
 
 
-def overlapping() -> list[ClipPlan]:
+def overlapping():
     """Two views and three crops of one of them, at two sizes; the second ends beyond the video."""
     size, small = (WIDTH, HEIGHT), (WIDTH // 2, HEIGHT // 2)
     early, late = np.array([3, 9, 9, 30]), np.array([20, 30, 40, 70])
@@ -144,7 +141,7 @@ def overlapping() -> list[ClipPlan]:
     return [ClipPlan(early, small, (4, 0), 24, False), *crops]
 
 
-def as_one(path: Path) -> list[NDArray[np.uint8]]:
+def as_one(path):
     plans = overlapping()
     clips = [np.zeros((len(p.positions), p.crop, p.crop, 3), np.uint8) for p in plans]
     read_clips(str(path), scan(str(path)), plans, clips)
@@ -167,12 +164,12 @@ def test_a_frame_of_several_clips_is_decoded_once(jpegs):
 
 
 @pytest.fixture
-def decoded_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def decoded_frames(monkeypatch):
     """The numbers of the frames that come out of decoders, wanted or not."""
-    numbers = list[int]()
+    numbers = []
     decode = clip_reader._decode_from_here
 
-    def spy(*args: object) -> Iterator[tuple[int, av.VideoFrame]]:
+    def spy(*args):
         for number, frame in decode(*args):
             numbers.append(number)
             yield number, frame
@@ -195,7 +192,7 @@ def test_what_lies_between_the_views_of_a_long_video_is_not_decoded(folder, deco
 
 
 @pytest.fixture(scope="module")
-def jpegs(folder: Path) -> Path:
+def jpegs(folder):
     """Frames 0 to 59, each a grey of four times its number, with a red upper left corner."""
     path = folder / "frames"
     path.mkdir()
@@ -235,7 +232,7 @@ DEEP = {"av1.mkv": 0.1, "bt2020_10bit.mp4": 3, "testsrc_vp9.webm": 4}
 rows and columns of a whole frame, and repeats it within a clip's."""
 
 
-def decoded(path: Path, numbers: set[int]) -> dict[int, NDArray[np.uint8]]:
+def decoded(path, numbers):
     """Frames as they are shown, by plain decoding from the start to the end."""
     with av.open(str(path)) as container:
         frames = enumerate(container.decode(video=0))

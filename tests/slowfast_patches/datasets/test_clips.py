@@ -1,6 +1,5 @@
 """Clips of each data set: on the grid asked for, in each split, their labels, unreadable videos."""
 
-from pathlib import Path
 from unittest.mock import patch
 
 import cv2
@@ -53,7 +52,7 @@ def videos(tmp_path_factory):
 def spoilt(videos, tmp_path):
     """`spoilt(number, ...)`: a data folder in which these videos are text."""
 
-    def make(*spoil: int) -> Path:
+    def make(*spoil):
         for path in videos.glob("*.*"):
             if path.stem in map(str, spoil):
                 (tmp_path / path.name).write_text("no video")

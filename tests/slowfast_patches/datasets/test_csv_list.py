@@ -1,13 +1,11 @@
 """Kinetics lists: what parses, where relative paths start, and the message for a bad line."""
 
-from pathlib import Path
-
 import pytest
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 
 
-def write(folder: Path, content: str | bytes) -> Path:
+def write(folder, content):
     path = folder / "train.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import av
 import cv2
@@ -24,7 +23,7 @@ SHARP = {"fps": 25, "options": {"crf": "10", "preset": "ultrafast"}}
 Frames = list[NDArray[np.uint8]]
 
 
-def moving(frames: int, width: int, height: int, noise: int = 40) -> Frames:
+def moving(frames, width, height, noise=40):
     """A bright disc that moves over a ramp, in noise."""
     rng = np.random.default_rng(frames + width)
     ramp = np.linspace(20, 160, width).astype(np.int16)
@@ -38,35 +37,35 @@ def moving(frames: int, width: int, height: int, noise: int = 40) -> Frames:
     return images
 
 
-def decoded(path: Path) -> list[av.VideoFrame]:
+def decoded(path):
     with av.open(str(path)) as container:
         return list(container.decode(video=0))
 
 
-def rgb(path: Path) -> Frames:
+def rgb(path):
     return [frame.to_ndarray(format="rgb24") for frame in decoded(path)]
 
 
-def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+def psnr(a, b):
     return float(cv2.PSNR(a, b))
 
 
-def luma(frame: av.VideoFrame) -> NDArray[np.uint8]:
+def luma(frame):
     return frame.to_ndarray()[: frame.height]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("encode")
 
 
 @pytest.fixture(scope="module")
-def source(folder: Path) -> Path:
+def source(folder):
     return write_video(folder / "source.mp4", moving(FRAMES, 96, 64), **SHARP)
 
 
 @pytest.fixture(scope="module")
-def prepared(source: Path, folder: Path) -> Path:
+def prepared(source, folder):
     write_prepared(str(source), scan(str(source)), folder / "prepared.mp4")
     return folder / "prepared.mp4"
 
@@ -74,7 +73,7 @@ def prepared(source: Path, folder: Path) -> Path:
 # The form.
 
 
-def picture_header(packet: bytes) -> int:
+def picture_header(packet):
     """The first byte of the picture's unit, behind units of other kinds (ITU-T H.264, 7.3.1)."""
     start = 0
     while packet[start + 4] & 31 not in (1, 5):

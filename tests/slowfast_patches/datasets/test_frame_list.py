@@ -2,7 +2,6 @@
 
 import os
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from slowfast_patches.datasets.lists.frame_list import (
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.files import jpeg_size
 from slowfast_patches.datasets.reading.limits import ReadingLimits
-from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
 
@@ -33,7 +31,7 @@ N11GT 1 1 N11GT/N11GT-000002.jpg ""
 compress = zlib.compress
 
 
-def read(folder: Path, text: str | bytes, **options: str) -> SharedList[FrameVideo]:
+def read(folder, text, **options):
     path = folder / "train.csv"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return read_frame_list(path, num_classes=157, fps=24.0, **options)
@@ -87,7 +85,7 @@ def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
 
 
 def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
-    first, parsed = list(read(tmp_path, TWO_VIDEOS)), list[bytes]()
+    first, parsed = list(read(tmp_path, TWO_VIDEOS)), []
     monkeypatch.setattr(zlib, "compress", lambda *a: parsed.append(a[0]) or compress(*a))
     path = tmp_path / "train.csv"
     assert list(read_frame_list(path, num_classes=157, fps=24.0)) == first
@@ -134,7 +132,7 @@ def test_a_missing_list_one_without_frames_and_one_in_utf_16_are_refused(tmp_pat
 
 
 @pytest.fixture(scope="module")
-def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def frames(tmp_path_factory):
     """0.jpg to 9.jpg, each a grey of 20 times its number, of 96 × 64 pixels."""
     folder = tmp_path_factory.mktemp("frames")
     for number in range(10):
@@ -142,12 +140,12 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def video_of(*files: Path) -> FrameVideo:
+def video_of(*files):
     packed = zlib.compress("\n".join(map(str, files)).encode())
     return FrameVideo("a", "", packed, (LabelledFrames(len(files), (0,)),), 25.0)
 
 
-def plan(*positions: int) -> ClipPlan:
+def plan(*positions):
     return ClipPlan(np.array(positions), (96, 64), (0, 0), 64, False)
 
 

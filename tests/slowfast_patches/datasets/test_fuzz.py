@@ -3,7 +3,6 @@
 import multiprocessing
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -13,7 +12,7 @@ from multigrid import Shape, make_grid, plan_train
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
 from tests.slowfast_patches.datasets.made_videos import noise as moving
 
@@ -23,17 +22,17 @@ LIMIT = 300.0
 FRAMES, CROP = 4, 32
 
 
-def flip(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
+def flip(data, other, rng):
     for position in rng.integers(0, len(data), rng.integers(1, 200)):
         data[position] ^= int(rng.integers(1, 256))
     return data
 
 
-def truncate(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
+def truncate(data, other, rng):
     return data[: rng.integers(0, len(data))]
 
 
-def swap(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
+def swap(data, other, rng):
     """The head of another file, or the tail."""
     length = int(rng.integers(4, 2000))
     if rng.random() < 0.5:
@@ -41,18 +40,18 @@ def swap(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
     return data[:-length] + bytearray(other[-length:])
 
 
-def blank(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
+def blank(data, other, rng):
     start = int(rng.integers(0, len(data)))
     data[start : start + 500] = bytes(len(data[start : start + 500]))
     return data
 
 
-def insert(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
+def insert(data, other, rng):
     position = int(rng.integers(0, len(data)))
     return data[:position] + bytearray(rng.bytes(rng.integers(1, 300))) + data[position:]
 
 
-def number(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
+def number(data, other, rng):
     """Extreme numbers in the first or last bytes, where headers are."""
     position = int(rng.integers(0, min(2000, len(data) - 4))) * int(rng.choice([-1, 1]))
     data[position : position + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)])
@@ -62,7 +61,7 @@ def number(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray
 DAMAGES = (flip, truncate, swap, blank, insert, number)
 
 
-def attempt(path: Path, record: VideoRecord | None, rng: np.random.Generator) -> str:
+def attempt(path, record, rng):
     """Read a clip with what `scan` says now, or with what it said when the file was whole."""
     message = None
     try:
@@ -81,7 +80,7 @@ def attempt(path: Path, record: VideoRecord | None, rng: np.random.Generator) ->
     return "clip"
 
 
-def read_damaged(folder: Path, log: Path) -> None:
+def read_damaged(folder, log):
     """Damage videos in numbered ways, read them, and log one line per case.
 
     The number of the case decides the damage. Each damaged file is read with a new record and with
@@ -104,7 +103,7 @@ def read_damaged(folder: Path, log: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Small whole videos of many containers and codecs, the prepared form among them."""
     path = tmp_path / "fuzz"
     video = write_video(path / "numbered.mp4", moving(60))

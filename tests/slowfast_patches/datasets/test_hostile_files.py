@@ -3,7 +3,6 @@
 import os
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -21,7 +20,7 @@ from slowfast_patches.datasets.reading.files import CONTAINERS, jpeg_size
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
 
 WIDTH, HEIGHT, FRAMES = 64, 48, 24
@@ -31,19 +30,19 @@ HANGS = 5.0
 
 
 @pytest.fixture(scope="module")
-def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def video(tmp_path_factory):
     return write_video(tmp_path_factory.mktemp("videos") / "video.mp4", grey(FRAMES))
 
 
-def plan(*positions: int) -> ClipPlan:
+def plan(*positions):
     return ClipPlan(np.array(positions), (WIDTH, HEIGHT), (0, 0), HEIGHT, False)
 
 
-def refusal(call: Callable[[], object]) -> str:
+def refusal(call):
     """The message of a call's error, which must come at once."""
-    messages = list[str]()
+    messages = []
 
-    def run() -> None:
+    def run():
         try:
             call()
         except UnreadableVideoError as error:
@@ -72,7 +71,7 @@ HOSTILE = {
 }
 
 
-def changed(path: Path, target: Path, kind: str) -> str:
+def changed(path, target, kind):
     """Make `path` something that is no video but leads to the video `target`; how it is refused."""
     if kind == "fifo":
         os.mkfifo(path)
@@ -133,7 +132,7 @@ def test_the_limits_of_the_config_are_those_of_the_reader():
     assert reading_limits(default_recipe()) == ReadingLimits()
 
 
-def too_large(call: Callable[..., object]) -> bool:
+def too_large(call):
     """Return whether a call refuses frames of PIXELS just above the limit, and names the key.
 
     The same call must accept frames at the limit.
@@ -143,7 +142,7 @@ def too_large(call: Callable[..., object]) -> bool:
     return message == f"has frames of 64×48 pixels, more than DATA.MAX_FRAME_PIXELS {PIXELS - 1}"
 
 
-def jpeg(path: Path, width: int = WIDTH, height: int = HEIGHT) -> Path:
+def jpeg(path, width=WIDTH, height=HEIGHT):
     """A small picture whose head may tell of a large one."""
     assert cv2.imwrite(str(path), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
     sides = [s.to_bytes(2) + t.to_bytes(2) for s, t in ((HEIGHT, WIDTH), (height, width))]
@@ -264,9 +263,9 @@ def test_a_reading_beyond_its_time_is_ended(tmp_path, video, kind):
 
 def test_a_scan_opens_a_file_as_often_whatever_its_key_frames(tmp_path, monkeypatch):
     """Opening takes as long as a file has frames: once a key frame makes that a square."""
-    opened, counts = scanning.open_video, list[int]()
+    opened, counts = scanning.open_video, []
 
-    def spy(*args: object, **options: object) -> object:
+    def spy(*args, **options):
         counts[-1] += 1
         return opened(*args, **options)
 
@@ -274,7 +273,7 @@ def test_a_scan_opens_a_file_as_often_whatever_its_key_frames(tmp_path, monkeypa
     for gop in (24, 3):
         counts.append(0)
         video = write_video(tmp_path / f"{gop}.avi", grey(FRAMES), gop=gop, codec="libx264")
-        record: VideoRecord = scan(str(video))
+        record = scan(str(video))
         assert record.keys is not None
         assert len(record.keys) == FRAMES // gop
     assert counts[0] == counts[1]

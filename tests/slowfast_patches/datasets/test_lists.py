@@ -2,14 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import (
     DATASETS,
     DataSet,
@@ -34,7 +31,7 @@ CHARADES = ("DATA.MULTI_LABEL", True, "MODEL.LOSS_FUNC", "bce_logit")
 FRAMES = f'{HEADER}\n7 0 0 7/1.jpg ""\n7 0 1 7/2.jpg ""\n12 1 0 12/1.jpg ""\n'
 
 
-def config(folder: Path, dataset: str, *overrides: object) -> Recipe:
+def config(folder, dataset, *overrides):
     names = ("TRAIN.DATASET", dataset, "TEST.DATASET", dataset)
     needed = {"ssv2": SSV2, "charades": CHARADES}.get(dataset, ())
     data = ("DATA.PATH_TO_DATA_DIR", str(folder), "MODEL.NUM_CLASSES", 3)
@@ -42,7 +39,7 @@ def config(folder: Path, dataset: str, *overrides: object) -> Recipe:
 
 
 @pytest.fixture
-def ssv2(tmp_path: Path) -> Path:
+def ssv2(tmp_path):
     """A folder with the json files alone."""
     write_ssv2_json(
         tmp_path,
@@ -251,13 +248,13 @@ def test_a_training_list_of_one_class_is_warned_of(tmp_path):
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
 def test_of_two_processes_one_warns(
-    demo_data: Path,
-    tiny_config: Callable[..., Recipe],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    rank: str,
-    times: int,
+    demo_data,
+    tiny_config,
+    tmp_path,
+    monkeypatch,
+    caplog,
+    rank,
+    times,
 ):
     lines = (demo_data / "val.csv").read_text().splitlines()
     (tmp_path / "train.csv").write_text("\n".join([*lines, lines[2]]))
@@ -335,13 +332,13 @@ def test_a_test_on_the_validation_list_is_recognised(tmp_path, ssv2):
 )
 def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, lines, told):
     """The folders of the lists may differ."""
-    ranks = list[tuple[Recipe, list[object]]]()
+    ranks = []
     for name, content in (("0", ["a.mp4 0", "b.mp4 1"]), ("1", lines)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.csv").write_text("\n".join(content))
         ranks.append((config(tmp_path / name, "kinetics"), []))
 
-    def check(rank: int) -> None:
+    def check(rank):
         recipe, given = ranks[rank]
         monkeypatch.setattr(
             run_module,

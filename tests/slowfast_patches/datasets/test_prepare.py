@@ -286,7 +286,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(prepare, d
         (["--csv", "data/nothing.csv", "--output", "out"], "nothing.csv: no such file"),
         (["--csv", "data/train.csv", "--csv", "data/train.csv", "--output", "out"], "same name"),
         (["--csv", "data/train.csv", "--output", "out", "--short-side", "2"], "--short-side 2"),
-        (["--csv", "gone.csv", "--output", "out", "--workers", "2"], "check the lists and --prefix"),
+        (["--csv", "gone.csv", "--output", "out", "--workers", "2"], "lists and --prefix"),
         (["--csv", "data/train.csv", "--output", "out", "--val-fraction", "0.5"], "no effect"),
         (["--folder", "data", "--output", "data/out"], "is in the folder of the data set"),
     ],

@@ -85,7 +85,7 @@ def test_without_timestamps_frames_are_counted(tmp_path):
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Path:
+def prepared(tmp_path):
     source = str(write_video(tmp_path / "a.mp4", grey(100), fps=25))
     write_prepared(source, scan(source), tmp_path / "prepared.mp4", short_side=32)
     return tmp_path / "prepared.mp4"
@@ -143,20 +143,20 @@ def test_a_video_whose_frames_do_not_all_decode_is_told_by_decoding_it(tmp_path)
 # Bad ones.
 
 
-def no_frames(path: Path) -> None:
+def no_frames(path):
     with av.open(str(path), "w", format="avi") as container:
         stream = container.add_stream("libx264", rate=30)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         container.start_encoding()
 
 
-def sound(path: Path) -> None:
+def sound(path):
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
         file.writeframes(bytes(16000))
 
 
-def broken_jpeg(path: Path) -> None:
+def broken_jpeg(path):
     path.mkdir()
     (path / "1.jpg").write_bytes(b"\xff\xd8 and no more")
 

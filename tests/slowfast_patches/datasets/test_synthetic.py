@@ -11,7 +11,6 @@ from slowfast_patches.datasets.demo.synthetic import (
     CLASSES,
     SPLITS,
     DemoSpec,
-    Scene,
     draw_scene,
     make_demo_data,
     render,
@@ -24,23 +23,23 @@ OPPOSITES += [("grow", "shrink")]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     output = tmp_path_factory.mktemp("demo")
     assert make_demo_data(output, SMALL, workers=1) == 19
     return output
 
 
-def decode(path: Path) -> np.ndarray:
+def decode(path):
     with av.open(str(path)) as container:
         return np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     files = (p for p in folder.rglob("*") if p.is_file())
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
-def lone_thing(rates: tuple[float, float, float, float], side: int = 65) -> Scene:
+def lone_thing(rates, side=65):
     """One thing in the middle of a flat, still ground, halfway through the size cycle."""
     scene = draw_scene(np.random.default_rng(3), 3, side, side)
     thing = replace(scene.things[0], state=(side // 2, side // 2, 0.7, 0.5))
@@ -48,7 +47,7 @@ def lone_thing(rates: tuple[float, float, float, float], side: int = 65) -> Scen
     return replace(scene, ground=ground, shake=shake, things=(thing,), rates=rates, anchor=0)
 
 
-def assert_alike(a: np.ndarray, b: np.ndarray) -> None:
+def assert_alike(a, b):
     """Equal to the last bit but one: rounding may differ where the arithmetic does."""
     assert np.abs(a.astype(int) - b.astype(int)).max() <= 1
 
@@ -57,13 +56,13 @@ def assert_alike(a: np.ndarray, b: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("name", "opposite"), OPPOSITES)
-def test_a_class_played_backwards_is_the_opposite_class(name: str, opposite: str) -> None:
+def test_a_class_played_backwards_is_the_opposite_class(name, opposite):
     scene = draw_scene(np.random.default_rng(0), 12, 48, 40)
     backwards = replace(scene, shake=scene.shake[::-1], anchor=11 - scene.anchor)
     np.testing.assert_array_equal(render(scene, name)[::-1], render(backwards, opposite))
 
 
-def test_frames_far_from_the_anchor_have_the_same_statistics_in_every_class() -> None:
+def test_frames_far_from_the_anchor_have_the_same_statistics_in_every_class():
     frames = np.empty((40, len(CLASSES), 32, 48, 3))
     for seed, row in enumerate(frames):
         scene = replace(draw_scene(np.random.default_rng(seed), 1, 48, 32), anchor=-40)
@@ -77,7 +76,7 @@ def test_frames_far_from_the_anchor_have_the_same_statistics_in_every_class() ->
 
 
 @pytest.mark.parametrize(("name", "axis", "step"), [("left", 1, -2), ("down", 0, 2)])
-def test_translation_shifts_the_picture_and_wraps_around(name: str, axis: int, step: int) -> None:
+def test_translation_shifts_the_picture_and_wraps_around(name, axis, step):
     scene = lone_thing((2.0, 2.0, 9.0, 9.0))
     clip = render(replace(scene, shake=np.zeros((40, 2))), name)
     for t in (1, 20, 39):
@@ -87,7 +86,7 @@ def test_translation_shifts_the_picture_and_wraps_around(name: str, axis: int, s
 # The files.
 
 
-def test_csv_lines_name_files_that_decode_to_the_promised_frames(made: Path) -> None:
+def test_csv_lines_name_files_that_decode_to_the_promised_frames(made):
     assert (made / "classes.txt").read_text().split() == list(CLASSES)
     for split in SPLITS:
         lines = (made / f"{split}.csv").read_text().splitlines()
@@ -100,12 +99,12 @@ def test_csv_lines_name_files_that_decode_to_the_promised_frames(made: Path) -> 
 
 
 @pytest.mark.slow
-def test_files_do_not_depend_on_the_number_of_processes(made: Path, tmp_path: Path) -> None:
+def test_files_do_not_depend_on_the_number_of_processes(made, tmp_path):
     assert make_demo_data(tmp_path, SMALL, workers=2) == 19
     assert contents(tmp_path) == contents(made)
 
 
-def test_only_what_is_missing_is_made_again(made: Path, tmp_path: Path) -> None:
+def test_only_what_is_missing_is_made_again(made, tmp_path):
     before = contents(made)
     lost, kept = made / video_path("val", 5), made / video_path("val", 4)
     stamp = kept.stat().st_mtime_ns
@@ -120,7 +119,7 @@ def test_only_what_is_missing_is_made_again(made: Path, tmp_path: Path) -> None:
 # What is refused, and the command line.
 
 
-def test_other_arguments_are_refused_and_nothing_is_touched(made: Path) -> None:
+def test_other_arguments_are_refused_and_nothing_is_touched(made):
     before = contents(made)
     with pytest.raises(
         ValueError, match=r"made with .*'train': 9,.* give these numbers, or another"
@@ -139,8 +138,8 @@ def test_other_arguments_are_refused_and_nothing_is_touched(made: Path) -> None:
     ],
 )
 def test_the_tool_makes_a_data_set_or_names_the_mistake(
-    load_program, tmp_path: Path, capsys, options: list[str], status: int, message: str
-) -> None:
+    load_program, tmp_path, capsys, options, status, message
+):
     tool = load_program("tools/make_demo_data.py")
     (tmp_path / "file").touch()
     options = [option.format(file=tmp_path / "file") for option in options]

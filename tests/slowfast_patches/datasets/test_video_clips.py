@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from multigrid import PAPER, ClipRequest, Shape, collate
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import VideoClips
 from slowfast_patches.datasets.clips import ClipDataset
 
@@ -22,12 +21,12 @@ REQUESTS = [
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "multigrid"
 
 
-def recipe(folder: Path, *overrides: object) -> Recipe:
+def recipe(folder, *overrides):
     data = ["DATA.PATH_TO_DATA_DIR", str(folder), "DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2]
     data += ["DATA.TRAIN_CROP_SIZE", 32, "DATA.TRAIN_JITTER_SCALES", [37, 46], "NUM_GPUS", 0]
     return load_recipe(None, [*data, "MODEL.NUM_CLASSES", 8, "RNG_SEED", 7, *overrides])

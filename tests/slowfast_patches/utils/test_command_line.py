@@ -36,7 +36,7 @@ TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
 )
 def test_what_a_user_can_cause_is_one_line(error, status, said, capsys):
     @tool(interrupted="interrupted; go on")
-    def main() -> int:
+    def main():
         raise error
 
     assert main() == status
@@ -59,7 +59,7 @@ def test_a_signal_while_a_program_is_imported_ends_it(resumes, sent, status):
 
 def test_control_characters_are_printed_escaped(capsys):
     @tool()
-    def main() -> int:
+    def main():
         print("\a\x1b[31mclass\x9b\x7f\udcff", file=sys.stdout)
         print("\rline\tone\nline two", file=sys.stderr)
         raise ValueError("\x1b]0;title\a.mp4 cannot be read")

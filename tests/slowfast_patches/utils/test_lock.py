@@ -7,9 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -30,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(tmp_path):
     """A process that holds `tmp_path`."""
     command = [sys.executable, "-c", HOLDER, tmp_path]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -40,9 +37,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def test_a_second_run_is_refused_until_the_first_is_killed(
-    tmp_path: Path, holder: subprocess.Popen[str]
-):
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, holder):
     for _ in range(2):  # to look does not set it free
         with pytest.raises(ValueError) as caught, locked(tmp_path):
             pytest.fail("locked twice")
@@ -56,12 +51,12 @@ def test_a_second_run_is_refused_until_the_first_is_killed(
 
 
 def test_commands_are_refused_before_they_change_anything(
-    command_line: Callable[..., tuple[int, str]],
-    load_program: Callable[[str], ModuleType],
-    tmp_path: Path,
-    demo_data: Path,
-    holder: subprocess.Popen[str],
-    capsys: pytest.CaptureFixture[str],
+    command_line,
+    load_program,
+    tmp_path,
+    demo_data,
+    holder,
+    capsys,
 ):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*")}
     status, trains = command_line(tmp_path)
@@ -73,10 +68,8 @@ def test_commands_are_refused_before_they_change_anything(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
-def test_without_locks_a_run_goes_on_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    def none(*_: object) -> None:
+def test_without_locks_a_run_goes_on_with_a_warning(tmp_path, monkeypatch, caplog):
+    def none(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", none)

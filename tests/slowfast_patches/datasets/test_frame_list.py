@@ -1,6 +1,5 @@
 """Frame lists: what parses, the message for a bad line, and that the listed files are read."""
 
-import os
 import zlib
 
 import numpy as np
@@ -33,7 +32,7 @@ compress = zlib.compress
 
 def read(folder, text, **options):
     path = folder / "train.csv"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    path.write_bytes(text.encode())
     return read_frame_list(path, num_classes=157, fps=24.0, **options)
 
 
@@ -44,27 +43,23 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
     one, other = read(tmp_path, TWO_VIDEOS)
     assert (one.name, other.name) == ("46GP8", "N11GT")
     assert one.files == tuple(f"{tmp_path}/46GP8/46GP8-00000{n}.jpg" for n in range(1, 6))
-    assert one.runs == (
-        LabelledFrames(2, ()),
-        LabelledFrames(4, (92, 147)),
-        LabelledFrames(5, (147,)),
-    )
+    assert one.runs == ((2, ()), (4, (92, 147)), (5, (147,)))
     assert (one.path, one.fps) == (f"{tmp_path}/46GP8", 24.0)
-    assert other.runs == (LabelledFrames(1, (5,)), LabelledFrames(2, ()))
+    assert other.runs == ((1, (5,)), (2, ()))
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("old", "new"),
     [
-        TWO_VIDEOS.replace("vido", "video", 1),
-        TWO_VIDEOS.replace("\n", "\r\n"),
-        "\n" + TWO_VIDEOS.replace("\n", "\n\n  \n").rstrip(),
-        TWO_VIDEOS.replace('"92,147"', "92,147").replace('"5"', "5"),
-        b"\xef\xbb\xbf" + TWO_VIDEOS.encode(),
+        ("vido", "video"),
+        ("\n", "\r\n"),
+        ("\n", "\n\n  \n"),
+        ('"', ""),
+        ("original", "\ufefforiginal"),
     ],
-    ids=["spelling", "crlf", "blank", "unquoted", "mark"],
 )
-def test_what_makes_no_difference(tmp_path, text):
+def test_what_makes_no_difference(tmp_path, old, new):
+    text = TWO_VIDEOS.replace('""', "_").replace(old, new).replace("_", '""')
     assert list(read(tmp_path, text)) == list(read(tmp_path, TWO_VIDEOS))
 
 
@@ -99,35 +94,6 @@ def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypat
 # Bad lists.
 
 
-@pytest.mark.parametrize(
-    ("number", "line", "why"),
-    [
-        (4, "46GP8 0 2 46GP8/3.jpg", "video 46GP8: .* the 5 fields of 'original_vido_id"),
-        (8, '46GP8 0 5 46GP8/6.jpg ""', "video 46GP8: its lines are not consecutive"),
-        (4, '46GP8 0 1 46GP8/3.jpg ""', "video 46GP8: its frame ids do not ascend"),
-        (5, '46GP8 0 3.5 46GP8/3.jpg ""', "video 46GP8: .*3.5"),
-        (4, '46GP8 0 2 46GP8/3.jpg "92;147"', "video 46GP8: .*92;147"),
-        (4, '46GP8 0 2 46GP8/3.jpg "-1"', "label -1 is outside"),
-        (7, 'N11GT 1 0 x.jpg "4,157"', "video N11GT: label 157 is outside MODEL.NUM_CLASSES 157"),
-        (1, 'a 0 0 a/1.jpg ""', f"the first line .*'{HEADER}'"),
-        (1, HEADER.replace(" ", ","), f"the first line .*'{HEADER}'"),
-    ],
-)
-def test_a_bad_line_is_named_by_file_and_video(tmp_path, number, line, why):
-    lines = TWO_VIDEOS.splitlines()
-    lines[number - 1] = line
-    with pytest.raises(ValueError, match=rf"train.csv.*{why}"):
-        read(tmp_path, "\n".join(lines))
-
-
-def test_a_missing_list_one_without_frames_and_one_in_utf_16_are_refused(tmp_path):
-    for content, why in ((f"{HEADER}\n\n", "no frames"), (TWO_VIDEOS.encode("utf-16"), "utf-16")):
-        with pytest.raises(ValueError, match=f"train.csv.*: .*{why}"):
-            read(tmp_path, content)
-    with pytest.raises(ValueError, match=r"val.csv: no such file; set DATA.PATH_TO_DATA_DIR"):
-        read_frame_list(tmp_path / "val.csv", num_classes=2, fps=30.0)
-
-
 # Reading.
 
 
@@ -158,26 +124,22 @@ def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_
     assert clip[:, 32, 32, 0].tolist() == [80, 40, 40, 180, 0, 0]
 
 
-def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path):
-    reasons = {
-        "gone": "cannot be opened: No such file",
-        "text": "is not a JPEG",
-        "cut": "is not a whole JPEG",
-        "fifo": "cannot be opened: is not a regular file",
-    }
-    paths = {name: tmp_path / f"{name}.jpg" for name in reasons}
-    paths["text"].write_text("no picture")
-    paths["cut"].write_bytes((frames / "3.jpg").read_bytes()[:-100])
-    os.mkfifo(paths["fifo"])
-    for name, path in paths.items():
-        record = video_of(frames / "1.jpg", path).record()
-        with pytest.raises(UnreadableVideoError, match=f"{name}.jpg {reasons[name]}"):
-            read_clip("", record, plan(0, 1))
-        if name == "cut":
-            assert video_of(path).record().video.frames == 1  # its head is whole
-            continue
-        with pytest.raises(UnreadableVideoError, match=f"{name}.jpg {reasons[name]}"):
-            video_of(path).record()
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gone", "cannot be opened: No such file"),
+        ("text", "is not a JPEG"),
+        ("cut", "is not a whole JPEG"),
+        ("fifo", "cannot be opened: is not a regular file"),
+    ],
+)
+def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path, name, reason):
+    (tmp_path / "text").write_text("no picture")
+    (tmp_path / "cut").write_bytes((frames / "3.jpg").read_bytes()[:-100])
+    os.mkfifo(tmp_path / "fifo")
+    record = video_of(frames / "1.jpg", tmp_path / name).record()  # by the head of the first
+    with pytest.raises(UnreadableVideoError, match=f"{name} {reason}"):
+        read_clip("", record, plan(0, 1))
 
 
 def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):

@@ -42,27 +42,26 @@ def test_key_frames_come_by_video_and_second_with_all_labels_of_a_box(tmp_path):
     assert list_digest(moved, read_list(moved, "train")) == digest
 
 
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_boxes_and_labels_are_the_hosts(tmp_path, split):
+@pytest.mark.parametrize(("split", "count"), [("train", 3), ("val", 2), ("test", 3)])
+def test_boxes_and_labels_are_the_hosts(tmp_path, split, count):
     from slowfast.datasets import ava_helper
 
     inside = TRAIN.replace("-0.100", "0.000").replace("1.600", "1.000")
     recipe = recipe_of(write_lists(tmp_path, inside, predicted=PREDICTED))
     cfg = host_config(recipe)
     cfg.AVA.ANNOTATION_DIR = cfg.AVA.FRAME_LIST_DIR = str(tmp_path)
-    theirs = ava_helper.load_boxes_and_labels(cfg, split)
     expected = {
-        (name, second): [(tuple(box), [n - 1 for n in labels if n > 0]) for box, labels in found]
-        for name, of_video in theirs.items()
+        (name, second): [
+            (tuple(box), tuple(n - 1 for n in labels if n > 0)) for box, labels in found
+        ]
+        for name, of_video in ava_helper.load_boxes_and_labels(cfg, split).items()
         for second, found in of_video.items()
         if found
     }
-    found = {
-        (k.name, k.second): [(b, list(n)) for b, n in zip(k.boxes, k.labels, strict=True)]
-        for k in read_list(recipe, split)
-    }
+    key_frames = read_list(recipe, split)
+    found = {(k.name, k.second): list(zip(k.boxes, k.labels, strict=True)) for k in key_frames}
     assert found == expected
-    assert len(found) == {"train": 3, "val": 2, "test": 3}[split]
+    assert len(found) == count
 
 
 def test_without_a_detectors_boxes_the_annotated_ones_are_scored(tmp_path):

@@ -81,31 +81,28 @@ def test_the_frames_asked_for_are_read(each, positions):
 @pytest.mark.parametrize("scale", [1, 2])
 def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
     """Red says the column and green the row; it is not flipped: that is done on the device."""
-    image = np.full((HEIGHT, WIDTH, 3), 128, np.uint8)
-    image[..., 0] = 4 * np.arange(WIDTH)
-    image[..., 1] = 4 * np.arange(HEIGHT)[:, None]
-    path = write_video(folder / "gradient.mp4", [image] * 3, options=SHARP)
-    crop = 16 * scale
-    size = (WIDTH * scale, HEIGHT * scale)
-    cut = ClipPlan(np.array([0, 2]), size, (10 * scale, 20 * scale), crop, flip=True)
-    clip = read_clip(str(path), scan(str(path)), cut)
+    rows, columns = np.indices((HEIGHT, WIDTH))
+    image = np.stack([4 * columns, 4 * rows, np.full_like(rows, 128)], -1).astype(np.uint8)
+    path = str(write_video(folder / "gradient.mp4", [image] * 3, options=SHARP))
+    width, height, x, y, crop = (scale * side for side in (WIDTH, HEIGHT, 10, 20, 16))
+    cut = ClipPlan(np.array([0, 2]), (width, height), (x, y), crop, flip=True)
+    clip = read_clip(path, scan(path), cut)
     assert (clip.shape, clip.dtype) == ((2, crop, crop, 3), np.uint8)
-    red, green = clip[1, :, :, 0].mean(0) / 4, clip[1, :, :, 1].mean(1) / 4
-    assert red == pytest.approx(np.linspace(10, 25, crop), abs=1.5)
-    assert green == pytest.approx(np.linspace(20, 35, crop), abs=1.5)
+    shown = clip[1] / 4
+    assert shown[..., 0].mean(0) == pytest.approx(np.linspace(10, 25, crop), abs=1.5)
+    assert shown[..., 1].mean(1) == pytest.approx(np.linspace(20, 35, crop), abs=1.5)
 
 
 # Files that cannot be read.
 
 
 def test_a_file_that_changed_after_it_was_indexed_is_one_error(folder, video):
-    record, path, content = scan(str(video)), folder / "changed.mp4", bytearray(video.read_bytes())
-    start, stop = content.index(b"mdat") + 4, content.index(b"moov") - 4
-    content[start:stop] = bytes(stop - start)
-    for other in (None, b"no video", video.read_bytes()[:2000], content):
-        path.unlink(missing_ok=True)
-        if other is not None:
-            path.write_bytes(other)
+    record, path, whole = scan(str(video)), folder / "changed.mp4", video.read_bytes()
+    start, stop = whole.index(b"mdat") + 4, whole.index(b"moov") - 4
+    blank = whole[:start] + bytes(stop - start) + whole[stop:]
+    for content in (None, b"no video", whole[:2000], blank):
+        if content is not None:
+            path.write_bytes(content)
         with pytest.raises(UnreadableVideoError, match="cannot be"):
             read_clip(str(path), record, plan(list(range(FRAMES))))
     with pytest.raises(UnreadableVideoError, match="decode"):
@@ -206,10 +203,9 @@ def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
 @pytest.mark.parametrize(("short_side", "reduced"), [(192, 1), (96, 2), (48, 4), (24, 8)])
 def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, short_side, reduced):
     plan = ClipPlan(np.array([50]), (short_side * 4 // 3, short_side), (0, 0), 24, False)
-    record = scan(str(jpegs))
     with mock.patch.object(Cropper, "image", autospec=True, side_effect=Cropper.image) as crop:
-        clip = read_clip(str(jpegs), record, plan)
-    assert crop.call_args.args[1].shape[:2] == (192 // reduced, 256 // reduced)
+        clip = read_clip(str(jpegs), scan(str(jpegs)), plan)
+    assert crop.call_args.args[1].shape == (192 // reduced, 256 // reduced, 3)
     assert clip[0, 23, 23].tolist() == [200] * 3
 
 

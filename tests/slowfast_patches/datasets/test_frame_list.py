@@ -71,12 +71,10 @@ def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
 
 
 def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
-    lines = (
-        f'{v} {v} {f} {v}/{v}_{f + 1:06d}.jpg "{v % 9}"\n' for v in range(200) for f in range(100)
-    )
-    frames = read(tmp_path, f"{HEADER}\n{''.join(lines)}")
+    lines = [f'{v} 0 {f} {v}/{v}_{f:06}.jpg "{v % 9}"' for v in range(200) for f in range(100)]
+    frames = read(tmp_path, "\n".join([HEADER, *lines]))
     assert len(frames._data) < 6 * 200 * 100
-    assert frames[150].files[42] == f"{tmp_path}/150/150_000043.jpg"
+    assert frames[150].files[42] == f"{tmp_path}/150/150_000042.jpg"
     assert frames[150].labels() == {6}
 
 
@@ -145,7 +143,7 @@ def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path, name, rea
 
 def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
     whole, path = (frames / "3.jpg").read_bytes(), tmp_path / "damaged.jpg"
-    messages, sizes = set(), set()
+    found = set()
     for case in range(100):
         rng = np.random.default_rng(case)
         data = bytearray(whole[: rng.integers(1, len(whole))] if case % 4 == 0 else whole)
@@ -153,9 +151,10 @@ def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
             data[position] = rng.integers(256)
         path.write_bytes(data)
         try:
-            sizes.add(jpeg_size(str(tmp_path), path.name, limits=ReadingLimits(pixels=1 << 32)))
+            found.add(jpeg_size(str(tmp_path), path.name, limits=ReadingLimits(pixels=1 << 32)))
         except UnreadableVideoError as error:
-            messages.add(str(error))
-    assert messages == {"cannot be decoded: damaged.jpg is not a JPEG"}
-    assert (96, 64) in sizes
-    assert all(min(size) > 0 for size in sizes)
+            found.add(str(error))
+    assert found >= {(96, 64), "cannot be decoded: damaged.jpg is not a JPEG"}
+    sizes = [size for size in found if isinstance(size, tuple)]
+    assert len(found) == len(sizes) + 1
+    assert np.min(sizes) > 0

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,6 @@ from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.train import run as run_module
-from slowfast_patches.train.run import _count_videos
 from slowfast_patches.utils.distributed import World
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
 from tests.slowfast_patches.datasets.recipes import NEEDED, recipe_of
@@ -190,12 +190,15 @@ def test_a_training_list_of_one_class_is_warned_of(tmp_path):
     assert "all videos have the label 0: there is nothing to learn" in warning
 
 
-def test_a_list_is_warned_of_where_it_is_asked_for(tmp_path, caplog):
-    (tmp_path / "train.csv").write_text(f"{__file__} 0\n" * 2)
-    for warns in (False, True):
-        assert caplog.text == ""
-        assert _count_videos(recipe(tmp_path, "kinetics"), "train", warns) == 2
-    assert "(2 times)" in caplog.text
+@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
+def test_the_process_that_is_or_starts_the_first_warns(tmp_path, monkeypatch, caplog, rank, times):
+    for name in ("check_gpus", "tested_file", "check_file"):
+        monkeypatch.setattr(run_module, name, lambda *_, **__: ("", "", ""))
+    (tmp_path / "val.csv").write_text(f"{__file__} 0\n" * 2)
+    (tmp_path / "test.csv").symlink_to(tmp_path / "val.csv")
+    recipe_to_test = recipe(tmp_path, "kinetics", "TRAIN.ENABLE", False, "TEST.ENABLE", True)
+    run_module._check(recipe_to_test, SimpleNamespace(first_rank=rank))
+    assert caplog.text.count("(2 times)") == times
 
 
 # What follows from the lists.

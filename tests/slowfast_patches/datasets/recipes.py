@@ -4,7 +4,7 @@ from slowfast_patches.config import load_recipe
 
 NEEDED = {
     "ssv2": ("DATA.RANDOM_FLIP", False),
-    "charades": ("DATA.MULTI_LABEL", True, "MODEL.LOSS_FUNC", "bce_logit"),
+    "charades": ("DATA.MULTI_LABEL", True),
 }
 SMALL = (
     *("DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2, "DATA.TRAIN_JITTER_SCALES", [48, 64]),

@@ -55,8 +55,8 @@ def test_boxes_and_labels_are_the_hosts(tmp_path, split, count):
             (tuple(box), tuple(n - 1 for n in labels if n > 0)) for box, labels in found
         ]
         for name, of_video in ava_helper.load_boxes_and_labels(cfg, split).items()
-        for second, found in of_video.items()
-        if found
+        for second, boxes in of_video.items()
+        if boxes
     }
     key_frames = read_list(recipe, split)
     found = {(k.name, k.second): list(zip(k.boxes, k.labels, strict=True)) for k in key_frames}

@@ -229,6 +229,24 @@ def test_frame_lists_and_labels_of_others_give_their_classes(ssv2, dataset, coun
     assert load_with_classes(None, data).model.num_classes == count
 
 
+@pytest.mark.parametrize(
+    ("dataset", "overrides", "task"),
+    [
+        ("kinetics", (), ("single_label", "cross_entropy", "softmax", 10)),
+        ("charades", (), ("multi_label", "bce_logit", "sigmoid", 10)),
+        ("ava", (), ("detection", "bce", "sigmoid", 1)),
+        # What the recipe says is checked later.
+        ("charades", ("DATA.MULTI_LABEL", False), ("single_label", "cross_entropy", "softmax", 10)),
+        ("ava", ("MODEL.LOSS_FUNC", "bce_logit"), ("detection", "bce_logit", "sigmoid", 1)),
+    ],
+)
+def test_the_task_is_that_of_the_data_set_where_nothing_says_it(dataset, overrides, task):
+    recipe = load_with_classes(None, ["TRAIN.DATASET", dataset, CLASSES, 3, *overrides])
+    model = recipe.model
+    views = recipe.test.num_ensemble_views
+    assert (recipe.task, model.loss_func, model.head_act, views) == task
+
+
 def test_a_test_on_the_validation_list_is_recognised(tmp_path, ssv2):
     tests = []
     for name, text in (("val", "a.mp4 0\n"), ("test", "b.mp4 0\n"), ("test", "a.mp4 0\n")):

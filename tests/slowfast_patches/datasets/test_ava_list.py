@@ -52,7 +52,7 @@ def test_boxes_and_labels_are_the_hosts(tmp_path, split, count):
     cfg.AVA.ANNOTATION_DIR = cfg.AVA.FRAME_LIST_DIR = str(tmp_path)
     expected = {
         (name, second): [
-            (tuple(box), tuple(n - 1 for n in labels if n > 0)) for box, labels in found
+            (tuple(box), tuple(n - 1 for n in labels if n > 0)) for box, labels in boxes
         ]
         for name, of_video in ava_helper.load_boxes_and_labels(cfg, split).items()
         for second, boxes in of_video.items()

@@ -62,17 +62,6 @@ def new_training(seed: int = SEED, schedule=SCHEDULE) -> Training:
     return Training(schedule, model, torch.optim.SGD(groups, lr=0.0, momentum=0.9), seed)
 
 
-def test_a_loop_that_forgets_begin_is_told_at_its_first_step():
-    """Such a loop would train at the optimizer's initial rate, with BN over the mini-batch."""
-    training = new_training()
-    batches = iter(training.loader(Clips()))
-    with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
-        training.optimizer.step()
-    training.begin(next(batches))
-    training.optimizer.step()
-    assert training.iteration == 1
-
-
 def clip_of(batch) -> torch.Tensor:
     return batch["clips"].permute(0, 4, 1, 2, 3).float()
 

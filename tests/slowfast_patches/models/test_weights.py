@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from multigrid import convert_batchnorm
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
@@ -169,14 +168,6 @@ def test_a_state_dict_is_found_where_it_is_and_whatever_wraps_it(
     model = nn.Linear(2, 3)
     load_weights(model, saved(content, tmp_path), complete=True)
     assert torch.equal(model.weight, torch.ones(3, 2))
-
-
-def test_grouped_batch_normalisation_starts_from_the_same_weights(tmp_path: Path):
-    theirs = made("i3d", seed=2)
-    path = saved({"model_state": theirs.state_dict()}, tmp_path)
-    for model in (made("i3d"), convert_batchnorm(made("i3d"))):
-        load_weights(model, path, complete=True)
-        assert_same(model, theirs.state_dict())
 
 
 def test_the_statistics_of_two_splits_worked_out():

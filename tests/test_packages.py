@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tomllib
 import venv
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -21,8 +23,14 @@ OFFLINE = ["--no-index", "--no-deps"]
 pytestmark = pytest.mark.slow
 
 
-def build(source: Path, folder: Path) -> Path:
-    """The wheel of a source tree; of a copy, since building leaves files in it."""
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """`build(source)`: the wheel of a source tree, beside the copy that it was built of; once."""
+    return cache(lambda source: build_in(source, tmp_path_factory.mktemp("wheel")))
+
+
+def build_in(source: Path, folder: Path) -> Path:
+    """The wheel of a copy, since building leaves files in it."""
     others = ("runs", "docs", "tests", "benchmarks", "build", "*.egg-info", "__pycache__", ".*")
     shutil.copytree(source, folder / "source", ignore=shutil.ignore_patterns(*others))
     options = [*OFFLINE, "--no-build-isolation", "--wheel-dir", str(folder)]
@@ -50,8 +58,8 @@ def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_method_alone_runs_its_card_s_example(tmp_path):
-    wheel = build(METHOD, tmp_path)
+def test_the_method_alone_runs_its_card_s_example(build, tmp_path):
+    wheel = build(METHOD)
     python = install(wheel, tmp_path / "environment") / "python"
     with ZipFile(wheel) as archive:
         assert {"multigrid/py.typed", "multigrid/batchnorm/module.py"} <= set(archive.namelist())
@@ -69,8 +77,8 @@ def test_the_method_alone_runs_its_card_s_example(tmp_path):
     assert Path(file).is_relative_to(tmp_path)
 
 
-def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(tmp_path):
-    wheel = build(ROOT, tmp_path)
+def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(build, tmp_path):
+    wheel = build(ROOT)
     programs = install(wheel, tmp_path / "environment")
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -97,11 +105,11 @@ def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(tm
 
 
 @pytest.mark.parametrize("source", [ROOT, METHOD], ids=["package", "method"])
-def test_an_index_takes_the_wheel_and_the_source_distribution(source, tmp_path):
-    wheel = build(source, tmp_path)
+def test_an_index_takes_the_wheel_and_the_source_distribution(source, build):
+    wheel = build(source)
     sdist = "from setuptools.build_meta import build_sdist as b; b('..')"
-    subprocess.run([sys.executable, "-c", sdist], cwd=tmp_path / "source", check=True)
-    (archive,) = tmp_path.glob("*.tar.gz")
+    subprocess.run([sys.executable, "-c", sdist], cwd=wheel.parent / "source", check=True)
+    (archive,) = wheel.parent.glob("*.tar.gz")
     check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(archive)]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.stdout.count("PASSED") == 2, done.stdout + done.stderr

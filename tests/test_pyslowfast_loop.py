@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from torch.distributed import is_initialized
 
 from multigrid import GroupedBatchNorm3d
@@ -27,15 +26,9 @@ PAIRS = ["TRAIN.BATCH_SIZE", "4", "MULTIGRID.BN_BASE_SIZE", "4", "MULTIGRID.EPOC
 PAIRS += ["SOLVER.MAX_EPOCH", "6", "SOLVER.STEPS", "[0, 4]", "TRAIN.EVAL_PERIOD", "6"]
 
 
-def run_as_rank(rank, folder, processes, port, data, one_block, pairs) -> None:
-    """Run the example as torchrun does; write down what each iteration had."""
+def run_as_rank(rank, folder, processes, data, one_block, pairs) -> None:
+    """Run the example; write down what each iteration had."""
     os.chdir(folder)
-    if processes > 1:
-        place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
-        size = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ |= {key: str(value) for key, value in (place | size | where).items()}
-    torch.set_num_threads(1)
     steps, shapes, begin = [], [], PySlowFastMultigrid.begin
     convert = PySlowFastMultigrid.convert
 
@@ -75,16 +68,11 @@ def test_the_example_trains_what_the_trainer_would(
     processes: int,
     demo_data: Path,
     tmp_path: Path,
-    free_port: Callable[[], int],
+    run_ranks: Callable[..., None],
     one_block: Callable[[], contextlib.AbstractContextManager[None]],
 ):
     pairs = [*PAIRS, "RESNET.NUM_BLOCK_TEMP_KERNEL", "[[1, 1], [1, 1], [1, 1], [1, 1]]"]
-    torch.multiprocessing.start_processes(
-        run_as_rank,
-        (tmp_path, processes, free_port(), demo_data, one_block, pairs),
-        nprocs=processes,
-        start_method="fork",
-    )
+    run_ranks(processes, run_as_rank, tmp_path, processes, demo_data, one_block, pairs)
     recipe = load_recipe(EXAMPLE.with_suffix(".yaml"), pairs)
     schedule = schedule_of(recipe, 24)
     for rank in range(processes):

@@ -21,6 +21,7 @@ from multigrid.integrations.pyslowfast_keys import learning_rate_of
 from slowfast_patches.config.load import parse_recipe
 from slowfast_patches.config.schedule import recipe_at, schedule_of
 from slowfast_patches.plan.evaluations import evaluation_iterations
+from tests.multigrid.clips import Clips
 
 VIDEOS = 24
 
@@ -373,15 +374,6 @@ def test_a_model_without_bn_is_refused_unless_its_size_is_zero():
 
 
 def test_a_data_set_by_request_is_asked_as_it_is():
-    class ByRequest(Dataset):
-        def __len__(self):
-            return VIDEOS
-
-        def __getitem__(self, request):
-            side = request.shape.crop
-            clip = np.zeros((request.shape.frames, side, side, 3), np.uint8)
-            return {"clip": clip, "label": 0, "flip": False, "iteration": request.iteration}
-
     multigrid = new_multigrid(new_config())
-    batch = next(iter(multigrid.loader(ByRequest(), by_request=True)))
+    batch = next(iter(multigrid.loader(Clips(VIDEOS), by_request=True)))
     assert Shape(*batch["clips"].shape[:3]) == multigrid.schedule.at(0).shape

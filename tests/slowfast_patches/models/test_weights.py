@@ -286,8 +286,6 @@ def test_a_caffe2_file_is_the_model_that_it_was_made_of(arch: str, report, tmp_p
 
 # Whole runs.
 
-I3D = ("MODEL.ARCH", "i3d", "MULTIGRID.LONG_CYCLE", False, "MULTIGRID.EPOCH_FACTOR", 1)
-
 
 def test_a_caffe2_file_is_tested_as_it_is(
     train: Callable[..., Path], tiny_config: Callable, tmp_path: Path

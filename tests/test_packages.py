@@ -51,6 +51,13 @@ def install(wheel: Path, folder: Path) -> Path:
     return programs
 
 
+def missing(wheel: Path, folder: Path, root: Path, package: str = "") -> set[str]:
+    """Files of a folder that are not in the wheel: those that are not Python need setup.py."""
+    files = [path for path in folder.rglob("*.*") if path.suffix != ".pyc"]
+    with ZipFile(wheel) as archive:
+        return {f"{package}{path.relative_to(root)}" for path in files} - set(archive.namelist())
+
+
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -58,34 +65,24 @@ def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_method_alone_runs_its_card_s_example(build, tmp_path):
+def test_the_method_is_whole_without_the_package(build, tmp_path):
     wheel = build(METHOD)
     python = install(wheel, tmp_path / "environment") / "python"
-    with ZipFile(wheel) as archive:
-        assert {"multigrid/py.typed", "multigrid/batchnorm/module.py"} <= set(archive.namelist())
+    others = {"multigrid/README.md", "multigrid/pyproject.toml"}
+    assert missing(wheel, METHOD, METHOD.parent) == others
     project = tomllib.loads((METHOD / "pyproject.toml").read_text())["project"]
     assert {re.match(r"\w+", name)[0] for name in project["dependencies"]} == {"torch", "numpy"}
     assert run(tmp_path / "empty", python, "-c", "import slowfast_patches").returncode == 1
-    (example,) = re.findall(
-        r"<!-- example -->\s*```python\n(.*?)```", (METHOD / "README.md").read_text(), re.DOTALL
-    )
-    where = "print(mg.__file__)"
-    done = run(tmp_path / "empty", python, "-c", f"{example}\n{where}")
+    done = run(tmp_path / "empty", python, "-c", "import multigrid as mg; print(mg.__file__)")
     assert done.returncode == 0, done.stderr
-    *_, total, file = done.stdout.splitlines()
-    assert re.fullmatch(r"13\d iterations instead of 320", total)
-    assert Path(file).is_relative_to(tmp_path)
+    assert Path(done.stdout).is_relative_to(tmp_path)
 
 
 def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(build, tmp_path):
     wheel = build(ROOT)
     programs = install(wheel, tmp_path / "environment")
-    with ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    for package, folder in (("", "slowfast_patches"), ("slowfast_patches/", "configs")):
-        files = [path for path in (ROOT / folder).rglob("*.*") if path.suffix != ".pyc"]
-        missing = {f"{package}{path.relative_to(ROOT)}" for path in files} - names
-        assert not missing, "all that is not Python is named in setup.py"
+    assert not missing(wheel, ROOT / "slowfast_patches", ROOT)
+    assert not missing(wheel, ROOT / "configs", ROOT, "slowfast_patches/")
     recipe = ("--cfg", "configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml")
     plan = run(tmp_path / "empty", programs / "multigrid-plan", *recipe, "--dataset-size", 640)
     assert plan.returncode == 0, plan.stderr
@@ -96,7 +93,7 @@ def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(bu
     small = ("--train", 24, "--val", 8, "--test", 8, "--frames", 24)
     made = run(tmp_path / "empty", programs / "multigrid-demo-data", "--output", "data", *small)
     assert made.returncode == 0, made.stderr
-    keys = ("DATA.PATH_TO_DATA_DIR", "data", "SOLVER.MAX_EPOCH", 4, "SOLVER.STEPS", "[0, 2]")
+    keys = ("DATA.PATH_TO_DATA_DIR", "data", "SOLVER.MAX_EPOCH", 3, "SOLVER.STEPS", "[0, 2]")
     keys += ("TRAIN.BATCH_SIZE", 2, "SOLVER.WARMUP_EPOCHS", 0, "BN.USE_PRECISE_STATS", False)
     trained = run(tmp_path / "empty", programs / "multigrid-train", *recipe, *keys)
     assert trained.returncode == 0, trained.stderr

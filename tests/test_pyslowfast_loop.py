@@ -23,8 +23,8 @@ from slowfast_patches.config.schedule import schedule_of
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "pyslowfast_loop.py"
-PAIRS = ["TRAIN.BATCH_SIZE", "4", "MULTIGRID.BN_BASE_SIZE", "4", "MULTIGRID.EPOCH_FACTOR", "2.0"]
-PAIRS += ["SOLVER.MAX_EPOCH", "6", "SOLVER.STEPS", "[0, 4]", "TRAIN.EVAL_PERIOD", "6"]
+PAIRS = ["TRAIN.BATCH_SIZE", "4", "MULTIGRID.BN_BASE_SIZE", "4", "SOLVER.MAX_EPOCH", "5"]
+PAIRS += ["SOLVER.STEPS", "[0, 4]", "TRAIN.EVAL_PERIOD", "4"]
 
 
 def run_as_rank(rank, folder, data, one_block, pairs) -> None:
@@ -69,4 +69,4 @@ def test_the_example_trains_what_the_trainer_would(
         tested = {tuple(shape) for _, *shape, training in found if not training}
         assert tested == {(8, 32, 32)}, "evaluations are at the baseline's shape"
     said = (tmp_path / "0.log").read_text()
-    assert '"_type": "val_epoch", "epoch": "12/12"' in said
+    assert '"_type": "val_epoch", "epoch": "8/8"' in said

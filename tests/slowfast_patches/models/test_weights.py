@@ -288,10 +288,11 @@ def test_a_caffe2_file_is_the_model_that_it_was_made_of(arch: str, report, tmp_p
 
 
 def test_a_caffe2_file_is_tested_as_it_is(
-    train: Callable[..., Path], tiny_config: Callable, tmp_path: Path
+    train: Callable[..., Path], tiny_config: Callable, one_block, one_block_keys, tmp_path: Path
 ):
-    path = caffe2_file(build_model(tiny_config(tmp_path)), tmp_path)
-    keys = ("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
-    train(tmp_path / "run", *keys, "TEST.CHECKPOINT_TYPE", "caffe2")
+    with one_block():
+        path = caffe2_file(build_model(tiny_config(tmp_path, *one_block_keys)), tmp_path)
+        keys = ("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path, *one_block_keys)
+        train(tmp_path / "run", *keys, "TEST.CHECKPOINT_TYPE", "caffe2")
     assert "0 partly, 0 kept" in (tmp_path / "run" / "test.log").read_text()
     assert json.loads((tmp_path / "run" / "test.json").read_text())["top5"] >= 0

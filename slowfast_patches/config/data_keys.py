@@ -145,8 +145,8 @@ class Data:
     )
     multi_label: bool = key(
         False,
-        "A video may have several labels, and the metric is mAP. Requires MODEL.LOSS_FUNC "
-        "bce_logit and MODEL.HEAD_ACT sigmoid.",
+        "A video may have several labels, and the metric is mAP. If left out, it follows from "
+        "TRAIN.DATASET.",
     )
     ensemble_method: str = key(
         "sum", "How the scores of a video's views are combined.", one_of("sum", "max")

@@ -7,7 +7,7 @@ import logging
 import os.path
 import sys
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, get_args, get_origin
 from slowfast_patches.config.later_releases import ignored_key, translate
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
+from slowfast_patches.config.tasks import TASKS, task_name
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.utils.command_line import split_pairs
 
-__all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path", "sets_key"]
+__all__ = ["CONFIGS", "given_keys", "load_recipe", "parse_recipe", "recipe_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +67,13 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     return _make(_merged(path, overrides))
 
 
-def sets_key(name: str, path: str | Path | None, overrides: Sequence[object] = ()) -> bool:
-    """Return whether a recipe or its overrides set a key.
+def given_keys(path: str | Path | None, overrides: Sequence[object] = ()) -> Collection[str]:
+    """Return the keys that a recipe or its overrides set.
 
     Raises:
         ValueError: As `load_recipe`.
     """
-    return name in _merged(path, overrides)
+    return _merged(path, overrides).keys()
 
 
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
@@ -305,10 +306,8 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
                 values[key] = tuple((stage[0], stage[0]) for stage in values[key])
     elif "DATA.INPUT_CHANNEL_NUM" not in given:
         values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
-    if values["DETECTION.ENABLE"]:
-        # The host's head for boxes supports nothing else, and recipes of 1.0 leave these out.
-        derived = {"MODEL.HEAD_ACT": "sigmoid", "TEST.NUM_ENSEMBLE_VIEWS": 1}
-        values |= {key: value for key, value in derived.items() if key not in given}
+    task = task_name(detects=values["DETECTION.ENABLE"], multi_label=values["DATA.MULTI_LABEL"])
+    values |= {key: value for key, value in TASKS[task].defaults.items() if key not in given}
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:

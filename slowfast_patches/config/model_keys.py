@@ -47,7 +47,7 @@ class Model:
     head_act: str = key(
         "softmax",
         "Activation that turns logits into scores in evaluation: softmax, or sigmoid if a video "
-        "may have several labels.",
+        "may have several labels. If left out, it follows from the task.",
     )
     label_smoothing: float = key(
         0.0,
@@ -80,7 +80,7 @@ class Model:
     loss_func: str = key(
         "cross_entropy",
         "Training loss: cross_entropy for one label per video, bce_logit for several, bce for "
-        "detection.",
+        "detection. If left out, it follows from the task.",
     )
     dropout_rate: float = key(0.5, "Dropout rate of the head.")
     fc_init_std: float = key(0.01, "Standard deviation of the head's initial weights.")
@@ -207,7 +207,10 @@ class NonLocal:
 @dataclass(frozen=True)
 class Detection:
     enable: bool = key(
-        False, "Classify boxes at key frames, as in AVA, instead of whole videos.", speed=True
+        False,
+        "Classify boxes at key frames, as in AVA, instead of whole videos. If left out, it follows "
+        "from TRAIN.DATASET.",
+        speed=True,
     )
     aligned: bool = key(
         True,

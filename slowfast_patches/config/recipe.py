@@ -38,6 +38,7 @@ from slowfast_patches.config.model_keys import (
     SlowFast,
     Tsm,
 )
+from slowfast_patches.config.tasks import task_name
 from slowfast_patches.config.training_keys import Solver, Test, Train
 from slowfast_patches.config.yaml_text import dump_yaml, flatten, parse_yaml
 
@@ -144,9 +145,14 @@ class Recipe:
         return self.multigrid.long_cycle or self.multigrid.short_cycle
 
     @property
+    def task(self) -> str:
+        """Name of the task in `config.tasks.TASKS`."""
+        return task_name(detects=self.detection.enable, multi_label=self.data.multi_label)
+
+    @property
     def multi_label(self) -> bool:
         """Whether a video or a box may have several labels. A box always may."""
-        return self.data.multi_label or self.detection.enable
+        return self.task != "single_label"
 
     @property
     def groups_batchnorm(self) -> bool:

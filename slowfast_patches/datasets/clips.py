@@ -39,7 +39,7 @@ class ClipDataset(Clips):
         assert split in ("train", "val", "test"), split
         self.split = split
         self._classes = int(recipe.model.num_classes)
-        self._multi_label = dataset_of(recipe, split).multi_label
+        self._multi_label = dataset_of(recipe, split).task == "multi_label"
         videos = read_list(recipe, split)
         path = list_path(recipe, split)
         options = reading_options(recipe)

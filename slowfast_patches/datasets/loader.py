@@ -40,6 +40,9 @@ _MAX_BYTES = 1 << 27
 _CORES_PER_WORKER = 4
 """Cores per worker in training on the CPU."""
 
+_CLIPS: dict[str, type[ClipDataset]] = {"detection": KeyFrameClips}
+"""Data sets of tasks on other than whole clips."""
+
 _PRECISE_BN_EPOCH = 1 << 30
 """Epoch number that seeds the clips for precise BN. No training reaches it."""
 
@@ -47,14 +50,14 @@ _PRECISE_BN_EPOCH = 1 << 30
 def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     """Build the data set of a split.
 
-    This is `ClipDataset`, `KeyFrameClips` for a data set with boxes, or the result of
+    This is `ClipDataset`, `KeyFrameClips` for detection, or the result of
     `DataSet.build`.
 
     Raises:
         ValueError: The built object does not implement `VideoDataset`.
     """
     entry = dataset_of(recipe, split)
-    build = entry.build or (KeyFrameClips if entry.boxes else ClipDataset)
+    build = entry.build or _CLIPS.get(entry.task, ClipDataset)
     dataset = build(recipe, split)
     if not isinstance(dataset, VideoDataset):
         raise ValueError(

@@ -63,10 +63,8 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     if isinstance(dropout, nn.Dropout):
         assert isinstance(head.projection, nn.Linear)
         head.dropout = ClipDropout(dropout.p, recipe.rng_seed, head.projection.in_features)
-    if recipe.detection.enable:
+    if recipe.model.head_act == "sigmoid":
         head.act = _EvaluationSigmoid()
-    elif recipe.model.head_act == "sigmoid":
-        head.act = nn.Sigmoid()
     model = convert_convolutions(convert_pools(model))
     if recipe.model.channels_last:
         model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]

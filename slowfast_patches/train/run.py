@@ -34,10 +34,10 @@ from slowfast_patches.launch.stopping import (
 )
 from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.models.build import build_on_meta
-from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.transformer import has_start_weights
 from slowfast_patches.models.weights import check_file
+from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
 from slowfast_patches.train.checkpoint import (

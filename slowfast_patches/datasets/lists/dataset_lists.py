@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.config.load import load_recipe, sets_key
+from slowfast_patches.config.load import given_keys, load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.tasks import TASKS
 from slowfast_patches.datasets.lists.ava_list import ava_classes, ava_path, read_ava
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics, read_utf8
@@ -50,16 +51,23 @@ TEST_IS_VAL = "test is val"
 
 
 def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
-    """Load a recipe, and take MODEL.NUM_CLASSES from the training list if nothing sets it.
+    """Load a recipe, and take keys that it leaves out from the training data set.
 
-    The number of classes is the number of class names beside the list, or else the largest label
-    plus one. Without a list, the key keeps its default.
+    These are the task, the keys that follow from it (`TASKS`), and MODEL.NUM_CLASSES. The number of
+    classes is the number of class names beside the list, or else the largest label plus one.
+    Without a list, MODEL.NUM_CLASSES keeps its default.
 
     Raises:
         ValueError: As for `load_recipe` and `read_list`.
     """
     recipe = load_recipe(path, overrides)
-    if not sets_key(_CLASSES, path, overrides) and (count := _count_classes(recipe)):
+    given = given_keys(path, overrides)
+    switch, on = TASKS[dataset_of(recipe, "train").task].switch
+    if switch not in given:
+        recipe = recipe.replaced({switch: on})
+    defaults = TASKS[recipe.task].defaults
+    recipe = recipe.replaced({key: defaults[key] for key in defaults if key not in given})
+    if _CLASSES not in given and (count := _count_classes(recipe)):
         return recipe.replaced({_CLASSES: count})
     return recipe
 
@@ -83,14 +91,12 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
             invalid.
     """
     dataset = dataset_of(recipe, split)
-    if dataset.boxes != recipe.detection.enable:
-        what = "boxes" if dataset.boxes else "labels, and no boxes"
-        raise ValueError(f"set DETECTION.ENABLE {dataset.boxes}: the videos of {split} have {what}")
-    if dataset.multi_label != recipe.multi_label:
-        count = "several labels" if dataset.multi_label else "one label"
-        raise ValueError(
-            f"set DATA.MULTI_LABEL {dataset.multi_label}: the videos of {split} have {count}"
-        )
+    if dataset.task != recipe.task:
+        key, value = TASKS[dataset.task].switch
+        if recipe[key] == value:  # It is another switch that is wrong.
+            key, value = TASKS[recipe.task].switch[0], False
+        targets = TASKS[dataset.task].targets
+        raise ValueError(f"set {key} {value}: the videos of {split} have {targets}")
     if split == "train" and recipe.data.random_flip and not dataset.mirrors:
         raise ValueError(
             f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, where left and right have "
@@ -285,10 +291,8 @@ class DataSet:
     """Reads the videos of a split from its file."""
     classes: Callable[[Recipe], tuple[str, ...] | None] = _named_classes
     """Reads the class names from files beside the lists. Returns None if there are none."""
-    multi_label: bool = False
-    """Whether a video, or a box, can have several labels."""
-    boxes: bool = False
-    """Whether the lists have key frames with boxes, and the boxes are scored."""
+    task: str = "single_label"
+    """What the videos have targets for: a name in `TASKS`."""
     mirrors: bool = True
     """Whether a clip keeps its label when it is flipped."""
     segments: bool = False
@@ -315,10 +319,10 @@ DATASETS: dict[str, DataSet] = {
         path=_csv_or_val_path,
         read=read_charades,
         classes=_charades_classes,
-        multi_label=True,
+        task="multi_label",
         counts_frames=True,
         views_to_end=True,
     ),
-    "ava": DataSet(path=ava_path, read=read_ava, classes=ava_classes, multi_label=True, boxes=True),
+    "ava": DataSet(path=ava_path, read=read_ava, classes=ava_classes, task="detection"),
 }
 """Data sets by their lower-case names in a recipe."""

@@ -13,8 +13,8 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.inputs import pack_pathways
+from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 
 THIN = """
 TRAIN: {BATCH_SIZE: 2}

@@ -12,7 +12,6 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
-from slowfast_patches.plan.flops import flops_per_clip
 
 THIN = (
     *("MODEL.ARCH", "tsm", "RESNET.WIDTH_PER_GROUP", 8, "MODEL.NUM_CLASSES", 4),

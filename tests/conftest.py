@@ -41,6 +41,7 @@ LONG = (
     "test_faults.py",
     "test_training.py",
     "test_examples.py",
+    "test_packages.py",
     "test_loops.py",
     "test_distributed.py",
     "test_reproduce.py",

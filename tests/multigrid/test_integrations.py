@@ -125,10 +125,8 @@ class Losses(transformers.TrainerCallback):
         self.told.append(model.vivit.embeddings.extents is not None)
 
 
-def train(folder, checkpoint=None, **options):
-    log = Losses()
-    arguments = {
-        "output_dir": str(folder),
+def arguments(folder, **options):
+    common = {
         "use_cpu": True,
         "report_to": [],
         "logging_steps": 1,
@@ -138,10 +136,15 @@ def train(folder, checkpoint=None, **options):
         "max_grad_norm": 0.0,
         "seed": SEED,
     }
+    return transformers.TrainingArguments(str(folder), **common, **options)
+
+
+def train(folder, checkpoint=None, **options):
+    log = Losses()
     trainer = MultigridTrainer(
         schedule=SCHEDULE,
         model=new_model(),
-        args=transformers.TrainingArguments(**{**arguments, **options}),
+        args=arguments(folder, **options),
         train_dataset=Clips(VIDEOS),
         callbacks=[log],
     )
@@ -166,22 +169,11 @@ def test_the_best_model_is_loaded_whole_and_a_model_made_later_is_told_of_its_cl
     Its model is the one that the Trainer creates by model_init when the training begins.
     """
     scores, log = count(0, -1), Losses()
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        use_cpu=True,
-        report_to=[],
-        save_steps=LATER,
-        eval_steps=LATER,
-        eval_strategy="steps",
-        load_best_model_at_end=True,
-        metric_for_best_model="score",
-        optim="sgd",
-        disable_tqdm=True,
-    )
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "score"}
     trainer = MultigridTrainer(
         schedule=SCHEDULE,
         model_init=new_model,
-        args=arguments,
+        args=arguments(tmp_path, eval_steps=LATER, eval_strategy="steps", **best),
         train_dataset=Clips(VIDEOS),
         eval_dataset=[Clips(VIDEOS)[ClipRequest(0, 0, SCHEDULE.base, -1)]],
         compute_metrics=lambda found: {"score": next(scores)},
@@ -213,7 +205,7 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
     trainer = MultigridTrainer(
         schedule=SCHEDULE,
         model=convert_positions(transformers.VJEPA2ForVideoClassification(config)),
-        args=transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]),
+        args=arguments(tmp_path),
         train_dataset=Clips(VIDEOS),
         processing_class=SimpleNamespace(image_mean=[0.5, 0.5, 0.25], image_std=[0.5, 0.25, 0.5]),
     )

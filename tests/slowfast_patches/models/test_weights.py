@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from multigrid import convert_batchnorm
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
@@ -171,14 +170,6 @@ def test_a_state_dict_is_found_where_it_is_and_whatever_wraps_it(
     assert torch.equal(model.weight, torch.ones(3, 2))
 
 
-def test_grouped_batch_normalisation_starts_from_the_same_weights(tmp_path: Path):
-    theirs = made("i3d", seed=2)
-    path = saved({"model_state": theirs.state_dict()}, tmp_path)
-    for model in (made("i3d"), convert_batchnorm(made("i3d"))):
-        load_weights(model, path, complete=True)
-        assert_same(model, theirs.state_dict())
-
-
 def test_the_statistics_of_two_splits_worked_out():
     """In channel 0 the means 1 and 3 have mean 2 and variance 1. In channel 1 both are 10."""
     state = {
@@ -295,14 +286,13 @@ def test_a_caffe2_file_is_the_model_that_it_was_made_of(arch: str, report, tmp_p
 
 # Whole runs.
 
-I3D = ("MODEL.ARCH", "i3d", "MULTIGRID.LONG_CYCLE", False, "MULTIGRID.EPOCH_FACTOR", 1)
-
 
 def test_a_caffe2_file_is_tested_as_it_is(
-    train: Callable[..., Path], tiny_config: Callable, tmp_path: Path
+    train: Callable[..., Path], tiny_config: Callable, one_block, one_block_keys, tmp_path: Path
 ):
-    path = caffe2_file(build_model(tiny_config(tmp_path)), tmp_path)
-    keys = ("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
-    train(tmp_path / "run", *keys, "TEST.CHECKPOINT_TYPE", "caffe2")
+    with one_block():
+        path = caffe2_file(build_model(tiny_config(tmp_path, *one_block_keys)), tmp_path)
+        keys = ("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path, *one_block_keys)
+        train(tmp_path / "run", *keys, "TEST.CHECKPOINT_TYPE", "caffe2")
     assert "0 partly, 0 kept" in (tmp_path / "run" / "test.log").read_text()
     assert json.loads((tmp_path / "run" / "test.json").read_text())["top5"] >= 0

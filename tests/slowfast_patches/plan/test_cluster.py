@@ -94,14 +94,6 @@ def test_hours_and_waiting_by_hand(plan):
 
 
 @pytest.mark.slow
-def test_without_exchange_and_reading_it_is_the_plan_for_one_machine(plan):
-    today, found = plan(), plan("--gpus", 1, "--gpus-per-node", 1, *FREE)
-    assert found["multigrid"]["seconds"] == pytest.approx(3600 * today["hours"])
-    assert found["baseline"]["seconds"] == pytest.approx(3600 * today["baseline_hours"])
-    assert found["speed_up"] == pytest.approx(today["speed_up"])
-
-
-@pytest.mark.slow
 def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan):
     stages = ("SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", True)
     few = (*stages, "DATA.NUM_TRAIN_VIDEOS", 1000, "TRAIN.BATCH_SIZE", 4)

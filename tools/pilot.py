@@ -43,15 +43,13 @@ from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.launch.device import check_gpus
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.study.pilot import (
-    Pilot,
     ShortBaselineError,
     pilot_arms,
-    pilot_report,
     pilot_study,
-    recipe_text,
     step_seconds,
     train_pilot,
 )
+from slowfast_patches.study.pilot_verdict import Pilot, pilot_report, recipe_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 

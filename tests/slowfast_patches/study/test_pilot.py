@@ -17,15 +17,13 @@ from slowfast_patches.study import pilot
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.pilot import (
     CYCLES,
-    Pilot,
     ShortBaselineError,
     pilot_arms,
-    pilot_report,
     pilot_study,
-    recipe_text,
     step_seconds,
     train_pilot,
 )
+from slowfast_patches.study.pilot_verdict import Pilot, pilot_report, recipe_text
 from slowfast_patches.study.runs import RunFailedError, Study
 from slowfast_patches.train import warm_up
 

@@ -13,9 +13,8 @@ from slowfast_patches.config.scale import as_overrides, scale_to_world_size, sca
 from slowfast_patches.config.schedule import learning_rate_of, schedule_of
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.study.compare import make_arms
-from slowfast_patches.train import run as run_module
 from slowfast_patches.train.resume import check_same_recipe
-from slowfast_patches.train.state import Run
+from slowfast_patches.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[3]
 LARGE = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU"
@@ -150,11 +149,11 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
     trained = list[Recipe]()
 
-    def stop(run: Run) -> None:
-        trained.append(run.recipe)
+    def stop(trainer: Trainer) -> None:
+        trained.append(trainer.recipe)
         raise Stopped
 
-    monkeypatch.setattr(run_module, "prepare", stop)
+    monkeypatch.setattr(Trainer, "train", stop)
     keys = ("SOLVER.REFERENCE_WORLD_SIZE", 2, "MULTIGRID.LONG_CYCLE", False)
     keys += ("MULTIGRID.SHORT_CYCLE", False)
     with pytest.raises(Stopped):

@@ -21,7 +21,7 @@ from slowfast_patches.datasets.loader import build_dataset, training_loader
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights.fit import fit_weights
-from slowfast_patches.train.step import Stepper, parallel
+from slowfast_patches.train.step import Stepper, in_parallel
 from slowfast_patches.utils.distributed import World
 
 pytestmark = pytest.mark.slow
@@ -117,7 +117,7 @@ def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
     form_groups(schedule)
     world = World(rank, size, torch.device("cpu"))
     stepper = Stepper(recipe, model, world.device)
-    stepper.network = parallel(stepper.network, world)
+    stepper.network = in_parallel(stepper.network, world.device)
     found = list[tuple[float, int]]()
     batches = training_loader(recipe, dataset, schedule, 0, rank, size)
     for step, batch in zip(schedule.steps(0), batches, strict=True):

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
-from slowfast_patches.train import loop
-from slowfast_patches.train.state import Run
+from tests.slowfast_patches.train.conftest import At, hooked, save_and_die
 
 pytestmark = pytest.mark.slow
 
@@ -24,15 +22,9 @@ def test_the_backbone_stays_bit_for_bit_and_a_killed_run_goes_on(
     start = max((multigrid_run / "checkpoints").glob("*.pyth"))
     keys = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "TRAIN.CHECKPOINT_FILE_PATH", start)
     keys += ("MODEL.EMA_DECAY", 0.5, "SOLVER.WEIGHT_DECAY", 0.1)
-    whole, train_step = train(tmp_path / "whole", *keys), loop.train_step
+    whole = train(tmp_path / "whole", *keys)
 
-    def dying(run: Run, step, batch: object):
-        if step.iteration == 4:
-            loop.save(run)
-            raise SystemExit
-        return train_step(run, step, batch)
-
-    with mock.patch.object(loop, "train_step", dying), pytest.raises(SystemExit):
+    with hooked(At(4, save_and_die)), pytest.raises(SystemExit):
         train(tmp_path / "killed", *keys)
     assert_same_run(opened(train(tmp_path / "killed", *keys)), opened(whole))
 

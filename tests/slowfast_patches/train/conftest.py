@@ -51,6 +51,7 @@ class At(Hook):
 
 def save_and_die(trainer: Trainer) -> None:
     """Stands in for whatever ends a process."""
+    trainer.record.report(trainer.schedule.at(trainer.progress.iteration - 1))
     trainer.save()
     raise SystemExit
 

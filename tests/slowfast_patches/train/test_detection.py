@@ -117,7 +117,8 @@ def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
     form_groups(schedule)
     world = World(rank, size, torch.device("cpu"))
     stepper = Stepper(recipe, model, world.device)
-    stepper.network = in_parallel(stepper.network, world.device)
+    if size > 1:
+        stepper.network = in_parallel(stepper.network, world.device)
     found = list[tuple[float, int]]()
     batches = training_loader(recipe, dataset, schedule, 0, rank, size)
     for step, batch in zip(schedule.steps(0), batches, strict=True):

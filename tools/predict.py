@@ -41,7 +41,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.utils.command_line import command_parser, ends_early, split_pairs, tool
+from slowfast_patches.utils.command_line import (
+    add_imports,
+    command_parser,
+    ends_early,
+    imports_pair,
+    split_pairs,
+    tool,
+)
 
 if __name__ == "__main__":
     ends_early()
@@ -86,6 +93,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--boxes", type=Path, metavar="FILE.csv", help="boxes to score, in the format of AVA")
     add("--draw", type=Path, metavar="DIR", help="write pictures of the boxes and their classes")
     add("--json", action="store_true", help="print JSON only")
+    add_imports(parser)
     text = "videos, then keys of the recipe to replace"
     add("videos", nargs="*", default=[], metavar="VIDEO [KEY VALUE]", help=text)
     args = parser.parse_intermixed_args(argv)
@@ -93,7 +101,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--top takes a number from 1")
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
-    args.overrides = split_pairs(words[len(args.videos) :])
+    args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
     if not (args.videos or args.export):
         parser.error("give a video, or --export")
     if args.boxes and (args.output or args.export):

@@ -69,10 +69,10 @@ def _check_class_weights(recipe: Recipe) -> None:
 
 def _check_feature_map(recipe: Recipe) -> None:
     """Check that the last feature map is one that boxes can be pooled from."""
-    if recipe.model.family.is_transformer:
+    if not recipe.model.family.is_resnet:
         raise ValueError(
             f"MODEL.ARCH {recipe.model.arch} is not possible with DETECTION.ENABLE True: it has no "
-            "feature map for the boxes. Use a convolutional model."
+            "feature map for the boxes. Use a convolutional model of PySlowFast."
         )
     scale = 4 * math.prod(stage[0] for stage in recipe.resnet.spatial_strides)
     if (given := recipe.detection.spatial_scale_factor) != scale:
@@ -170,7 +170,7 @@ def _check_model(recipe: Recipe) -> None:
     """Check the number of entries per pathway, and TRAIN.COMPILE."""
     family = recipe.model.family
     arch = recipe.model.arch
-    for key in () if family.is_transformer else (*PER_PATHWAY, "DATA.INPUT_CHANNEL_NUM"):
+    for key in () if not family.is_resnet else (*PER_PATHWAY, "DATA.INPUT_CHANNEL_NUM"):
         stages = [recipe[key]] if key.startswith("DATA.") else recipe[key]
         # The default of NONLOCAL.POOL has two pathways. A model with one ignores the second.
         most = 2 if key == "NONLOCAL.POOL" else family.pathways
@@ -200,7 +200,7 @@ def _check_crops(recipe: Recipe) -> None:
             f"DATA.CROP_SIZE {data.crop_size} does not match DATA.TRAIN_CROP_SIZE {train}. Leave "
             "CROP_SIZE out; it follows from TRAIN_CROP_SIZE."
         )
-    window = 0 if recipe.model.family.is_transformer else train // _STRIDE
+    window = train // _STRIDE if recipe.model.family.is_resnet else 0
     if data.test_crop_size // _STRIDE < window:
         raise ValueError(
             f"DATA.TEST_CROP_SIZE {data.test_crop_size} is too small: the head pools over the "
@@ -228,7 +228,7 @@ def _check_batch(recipe: Recipe) -> None:
             f"number of processes that divides {batch}."
         )
     aug = recipe.aug
-    if aug.enable and not (aug.aa_type or aug.color_jitter or aug.re_prob):
+    if aug.enable and not (aug.aa_type or aug.color_jitter or aug.re_prob or aug.custom):
         raise ValueError(
             "AUG.ENABLE True has no effect with AUG.AA_TYPE '', AUG.COLOR_JITTER 0 and AUG.RE_PROB "
             "0. Set one of them, or AUG.ENABLE False."

@@ -15,6 +15,7 @@ from slowfast_patches.config.fields import (
     LONG_CYCLE,
     PART,
     RAND_AUGMENT,
+    REGISTERED,
     SIZE,
     above_zero_to,
     from_to,
@@ -333,6 +334,13 @@ class Aug:
         1,
         "Number of erased boxes in a clip. They share the area of one box.",
         AT_LEAST_ONE,
+        needs=_AUGMENTS,
+    )
+    custom: tuple[str, ...] = key(
+        (),
+        "Augmentations of your own, in this order after all others. A module of IMPORTS registers "
+        "them.",
+        REGISTERED,
         needs=_AUGMENTS,
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
+from slowfast_patches.config.extensions import import_modules, require_imported
 from slowfast_patches.config.later_releases import ignored_key, translate
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
@@ -62,7 +63,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
 
     Raises:
         ValueError: A file is missing or is not valid YAML, a key does not exist, a value has the
-            wrong type, or an override has no value.
+            wrong type, an override has no value, or a module of IMPORTS cannot be imported.
     """
     return _make(_merged(path, overrides))
 
@@ -100,6 +101,9 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
     """Load a recipe from the text of a resolved config.
 
+    The text may come from others, so a module that it names in IMPORTS must have been imported, or
+    the overrides must name it.
+
     Args:
         text: YAML.
         source: Origin of the text, for error messages.
@@ -108,7 +112,11 @@ def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Re
     Raises:
         ValueError: As `load_recipe`.
     """
-    return _make(_settings(_content(text, source), source) | _pairs(overrides))
+    settings = _settings(_content(text, source), source)
+    given = _pairs(overrides)
+    if "IMPORTS" in settings and "IMPORTS" not in given:
+        require_imported(_adapt(settings["IMPORTS"].value, KEYS["IMPORTS"].kind), source)
+    return _make(settings | given)
 
 
 def _merged(path: str | Path | None, overrides: Sequence[object]) -> _Settings:
@@ -125,6 +133,7 @@ def _make(settings: _Settings) -> Recipe:
     values = {name: default_recipe()[name] for name in KEYS}
     for name, setting in settings.items():
         _set(values, name, setting)
+    import_modules(values["IMPORTS"])
     translate(values)
     _derive(values, settings)
     for name, (_, source) in settings.items():

@@ -13,10 +13,12 @@ from slowfast_patches.config.fields import (
     FROM_ZERO,
     SHIFT,
     SIZE,
+    Check,
     from_to,
     key,
     one_of,
 )
+from slowfast_patches.utils.tables import format_list
 
 __all__ = ["BatchNorm", "Detection", "Hf", "Model", "NonLocal", "ResNet", "SlowFast", "Tsm"]
 
@@ -33,8 +35,8 @@ class Model:
         "slowfast",
         "Architecture. c2d and i3d pool pairs of frames after the first stage; c2d_nopool and "
         "i3d_nopool keep all frames. hf is a video transformer of the package transformers (see "
-        "HF). slow is another name of slowonly.",
-        one_of(*FAMILIES),
+        "HF). slow is another name of slowonly. Modules of IMPORTS can register others.",
+        Check(FAMILIES.__contains__, f"{format_list(FAMILIES, 'or')}, or registered by IMPORTS"),
         speed=True,
     )
     num_classes: int = key(

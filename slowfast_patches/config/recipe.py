@@ -99,6 +99,12 @@ class Recipe:
     )
     num_shards: int = key(1, "Number of machines.", AT_LEAST_ONE)
     shard_id: int = key(0, "Number of this machine, from 0.", may_differ=True)
+    imports: tuple[str, ...] = key(
+        (),
+        "Python modules to import first, which register models, data sets or augmentations. "
+        "--import on the command line sets it.",
+        may_differ=True,
+    )
     rng_seed: int = key(1, "Random seed of a run.", FROM_ZERO)
     output_dir: str = key("./tmp", "Folder of the run.", may_differ=True)
     log_period: int = key(

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from multigrid import Shape, check_patches
@@ -60,13 +60,30 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
             )
         try:
             with torch.no_grad():
-                model(*_arguments(recipe, shape.frames, shape.crop, alpha))
+                logits = model(*_arguments(recipe, shape.frames, shape.crop, alpha))
         except RuntimeError as error:
             raise ValueError(
                 f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}). "
                 "Use more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)"
             ) from error
+        if recipe.model.family.build is not None:
+            _check_logits(recipe, logits)
+
+
+def _check_logits(recipe: Recipe, logits: object) -> None:
+    """Check what a registered model returns for one clip.
+
+    Raises:
+        ValueError: It is not a tensor (1, classes).
+    """
+    wanted = (1, recipe.model.num_classes)
+    if not isinstance(logits, Tensor) or logits.shape != wanted:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"MODEL.ARCH {recipe.model.arch} must return logits (N, MODEL.NUM_CLASSES), here a "
+            f"tensor {wanted}, not {found}. Correct the model."
+        )
 
 
 def _arguments(recipe: Recipe, frames: int, crop: int, alpha: int | None) -> tuple[Any, ...]:

@@ -133,9 +133,9 @@ def _count_videos(recipe: Recipe, split: str, warns: bool) -> int:
         ValueError: the list cannot be parsed, or none of its first videos exists.
     """
     videos = read_list(recipe, split)
-    different = (path for path, _ in groupby(video.path for video in videos))
+    different = (path for path, _ in groupby(getattr(v, "path", "") for v in videos) if path)
     paths = list(islice(different, _LOOKED_AT))
-    if not any(Path(path).exists() for path in paths):
+    if paths and not any(Path(path).exists() for path in paths):
         raise ValueError(
             f"none of the first videos of {list_path(recipe, split)} exists, such as {paths[0]}; "
             "set DATA.PATH_PREFIX to the folder that their paths start from"

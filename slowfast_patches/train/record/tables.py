@@ -7,6 +7,7 @@ import io
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -131,16 +132,27 @@ def write_tables(
 
 
 def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
-    """Draw a confusion matrix."""
+    """Draw a confusion matrix in per cent of each label's videos, titled by the accuracy."""
     from sklearn.metrics import ConfusionMatrixDisplay  # takes seconds to import
 
     side = min(max(6.0, 2 + 0.3 * len(shown)), 14)
     figure, [axes] = new_figure(rows=1, width=side + 1, height=side)
     names = [name.replace("$", r"\$") for name in shown]  # matplotlib would read mathematics
-    display = ConfusionMatrixDisplay(counts.numpy(), display_labels=names)
+    videos = counts.sum(1)
+    display = ConfusionMatrixDisplay(
+        (100 * counts / videos[:, None].clamp(min=1)).numpy(), display_labels=names
+    )
     numbered = len(shown) <= _COUNTED
-    display.plot(ax=axes, cmap="Blues", include_values=numbered, xticks_rotation="vertical")
-    axes.set(xlabel="prediction", ylabel="label")
+    style: dict[str, Any] = {"cmap": "Blues", "im_kw": {"vmin": 0, "vmax": 100}}
+    display.plot(
+        ax=axes, include_values=numbered, values_format=".0f", xticks_rotation="vertical", **style
+    )
+    axes.set_yticklabels(f"{name} ({n})" for name, n in zip(names, videos.tolist(), strict=True))
+    right = int(counts.diagonal().sum())
+    total = int(videos.sum())
+    title = f"{right} of {total} videos right ({100 * right / max(total, 1):.1f} %)"
+    axes.set(title=title, xlabel="prediction", ylabel="label (number of videos)")
+    display.im_.colorbar.set_label("% of the label's videos")
     axes.grid(visible=False)
     save_figure(figure, path)
 

@@ -57,7 +57,6 @@ class Several(torch.utils.data.Dataset):
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
-    """The data set has an entry, and no list to look at before a run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATASETS, "several", DataSet(task="multi_label", build=Several))
         patch.setattr(run_module, "_count_videos", lambda recipe, split, reports: 24)

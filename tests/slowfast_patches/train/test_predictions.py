@@ -2,10 +2,12 @@
 
 import csv
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from slowfast_patches.tasks.scores import Evaluation
+from slowfast_patches.train.record import tables
 from slowfast_patches.train.record.tables import write_predictions, write_tables
 
 NAMES = ("run, fast", "$\\no_$", "$")
@@ -49,7 +51,8 @@ def test_labels_and_numbers_for_names(tmp_path: Path):
 
 def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_path: Path):
     # Two videos of class 0, one of them right; one of class 2, right; the last is left out.
-    write_tables(tmp_path, "test", evaluation([0, 1, 2, 1]), NAMES)
+    with mock.patch.object(tables, "save_figure", wraps=tables.save_figure) as saved:
+        write_tables(tmp_path, "test", evaluation([0, 1, 2, 1]), NAMES)
     assert rows(tmp_path / "test_classes.csv") == [
         ["class", "videos", "accuracy", *NAMES],
         ["run, fast", "1", "100.00", "1", "0", "0"],
@@ -57,6 +60,9 @@ def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_pa
         ["$", "1", "100.00", "0", "0", "1"],
     ]
     assert (tmp_path / "test_confusion.png").read_bytes().startswith(b"\x89PNG")
+    picture = saved.call_args.args[0].axes[0]
+    assert picture.get_title() == "2 of 3 videos right (66.7 %)"
+    assert next(t.get_text() for t in picture.get_yticklabels()) == "run, fast (1)"
 
 
 def test_classes_of_several_labels_have_an_average_precision(tmp_path: Path):

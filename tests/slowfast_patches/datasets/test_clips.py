@@ -255,6 +255,7 @@ def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(folder
         next(iter(loader))
     message = str(caught.value)
     assert message.startswith(f"10 videos in a row could not be read, the first {paths[4]}: cannot")
+    assert "DATA.PATH_PREFIX" in message
     assert "\n" not in message
 
 

@@ -17,6 +17,7 @@ from slowfast_patches.train.resume import Resumable, check_same_recipe
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.utils.distributed import World
+from tests.slowfast_patches.train.test_transformer import KEYS as TRANSFORMER
 
 Start = Callable[..., Trainer]
 
@@ -136,14 +137,23 @@ def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
     assert not any(weight.requires_grad for weight in average.parameters())
 
 
+FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
+"""The optimizer has no state of frozen weights."""
+
+
 @pytest.mark.slow
-def test_a_continued_run_mixes_and_averages_as_one_that_was_not_stopped(start, tmp_path):
+@pytest.mark.parametrize(
+    "keys",
+    [("MODEL.ACT_CHECKPOINT", True, "MIXUP.ENABLE", True), FROZEN, TRANSFORMER],
+    ids=["recomputed and mixed", "frozen", "transformer"],
+)
+def test_a_continued_run_trains_and_averages_as_one_that_was_not_stopped(start, tmp_path, keys):
     def take(run: Trainer, iterations: range) -> None:
         for step in map(run.schedule.at, iterations):
             clips = range(step.first_clip, step.first_clip + step.shape.batch)
             run.stepper(step, made_up_batch(run.recipe, len(clips), step.shape), clips)
 
-    keys = ["MODEL.EMA_DECAY", 0.9, "MODEL.ACT_CHECKPOINT", True, "MIXUP.ENABLE", True]
+    keys = (*keys, "MODEL.EMA_DECAY", 0.9)
     whole = start(*keys)
     scratch = {name: value.clone() for name, value in whole.model.state_dict().items()}
     take(whole, range(2))
@@ -154,7 +164,7 @@ def test_a_continued_run_mixes_and_averages_as_one_that_was_not_stopped(start, t
     ours, theirs = continued.models.state_dict(), whole.models.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
-    name = "head.projection.weight"
+    name = next(name for name in reversed(scratch) if name.endswith("weight"))
     weights, average = whole.model.state_dict()[name], whole.models[1].state_dict()[name]
     assert 0 < (average - scratch[name]).norm() < 0.5 * (weights - scratch[name]).norm()
 

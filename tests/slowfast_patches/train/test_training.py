@@ -184,9 +184,6 @@ def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_a
     weight = content["s2.pathway0_res0.branch2.b.weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert content["s1.pathway0_stem.bn.num_batches_tracked"] == len(found)
-    scores = {e["iteration"]: e["top1_ema"] for e in result["evaluations"]}
-    best = torch.load(tmp_path / "checkpoints" / "checkpoint_best.pyth", weights_only=True)
-    assert best["iteration"] == result["best"]["iteration"] == max(scores, key=scores.get)
     assert 0 <= result["top1_ema"] <= 100
 
 

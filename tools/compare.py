@@ -1,16 +1,16 @@
-r"""Train two configs or more, and report the cost and the accuracy of each.
+r"""Train two or more configs, and compare their training cost and accuracy.
 
-Runs that are in the output folder already are not repeated. To continue an interrupted comparison,
-repeat the command. Example:
+To continue an interrupted comparison, repeat the command. Finished runs in the output folder are
+not repeated. Example:
 
     multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds 0 1 2 \
         --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
 
-With --lengths, each config is trained at several multiples of its length. The report then has
-curves of accuracy against wall-clock time, iterations and FLOPs, the time that each config needs to
-reach the accuracies of the first, and the times at which they break even. Length 1 is the same run
-with and without --lengths.
+With --lengths, each config is trained for several multiples of its own length. The report then
+shows accuracy against wall-clock time, iterations and FLOPs. It also shows how long each config
+takes to reach the accuracies of the first config, and the training times at which two configs are
+equally accurate. Runs of length 1 are shared with comparisons without --lengths.
 
     multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --lengths 0.125 0.25 0.5 1 2 \
@@ -39,20 +39,21 @@ from slowfast_patches.study.runs import Study, train
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
     parser = command_line.command_parser(__doc__)
-    text = "a config; give two or more, the baseline first"
+    text = "config file; give this option at least twice, first for the baseline"
     command_line.add_list(parser, "--cfg", text, required=True)
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/compare")
     text = (
-        "file of step times that were measured alone (docs/performance.md); speed-ups and the "
-        "expected time of all runs follow from them"
+        "step-time file measured on an idle machine (docs/performance.md), used to compute "
+        "speed-ups and to estimate the remaining time; can be repeated"
     )
     command_line.add_list(parser, "--step-times", text)
     either = parser.add_mutually_exclusive_group()
-    text = "also train the first config, shortened to the iterations of the second"
+    text = "also train the first config for as many iterations as the second config"
     either.add_argument("--equal-iterations", action="store_true", help=text)
     text = (
-        "train each config at these multiples of its length and draw curves, such as 0.25 0.5 1 2"
+        "multiples of its own length to train each config for, such as 0.25 0.5 1 2; the report "
+        "then shows accuracy against cost"
     )
     command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")
     command_line.add_at_once(parser)
@@ -65,7 +66,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 @command_line.tool(interrupted="interrupted; repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
-    """Train what is missing, write and print the report, and return the exit status."""
+    """Train the missing runs, write and print the report, and return the exit status."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-compare", *(sys.argv[1:] if argv is None else argv)])
     arms = make_arms(

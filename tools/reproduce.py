@@ -1,10 +1,11 @@
 r"""Reproduce a table or figure of the paper.
 
-Without --local or --slurm, it prints the runs and their costs, then the table with the results that
-are in --output so far ("missing" for the others).
+Without --local or --slurm, nothing is trained. The command prints the planned runs with their
+costs, and the table with the results of the finished runs in --output. The cells of other runs say
+"missing".
 
-    multigrid-reproduce table5                          # the plan, and the table so far
-    multigrid-reproduce all --dry-run                   # every run of every table and figure
+    multigrid-reproduce table5                          # print the plan and the current results
+    multigrid-reproduce all --dry-run                   # print the runs of all tables and figures
     multigrid-reproduce table5 --local --seeds 0 1 2 \
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train, one run after another
     multigrid-reproduce table5 --slurm gpu --seeds 0 1 2 \
@@ -46,39 +47,44 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
     parser = command_line.command_parser(__doc__)
     parser.add_argument(
-        "name", choices=[*EXPERIMENTS, "all"], help="table or figure; all stands for every one"
+        "name", choices=[*EXPERIMENTS, "all"], help="table or figure, or all tables and figures"
     )
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/reproduce")
-    command_line.add_list(parser, "--add", "your own recipe as an additional row; can be repeated")
+    text = "your own recipe, which becomes an additional row; can be repeated"
+    command_line.add_list(parser, "--add", text)
 
     group = parser.add_argument_group("how to run")
     ways = group.add_mutually_exclusive_group()
-    ways.add_argument("--dry-run", action="store_true", help="only print what would run")
-    text = "train on this machine, --at-once N runs at a time"
+    ways.add_argument("--dry-run", action="store_true", help="only print the planned runs")
+    text = "train on this machine, with up to --at-once runs at the same time"
     ways.add_argument("--local", action="store_true", help=text)
     command_line.add_option(ways, "--slurm", "PARTITION", "train as SLURM jobs")
     command_line.add_at_once(group)
     add = partial(command_line.add_option, group)
-    text = "time limit of a job, which is then requeued (default: %(default)g)"
+    text = "time limit in hours, after which a job is requeued and resumes (default: %(default)g)"
     add("--slurm-hours", "H", text, float, Slurm.hours)
-    text = "jobs of an array that run at a time (default: %(default)s)"
+    text = "maximum number of jobs of an array that run at the same time (default: %(default)s)"
     add("--slurm-limit", "N", text, int, Slurm.limit)
-    add("--slurm-cpus", "N", "CPU cores for each GPU (default: %(default)s)", int, Slurm.cpus)
+    add("--slurm-cpus", "N", "CPU cores per GPU (default: %(default)s)", int, Slurm.cpus)
     command_line.add_pairs(group, "--slurm-option")
 
-    group = parser.add_argument_group("what to run on")
+    group = parser.add_argument_group("inputs")
     add = partial(command_line.add_option, group)
     for name in _DATA:
-        add(f"--{name}", "DIR", "folder with the lists of the data set")
+        add(f"--{name}", "DIR", f"folder with the list files of the data set {name}")
     for name in _STARTS:
-        text = f"{name} checkpoint, for the recipes that start from one"
+        text = f"checkpoint for the recipes that are initialized from {name} weights"
         add(f"--{name}-weights", "FILE", text)
     times = group.add_mutually_exclusive_group()
-    text = "file of step times, for the expected times; can be repeated"
+    text = (
+        "step-time file written by benchmarks/step_time.py, used to estimate training times; can "
+        "be repeated"
+    )
     command_line.add_list(times, "--step-times", text)
     text = (
-        "seconds of an iteration of the first run, for the expected times; others follow by FLOPs"
+        "seconds per iteration of the first run at the baseline's shape; the training times of all "
+        "runs are estimated from it in proportion to FLOPs"
     )
     command_line.add_option(times, "--step-seconds", "S", text, float)
     command_line.add_overrides(parser, "keys to set in every recipe")
@@ -90,15 +96,19 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     for option, (other, given) in needs.items():
         name = option.strip("-").replace("-", "_")
         if not given and getattr(args, name) != parser.get_default(name):
-            parser.error(f"{option} has no effect without {other}")
+            parser.error(f"{option} has no effect without {other}.")
     return args
 
 
 def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
-    """Print the costs, run what is asked for, then write and print the tables.
+    """Print the costs, train the runs if asked to, then write and print the tables.
+
+    Args:
+        args: Parsed command line.
+        command: Command line as text, for the reports.
 
     Returns:
-        The tables as plain data, or with --dry-run the costs.
+        The tables as JSON-compatible data, or the costs if --dry-run is given.
     """
     patching.apply()
     check_study(args.add, args.overrides)
@@ -143,7 +153,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
             options=dict(args.slurm_option),
         )
         queued = jobs.submit_study(study, run_net, slurm)
-        numbers = ", ".join(queued.values()) or "all have finished or are queued"
+        numbers = ", ".join(queued.values()) or "all runs have finished or are already queued"
         print(f"{len(queued)} jobs queued: {numbers}")
     for table in tables:
         print(f"\n{table.experiment.title}\n\n{reproduce.paper_report(table)}")
@@ -153,7 +163,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
 
 @command_line.tool(interrupted="interrupted; repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
-    """Reproduce what the command line names, and return the exit status."""
+    """Reproduce the tables or figures given on the command line, and return the exit status."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
@@ -164,14 +174,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _format_size(study: Study, seconds: Sequence[float | None]) -> str:
-    """Return a sentence on the number of runs, and on their time if it is known for each recipe."""
+    """Return text with the number of runs and their training time.
+
+    Args:
+        study: Study of all runs.
+        seconds: Training time of one run of each recipe, or None if unknown.
+    """
     known = [value for value in seconds if value is not None]
     total = "unknown (give --step-times FILE)"
     if len(known) == len(seconds):
         total = format_duration(sum(known) * len(study.seeds))
     return (
-        f"{study.size} runs in all: {len(seconds)} different recipes × {len(study.seeds)} seeds. "
-        f"Training time, without loading and evaluation: {total}"
+        f"{study.size} runs in total: {len(seconds)} different recipes × {len(study.seeds)} seeds. "
+        f"Total training time, excluding data loading and evaluation: {total}"
     )
 
 

@@ -175,8 +175,8 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
         ) from error
     if changes := result.get("rate_changes"):
         raise ValueError(
-            f"The run of {path} was resumed with other learning rates ({changes[0]}). Delete its "
-            "folder to repeat the run."
+            f"{path}: The run was resumed with other learning rates ({changes[0]}). To repeat the "
+            "run, delete its folder."
         )
     wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
     # Ignore OUTPUT_DIR, because a relative path changes when the command runs in another folder.

@@ -2,8 +2,9 @@ r"""Train a recipe as a SLURM job that resumes after preemption and time-out.
 
 Before its time limit, and when it is preempted, the job saves a checkpoint and requeues itself
 with the same job ID. It starts NUM_GPUS processes on each of NUM_SHARDS machines. Each machine
-trains on TRAIN.BATCH_SIZE clips per iteration. The recipe is checked before the job is submitted. For
-example:
+trains on TRAIN.BATCH_SIZE clips per iteration. The recipe is checked before the job is submitted.
+
+An example with 16 nodes:
 
     multigrid-submit --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --partition gpu --nodes 16 --gpus-per-node 8 --hours 24 --option account=vision \

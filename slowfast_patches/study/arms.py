@@ -153,7 +153,7 @@ def measured_times(paths: Sequence[Path]) -> Timings:
 def cost_of(arm: Arm, timings: Timings) -> Cost:
     """Return the cost of one run of an arm, excluding data loading and evaluation.
 
-    The seconds are None if `timings` returns `UNTIMED`.
+    `Cost.seconds` is None if the step times are unknown.
 
     Raises:
         MisfitError: None of the step-time files fits the recipe.

@@ -1,7 +1,7 @@
 """Accuracy as a function of the training cost, for recipes trained for several lengths.
 
-The value of a curve at a cost is the best accuracy of all trainings up to that cost. Between two
-neighbouring lengths, the value is interpolated linearly in the logarithm of the cost.
+A curve gives, for each cost, the best accuracy of all trainings that cost no more. Between two
+neighbouring lengths, accuracy is interpolated linearly in the logarithm of the cost.
 """
 
 from __future__ import annotations

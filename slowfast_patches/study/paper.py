@@ -209,9 +209,9 @@ def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str
 
 
 def _open_keys(recipe: Recipe, row: Row) -> frozenset[str]:
-    """Return the config keys of data and weights that the user does not give.
+    """Return the config keys of data and weights for which the user has not given a path.
 
-    Finished runs may have any value for these keys.
+    A finished run may have any value for these keys.
     """
     keys = set[str]()
     if not recipe.data.path_to_data_dir:

@@ -128,7 +128,7 @@ def _check(arm: Arm) -> None:
     smallest = min(arm.schedule.shapes, key=lambda shape: shape.crop)
     if arm.recipe.uses_multigrid and smallest.crop < _SMALLEST_CROP:
         raise ValueError(
-            f"the crop size of its shape {smallest} is {smallest.crop}, but must be at least "
+            f"the smallest shape of the cycle is {smallest}. The crop size must be at least "
             f"{_SMALLEST_CROP}. Set a larger DATA.TRAIN_CROP_SIZE."
         )
     check_shapes(arm.recipe, arm.schedule.shapes)

@@ -60,7 +60,7 @@ class Pilot(Results):
 
     @property
     def scores(self) -> dict[str, Mean]:
-        """Maps the name of each arm to its mean score in per cent, with its standard error."""
+        """Maps the name of each arm to its mean score in per cent and its standard error."""
         means = self.runs.groupby("arm")[self.metrics[0]].mean()
         return {
             str(arm): Mean(score, math.hypot(*self.errors(score))) for arm, score in means.items()
@@ -102,9 +102,9 @@ class Pilot(Results):
     def verdict(self) -> str:
         """One of "use multigrid", "do not use multigrid" and "undecided".
 
-        Do not advise for a cycle that waited for data, because its training time was not equal to
-        the baseline's. Do not advise against a cycle that ended with fewer than
-        `MIN_FINAL_ITERATIONS` iterations at the baseline's shape.
+        If the best cycle waited for data, multigrid is not advised, because the training times were
+        not equal. If the best cycle ended with fewer than `MIN_FINAL_ITERATIONS` iterations at the
+        baseline's shape, multigrid is not rejected.
         """
         if self.ahead >= _PROBABLE and self.waiting < _WAITING:
             return "use multigrid"
@@ -176,7 +176,7 @@ def pilot_report(pilot: Pilot) -> Report:
 
 
 def _advice(pilot: Pilot) -> str:
-    """Return the verdict, its probability, and what to do next."""
+    """Return text with the verdict, the probability behind it, and the next step."""
     ahead = (
         f'After equal time, the best cycle ("{pilot.best.name}") is more accurate than the '
         f"baseline with a probability of {100 * pilot.ahead:.0f} %, estimated from {pilot.videos} "
@@ -187,7 +187,7 @@ def _advice(pilot: Pilot) -> str:
         return (
             f"Advice: use multigrid. {ahead} A full training with this cycle takes "
             f"1/{pilot.speed_up:.2f} of the baseline's time and sees {factor:g} × as many clips. "
-            "To compare the accuracy of full trainings, use multigrid-compare."
+            "To compare the accuracy of full trainings, run multigrid-compare."
         )
     if pilot.verdict == "do not use multigrid":
         return f"Advice: do not use multigrid here. {ahead}"

@@ -83,7 +83,7 @@ class Results:
         return chance_of(self.study.arms[0].recipe)
 
     def cell(self, arm: Arm, name: str) -> str:
-        """Return the mean of a column over seeds as text, or `MISSING` without a finished run."""
+        """Return the mean of a column over seeds as text, or `MISSING` if no run has finished."""
         found = mean(self.runs, arm.name, name)
         if found is None:
             return MISSING
@@ -94,7 +94,9 @@ class Results:
         return found.format()
 
     def table(self, columns: Sequence[str], scores: Mapping[str, Mean] | None = None) -> Table:
-        """Return a table with one row per arm and, if the chance level is known, one row for it.
+        """Return a table with one row per arm.
+
+        If the chance level is known, the last row shows the chance level.
 
         Args:
             columns: Names of the columns, excluding metrics.
@@ -121,8 +123,8 @@ class Results:
         """Return an arm and its finished runs as JSON-compatible data.
 
         The configs of the runs are omitted, because they only differ from the arm's config in the
-        seed. Each mean over seeds is a dictionary of `mean` and `std`, or None without a finished
-        run.
+        seed. Each mean over seeds is a dictionary of `mean` and `std`, or None if no run has
+        finished.
         """
         names = (*COLUMNS, "speed_up", *metrics)
         means = {name: mean(self.runs, arm.name, name) for name in names}

@@ -235,7 +235,7 @@ class PaperTable(Results):
 
 
 def paper_report(table: PaperTable) -> Report:
-    """Return the report of an experiment, with a picture if it is a figure."""
+    """Return the report of an experiment. Figures of the paper also get a picture."""
     experiment = table.experiment
     runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
     headers = ["", "iterations"]

@@ -1,4 +1,7 @@
-"""Runs of a study, one for each arm and seed: read finished runs, and train missing runs."""
+"""Read the finished runs of a study, and train the missing runs.
+
+A study has one run for each arm and seed.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,7 @@ class Study:
 
 
 def mean(runs: pd.DataFrame, arm: str, column: str) -> Mean | None:
-    """Return the mean of a column over the runs of an arm, or None without a finished run."""
+    """Return the mean of a column over the runs of an arm, or None if no run has finished."""
     return mean_of(map(float, runs.loc[runs["arm"] == arm, column].dropna()))
 
 
@@ -245,8 +248,8 @@ def _time_left(
     """Return text with the number of remaining runs and an estimate of their time.
 
     The time includes evaluations and the test. It is assumed to be proportional to the step times
-    or, if these are unknown, to the number of pixels trained on. If runs have finished, their total
-    time gives the factor.
+    or, if these are unknown, to the number of training pixels. If runs have finished, the estimate
+    is scaled to match their total time.
 
     Args:
         study: Study that the runs belong to.
@@ -266,9 +269,9 @@ def _time_left(
 
 
 def evaluation_share(arm: Arm) -> float:
-    """Return the ratio of evaluation and test time to training time for a run of an arm.
+    """Return the time of evaluations and test, as a multiple of the training time of a run.
 
-    Times are assumed to be proportional to numbers of pixels. Without list files, the result is 0.
+    Time is assumed to be proportional to the number of pixels. Without list files, the result is 0.
     """
     recipe = arm.recipe
     validated = count_list(recipe, "val") or 0

@@ -23,7 +23,9 @@ _CLEAR = 2
 def verdict(
     arms: Sequence[Arm], runs: pd.DataFrame, metric: str, chance: float | None, *, by_clock: bool
 ) -> str:
-    """Return one sentence that compares the other arms of the baseline's length with the baseline.
+    """Return one sentence that compares arms with their baseline.
+
+    Arms that are longer or shorter than the baseline are left out.
 
     Args:
         arms: Arms that share one baseline.

@@ -215,7 +215,7 @@ def test_the_verdict_by_hand(study, write_run):
     assert error == "± in the verdict is the standard error, estimated from 48 videos and 1 seed."
     assert warning.startswith("Warning: Evaluation and test took longer than training in multigrid")
     # 18.8 - 2 · 5.6 is below chance; 6 iterations follow the last coarse shape
-    assert report["warnings"][1].startswith("The accuracy of multigrid is hardly above chance")
+    assert report["warnings"][1].startswith("The accuracy of multigrid is not clearly above chance")
     assert "follow the last coarse shape" in report["warnings"][0]
     top = text.partition("![")[0]
     assert all(paragraph in top for paragraph in [said, *report["warnings"]])
@@ -393,9 +393,9 @@ def test_a_damaged_result_and_one_of_several_rates_are_refused(study, write_run)
     [
         (["RNG_SEED", "1"], "--seeds"),
         (["DATA.NUM_TRAIN_VIDEOS", "0"], "NUM_TRAIN_VIDEOS N"),
-        (["--cfg", "{0}"], "different file names"),
-        (["--lengths", "0"], "above 0, not 0"),
-        (["--lengths", "1", "0.5", "1.0"], "different numbers above 0, not 1 0.5 1"),
+        (["--cfg", "{0}"], "cannot have the same name"),
+        (["--lengths", "0"], "positive numbers, but is 0"),
+        (["--lengths", "1", "0.5", "1.0"], "distinct positive numbers, but is 1 0.5 1"),
         (["--lengths", "half"], "--lengths takes numbers, not half"),
         (["--lengths", "0.5", "1", "0.01"], "baseline at 0.01×: the training is too short"),
     ],

@@ -132,7 +132,7 @@ def test_the_report_has_the_scores_and_the_speed_up(made_up, tmp_path):
     """At equal times the cycle is four times as long: all of it takes a quarter of the time."""
     report = pilot_report(made_up(20.0, 30.0))
     report.write(tmp_path)
-    assert "takes 1/4.00 of the baseline's time, and sees 0.75 × as many clips" in str(report)
+    assert "takes 1/4.00 of the baseline's time and sees 0.75 × as many clips" in str(report)
     data = json.loads((tmp_path / "pilot.json").read_text())
     assert (data["advice"], data["best"], data["speed_up"]) == ("use multigrid", "GENTLE", 4.0)
     assert data["chance"] == 30  # of the val list, where labels 0, 1 and 2 are as common

@@ -201,7 +201,7 @@ class TestDryRun:
                 ["table6", "--dry-run", "--add", I3D],
                 "are top-1 and top-5, but the metrics of table6 are mAP",
             ),
-            (["table3", "--dry-run", "--add", I3D, "--add", I3D], "different file names"),
+            (["table3", "--dry-run", "--add", I3D, "--add", I3D], "cannot have the same name"),
         ],
     )
     def test_what_is_missing_is_said_before_anything_runs(

@@ -49,7 +49,7 @@ from multigrid.sampling import (
     plan_test,
     plan_train,
 )
-from multigrid.schedule import Phase, Schedule, Step, make_schedule
+from multigrid.schedule import Phase, Schedule, ScheduleStep, make_schedule
 from multigrid.shapes import Shape, scale_shape
 from multigrid.training import MultigridLR, Training, prepare_step
 
@@ -73,8 +73,8 @@ __all__ = [
     "Phase",
     "SamplingOptions",
     "Schedule",
+    "ScheduleStep",
     "Shape",
-    "Step",
     "SteppedRate",
     "Training",
     "Video",

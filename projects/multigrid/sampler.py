@@ -18,7 +18,7 @@ from torch.utils.data import Sampler, get_worker_info
 
 from multigrid.batchnorm import check_processes, group_order
 from multigrid.contract import check_item
-from multigrid.schedule import Schedule, Step
+from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shapes import Shape
 
 __all__ = [
@@ -90,7 +90,7 @@ def _clip(seed: int, num_videos: int, number: int) -> tuple[int, int]:
     return int(_permutation(seed, epoch, num_videos)[place]), epoch
 
 
-def clip_numbers(step: Step, rank: int, world_size: int) -> list[int]:
+def clip_numbers(step: ScheduleStep, rank: int, world_size: int) -> list[int]:
     """Return the positions in the stream of a rank's clips, in the order of its mini-batch.
 
     Rank r takes the r-th of `world_size` equal runs of the global mini-batch, arranged in

@@ -17,7 +17,7 @@ from multigrid.cycles import GENTLE, Cycles
 from multigrid.learning_rate import LearningRate, batch_rate_factor
 from multigrid.shapes import BASE_FACTORS, Factors, Shape, scale_shape
 
-__all__ = ["Phase", "Schedule", "Step", "make_schedule"]
+__all__ = ["Phase", "Schedule", "ScheduleStep", "make_schedule"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Phase:
         return sum(shape.batch * self.count(j, stop) for j, shape in enumerate(self.shapes))
 
 
-class Step(NamedTuple):
+class ScheduleStep(NamedTuple):
     """Shape, rate, BN size and position of one iteration.
 
     `first_clip` is the number of clips seen before it, and `epoch` the same in passes over the
@@ -129,7 +129,7 @@ class Schedule:
             raise IndexError(f"iteration {iteration} of a schedule of {self.iterations}")
         return bisect_right(self.phases, iteration, key=lambda p: p.start) - 1
 
-    def at(self, iteration: int) -> Step:
+    def at(self, iteration: int) -> ScheduleStep:
         """Return the step of an iteration, counted from 0.
 
         Raises:
@@ -139,7 +139,7 @@ class Schedule:
         phase = self.phases[index]
         which = iteration % len(phase.shapes)
         first_clip = phase.first_clip + phase.clips_until(iteration)
-        return Step(
+        return ScheduleStep(
             iteration=iteration,
             phase=index,
             shape=phase.shapes[which],
@@ -149,7 +149,7 @@ class Schedule:
             epoch=first_clip / self.num_videos,
         )
 
-    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[Step]:
+    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[ScheduleStep]:
         """Iterate over the steps from `start` to `stop`, exclusive."""
         return (self.at(i) for i in range(start, self.iterations if stop is None else stop))
 

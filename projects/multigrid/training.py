@@ -20,7 +20,7 @@ from multigrid.contract import CheckedClips, WeakHook, check_converted
 from multigrid.cost import cycle_advice, short_ends
 from multigrid.positions import check_patches, set_extents
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
-from multigrid.schedule import Schedule, Step
+from multigrid.schedule import Schedule, ScheduleStep
 
 __all__ = ["MultigridLR", "Training", "prepare_step"]
 
@@ -30,7 +30,7 @@ _CYCLES_CODE = (
 )
 
 
-def prepare_step(step: Step, model: nn.Module, optimizer: Optimizer) -> None:
+def prepare_step(step: ScheduleStep, model: nn.Module, optimizer: Optimizer) -> None:
     """Set the BN group size of a model and the learning rates of an optimizer for a step.
 
     `Training.begin` calls this for each step in the order of the schedule. Call it directly for
@@ -137,7 +137,7 @@ class Training:
         options = {"collate_fn": collate, **options}
         return loader(CheckedClips(dataset), batch_sampler=sampler, **options)
 
-    def begin(self, batch: Batch | Mapping[str, Any] | int) -> Step:
+    def begin(self, batch: Batch | Mapping[str, Any] | int) -> ScheduleStep:
         """Prepare model and optimizer for an iteration, before its forward.
 
         This also increments `iteration`.

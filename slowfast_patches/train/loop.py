@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
-from multigrid import Batch, Step, average_running_stats, clip_numbers
+from multigrid import Batch, ScheduleStep, average_running_stats, clip_numbers
 from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.datasets.loader import training_loader
 from slowfast_patches.launch.stopping import TrainingInterruptedError
@@ -60,13 +60,13 @@ def _batches(run: Run) -> Iterator[Batch]:
         yield batch
 
 
-def train_step(run: Run, step: Step, batch: Batch) -> Outcome:
+def train_step(run: Run, step: ScheduleStep, batch: Batch) -> Outcome:
     """Take one step of gradient descent, at the step's shape, BN size and learning rate."""
     assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
     return run.stepper(step, batch, clip_numbers(step, run.world.rank, run.world.size))
 
 
-def after_step(run: Run, step: Step) -> None:
+def after_step(run: Run, step: ScheduleStep) -> None:
     """Report, save, stop and validate, as each is due after an iteration.
 
     The state is saved before a validation. If the run ends during the validation, the resumed run
@@ -86,7 +86,7 @@ def after_step(run: Run, step: Step) -> None:
         validate(run, step)
 
 
-def validate(run: Run, step: Step) -> None:
+def validate(run: Run, step: ScheduleStep) -> None:
     """Validate after an iteration, and save the weights if they are the best so far.
 
     If a checkpoint is due, it is written again after the validation. It then includes the metrics

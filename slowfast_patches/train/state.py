@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multigrid import Schedule, Step, form_groups, form_neighbours
+from multigrid import Schedule, ScheduleStep, form_groups, form_neighbours
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import recipe_at, schedule_of
@@ -42,7 +42,7 @@ class Hook:
     stays, and the same command resumes from it.
     """
 
-    def after_step(self, run: Run, step: Step, outcome: Outcome) -> None:
+    def after_step(self, run: Run, step: ScheduleStep, outcome: Outcome) -> None:
         """Act after an iteration, before it is saved or validated.
 
         Args:

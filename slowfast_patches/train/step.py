@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Batch, Step, prepare_step, set_extents
+from multigrid import Batch, ScheduleStep, prepare_step, set_extents
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
@@ -96,7 +96,7 @@ class Stepper:
 
     def __call__(
         self,
-        step: Step,
+        step: ScheduleStep,
         batch: Batch,
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
@@ -124,7 +124,7 @@ class Stepper:
 
     def forward_backward(
         self,
-        step: Step,
+        step: ScheduleStep,
         batch: Batch,
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,

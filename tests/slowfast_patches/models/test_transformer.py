@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from multigrid import Shape, Step, prepare_step
+from multigrid import ScheduleStep, Shape, prepare_step
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models import transformer
@@ -341,7 +341,7 @@ def test_a_layers_rate_is_a_part_of_the_next_ones_and_positions_do_not_decay():
     asked += ["SOLVER.LAYER_DECAY", 0.5, "SOLVER.ZERO_WD_1D_PARAM", True]
     model = built("vivit")
     optimizer = build_optimizer(recipe("vivit", *asked), model)
-    prepare_step(Step(0, 0, Shape(1, 4, 16), 0.8, None, 0, 0.0), model, optimizer)
+    prepare_step(ScheduleStep(0, 0, Shape(1, 4, 16), 0.8, None, 0, 0.0), model, optimizer)
     names = {parameter: name for name, parameter in model.named_parameters()}
     found = {
         names[parameter]: (group["lr"], group["weight_decay"])

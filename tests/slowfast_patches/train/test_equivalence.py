@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from multigrid import ClipPlan, ClipRequest, Schedule, Step, average_running_stats
+from multigrid import ClipPlan, ClipRequest, Schedule, ScheduleStep, average_running_stats
 from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
@@ -71,7 +71,7 @@ def recorded_states() -> Iterator[list[dict[str, Tensor]]]:
     def keep(run: Run) -> None:
         states.append({k: v.clone() for k, v in run.model.state_dict().items()})
 
-    def recording(run: Run, step: Step) -> None:
+    def recording(run: Run, step: ScheduleStep) -> None:
         average_running_stats(run.model)
         keep(run)
         validate(run, step)

@@ -26,7 +26,7 @@ from multigrid.positions import (
     check_patches,
     convert_positions,
     place_positions,
-    set_extents,
+    set_coverage,
 )
 from multigrid.sampler import (
     Batch,
@@ -104,7 +104,7 @@ __all__ = [
     "recommend_cycles",
     "scale_shape",
     "schedule_cost",
-    "set_extents",
+    "set_coverage",
     "set_group_size",
     "stream",
 ]

@@ -9,7 +9,7 @@ own embedding.
     coarse, 4 patches                0.5     2.5     4.5     6.5       not 0, 1, 2, 3
 
 A coarse clip may cover less than the baseline's, because its stride and its short side are drawn at
-random (paper §3.1). `extents` is the share that each clip covers.
+random (paper §3.1). `coverage` is the share that each clip covers.
 
 `convert_positions` does this for models of `transformers`. Another model takes part if one of its
 modules has the two methods of `FollowsGrid`.
@@ -32,7 +32,7 @@ __all__ = [
     "check_patches",
     "convert_positions",
     "place_positions",
-    "set_extents",
+    "set_coverage",
 ]
 
 
@@ -55,18 +55,18 @@ class FollowsGrid(Protocol):
             ValueError: such a clip cannot be divided into patches. The message says what to change.
         """
 
-    def set_extents(self, extents: Tensor | None) -> None:
-        """Set the extents of the next training clips.
+    def set_coverage(self, coverage: Tensor | None) -> None:
+        """Set the coverage of the next training clips.
 
-        In evaluation, extents are always 1.
+        In evaluation, coverage is always 1.
 
         Args:
-            extents: (N, 2) for N clips, as in `place_positions`, or None for 1.
+            coverage: (N, 2) for N clips, as in `place_positions`, or None for 1.
         """
 
 
 def place_positions(
-    table: Tensor, base: Patches, patches: Patches, extents: Tensor | None = None
+    table: Tensor, base: Patches, patches: Patches, coverage: Tensor | None = None
 ) -> Tensor:
     """Interpolate a table of position embeddings at the patches of another grid.
 
@@ -74,47 +74,47 @@ def place_positions(
         table: (T·H·W, C), in the order of time, height, width.
         base: the T, H, W of the table.
         patches: the t, h, w of the other grid.
-        extents: (N, 2), the share that each of N clips covers of the baseline's clip, in time and
+        coverage: (N, 2), the share that each of N clips covers of the baseline's clip, in time and
             in space. Both clips have the same centre. None means 1.
 
     Returns:
-        The embeddings, (t·h·w, C), or (N, t·h·w, C) with extents. Without extents, on the table's
+        The embeddings, (t·h·w, C), or (N, t·h·w, C) with coverage. Without coverage, on the table's
         own grid, it is `table` itself.
     """
-    if patches == base and extents is None:
+    if patches == base and coverage is None:
         return table
     in_time, in_height, in_width = (
         _weights(places, n).to(table.dtype)
-        for places, n in zip(_places(base, patches, extents, table.device), base, strict=True)
+        for places, n in zip(_places(base, patches, coverage, table.device), base, strict=True)
     )
     rows = table.view(*base, -1)
     placed = torch.einsum("nat,nbh,ncw,thwd->nabcd", in_time, in_height, in_width, rows)
     placed = placed.flatten(1, 3)
-    return placed if extents is not None else placed[0]
+    return placed if coverage is not None else placed[0]
 
 
 def _places(
-    base: Patches, patches: Patches, extents: Tensor | None, device: torch.device
+    base: Patches, patches: Patches, coverage: Tensor | None, device: torch.device
 ) -> list[Tensor]:
-    """Call `place_patches` for time, height and width; extents of None are 1."""
-    covered = torch.ones(1, 2, device=device) if extents is None else extents.to(device)
+    """Call `place_patches` for time, height and width; coverage of None is 1."""
+    covered = torch.ones(1, 2, device=device) if coverage is None else coverage.to(device)
     axes = zip(base, patches, (0, 1, 1), strict=True)
     return [place_patches(n, many, covered[:, axis]) for n, many, axis in axes]
 
 
-def place_patches(base: int, patches: int, extents: Tensor) -> Tensor:
+def place_patches(base: int, patches: int, coverage: Tensor) -> Tensor:
     """Compute the positions of patches along one axis, in units of the baseline's patches.
 
     Args:
         base: the number of the baseline's patches along the axis.
         patches: the number of patches of the other grid.
-        extents: (N,), the share of the axis that each of N clips covers.
+        coverage: (N,), the share of the axis that each of N clips covers.
 
     Returns:
         The positions of the patches' centres, (N, patches).
     """
-    middles = (torch.arange(patches, device=extents.device) + 0.5) / patches - 0.5
-    return base * (0.5 + extents[:, None] * middles) - 0.5
+    middles = (torch.arange(patches, device=coverage.device) + 0.5) / patches - 0.5
+    return base * (0.5 + coverage[:, None] * middles) - 0.5
 
 
 def _weights(places: Tensor, base: int) -> Tensor:
@@ -147,15 +147,15 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
                 raise ValueError(f"the model cannot take clips of shape {shape}: {error}") from None
 
 
-def set_extents(model: nn.Module, extents: Tensor | None) -> None:
-    """Set the extents of the next training clips in every module that follows the grid."""
+def set_coverage(model: nn.Module, coverage: Tensor | None) -> None:
+    """Set the coverage of the next training clips in every module that follows the grid."""
     for module in _following(model):
-        module.set_extents(extents)
+        module.set_coverage(coverage)
 
 
 def _following(model: nn.Module) -> list[FollowsGrid]:
     # isinstance with a protocol takes microseconds per module, so filter by a cheap test first.
-    likely = (module for module in model.modules() if hasattr(type(module), "set_extents"))
+    likely = (module for module in model.modules() if hasattr(type(module), "set_coverage"))
     return [module for module in likely if isinstance(module, FollowsGrid)]
 
 
@@ -213,7 +213,7 @@ class _Follower(_Converted):
 
     base: Patches
     size: tuple[int, int]
-    _extents: Tensor | None
+    _coverage: Tensor | None
 
     # Use `.shape[0]` for the number of clips: torch.export would make a constant of `len`.
 
@@ -241,7 +241,7 @@ class _Follower(_Converted):
                 "own. Convert the model without the decoder"
             )
         self.size = (in_time, in_space[0])
-        self._extents = None
+        self._coverage = None
         self.base = self.patches(frames, height)
 
     def patches(self, frames: int, crop: int) -> Patches:
@@ -260,26 +260,26 @@ class _Follower(_Converted):
             )
         return Patches(frames // in_time, crop // in_space, crop // in_space)
 
-    def set_extents(self, extents: Tensor | None) -> None:
+    def set_coverage(self, coverage: Tensor | None) -> None:
         """See `FollowsGrid`."""
-        self._extents = extents
+        self._coverage = coverage
 
     @property
-    def extents(self: Any) -> Tensor | None:
-        """Extents of the current clips, or None in evaluation."""
-        return self._extents if self.training else None
+    def coverage(self: Any) -> Tensor | None:
+        """Coverage of the current clips, or None in evaluation."""
+        return self._coverage if self.training else None
 
-    def _extents_of(self, clips: int) -> Tensor | None:
-        extents = self.extents
-        if extents is not None and len(extents) not in (1, clips):
+    def _coverage_of(self, clips: int) -> Tensor | None:
+        coverage = self.coverage
+        if coverage is not None and len(coverage) not in (1, clips):
             raise ValueError(
-                f"the batch has {clips} clips but extents were set for {len(extents)}. Call "
-                "multigrid.set_extents with the extents of each micro-batch before its forward"
+                f"the batch has {clips} clips, but coverage was set for {len(coverage)}. Call "
+                "multigrid.set_coverage with the coverage of each micro-batch before its forward"
             )
-        return extents
+        return coverage
 
     def _positions(self: Any, table: Tensor, patches: Patches, clips: int) -> Tensor:
-        return place_positions(table, self.base, patches, self._extents_of(clips))
+        return place_positions(table, self.base, patches, self._coverage_of(clips))
 
 
 class _VideoMAE(_Follower):
@@ -354,11 +354,11 @@ class _TimeSformer(_Follower):
         embeddings = self.patch_embeddings.projection(pixel_values.flatten(0, 1))
         in_plane = Patches(1, *embeddings.shape[2:])
         embeddings = embeddings.flatten(2).mT.unflatten(0, (clips, frames))  # (N, T, places, C)
-        extents = self._extents_of(clips)
+        coverage = self._coverage_of(clips)
         table = self.position_embeddings[0, 1:]
-        places = place_positions(table, self.base._replace(time=1), in_plane, extents)
+        places = place_positions(table, self.base._replace(time=1), in_plane, coverage)
         in_time = (Patches(self.base.time, 1, 1), Patches(frames, 1, 1))
-        times = place_positions(self.time_embeddings[0], *in_time, extents)
+        times = place_positions(self.time_embeddings[0], *in_time, coverage)
         embeddings = embeddings + places.view(-1, 1, *places.shape[-2:])
         first = self.cls_token + self.position_embeddings[:, :1]
         first = self.pos_drop(first.expand(clips, -1, -1))
@@ -374,7 +374,7 @@ class _VJEPA2(_Follower):
         config = self.config
         size = (config.tubelet_size, config.patch_size, config.patch_size)
         self._start(config.frames_per_clip, (config.crop_size,) * 2, size, model)
-        self.now = SimpleNamespace(patches=self.base, extents=None, base=self.base)
+        self.now = SimpleNamespace(patches=self.base, coverage=None, base=self.base)
         for layer in model.modules():
             if type(layer).__name__ == "VJEPA2RopeAttention":
                 layer.__class__ = _following_class(_VJEPA2Rope, type(layer))
@@ -385,7 +385,7 @@ class _VJEPA2(_Follower):
         frames = pixel_values_videos.shape[1]
         crop = pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
-        self.now.extents = self._extents_of(pixel_values_videos.shape[0])
+        self.now.coverage = self._coverage_of(pixel_values_videos.shape[0])
         output: Tensor = super().forward(pixel_values_videos)  # type: ignore[misc]
         return output
 
@@ -396,7 +396,7 @@ class _VJEPA2Rope(_Converted):
         if masks is not None:  # masks occur only in pre-training
             kept: tuple[Tensor, ...] = super().get_position_ids(x, masks)  # type: ignore[misc]
             return kept
-        t, h, w = _places(self.now.base, self.now.patches, self.now.extents, x.device)
+        t, h, w = _places(self.now.base, self.now.patches, self.now.coverage, x.device)
         axes = (t[:, :, None, None], h[:, None, :, None], w[:, None, None])
         grid = torch.broadcast_tensors(*axes)  # type: ignore[no-untyped-call]
         return tuple(axis.flatten(1)[:, None].to(x.dtype) for axis in grid)

@@ -56,8 +56,8 @@ class Batch(TypedDict):
     - `flips`: (n,) bool, which clips to mirror.
     - `iteration`: the iteration of the schedule.
     - `failures`: (path, reason) of videos that could not be read and were replaced.
-    - `extents`: (n, 2) float32, the share that each clip covers of the baseline's clip. Only if the
-      data set provides it.
+    - `coverage`: (n, 2) float32, the share that each clip covers of the baseline's clip, in time
+      and in space. Only if the data set provides it.
     - `boxes`: (m, 5) float32, the index of the clip in the mini-batch, then x1, y1, x2, y2 in
       pixels of the clip after `flips`. Only for data sets with boxes.
     """
@@ -67,7 +67,7 @@ class Batch(TypedDict):
     flips: Tensor
     iteration: int
     failures: list[tuple[str, str]]
-    extents: NotRequired[Tensor]
+    coverage: NotRequired[Tensor]
     boxes: NotRequired[Tensor]
 
 
@@ -199,7 +199,7 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
             - `flip`: bool, whether to mirror the clip.
             - `iteration`: the iteration of the request.
             - `failures`, optional: a list of (path, reason) of replaced videos.
-            - `extents`, optional: (time, space), as in `ClipPlan`.
+            - `coverage`, optional: (time, space), as in `ClipPlan`.
             - `boxes`, optional: (k, 4). `label` is then (k, classes).
 
     Raises:
@@ -217,8 +217,8 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
         iteration=iterations.pop(),
         failures=[failure for sample in samples for failure in sample.get("failures", ())],
     )
-    if "extents" in samples[0]:
-        batch["extents"] = torch.tensor([sample["extents"] for sample in samples])
+    if "coverage" in samples[0]:
+        batch["coverage"] = torch.tensor([sample["coverage"] for sample in samples])
     if "boxes" in samples[0]:
         batch["boxes"] = stack_boxes(samples)
     return batch

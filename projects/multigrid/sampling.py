@@ -119,8 +119,8 @@ class ClipPlan:
         corner: x and y of the crop's upper left corner in the resized frame.
         crop: side of the square crop, in pixels.
         flip: whether the clip is mirrored.
-        extents: the share that the clip covers of the baseline's clips, in time and in space
-            (`set_extents`).
+        coverage: the share that the clip covers of the baseline's clips, in time and in space
+            (`set_coverage`).
     """
 
     positions: NDArray[np.int64]
@@ -128,7 +128,7 @@ class ClipPlan:
     corner: tuple[int, int]
     crop: int
     flip: bool
-    extents: tuple[float, float] = (1.0, 1.0)
+    coverage: tuple[float, float] = (1.0, 1.0)
 
     def box(self, video: Video) -> Box:
         """Return the crop in pixels of the frames before they are resized."""
@@ -223,8 +223,8 @@ def plan_train(
     size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
     flip = grid.options.flip and bool(u_flip < 0.5)
-    extents = _extents(grid, stride, rate, short_side)
-    return ClipPlan(positions, size, corner, grid.crop, flip, extents)
+    coverage = _coverage(grid, stride, rate, short_side)
+    return ClipPlan(positions, size, corner, grid.crop, flip, coverage)
 
 
 def plan_test(
@@ -316,7 +316,7 @@ def _positions(
     return np.clip(indices, 0, video.frames - 1).astype(np.int64)
 
 
-def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[float, float]:
+def _coverage(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[float, float]:
     """Return the share that a clip covers of the baseline's clips, in time and in space.
 
     `rate` is the `_rate` of the video.

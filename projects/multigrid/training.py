@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from multigrid.batchnorm import form_groups, set_group_size
 from multigrid.contract import CheckedClips, WeakHook, check_converted
 from multigrid.cost import cycle_advice, short_ends
-from multigrid.positions import check_patches, set_extents
+from multigrid.positions import check_patches, set_coverage
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, ScheduleStep
 
@@ -143,7 +143,7 @@ class Training:
         This also increments `iteration`.
 
         Args:
-            batch: a mini-batch of the loader, or the number of its iteration. Its `extents`, if
+            batch: a mini-batch of the loader, or the number of its iteration. Its `coverage`, if
                 any, are set on the modules that follow the grid.
 
         Returns:
@@ -183,12 +183,12 @@ class Training:
             self._checked = self.model
         step = self.schedule.at(iteration)
         prepare_step(step, self.model, self.optimizer)
-        # The baseline's clips have extents of 1. None then skips the interpolation.
+        # The baseline's clips have a coverage of 1. None then skips the interpolation.
         own = step.shape
         base = self.schedule.base
         coarse = (own.frames, own.crop) != (base.frames, base.crop)
         values: Mapping[str, Any] = batch if coarse and not isinstance(batch, int) else {}
-        set_extents(self.model, values.get("extents"))
+        set_coverage(self.model, values.get("coverage"))
         self.iteration += 1
         self._begun = True
         return step

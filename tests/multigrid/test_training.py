@@ -209,26 +209,26 @@ def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
         Training(make_schedule(Shape(4, 4, 8), 100, rate, cycles=None, bn_size=2))
 
 
-def test_modules_that_follow_the_grid_are_told_extents_but_at_the_baselines_own_shape():
+def test_modules_that_follow_the_grid_are_told_coverage_but_at_the_baselines_own_shape():
     class Told(nn.Module):
         def patches(self, frames, crop):
             return Patches(frames, crop, crop)
 
-        def set_extents(self, extents):
-            self.extents = extents
+        def set_coverage(self, coverage):
+            self.coverage = coverage
 
     training = new_training()
     training.model.add_module("told", Told())
-    extents = torch.tensor([[0.5, 1.0]])
+    coverage = torch.tensor([[0.5, 1.0]])
     fine = {step.iteration for step in SCHEDULE.steps() if str(step.shape).endswith("4×8²")}
     assert 0 < len(fine) < SCHEDULE.iterations
     for iteration in range(SCHEDULE.iterations):
-        training.begin({"iteration": iteration, "extents": extents})
-        expected = None if iteration in fine else extents
-        assert training.model.told.extents is expected
+        training.begin({"iteration": iteration, "coverage": coverage})
+        expected = None if iteration in fine else coverage
+        assert training.model.told.coverage is expected
     training.iteration = 0
     training.begin({"iteration": 0})
-    assert training.model.told.extents is None
+    assert training.model.told.coverage is None
 
 
 def test_a_state_of_another_training_is_refused():

@@ -55,10 +55,10 @@ def test_clips_are_those_of_a_recipe(demo_data, keys, options):
         assert one == other
     coarse = [request for request in REQUESTS if request.shape == COARSE]
     batch = collate(ours.__getitems__(coarse))
-    assert batch["extents"].tolist() == pytest.approx(
-        np.array([ours[request]["extents"] for request in coarse], np.float32)
+    assert batch["coverage"].tolist() == pytest.approx(
+        np.array([ours[request]["coverage"] for request in coarse], np.float32)
     )
-    assert len(batch["extents"].unique()) > 1
+    assert len(batch["coverage"].unique()) > 1
 
 
 def test_a_number_is_the_centre_clip_of_that_video(demo_data):
@@ -68,7 +68,7 @@ def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     assert torch.cat([batch["videos"] for batch in batches]).tolist() == list(range(8))
     clips = torch.cat([batch["clips"] for batch in batches])
     assert torch.equal(clips, torch.stack([torch.tensor(theirs[n]["clip"]) for n in range(8)]))
-    assert "extents" not in batches[0]
+    assert "coverage" not in batches[0]
 
 
 def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multigrid import Schedule, ScheduleStep, form_groups, form_neighbours
+from multigrid import Schedule, ScheduleStep, form_bn_process_groups, form_groups
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import recipe_at, schedule_of
@@ -121,7 +121,7 @@ def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resuma
     patience = timedelta(seconds=recipe.dist_stall_seconds)
     form_groups(schedule, patience)
     if recipe.bn.use_precise_stats:
-        form_neighbours(world.size, patience)
+        form_bn_process_groups(world.size, patience)
     validation = Validation(recipe, world, stop, dataset, schedule)
     flops = flops_per_clip(recipe)
     evaluated = affordable_evaluations(recipe, schedule, len(validation.videos), flops)

@@ -164,8 +164,8 @@ def _process_group(ranks_per_group: int) -> dist.ProcessGroup:
     if ranks_per_group not in (known := _formed.get(world, {})):
         raise ValueError(
             f"the groups of {ranks_per_group} processes that share BN statistics have not been "
-            f"formed. Call form_groups(schedule), or form_bn_process_groups({ranks_per_group}), on every "
-            "process before training"
+            f"formed. Call form_groups(schedule), or form_bn_process_groups({ranks_per_group}), on "
+            "every process before training"
         )
     return known[ranks_per_group]
 

@@ -165,7 +165,7 @@ def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
     check_patches(model, [Shape(8, 8, 32), Shape(16, 4, 16)])
     with pytest.raises(ValueError, match=r"32×4×23².*size_divisor=8"):
         check_patches(model, [Shape(8, 8, 32), Shape(32, 4, 23)])
-    with pytest.raises(ValueError, match="2 frames, which do not divide 3"):
+    with pytest.raises(ValueError, match="multiple of 2, the frames of a patch, but is 3"):
         check_patches(model, [Shape(8, 3, 32)])
 
 
@@ -222,7 +222,7 @@ def test_coverage_of_other_clips_than_come_is_refused(name):
 
 def test_patches_that_are_not_square_and_models_for_pre_training_are_refused():
     config = transformers.VivitConfig(image_size=CROP, tubelet_size=[2, 4, 8], **SMALL)
-    with pytest.raises(ValueError, match=r"patches of .*2, 4, 8.* are not square"):
+    with pytest.raises(ValueError, match=r"patches of .*2, 4, 8.* must be square"):
         convert_positions(transformers.VivitForVideoClassification(config))
     config = transformers.VideoMAEConfig(image_size=CROP, patch_size=8, **SMALL)
     with pytest.raises(ValueError, match="VideoMAEForPreTraining is for pre-training"):

@@ -354,7 +354,7 @@ def test_what_a_new_shape_takes_at_first_is_not_a_steps_time(run, tmp_path, monk
         (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "No cycle fits the shape 4×2×32²"),
         (["MULTIGRID.BN_BASE_SIZE", "3"], "BN groups of 3"),
         (["SOLVER.ACCUMULATION_STEPS", "2"], "set BN.GROUP_SIZE"),
-        (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "two LR stages"),
+        (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "the learning rate has one stage"),
         (["DATA.PATH_TO_DATA_DIR", "/nowhere"], "/nowhere"),
     ],
 )

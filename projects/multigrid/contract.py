@@ -69,7 +69,7 @@ class CheckedClips(Dataset[Any]):
         return self._checked(lambda: self.dataset[request], request)
 
     def __getitems__(self, requests: Sequence[ClipRequest]) -> Any:
-        """Return the data set's `__getitems__(requests)`, or a list of items without this method."""
+        """Read several items. Call `__getitem__` for each if the data set has no `__getitems__`."""
         if not hasattr(self.dataset, "__getitems__"):
             return [self[request] for request in requests]
         return self._checked(lambda: self.dataset.__getitems__(requests), requests[0])

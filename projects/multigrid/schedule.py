@@ -1,8 +1,8 @@
 """The multigrid schedule: shape, learning rate and BN size as a pure function of the iteration.
 
 `make_schedule` divides a training into phases: one for each long-cycle shape in each learning-rate
-stage, and one or two for fine-tuning. It returns an immutable `Schedule`. The shape, the learning rate and
-the clips of iteration i depend on i alone, so a checkpoint only needs to store i.
+stage, and one or two for fine-tuning. It returns an immutable `Schedule`. The shape, the learning
+rate and the clips of iteration i depend on i alone, so a checkpoint only needs to store i.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_a_state_of_another_schedule_is_refused(schedule):
     assert list(MultigridBatchSampler(schedule, SEED, start=end)) == []
     for start in (-1, past):
         with pytest.raises(
-            ValueError, match=f"iteration {start} of a schedule of {end}. The state"
+            ValueError, match=f"iteration {start}, because the schedule has {end} iterations"
         ):
             MultigridBatchSampler(schedule, SEED).load_state_dict({"iteration": start})
 

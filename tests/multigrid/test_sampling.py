@@ -260,8 +260,11 @@ def test_every_test_view_lies_within_its_video(video, view, spatial, short_side)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"spatial": (0, 2)}, "1 or 3 crops, not 2"),
-        ({"crop": 256, "short_side": 224}, "256 pixels does not fit a short side of 224"),
+        ({"spatial": (0, 2)}, "crops is 2, but it must be 1 or 3"),
+        (
+            {"crop": 256, "short_side": 224},
+            "256 pixels does not fit into frames with a short side of 224",
+        ),
     ],
 )
 def test_views_that_make_no_sense_are_refused(options, message):

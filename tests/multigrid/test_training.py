@@ -244,7 +244,7 @@ def test_a_state_of_another_training_is_refused():
     other = replace(SCHEDULE, phases=(*sooner, *rest))
     with pytest.raises(ValueError, match="training with checksum of the phases"):
         new_training(schedule=other).load_state_dict(state)
-    with pytest.raises(ValueError, match="with seed 5, and this one has 6"):
+    with pytest.raises(ValueError, match="has seed 5, but this training has seed 6"):
         new_training(seed=6).load_state_dict(state)
     with pytest.raises(ValueError, match="training with iterations None"):
         new_training().load_state_dict({"iteration": 3})
@@ -271,8 +271,8 @@ def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"iteration": 1}, "iteration 1, but 2 is next"),
-        (3, "iteration 3, but 2 is next"),
+        ({"iteration": 1}, "iteration 1, but iteration 2 is next"),
+        (3, "iteration 3, but iteration 2 is next"),
         ({"iteration": -1}, r"training.loader\(dataset\)"),
         ({"clips": 0}, "collate_fn"),
         ((0, 0), "collate_fn"),

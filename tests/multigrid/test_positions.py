@@ -172,7 +172,7 @@ def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_that_is_not_converted_is_refused_where_shapes_differ(name):
     check_patches(build(name), [Shape(8, FRAMES, CROP), Shape(16, FRAMES, CROP)])
-    with pytest.raises(ValueError, match=r"call multigrid.convert_positions\(model\)"):
+    with pytest.raises(ValueError, match=r"Call multigrid.convert_positions\(model\)"):
         check_patches(build(name), [Shape(8, FRAMES, CROP), Shape(32, FRAMES, 16)])
 
 

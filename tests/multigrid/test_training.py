@@ -66,7 +66,7 @@ def test_a_loop_that_forgets_begin_is_told_at_its_first_step():
     """Such a loop would train at the optimizer's initial rate, with BN over the mini-batch."""
     training = new_training()
     batches = iter(training.loader(Clips()))
-    with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
+    with pytest.raises(ValueError, match=r"Call training.begin\(batch\)"):
         training.optimizer.step()
     training.begin(next(batches))
     training.optimizer.step()
@@ -83,9 +83,9 @@ def test_a_forward_or_a_step_without_begin_is_refused_at_any_iteration():
     batches = iter(training.loader(Clips()))
     for iteration in range(3):
         clips = clip_of(next(batches))
-        with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
+        with pytest.raises(ValueError, match=r"Call training.begin\(batch\)"):
             model(clips)
-        with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
+        with pytest.raises(ValueError, match=r"Call training.begin\(batch\)"):
             optimizer.step()
         training.begin(iteration)
         for _ in range(2):  # accumulated gradients
@@ -123,7 +123,7 @@ def test_once_the_training_has_ended_model_and_optimizer_are_free():
 def test_a_model_whose_batchnorm_is_not_converted_is_refused():
     model = nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with pytest.raises(ValueError, match=r"Write model = multigrid.convert_batchnorm\(model\)"):
+    with pytest.raises(ValueError, match=r"Call model = multigrid.convert_batchnorm\(model\)"):
         Training(SCHEDULE, model, optimizer).begin(0)
     local = make_schedule(
         Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), bn_size=None
@@ -237,16 +237,16 @@ def test_modules_that_follow_the_grid_are_told_coverage_but_at_the_baselines_own
 def test_a_state_of_another_training_is_refused():
     state = new_training().state_dict()
     longer = make_schedule(Shape(4, 4, 8), VIDEOS, SteppedRate((9.0, 12.0), (0.1, 0.01)), CYCLES)
-    with pytest.raises(ValueError, match="training with iterations"):
+    with pytest.raises(ValueError, match="the state has iterations"):
         new_training(schedule=longer).load_state_dict(state)
     first, second, *rest = SCHEDULE.phases
     sooner = (replace(first, stop=first.stop - 1), replace(second, start=second.start - 1))
     other = replace(SCHEDULE, phases=(*sooner, *rest))
-    with pytest.raises(ValueError, match="training with checksum of the phases"):
+    with pytest.raises(ValueError, match="the state has checksum of the phases"):
         new_training(schedule=other).load_state_dict(state)
     with pytest.raises(ValueError, match="has seed 5, but this training has seed 6"):
         new_training(seed=6).load_state_dict(state)
-    with pytest.raises(ValueError, match="training with iterations None"):
+    with pytest.raises(ValueError, match="the state has iterations None"):
         new_training().load_state_dict({"iteration": 3})
 
 

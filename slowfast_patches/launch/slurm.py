@@ -287,8 +287,8 @@ def _requeue(job: Any) -> None:
     state = state_in_queue(job.job_id)
     if state not in ("RUNNING", "SIGNALING"):
         _say(
-            "The training has saved a checkpoint, but the job is not requeued, because it is "
-            f"{state or 'unknown to squeue'}."
+            "The training has saved a checkpoint, but the job is not requeued, because "
+            f"the job is {state or 'unknown to squeue'}."
         )
         sys.exit(1)
     _say("The training has saved a checkpoint. The job is requeued.")

@@ -180,7 +180,10 @@ class TestDryRun:
             (["table7"], "invalid choice: 'table7'"),
             (["table1a", "--slurm-limit", "3"], "--slurm-limit has no effect without --slurm"),
             (["table1a", "--at-once", "2"], "--at-once has no effect without --local"),
-            (["table1a", "--local", "--at-once", "0"], "expected a whole number from 1, not 0"),
+            (
+                ["table1a", "--local", "--at-once", "0"],
+                "expected a whole number of at least 1, not 0",
+            ),
             ([], "required: name\n"),
         ):
             with pytest.raises(SystemExit) as stopped:

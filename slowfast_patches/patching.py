@@ -23,7 +23,7 @@ def apply() -> None:
     """
     if "detectron2.layers" in sys.modules or importlib.util.find_spec("detectron2"):
         return
-    from slowfast_patches.roi_align import ROIAlign  # Lazy import, because it imports torch.
+    from slowfast_patches.roi_align import ROIAlign  # Lazy import, because roi_align imports torch.
 
     layers = ModuleType("detectron2.layers", "ROIAlign of slowfast_patches, for detectron2's.")
     layers.ROIAlign = ROIAlign  # type: ignore[attr-defined]

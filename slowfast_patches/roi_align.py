@@ -55,8 +55,7 @@ class ROIAlign(nn.Module):
         edges = rois[:, 1:].detach() * self.spatial_scale - 0.5 * self.aligned
         left, top, right, bottom = edges.to(torch.promote_types(edges.dtype, torch.float32)).T
         sides = zip(self.output_size, ((top, bottom), (left, right)), input.shape[2:], strict=True)
-        # Compute positions in float32, because half precision is not accurate enough. Convert only
-        # the weights to the dtype of the features.
+        # Positions need float32. Only the weights are converted to the dtype of the features.
         rows, columns = (self._bin_weights(*side).to(input) for side in sides)
         by_rows = torch.einsum("mih,mchw->mciw", rows, input[maps])
         return torch.einsum("mjw,mciw->mcij", columns, by_rows)

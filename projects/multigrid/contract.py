@@ -82,8 +82,8 @@ class CheckedClips(Dataset[Any]):
         except (TypeError, LookupError, AttributeError) as error:
             name = type(self.dataset).__name__
             raise ValueError(
-                f"{name}.__getitem__({request}) failed: {type(error).__name__}: {error}. It must "
-                f"accept a ClipRequest as index. {_EXAMPLE}"
+                f"{name}.__getitem__({request}) failed: {type(error).__name__}: {error}. "
+                f"__getitem__ must accept a ClipRequest as index. {_EXAMPLE}"
             ) from error
         shape = request.shape
         if isinstance(answer, Mapping) and "clip" in answer:
@@ -99,7 +99,7 @@ class CheckedClips(Dataset[Any]):
 
 
 def check_converted(model: nn.Module) -> None:
-    """Raise ValueError if a model has BN layers, but none is converted by `convert_batchnorm`."""
+    """Raise ValueError if a model has BN layers and none of them is a GroupedBatchNorm3d."""
     norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm)]
     if norms and not any(isinstance(norm, GroupedBatchNorm3d) for norm in norms):
         raise ValueError(

@@ -63,7 +63,7 @@ def schedule_cost(
     flops_per_clip: FlopsPerClip | None = None,
     seconds_per_iteration: SecondsPerIteration | None = None,
 ) -> Cost:
-    """Return the cost of a training by the schedule."""
+    """Return the cost of a training that follows the schedule."""
     flops = seconds = None
     if flops_per_clip is not None:
         flops = sum(phase_flops(phase, flops_per_clip) for phase in schedule.phases)

@@ -52,7 +52,7 @@ class LearningRate(Protocol):
         """Epochs at which the learning rate drops. Empty for a smooth policy."""
 
     def at(self, epoch: float) -> float:
-        """Return the learning rate at an epoch of the baseline, which may be fractional."""
+        """Return the learning rate at an epoch of the baseline. The epoch may be fractional."""
 
     @property
     def warmup(self) -> Warmup:

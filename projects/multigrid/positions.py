@@ -308,8 +308,7 @@ class _VideoMAE(_Follower):
     def forward(self: Any, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """Embed clips (N, T, 3, H, W) as tokens (N, patches, C)."""
         embeddings, patches = _embed_patches(self.patch_embeddings.projection, pixel_values)
-        # transformers does not register the table as a buffer, so `model.to` does not move it. Move
-        # it once instead of copying it to the device in every forward.
+        # `model.to` does not move the table, because transformers does not register it as a buffer.
         self.position_embeddings = self.position_embeddings.to(embeddings.device)
         table = self.position_embeddings[0].to(embeddings)
         embeddings += self._positions(table, patches, embeddings.shape[0])
@@ -353,8 +352,7 @@ class _TimeSformer(_Follower):
         cut = self.patch_embeddings
         frames = self.time_embeddings.shape[1]
         self._start(frames, cut.image_size, (1, *cut.patch_size), model)
-        # The layers read frames and crop from a config. Replace it by an object that `forward`
-        # updates for each mini-batch.
+        # The layers read frames and crop from `config`. Let `forward` update them per mini-batch.
         self.now = SimpleNamespace(image_size=cut.image_size[0], patch_size=cut.patch_size[0])
         self.now.num_frames = frames
         for layer in model.modules():
@@ -414,7 +412,7 @@ class _VJEPA2Rope(_Converted):
 
         The indices are fractional for clips of other shapes.
         """
-        if masks is not None:  # masks occur only in pre-training
+        if masks is not None:  # Masks are only used in pre-training.
             kept: tuple[Tensor, ...] = super().get_position_ids(x, masks)  # type: ignore[misc]
             return kept
         t, h, w = _places(self.now.base, self.now.patches, self.now.coverage, x.device)

@@ -189,7 +189,7 @@ def make_grid(
 
 
 def clip_generator(seed: int, epoch: int, video: int) -> np.random.Generator:
-    """Return the random generator of one clip. It depends neither on shape nor rank nor worker."""
+    """Return the random generator of one clip. It does not depend on shape, rank or worker."""
     return np.random.default_rng((seed, epoch, video))
 
 
@@ -352,9 +352,8 @@ def _coverage(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[fl
             for frames, tau in ((grid.frames, stride), (base.frames, base.strides[0]))
         )
         in_time = covered / by_base
-    # The baseline's short side is random, so its crops show more or less of a frame, but their
-    # coverage is 1 by definition. Therefore the coverage is 1 for every clip that shows at least as
-    # much as the baseline crop that shows least.
+    # Baseline crops have a coverage of 1, although they show different fractions of a frame.
+    # So the coverage is 1 for any crop that shows at least the smallest of these fractions.
     least = base.crop / base.short_sides[1]
     return in_time, min(1.0, grid.crop / short_side / least)
 

@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def volume(self) -> int:
-        """Number of pixels in the mini-batch. The paper keeps it about the same for all shapes."""
+        """Number of pixels in the mini-batch. It is nearly the same for all shapes of the paper."""
         return self.batch * self.frames * self.crop**2
 
 
@@ -107,5 +107,5 @@ def _round_crop(crop: float, divisor: int, largest: int) -> int:
 
 
 def _nearest(number: float) -> int:
-    """Round to the nearest integer, halves up."""
+    """Round to the nearest integer. Numbers halfway between two integers are rounded up."""
     return math.floor(number + 0.5)

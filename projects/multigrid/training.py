@@ -194,8 +194,7 @@ class Training:
             self._checked = self.model
         step = self.schedule.at(iteration)
         prepare_step(step, self.model, self.optimizer)
-        # Clips of the baseline's shape always have a coverage of 1. For them, set None, which skips
-        # the interpolation of position embeddings.
+        # Clips of the baseline's shape have a coverage of 1. None then skips the interpolation.
         own = step.shape
         base = self.schedule.base
         coarse = (own.frames, own.crop) != (base.frames, base.crop)
@@ -219,10 +218,10 @@ class Training:
         ]
 
     def _check_forward(self, model: nn.Module, *_: Any) -> None:
-        """Raise ValueError if a training forward runs before `begin` was called.
+        """Raise ValueError if a training forward runs without a preceding `begin`.
 
-        The BN group size would be that of the previous iteration. Several forwards between `begin`
-        and `optimizer.step()` are allowed.
+        Otherwise, the forward would use the BN group size of the previous iteration. Several
+        forwards between `begin` and `optimizer.step()` are allowed.
         """
         if model.training and torch.is_grad_enabled() and not self._begun:
             raise ValueError(
@@ -232,9 +231,9 @@ class Training:
             )
 
     def _check_step(self, *_: Any) -> None:
-        """Raise ValueError if `optimizer.step()` is called before `begin`.
+        """Raise ValueError if `optimizer.step()` is called without a preceding `begin`.
 
-        The learning rate would be that of the previous iteration.
+        Otherwise, the step would use the learning rate of the previous iteration.
         """
         if not self._begun:
             raise ValueError(

@@ -38,7 +38,7 @@ VOCABULARY = {
     "command": ("bin", "lay", "place", "set"),
     "color": ("blue", "green", "red", "white"),
     "preposition": ("at", "by", "in", "with"),
-    "letter": tuple("abcdefghijklmnopqrstuvxyz"),  # all letters of one syllable: no w
+    "letter": tuple("abcdefghijklmnopqrstuvxyz"),  # all letters except w, which has three syllables
     "digit": ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
     "adverb": ("again", "now", "please", "soon"),
 }
@@ -198,8 +198,7 @@ def decode(sentence: Sentence) -> Iterator[VideoFrame]:
                 raise UnreadableVideoError("has frames of different sizes")
             count += 1
             yield frame
-    # Alignments end some frames before their videos, and some videos lack frames. So accept small
-    # differences in length.
+    # Alignments end some frames before their videos, so accept small differences in length.
     if not count / 2 < sentence.length < count * 2:
         lengths = f"has {count} frames, but the alignment ends at frame {sentence.length:g}"
         raise UnreadableVideoError(f"{lengths}. Times in alignments must be in 1/25,000 s")

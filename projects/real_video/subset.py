@@ -32,7 +32,7 @@ def make_subset(
         words: output folder of make_words.py.
         folder: folder to write to. It is created if it does not exist.
         classes: names of the classes. The index of a name is its new label.
-        most: maximum number of training clips per class. The first ones of the list are used. None
+        most: maximum number of training clips per class. The first clips in the list are used. None
             means all clips.
 
     Raises:

@@ -72,9 +72,9 @@ def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
     """Replace TRAIN.MIXED_PRECISION auto by True or False, and log the value.
 
     The value is True on a GPU. On a CPU, it is True if the CPU has AMX instructions and the model
-    has wide convolutions. Otherwise, training steps would be slower in bfloat16
-    (docs/performance.md). Step times are not measured for this, so all runs on a machine use the
-    same precision.
+    has wide convolutions. On other CPUs and for other models, bfloat16 is slower than float32
+    (docs/performance.md). No times are measured here, so all runs on a machine use the same
+    precision.
     """
     if recipe.train.mixed_precision != "auto":
         return recipe

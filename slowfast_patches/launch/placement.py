@@ -186,9 +186,9 @@ def _step_address(environment: Mapping[str, str]) -> str:
     The host is the first machine of the step, where rank 0 runs. The port depends on the job ID and
     the step ID, because several jobs may run on the same machine.
     """
-    # submitit could expand only the machines of the whole job.
+    # This is a list such as "node[01-16,20],login".
     listed = environment.get("SLURM_STEP_NODELIST", "localhost")
-    # Reduce a list such as "node[01-16,20],login" to its first entry, "node[01".
+    # The first entry of "node[01-16,20],login" is "node[01". Brackets are removed below.
     first = re.sub(r"(\[\d+)[^]]*", r"\1", listed).split(",")[0]
     number = 97 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])
     return f"{re.sub('[][]', '', first)}:{_FIRST_PORT + number % _PORTS}"

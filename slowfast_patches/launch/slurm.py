@@ -177,7 +177,7 @@ def state_in_queue(number: str) -> str:
     """Return the state of a job as shown by squeue, such as "RUNNING".
 
     Args:
-        number: ID of the job.
+        number: Job ID.
 
     Returns:
         The state, or "" if the job has ended.
@@ -214,16 +214,14 @@ class Job:
         warning = _warning_signal()
         for number in {signal.SIGTERM, signal.SIGUSR1} - {warning}:
             signal.signal(number, lambda *_: self._ask_to_save())
-        # The training ignores the warning signal, because SLURM may send it to the training as well
-        # as to this task. This task handles it for both.
+        # SLURM may send the warning signal to this task and to the training. Only the task acts.
         self._training = subprocess.Popen(
             self.command, preexec_fn=lambda: signal.signal(warning, signal.SIG_IGN)
         )
         try:
             status = self._wait()
         finally:
-            # Keep this task alive while the training saves: when a task ends in a job that is being
-            # requeued, SLURM kills the child processes of the task.
+            # Wait while the training saves. SLURM kills the training when this task ends.
             self._wait(_KILL_WAIT)
         if status in _SAVED:
             _requeue(submitit.JobEnvironment())
@@ -270,7 +268,7 @@ class Job:
 
 
 def _warning_signal() -> signal.Signals:
-    """Return the signal that SLURM sends before the time limit, as requested by submitit."""
+    """Return the warning signal that submitit requests from SLURM before the time limit."""
     return signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
 
 

@@ -110,8 +110,7 @@ class StopRequest:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         listening.remove(self)
-        # An interrupted process of several still waits for the other processes to save. Keep its
-        # signal handlers, so that another signal does not kill it meanwhile.
+        # While an interrupted process waits for others to save, a second signal must not kill it.
         if self._world.size == 1 or not isinstance(error, TrainingInterruptedError):
             self._listening.__exit__(None, None, None)
 
@@ -165,8 +164,7 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. Do not log here, because the signal may have interrupted a logger."""
         if number == signal.SIGINT:
-            # Only a second SIGINT ends the process. A launcher may forward the first SIGINT as
-            # SIGTERM, so SIGTERM after SIGINT does not mean that Ctrl-C was pressed twice.
+            # SIGTERM after SIGINT is not a second Ctrl-C: launchers forward SIGINT as SIGTERM.
             if self._interrupted:
                 _say("interrupted again: exiting without saving a checkpoint")
                 signal.signal(signal.SIGINT, signal.SIG_DFL)

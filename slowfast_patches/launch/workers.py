@@ -68,7 +68,7 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
         KeyboardInterrupt: Ctrl-C was pressed before the training began.
         SystemExit: A rank failed and has reported the error. The exit status is that of the rank.
     """
-    # Lazy imports: they are slow, and a single process does not need them.
+    # Import these modules only here, because they load slowly and a single process needs none.
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -77,7 +77,7 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())
-        logger.propagate = False  # Each failure is reported only once, by the rank or below.
+        logger.propagate = False  # torch must not log failures that are reported elsewhere.
     resource_tracker.ensure_running()  # Start it now, because starting it unblocks SIGINT.
     received: list[int] = []
     with (
@@ -100,8 +100,8 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
             max_restarts=0,
             start_method=START_METHOD,
         )
-        # Run torch's launcher in a thread for two reasons. It does not replace signal handlers
-        # there, and the main thread can handle signals while torch waits in C++ for other machines.
+        # In a thread, torch's launcher does not replace the signal handlers of this process.
+        # The main thread can handle signals even while torch waits in C++ for other machines.
         ended = _in_thread(lambda: elastic_launch(config, work)(recipe, main))
         try:
             try:
@@ -221,16 +221,15 @@ def _join(recipe: Recipe) -> None:
     """
     seconds = timedelta(seconds=recipe.dist_join_seconds)
     try:
-        # Use a thread with a timeout, because torch waits forever if the port is open but never
-        # answers.
+        # Use a thread, because torch ignores its timeout if the port is open but never answers.
         meeting = _in_thread(lambda: next(iter(dist.rendezvous("env://", timeout=seconds))))
         store, rank, size = _met(meeting, recipe.dist_join_seconds + _MARGIN)
     except (dist.DistError, TimeoutError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise _not_joined(recipe, where, error) from error
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # On one machine, restarted processes use the same store of torchrun, so separate the keys
-        # of each restart by a prefix. On several machines, each restart has a new store.
+        # On one machine, torchrun reuses the store after a restart. A prefix separates the keys.
+        # On several machines, each restart has a new store.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     timeout = timedelta(seconds=recipe.dist_stall_seconds)
     store.set_timeout(timeout)

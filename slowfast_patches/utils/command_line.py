@@ -137,7 +137,7 @@ def _is_first_here() -> bool:
 def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
     """Return a decorator for the `main` function of a program.
 
-    The decorated function reports errors by `report` and returns the exit status. It escapes
+    The decorated function returns the exit status. It passes errors to `report`, and escapes
     control characters in the output. If standard output is closed, for example by `| head`, the
     program ends without a message.
 
@@ -159,8 +159,7 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
                 except SystemExit:
                     raise
                 except BrokenPipeError:
-                    # Python flushes stdout again at exit, which would fail. Python's documentation
-                    # recommends this redirection.
+                    # Python flushes stdout again at exit. Redirect it, so that this does not fail.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                     return _FAILED
                 except KeyboardInterrupt as error:
@@ -207,7 +206,7 @@ def command_parser(about: str) -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from slowfast_patches.utils.machine import machine, versions  # imports torch
+        from slowfast_patches.utils.machine import machine, versions  # Lazy: this imports torch.
 
         for name, value in (versions() | machine()).items():
             print(f"{name}: {value}")

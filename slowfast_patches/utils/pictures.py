@@ -43,7 +43,7 @@ def new_figure(
     Returns:
         The figure and the list of its panels, row by row.
     """
-    from matplotlib.figure import Figure  # Lazy import, because it takes most of a second.
+    from matplotlib.figure import Figure  # Lazy import, because matplotlib loads slowly.
 
     figure = Figure(figsize=(width, height), layout="constrained")
     heights = {"height_ratios": ratios or [1.0] * rows}

@@ -58,8 +58,8 @@ def run_each(
     while waiting:
         suspects = yield from _work(function, waiting, workers, workers * jobs_per_worker)
         for job in suspects:
-            # If several jobs were running, any of them may have caused the crash. Only a job that
-            # crashes while it runs alone is to blame.
+            # If several jobs were running, any of them may have caused the first crash.
+            # Run each job alone, up to twice, to find the jobs that crash their worker.
             for _ in range(2 if len(suspects) > 1 else 1):
                 if not (yield from _work(function, deque([job]), 1, 1)):
                     break
@@ -83,10 +83,10 @@ def _work(
     """
     pending: dict[Future[Result], Job] = {}
     others = set(multiprocessing.active_children())
-    # This process must not be forked, because it may have threads and use a GPU. A fork server
-    # imports the modules only once, so that all workers except the first start at once.
+    # This process must not be forked, because it may have threads and use a GPU.
+    # A fork server imports the modules only once, so that further workers start quickly.
     context = multiprocessing.get_context("forkserver")
-    module = getattr(function, "func", function).__module__  # A partial has a `func`.
+    module = getattr(function, "func", function).__module__  # `function` may be a partial.
     context.set_forkserver_preload([__name__, module])
     resource_tracker.ensure_running()  # Start it now, because starting it unblocks signals.
     pool = ProcessPoolExecutor(workers, context, initializer=_begin)

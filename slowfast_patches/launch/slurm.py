@@ -30,17 +30,6 @@ import submitit
 
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 
-__all__ = [
-    "FOLDER",
-    "Job",
-    "Slurm",
-    "batch_file",
-    "has_slurm",
-    "make_executor",
-    "queue",
-    "state_in_queue",
-]
-
 FOLDER = "slurm"
 """Name of the subfolder of a run in which submitit writes its files, such as job logs."""
 

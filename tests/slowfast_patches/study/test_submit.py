@@ -103,7 +103,7 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
         (["--nodes", 2, "NUM_SHARDS", 2], "--nodes 2 sets NUM_SHARDS"),
         (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
         (["--hours", 0.01], "longer than the warning time of 120"),
-        (["--warning-seconds", 0], "1 to 65535 seconds before its end, not 0"),
+        (["--warning-seconds", 0], "is 0 seconds, but must be from 1 to 65535"),
         (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "not a PyTorch checkpoint"),
     ],
 )

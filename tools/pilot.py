@@ -20,6 +20,7 @@ import argparse
 import json
 import logging
 import math
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
+from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.study.pilot.race import ShortBaselineError, one_process, run_pilot
 from slowfast_patches.study.pilot.report import pilot_report, recipe_text
 
@@ -101,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("slowfast_patches.study.pilot.race").setLevel(logging.INFO)
     patching.apply()
     recipe = load_with_classes(recipe_path(args.cfg), args.overrides)
-    check_gpus(recipe)
+    check_gpus(recipe, find_placement(recipe, os.environ))
     alone = one_process(recipe)
     set_up_device(alone)
     seconds = None if args.minutes is None else 60 * args.minutes

@@ -36,7 +36,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.device import with_precision
-from slowfast_patches.launch.launch import resolve_for_run, world_size_of
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.cluster import (
     LATENCY,
@@ -132,8 +132,8 @@ def show_plan(args: argparse.Namespace) -> str:
             machine=args.machine,
         )
         return json.dumps(on_gpus, indent=2) if args.json else format_cluster_plan(on_gpus)
-    recipe = resolve_for_run(recipe)
-    check_recipe(recipe, world_size_of(recipe))
+    recipe = resolve(recipe)
+    check_recipe(recipe)
     if recipe.data.path_to_data_dir:
         class_names(recipe)  # raises an error if their number is not MODEL.NUM_CLASSES
     plan = plan_of(recipe, args.dataset_size, find_timing(recipe, args))

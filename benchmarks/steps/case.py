@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from multigrid import Batch, Shape, Step
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch.device import keep_memory_whole, set_up_device
-from slowfast_patches.launch.launch import process_device, resolve_for_run, world_size_of
+from slowfast_patches.launch.device import keep_memory_whole, process_device, set_up_device
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.plan.step_times import device_of
@@ -53,8 +53,8 @@ def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
     Raises:
         ValueError: the recipe cannot be trained, or needs a GPU and there is none.
     """
-    recipe = resolve_for_run(load_recipe(path, overrides))
-    check_recipe(recipe, world_size_of(recipe))
+    recipe = resolve(load_recipe(path, overrides))
+    check_recipe(recipe)
     if device_of(recipe) == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"NUM_GPUS is {recipe.num_gpus}, but there is no GPU. Set NUM_GPUS 0 to use the CPU"
@@ -169,7 +169,7 @@ class Case:
         self.bench = bench
         self.shape = shape
         self.bn_size = bn_size
-        self.clips = shape.batch // world_size_of(bench.recipe)
+        self.clips = shape.batch // bench.recipe.world_size
         shared = None if bn_size is None else min(bn_size, self.clips)
         self.step = Step(0, 0, shape, RATE, shared, 0, 0.0)
         self.batch = made_up_batch(bench.recipe, self.clips, shape) if batch is None else batch

@@ -9,7 +9,6 @@ from common import provenance
 
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch.launch import world_size_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import FORMAT, model_of, shapes_to_measure
@@ -66,7 +65,7 @@ def measure(
     return {
         "format": FORMAT,
         "precision": next((row["precision"] for row in rows if row["name"] == "recipe"), None),
-        "processes": world_size_of(recipe),
+        "processes": recipe.world_size,
         **provenance(device),
         "model": model_of(recipe),
         "matrix_rates": rates,

@@ -12,7 +12,6 @@ from slowfast_patches.config import check_recipe
 from slowfast_patches.config.keys import speed_switches
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_speed_of_schedule, schedule_of
-from slowfast_patches.launch.launch import world_size_of
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
 from slowfast_patches.train.warm_up import made_up_batch
@@ -84,13 +83,12 @@ def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
     for key in has.keys() & on:
         if not has[key]:
             return f"{key} needs a GPU (TF32: Ampere or later)"
-    processes = world_size_of(recipe)
     try:  # the checks of a training
-        check_recipe(recipe, processes)
+        check_recipe(recipe)
         if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
             check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
         if "TRAIN.COMPILE" in on:
-            check_speed_of_schedule(recipe, schedule_of(recipe, MANY_VIDEOS), processes)
+            check_speed_of_schedule(recipe, schedule_of(recipe, MANY_VIDEOS))
     except ValueError as error:
         return str(error)
     if "TRAIN.COMPILE" in on and (problem := compiler_problem(device)) is not None:
@@ -154,7 +152,7 @@ def _cases(bench: Steps, batches: dict[Shape, Batch]) -> list[Case]:
     cases = list[Case]()
     for shape, bn_size in shapes_to_measure(bench.recipe):
         if shape not in batches:
-            clips = shape.batch // world_size_of(bench.recipe)
+            clips = shape.batch // bench.recipe.world_size
             batches[shape] = made_up_batch(bench.recipe, clips, shape)
         cases.append(Case(bench, shape, bn_size, batches[shape]))
     return cases

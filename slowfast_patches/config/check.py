@@ -32,12 +32,8 @@ _STRIDE = 32
 """Stride of the last feature map in pixels."""
 
 
-def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
+def check_recipe(recipe: Recipe) -> None:
     """Check that a recipe can train and test, and warn about keys without effect.
-
-    Args:
-        recipe: The recipe.
-        world_size: Number of processes.
 
     Raises:
         ValueError: It cannot. The message says what to change.
@@ -50,7 +46,7 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     _warn(recipe)
     _check_model(recipe)
     _check_crops(recipe)
-    _check_batch(recipe, world_size)
+    _check_batch(recipe)
 
 
 def _check_labels(recipe: Recipe) -> None:
@@ -237,7 +233,8 @@ def _check_crops(recipe: Recipe) -> None:
         )
 
 
-def _check_batch(recipe: Recipe, world_size: int) -> None:
+def _check_batch(recipe: Recipe) -> None:
+    world_size = recipe.world_size
     """Check that the clips divide over the processes, and that they can be mixed."""
     clips = recipe.train.batch_size
     machines = recipe.num_shards

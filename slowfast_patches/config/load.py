@@ -132,7 +132,7 @@ def _make(settings: _Settings) -> Recipe:
     recipe = default_recipe().replaced(values)
     if recipe.solver.length != 1:
         recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
-    return scale_to_world_size(recipe, max(1, recipe.num_gpus) * recipe.num_shards)
+    return scale_to_world_size(recipe)
 
 
 def _check(name: str, value: Any, source: str) -> None:

@@ -125,6 +125,14 @@ class Recipe:
         may_differ=True,
     )
 
+    processes_per_machine: int = dataclasses.field(default=0, compare=False, metadata={"key": None})
+    """Number of processes that a launcher started on each machine; 0 if none did. Not a key."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes on all machines: those of the launcher, or one for each GPU."""
+        return self.num_shards * (self.processes_per_machine or max(1, self.num_gpus))
+
     @property
     def text(self) -> str:
         """All keys as YAML. `parse_recipe` turns it into the same recipe."""
@@ -192,10 +200,11 @@ def _keys(section: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
     kinds = get_type_hints(section)
     for field in dataclasses.fields(section):
         name = prefix + field.name.upper().rstrip("_")
+        metadata = field.metadata.get("key", Key())
         if dataclasses.is_dataclass(field.default):
             yield from _keys(type(field.default), f"{name}.")
-        else:
-            yield name, field.metadata.get("key", Key())._replace(kind=kinds[field.name])
+        elif metadata is not None:
+            yield name, metadata._replace(kind=kinds[field.name])
 
 
 KEYS: Mapping[str, Key] = dict(_keys(Recipe))

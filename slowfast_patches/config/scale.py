@@ -35,7 +35,7 @@ def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(str(item) for pair in keys.items() for item in pair)
 
 
-def scale_to_world_size(recipe: Recipe, world_size: int) -> Recipe:
+def scale_to_world_size(recipe: Recipe) -> Recipe:
     """Scale the batch size to the world size, and the learning rates to the batch size.
 
     With SOLVER.REFERENCE_WORLD_SIZE, each process has TRAIN.BATCH_SIZE / REFERENCE_WORLD_SIZE
@@ -44,14 +44,11 @@ def scale_to_world_size(recipe: Recipe, world_size: int) -> Recipe:
     TRAIN.BATCH_SIZE as written. The number of epochs stays the same.
 
     The result has its own sizes in both keys, so that scaling it again changes nothing.
-    `load_recipe` calls this function with the recipe's own NUM_GPUS and NUM_SHARDS.
-
-    Args:
-        recipe: The recipe.
-        world_size: Number of processes on all NUM_SHARDS machines.
+    `load_recipe` calls this function for the recipe's own NUM_GPUS, and `resolve` for a launcher's
+    processes.
 
     Raises:
-        ValueError: The clips do not divide over the GPUs, or the processes over the machines.
+        ValueError: The clips do not divide over the GPUs.
     """
     solver = recipe.solver
     gpus = solver.reference_world_size
@@ -65,12 +62,7 @@ def scale_to_world_size(recipe: Recipe, world_size: int) -> Recipe:
                 f"SOLVER.REFERENCE_WORLD_SIZE. Set TRAIN.BATCH_SIZE {(clips // gpus + 1) * gpus}, "
                 "or REFERENCE_WORLD_SIZE to the number of GPUs for which it was written."
             )
-        processes, rest = divmod(world_size, recipe.num_shards)
-        if rest:
-            raise ValueError(
-                f"{world_size} processes do not divide over NUM_SHARDS {recipe.num_shards}. Start "
-                "the same number of processes on each machine."
-            )
+        processes = recipe.world_size // recipe.num_shards
         clips = clips // gpus * processes
         values["TRAIN.BATCH_SIZE"] = clips
         values["TEST.BATCH_SIZE"] = max(1, recipe.test.batch_size // gpus) * processes

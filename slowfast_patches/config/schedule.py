@@ -125,29 +125,30 @@ def _check_bn_groups(recipe: Recipe) -> None:
     )
 
 
-def check_world_size(recipe: Recipe, schedule: Schedule, world_size: int) -> None:
-    """Check that `world_size` processes can train a recipe's schedule.
+def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
+    """Check that the processes of a recipe can train its schedule.
 
     Raises:
         ValueError: They cannot. The message has the numbers of processes that can.
     """
     try:
-        check_processes(schedule, world_size)
+        check_processes(schedule, recipe.world_size)
     except ValueError as error:
         raise ValueError(
             f"{error} (TRAIN.BATCH_SIZE {recipe.train.batch_size}, NUM_SHARDS {recipe.num_shards}, "
             f"{recipe.bn_key} {recipe.bn_size})"
         ) from None
-    check_speed_of_schedule(recipe, schedule, world_size)
+    check_speed_of_schedule(recipe, schedule)
 
 
-def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int) -> None:
+def check_speed_of_schedule(recipe: Recipe, schedule: Schedule) -> None:
     """Check that every shape supports TRAIN.COMPILE and SOLVER.ACCUMULATION_STEPS.
 
     Raises:
         ValueError: TRAIN.COMPILE is on while processes share BN statistics, or the BN groups of a
             process do not divide into SOLVER.ACCUMULATION_STEPS micro-batches.
     """
+    world_size = recipe.world_size
     micro_batches = recipe.solver.accumulation_steps
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
-from slowfast_patches.launch.placement import find_placement
+from slowfast_patches.launch.placement import Placement
 
 __all__ = ["check_gpus", "keep_memory_whole", "process_device", "set_up_device", "with_precision"]
 
@@ -20,24 +20,20 @@ _WIDE = 32
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def check_gpus(recipe: Recipe) -> None:
+def check_gpus(recipe: Recipe, placement: Placement) -> None:
     """Check that this machine has the GPUs of a recipe.
+
+    If srun gives each task a GPU of its own (--gpus-per-task), a task sees only that one.
 
     Raises:
         ValueError: It has fewer.
     """
     count = torch.cuda.device_count()
-    if count < recipe.num_gpus and not _has_gpu_of_its_own(recipe):
+    is_task = placement.launcher == "srun" and placement.local_rank is not None
+    if count < recipe.num_gpus and not (is_task and count == 1):
         raise ValueError(
             f"NUM_GPUS is {recipe.num_gpus}, but this machine has {count}. NUM_GPUS 0 uses the CPU."
         )
-
-
-def _has_gpu_of_its_own(recipe: Recipe) -> bool:
-    """Return whether srun gives each task a GPU of its own (--gpus-per-task), always number 0."""
-    placement = find_placement(recipe, os.environ)
-    is_task = placement.launcher == "srun" and placement.local_rank is not None
-    return is_task and torch.cuda.device_count() == 1
 
 
 def process_device(recipe: Recipe, local_rank: int) -> torch.device:
@@ -45,7 +41,8 @@ def process_device(recipe: Recipe, local_rank: int) -> torch.device:
     if recipe.num_gpus == 0:
         _share_cores(recipe)
         return torch.device("cpu")
-    number = 0 if _has_gpu_of_its_own(recipe) else local_rank
+    # A task of srun with a GPU of its own sees only that one, as number 0.
+    number = 0 if torch.cuda.device_count() == 1 else local_rank
     keep_memory_whole()
     torch.cuda.set_device(number)
     return torch.device("cuda", number)

@@ -7,54 +7,48 @@ CPU.
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 from collections.abc import Callable
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_world_size
-from slowfast_patches.launch.device import check_gpus, process_device, with_precision
-from slowfast_patches.launch.placement import find_placement
+from slowfast_patches.launch.device import process_device, with_precision
+from slowfast_patches.launch.placement import Placement, find_placement
 from slowfast_patches.launch.stopping import interruptible
 from slowfast_patches.launch.workers import Main, start_workers, work
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["check_gpus", "launch", "process_device", "resolve_for_run", "world_size_of"]
+__all__ = ["launch", "resolve"]
 
-logger = logging.getLogger(__name__)
-
-Check = Callable[[Recipe], None]
+Check = Callable[[Recipe, Placement], None]
 
 
-def world_size_of(recipe: Recipe) -> int:
-    """Return the world size of a run, from its launcher or else from the recipe."""
-    return find_placement(recipe, os.environ).size
+def resolve(recipe: Recipe, placement: Placement | None = None) -> Recipe:
+    """Return a recipe with everything resolved that depends on the machines of the run.
 
+    `world_size`, NUM_SHARDS and SHARD_ID are those of the launcher, batch size and learning rates
+    are scaled to them (`scale_to_world_size`), and TRAIN.MIXED_PRECISION auto is decided. All
+    other code reads them from the recipe.
 
-def resolve_for_run(recipe: Recipe) -> Recipe:
-    """Return a recipe as this run trains it, with everything resolved that depends on the machines.
-
-    NUM_SHARDS and SHARD_ID are those of the launcher, batch size and learning rates are scaled to
-    the world size (`scale_to_world_size`), and TRAIN.MIXED_PRECISION auto is decided.
+    Args:
+        recipe: The recipe, as loaded.
+        placement: Where the processes run. By default, that of the environment variables.
 
     Raises:
         ValueError: Launcher and recipe disagree, or the recipe cannot be scaled.
     """
-    placement = find_placement(recipe, os.environ)
-    machines = {"NUM_SHARDS": placement.machines, "SHARD_ID": placement.machine}
-    if any(recipe[key] != number for key, number in machines.items()):
-        recipe = recipe.replaced(machines)
-    recipe = with_precision(recipe, recipe.num_gpus > 0)
-    recipe = scale_to_world_size(recipe, placement.size)
-    if clips := recipe.solver.reference_batch_size:
-        rate = recipe.solver.base_lr
-        logger.info("%d clips in a mini-batch: SOLVER.BASE_LR is scaled to %g", clips, rate)
-    return recipe
+    placement = placement or find_placement(recipe, os.environ)
+    values = {
+        "NUM_SHARDS": placement.machines,
+        "SHARD_ID": placement.machine,
+        "PROCESSES_PER_MACHINE": placement.per_machine,
+    }
+    return scale_to_world_size(with_precision(recipe.replaced(values), recipe.num_gpus > 0))
 
 
 def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:
-    """Call `main(recipe, world)` in every process of a run, and wait for them.
+    """Resolve a recipe, call `main(recipe, world)` in every process, and wait for them.
 
     A single process calls `main` without a process group. A process that torchrun or srun started,
     or that is the only one of its machine, joins the group as a rank. Otherwise, torchrun's
@@ -65,7 +59,8 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
         init_method: Rendezvous of several machines, tcp://HOST:PORT of the first. None on a single
             machine, or if the launcher knows it.
         main: Function to call. It must be picklable.
-        check: Function to call with the recipe before processes are started or joined.
+        check: Function to call with the resolved recipe and the placement before processes are
+            started or joined.
 
     Raises:
         ValueError: Launcher and recipe contradict each other, there is no rendezvous, or `check`
@@ -74,9 +69,10 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
         SystemExit: As `start_workers`.
     """
     placement = find_placement(recipe, os.environ, init_method)
+    recipe = resolve(recipe, placement)
     with interruptible():
         if check is not None:
-            check(recipe)
+            check(recipe, placement)
         if placement.size == 1:
             main(recipe, World(0, 1, process_device(recipe, 0)))
             return

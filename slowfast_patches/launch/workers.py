@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from slowfast_patches.config.recipe import Recipe, differences, values_by_key
-from slowfast_patches.launch.device import process_device, with_precision
+from slowfast_patches.launch.device import process_device
 from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import EARLY, TrainingInterruptedError, handle_signals
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError, exit_status, report
@@ -218,7 +218,7 @@ def _join(recipe: Recipe) -> None:
     if backend == "auto":
         backend = "nccl" if recipe.num_gpus > 0 else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    first, *others = gather_objects(values_by_key(with_precision(recipe, recipe.num_gpus > 0)))
+    first, *others = gather_objects(values_by_key(recipe))
     for number, keys in enumerate(others, 1):
         if differing := differences(first, keys, f"on rank {number}", _OF_A_MACHINE):
             raise JoiningError(

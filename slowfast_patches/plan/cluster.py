@@ -161,7 +161,7 @@ def plan_on_cluster(
         ValueError: The recipe cannot be trained on that cluster.
     """
     fitted = on_cluster(recipe, cluster)
-    check_recipe(fitted, cluster.gpus)
+    check_recipe(fitted)
     check_shapes(fitted, schedule_of(fitted, num_videos).shapes)
     timing = timing_of(on_cluster(recipe, replace(cluster, gpus=1)))
     model = build_on_meta(fitted)
@@ -225,6 +225,7 @@ def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
         "TRAIN.BATCH_SIZE": clips // gpus * cluster.gpus_of_node,
         "TEST.BATCH_SIZE": tested * cluster.gpus_of_node,
         "NUM_GPUS": cluster.gpus_of_node if recipe.num_gpus else 0,
+        "PROCESSES_PER_MACHINE": cluster.gpus_of_node,
     }
     return recipe.replaced(changes)
 
@@ -254,7 +255,7 @@ def _row(
     times = dict[str, dict[str, float]]()
     for name, (recipe, seconds) in trainings.items():
         schedule = schedule_of(recipe, num_videos)
-        check_world_size(recipe, schedule, cluster.gpus)
+        check_world_size(recipe, schedule)
         times[name] = _training_time(schedule, cluster, model, seconds, loader)
     schedule = schedule_of(fitted, num_videos)
     batch = schedule.base.batch

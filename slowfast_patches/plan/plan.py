@@ -22,7 +22,6 @@ from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import count_list
-from slowfast_patches.launch.launch import world_size_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, Timing
 from slowfast_patches.utils.tables import (
@@ -143,7 +142,7 @@ def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTI
     """
     schedule = schedule_of(recipe, dataset_size(recipe, num_videos))
     check_shapes(recipe, schedule.shapes)
-    check_world_size(recipe, schedule, world_size_of(recipe))
+    check_world_size(recipe, schedule)
     return make_plan(schedule, flops_per_clip(recipe), timing)
 
 

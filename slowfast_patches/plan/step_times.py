@@ -20,7 +20,6 @@ from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
-from slowfast_patches.launch.launch import world_size_of
 
 __all__ = [
     "FORMAT",
@@ -111,7 +110,7 @@ class StepTimes:
         if differing := differences(measured, wanted, "here"):
             raise MisfitError(f"{self.path} is of another model: {'; '.join(differing)}")
         grouped = recipe.groups_batchnorm
-        processes = world_size_of(recipe)
+        processes = recipe.world_size
 
         def look_up(shape: Shape) -> float:
             clips = shape.batch // processes
@@ -140,7 +139,7 @@ def measured_timing(files: Sequence[StepTimes], recipe: Recipe) -> Timing:
     own, ours = _first_fit(files, recipe)
     other, baseline = _first_fit(files, without_multigrid(recipe))
     sources = list(dict.fromkeys([own.source, other.source]))
-    if (processes := world_size_of(recipe)) > 1:
+    if (processes := recipe.world_size) > 1:
         sources.append(f"without communication between the {processes} processes")
     return Timing(ours, baseline, "; ".join(sources))
 

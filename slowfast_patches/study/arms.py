@@ -13,7 +13,7 @@ from slowfast_patches.config import Recipe, check_recipe
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
-from slowfast_patches.launch.launch import resolve_for_run, world_size_of
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import UNTIMED, Timing, measured_timing, read_step_times
@@ -70,8 +70,8 @@ def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -
         ValueError: The recipe cannot be trained. The message begins with the arm's name.
     """
     try:
-        recipe = resolve_for_run(load_with_classes(cfg_file, overrides))
-        check_recipe(recipe, world_size_of(recipe))
+        recipe = resolve(load_with_classes(cfg_file, overrides))
+        check_recipe(recipe)
         schedule = schedule_of(recipe, dataset_size(recipe))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

@@ -12,7 +12,7 @@ from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
-from slowfast_patches.launch.launch import resolve_for_run, world_size_of
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import (
     FOLDER,
     Job,
@@ -71,11 +71,11 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
         ImportError: A package that the recipe needs is not installed.
     """
     patching.apply()
-    recipe = resolve_for_run(asked)
-    check_recipe(recipe, world_size_of(recipe))
+    recipe = resolve(asked)
+    check_recipe(recipe)
     batch = recipe.base_shape.batch
     texts = [
-        f"NUM_SHARDS {recipe.num_shards} × NUM_GPUS {recipe.num_gpus}: {world_size_of(recipe)} "
+        f"NUM_SHARDS {recipe.num_shards} × NUM_GPUS {recipe.num_gpus}: {recipe.world_size} "
         f"processes. Global batch: {recipe.num_shards} × TRAIN.BATCH_SIZE "
         f"{recipe.train.batch_size} = {batch} clips; SOLVER.BASE_LR {recipe.solver.base_lr:g}"
     ]

@@ -19,7 +19,6 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import read_list
-from slowfast_patches.launch.launch import world_size_of
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
 from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times
@@ -106,7 +105,7 @@ def _estimated(first: Recipe, seconds: float) -> Timings:
 
     def work(recipe: Recipe, flops: FlopsPerClip) -> float:
         base = recipe.base_shape
-        return base.batch * flops(base.frames, base.crop) / world_size_of(recipe)
+        return base.batch * flops(base.frames, base.crop) / recipe.world_size
 
     rate = seconds / work(first, flops_per_clip(first))
     return lambda recipe, flops: estimated_timing(recipe, rate * work(recipe, flops), flops)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -25,9 +24,9 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     list_warnings,
     read_list,
 )
-from slowfast_patches.launch.device import set_up_device
-from slowfast_patches.launch.launch import check_gpus, launch, resolve_for_run, world_size_of
-from slowfast_patches.launch.placement import find_placement
+from slowfast_patches.launch.device import check_gpus, set_up_device
+from slowfast_patches.launch.launch import launch
+from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import (
     StopRequest,
     TrainingInterruptedError,
@@ -88,39 +87,34 @@ def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = 
 # Before any process trains.
 
 
-def _check(recipe: Recipe) -> None:
+def _check(recipe: Recipe, placement: Placement) -> None:
     """Check what can be checked before any process trains."""
-    recipe = resolve_for_run(recipe)
-    world_size = world_size_of(recipe)
     trains = recipe.train.enable
-    check_recipe(recipe, world_size)
-    check_gpus(recipe)
+    # This process is the main one, or starts it.
+    starts_main = placement.first_rank == 0
+    check_recipe(recipe)
+    check_gpus(recipe, placement)
     predictions_path(recipe)
     if trains:
-        _check_training(recipe, world_size)
+        _check_training(recipe, starts_main)
     if recipe.test.enable:
-        _count_videos(recipe, "test")
-    if _starts_main(recipe) and trains:
+        _count_videos(recipe, "test", starts_main)
+    if starts_main and trains:
         with locked(recipe.output_dir):  # refused before processes are started for nothing
             pass
-    elif _starts_main(recipe) and recipe.test.enable:
+    elif starts_main and recipe.test.enable:
         path, kind, section = tested_file(recipe)
         check_file(path, kind, section=section)
 
 
-def _starts_main(recipe: Recipe) -> bool:
-    """Return whether this process is the main one or starts it."""
-    return find_placement(recipe, os.environ).first_rank == 0
-
-
-def _check_training(recipe: Recipe, world_size: int) -> None:
+def _check_training(recipe: Recipe, starts_main: bool) -> None:
     """Check what can be checked without reading the checkpoints in OUTPUT_DIR."""
     resumes = continues(recipe) and last_checkpoint(recipe.output_dir)
     if not resumes:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
-    schedule = schedule_of(recipe, _count_videos(recipe, "train"))
-    _count_videos(recipe, "val")
-    check_world_size(recipe, schedule, world_size)
+    schedule = schedule_of(recipe, _count_videos(recipe, "train", starts_main))
+    _count_videos(recipe, "val", starts_main)
+    check_world_size(recipe, schedule)
     check_shapes(recipe, schedule.shapes)
     given = recipe.train.checkpoint_file_path
     if recipe.train.freeze:
@@ -135,12 +129,12 @@ def _check_training(recipe: Recipe, world_size: int) -> None:
             "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "
             "or CHECKPOINT_INFLATE False to start from scratch"
         )
-    if given and _starts_main(recipe) and not resumes:
+    if given and starts_main and not resumes:
         check_file(given, recipe.train.checkpoint_type)
 
 
-def _count_videos(recipe: Recipe, split: str) -> int:
-    """Return the number of videos in a list.
+def _count_videos(recipe: Recipe, split: str, warns: bool) -> int:
+    """Return the number of videos in a list, and log what is odd about it if `warns`.
 
     Raises:
         ValueError: the list cannot be parsed, or none of its first videos exists.
@@ -153,7 +147,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
             f"none of the first videos of {list_path(recipe, split)} exists, such as {paths[0]}; "
             "set DATA.PATH_PREFIX to the folder that their paths start from"
         )
-    if _starts_main(recipe):
+    if warns:
         for text in list_warnings(recipe, split, videos):
             logger.warning("%s", text)
     return len(videos)
@@ -170,7 +164,11 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
     trains = recipe.train.enable
     with locked(output_dir) if trains and world.is_main else nullcontext():
         setup_logging(output_dir, world, "train" if trains else "test")
-        recipe = resolve_for_run(recipe)
+        logger.info(
+            "%d processes, %d clips in a mini-batch, SOLVER.BASE_LR %g, TRAIN.MIXED_PRECISION %s",
+            *(world.size, recipe.base_shape.batch, recipe.solver.base_lr),
+            recipe.train.mixed_precision,
+        )
         tests = recipe.test.enable or not trains
         _check_same_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))

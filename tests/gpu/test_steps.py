@@ -141,7 +141,7 @@ import sys, torch
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
-from slowfast_patches.launch.launch import process_device
+from slowfast_patches.launch.device import process_device
 from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.models.build import build_model

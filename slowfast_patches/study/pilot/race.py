@@ -37,7 +37,7 @@ from slowfast_patches.config.schedule import (
 )
 from slowfast_patches.datasets.lists.dataset_lists import label_counts
 from slowfast_patches.datasets.loader import build_dataset, precise_bn_loader, training_loader
-from slowfast_patches.launch.launch import resolve_for_run, world_size_of
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes
@@ -127,7 +127,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         FloatingPointError: The loss of the baseline or of every cycle is not finite.
         TooManyUnreadableError: Too many videos cannot be read.
     """
-    processes = world_size_of(recipe)
+    processes = recipe.world_size
     race = _Race(one_process(recipe), device)
     schedule = race.schedule
     fitting = race.cycles()
@@ -223,21 +223,22 @@ def one_process(recipe: Recipe) -> Recipe:
             "The pilot scores videos, but the recipe detects boxes (DETECTION.ENABLE True). Train "
             "both to the end with multigrid-compare."
         )
-    recipe = resolve_for_run(without_multigrid(recipe))
-    processes = world_size_of(recipe)
-    check_recipe(recipe, processes)
+    recipe = resolve(without_multigrid(recipe))
+    processes = recipe.world_size
+    check_recipe(recipe)
     batch = recipe.base_shape.batch
     share = recipe.replaced(
         {
             "NUM_SHARDS": 1,
             "NUM_GPUS": min(1, recipe.num_gpus),
+            "PROCESSES_PER_MACHINE": 1,
             "TRAIN.BATCH_SIZE": batch // processes,
             "SOLVER.REFERENCE_WORLD_SIZE": 0,
             "SOLVER.REFERENCE_BATCH_SIZE": batch,
             "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
         }
     )
-    return scale_to_world_size(share, world_size=1)
+    return scale_to_world_size(share)
 
 
 class _Sample(Subset[Any]):
@@ -290,9 +291,9 @@ class _Race:
 
     def _check(self, keys: Mapping[str, object]) -> None:
         recipe = self.recipe.replaced(keys)
-        check_recipe(recipe, 1)
+        check_recipe(recipe)
         schedule = schedule_of(recipe, self.schedule.num_videos)
-        check_world_size(recipe, schedule, 1)
+        check_world_size(recipe, schedule)
         smallest = min(schedule.shapes, key=lambda shape: shape.crop)
         if keys and smallest.crop < _SMALLEST_CROP:
             raise ValueError(

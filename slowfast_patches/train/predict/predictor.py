@@ -78,7 +78,7 @@ def read_checkpoint(
     else:
         assert checkpoint is not None
         recipe = parse_recipe(checkpoint.cfg, f"the config in {path}", overrides)
-    check_recipe(recipe)
+    check_recipe(recipe.replaced({"NUM_SHARDS": 1, "PROCESSES_PER_MACHINE": 1}))
     names = checkpoint and checkpoint.class_names
     return recipe, names if names and len(names) == recipe.model.num_classes else None
 

@@ -172,7 +172,7 @@ def schedule(name: str, folder: Path, *overrides: object) -> Schedule:
 def test_a_recipe_of_the_later_releases_loads_and_plans(name, tmp_path, caplog):
     recipe = load(name, tmp_path)
     warned = [record.getMessage() for record in caplog.records]
-    check_recipe(recipe, world_size=8)
+    check_recipe(recipe)
     plan = make_plan(schedule_of(recipe, VIDEOS), lambda frames, crop: 1.0)
     assert plan.cost.iterations > 5000
     surplus = recipe.solver.lr_policy != "cosine"

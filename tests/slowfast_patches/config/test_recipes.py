@@ -80,7 +80,7 @@ def test_all_recipes_are_here():
 @pytest.mark.parametrize("name", ALL)
 def test_a_recipe_loads_and_passes_the_check_without_a_warning(name, caplog):
     recipe = load(name)
-    check_recipe(recipe, max(1, recipe.num_gpus))
+    check_recipe(recipe)
     assert not caplog.records
     if name in PAPER:
         assert schedule(name).iterations >= (500 if TSM_1536 in name else 5000)
@@ -439,7 +439,7 @@ def test_the_commands_for_128_gpus_have_the_papers_batch_rates_and_iterations():
     found = []
     for _, _, path, *keys in map(shlex.split, lines):
         recipe = load(path.removeprefix("configs/"), *keys)
-        check_recipe(recipe, 128)
+        check_recipe(recipe)
         assert recipe.num_gpus * recipe.num_shards == 128
         run, baseline = paper_schedule(recipe), paper_schedule(without_multigrid(recipe))
         rates = [round(baseline.at(i).lr, 5) for i in (0, 8_000, 16_000)]

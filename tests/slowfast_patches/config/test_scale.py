@@ -11,7 +11,7 @@ from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.scale import as_overrides, scale_to_world_size, scaled_lengths
 from slowfast_patches.config.schedule import learning_rate_of, schedule_of
-from slowfast_patches.launch.launch import resolve_for_run
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.train import run as run_module
 from slowfast_patches.train.resume import check_same_recipe
@@ -104,16 +104,16 @@ def test_batch_and_all_rates_of_a_recipe_by_hand(keys, batch, growth):
     rates = [policy.at(epoch) for epoch in (0, 2.5, 30)]
     assert rates == pytest.approx([growth * rate for rate in (0.08, 0.8, 0.008)], rel=0.02)
     # What is scaled once is not scaled again, nor when its text is read.
-    processes = max(1, recipe.num_gpus) * recipe.num_shards
-    assert scale_to_world_size(recipe, processes) == parse_recipe(recipe.text, "its text") == recipe
+    assert scale_to_world_size(recipe) == parse_recipe(recipe.text, "its text") == recipe
 
 
 def test_a_launcher_with_other_processes_scales_as_the_recipe_would(monkeypatch):
     environment = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "2"}
     for name, value in (environment | {"RANK": "4"}).items():
         monkeypatch.setenv(name, value)
-    scaled = resolve_for_run(config(*BY_GPUS, "NUM_GPUS", 3))
+    scaled = resolve(config(*BY_GPUS, "NUM_GPUS", 3))
     assert (scaled.num_shards, scaled.train.batch_size) == (2, 24)
+    assert scaled.world_size == 6
     assert scaled == config(*BY_GPUS, "NUM_GPUS", 3, "NUM_SHARDS", 2, "SHARD_ID", scaled.shard_id)
 
 
@@ -122,20 +122,15 @@ def test_every_process_tests_a_clip_at_least():
 
 
 @pytest.mark.parametrize(
-    ("keys", "processes", "message"),
+    ("keys", "message"),
     [
-        (["TRAIN.BATCH_SIZE", 60], 2, r"BATCH_SIZE 60 does not divide over the 8 .*BATCH_SIZE 64,"),
-        ([*BY_CLIPS, *BY_MACHINES], 8, r"would both scale .* False or 0"),
-        (
-            ["NUM_SHARDS", 2],
-            3,
-            r"3 processes do not divide over NUM_SHARDS 2. Start the same number",
-        ),
+        (["TRAIN.BATCH_SIZE", 60], r"BATCH_SIZE 60 does not divide over the 8 .*BATCH_SIZE 64,"),
+        ([*BY_CLIPS, *BY_MACHINES], r"would both scale .* False or 0"),
     ],
 )
-def test_what_cannot_be_scaled_is_refused(keys, processes, message):
+def test_what_cannot_be_scaled_is_refused(keys, message):
     with pytest.raises(ValueError, match=message):
-        scale_to_world_size(config(*BY_GPUS, *keys), processes)
+        config(*BY_GPUS, *keys)
 
 
 class Stopped(BaseException):
@@ -165,7 +160,7 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     with pytest.raises(Stopped):
         train(tmp_path, *keys)
     folder = opened(tmp_path)
-    assert folder.log.count("2 clips in a mini-batch: SOLVER.BASE_LR is scaled to 0.005\n") == 1
+    assert folder.log.count("1 processes, 2 clips in a mini-batch, SOLVER.BASE_LR 0.005,") == 1
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["global_batch"] == trained[0].train.batch_size == 2
 

@@ -92,9 +92,9 @@ def test_the_recipes_own_factors_sizes_and_machines():
 
 def test_processes_that_cannot_train_a_schedule_are_told_which_can():
     recipe = config(*BOTH)
-    check_world_size(recipe, schedule(*BOTH), 4)
+    check_world_size(recipe.replaced({"PROCESSES_PER_MACHINE": 4}), schedule(*BOTH))
     with pytest.raises(ValueError, match=r"TRAIN\.BATCH_SIZE 8, .*MULTIGRID\.BN_BASE_SIZE 8\)"):
-        check_world_size(recipe, schedule(*BOTH), 3)
+        check_world_size(recipe.replaced({"PROCESSES_PER_MACHINE": 3}), schedule(*BOTH))
 
 
 # The recipe at an iteration.

@@ -6,7 +6,7 @@ import yaml
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.launch import device
-from slowfast_patches.launch.launch import resolve_for_run
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.solver import Precision
 
 
@@ -38,7 +38,7 @@ def test_auto_is_where_it_was_measured_to_help(instructions, pairs, mixed, proce
     processor(*instructions)
     asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto", "NUM_GPUS", 0, *pairs])
     with caplog.at_level("INFO"):
-        assert resolve_for_run(asked).train.mixed_precision is mixed
+        assert resolve(asked).train.mixed_precision is mixed
     assert f"TRAIN.MIXED_PRECISION auto is {mixed}" in caplog.text
 
 
@@ -46,7 +46,7 @@ def test_what_a_recipe_says_stays_and_what_is_not_decided_is_refused(processor):
     processor("amx_tile")
     for mixed in (True, False):
         asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", mixed, "NUM_GPUS", 0])
-        assert resolve_for_run(asked).train.mixed_precision is mixed
+        assert resolve(asked).train.mixed_precision is mixed
     with pytest.raises(ValueError, match="is auto here, and not decided"):
         Precision(load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto"]), torch.device("cpu"))
 

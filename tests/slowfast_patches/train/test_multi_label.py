@@ -60,7 +60,7 @@ def _registered() -> Iterator[None]:
     """The data set has an entry, and no list to look at before a run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATASETS, "several", DataSet(multi_label=True, build=Several))
-        patch.setattr(run_module, "_count_videos", lambda cfg, split: 24)
+        patch.setattr(run_module, "_count_videos", lambda recipe, split, reports: 24)
         yield
 
 

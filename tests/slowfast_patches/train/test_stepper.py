@@ -212,10 +212,11 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
     ],
 )
 def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processes, said):
-    cfg = config(SOLVER__ACCUMULATION_STEPS=parts)
+    world = {"PROCESSES_PER_MACHINE": processes}
+    cfg = config(SOLVER__ACCUMULATION_STEPS=parts).replaced(world)
     with pytest.raises(ValueError, match=said):
-        check_speed_of_schedule(cfg, schedule(bn_size), processes)
-    check_speed_of_schedule(config(), schedule(bn_size), processes)
+        check_speed_of_schedule(cfg, schedule(bn_size))
+    check_speed_of_schedule(config().replaced(world), schedule(bn_size))
 
 
 # Compiling. The compiler itself is torch's: what is traced runs as it is.

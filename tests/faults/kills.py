@@ -2,9 +2,10 @@
 
     python -m tests.faults.kills --minutes 60 --output runs/kills
 
-Trainings of several kinds take turns (CASES). Each is killed (-9) again and again, at moments drawn
-from the time that an undisturbed training takes, until it ends. Its last checkpoint, metrics and
-result must then equal those of the undisturbed training bit for bit.
+Trainings of several kinds take turns (CASES). Each is killed (-9) and resumed again and again, at
+moments drawn from the time that an undisturbed training takes, until it ends. Its last checkpoint,
+metrics and result must then equal those of the undisturbed training bit for bit. When the time or
+the number of kills is reached, the last training ends without further kills.
 
 OUTPUT/summary.json counts kills, trainings and mismatches by case. The folder of a training that
 differs is kept. Repeat the command to add further kills. After a change of the code, give another
@@ -21,7 +22,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
 
@@ -47,20 +48,26 @@ CASES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill until the time is over, print the summary, and return the exit status."""
+    """Kill until the end, print the summary, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=60, help="when to stop (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=60, help="stop after (%(default)s)")
+    parser.add_argument("--kills", type=int, metavar="N", help="stop after N kills, if earlier")
     parser.add_argument("--output", type=Path, default=Path("runs/kills"), metavar="DIR")
     args = parser.parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + 60 * args.minutes
     make_data(args.output)
+    most = None if args.kills is None else args.kills + count_kills(args.output)
+
+    def is_over() -> bool:
+        return time.monotonic() > end or (most is not None and count_kills(args.output) >= most)
+
     server = Server()
     try:
-        while time.monotonic() < end:
-            kill_one_training(server, args.output, end)
+        while not is_over():
+            kill_one_training(server, args.output, is_over)
     finally:
         server.close()
     summary = summarize(args.output)
@@ -79,21 +86,20 @@ def make_data(output: Path) -> None:
     whole.touch()
 
 
-def kill_one_training(server: Server, output: Path, end: float) -> None:
+def kill_one_training(server: Server, output: Path, is_over: Callable[[], bool]) -> None:
     """Kill and resume one training until it ends, and record whether it ends as undisturbed."""
     number = sum(event["what"] != "kill" for event in events(output))
     case = list(CASES)[number % len(CASES)]
     seconds = undisturbed(server, output, case)
     folder = output / f"training_{number:05d}"
-    while time.monotonic() < end:
-        moment = random.uniform(0, seconds)
-        if finished(server, folder, case, moment):
-            difference = find_difference(folder, output / f"undisturbed_{case}")
-            record(output, case=case, what="different" if difference else "same", why=difference)
-            if not difference:
-                shutil.rmtree(folder)
-            return
+    moment = random.uniform(0, seconds)
+    while not finished(server, folder, case, moment):
         record(output, case=case, what="kill", moment=moment)
+        moment = None if is_over() else random.uniform(0, seconds)
+    difference = find_difference(folder / "out", output / f"undisturbed_{case}" / "out")
+    record(output, case=case, what="different" if difference else "same", why=difference)
+    if not difference:
+        shutil.rmtree(folder)
 
 
 def undisturbed(server: Server, output: Path, case: str) -> float:
@@ -103,8 +109,8 @@ def undisturbed(server: Server, output: Path, case: str) -> float:
     if not took.exists():
         shutil.rmtree(folder, ignore_errors=True)
         start = time.monotonic()
-        if not finished(server, folder, case, None):
-            raise RuntimeError(f"An undisturbed training failed. See {folder / 'said.txt'}")
+        finished(server, folder, case, None)
+        outcome(folder / "out")  # raises if the training failed, as said.txt explains
         took.write_text(json.dumps(time.monotonic() - start))
     return json.loads(took.read_text())
 
@@ -112,15 +118,14 @@ def undisturbed(server: Server, output: Path, case: str) -> float:
 def finished(server: Server, folder: Path, case: str, moment: float | None) -> bool:
     """Start or resume a training, kill it after some seconds, and return whether it ended before.
 
-    A training that ends with an error has ended, too.
+    A training that ends with an error has ended, too. If `moment` is None, it is not killed.
     """
     folder.mkdir(exist_ok=True)
-    started = time.monotonic()
+    end = None if moment is None else time.monotonic() + moment
     processes = start(server, folder, case)
     try:
         for process in processes:
-            left = None if moment is None else max(0.0, moment + started - time.monotonic())
-            process.wait(left)
+            process.wait(None if end is None else max(0.0, end - time.monotonic()))
     except TimeoutExpired:
         for process in random.sample(processes, len(processes)):
             time.sleep(random.uniform(0, 0.1))
@@ -128,7 +133,7 @@ def finished(server: Server, folder: Path, case: str, moment: float | None) -> b
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         return False
-    return moment is not None or all(process.returncode == 0 for process in processes)
+    return True
 
 
 def start(server: Server, folder: Path, case: str) -> list[Process]:
@@ -149,10 +154,10 @@ def start(server: Server, folder: Path, case: str) -> list[Process]:
         ]
 
 
-def find_difference(folder: Path, expected: Path) -> str:
-    """Return what differs from an undisturbed training, or an empty text."""
+def find_difference(found: Path, expected: Path) -> str:
+    """Return what differs between the output folders of two trainings, or an empty text."""
     try:
-        assert_same_bits(*map(outcome, (folder / "out", expected / "out")))
+        assert_same_bits(outcome(found), outcome(expected))
     except (AssertionError, OSError, KeyError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -180,6 +185,11 @@ def events(output: Path) -> list[dict]:
     """Return the events so far."""
     path = output / "events.jsonl"
     return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
+def count_kills(output: Path) -> int:
+    """Return the number of kills so far."""
+    return sum(event["what"] == "kill" for event in events(output))
 
 
 def summarize(output: Path) -> dict[str, dict[str, int]]:

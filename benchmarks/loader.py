@@ -11,7 +11,7 @@ One core reads clips of the same videos in several ways, in interleaved rounds:
     files             this package's data set on the same files
     prepared          this package's data set on the output of multigrid-prepare
 
-The benchmark prints the clips per second of wall-clock time and the ratios to the other packages,
+The benchmark prints the clips per second of processor time and the ratios to the other packages,
 as medians and quartiles over the rounds.
 """
 
@@ -214,7 +214,10 @@ def measure(
     rows = list[Result]()
     for shape in shapes:
         reads = {HOST: _host(recipe, shape)}
-        reads |= {way: _peer(decode, ours["files"], recipe.rng_seed, shape) for way, decode in peers.items()}
+        reads |= {
+            way: _peer(decode, ours["files"], recipe.rng_seed, shape)
+            for way, decode in peers.items()
+        }
         reads |= {way: _ours(dataset, shape) for way, dataset in ours.items()}
         turns = {way: partial(_seconds, read, videos, count()) for way, read in reads.items()}
         rows.append(_row(shape, take_turns(turns, rounds, warm_up=1)))
@@ -295,12 +298,12 @@ PEERS: dict[str, Decode] = {"torchcodec": _torchcodec, "decord": _decord}
 
 
 def _seconds(read: Read, videos: int, rounds: count[int]) -> float:
-    """Return the seconds per clip, averaged over one clip of each video."""
+    """Return the seconds per clip of all threads, averaged over one clip of each video."""
     number = next(rounds)
-    start = time.perf_counter()
+    start = time.process_time()
     for video in range(videos):
         read(video, number)
-    return (time.perf_counter() - start) / videos
+    return (time.process_time() - start) / videos
 
 
 def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
@@ -313,7 +316,9 @@ def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
         "frames": shape.frames,
         "crop": shape.crop,
         "batch": shape.batch,
-        "clips_per_second": {way: quartiles([1 / s for s in took]) for way, took in seconds.items()},
+        "clips_per_second": {
+            way: quartiles([1 / s for s in took]) for way, took in seconds.items()
+        },
         "times": times_the,
         "reading_seconds_per_iteration": {
             way: shape.batch * statistics.median(took) for way, took in seconds.items()
@@ -326,7 +331,9 @@ def format_result(result: Result) -> str:
     rows = [{"name": _name(row), **row} for row in result["shapes"]]
     ways = list(rows[0]["clips_per_second"])
     clip: dict[str, Column] = {"clip": ("name", str)}
-    speeds = {f"{way}, clips/s": (f"clips_per_second|{way}|median", "{:.1f}".format) for way in ways}
+    speeds = {
+        f"{way}, clips/s": (f"clips_per_second|{way}|median", "{:.1f}".format) for way in ways
+    }
     seconds = "reading_seconds_per_iteration"
     speeds |= {f"{way}, s an iteration": (f"{seconds}|{way}", "{:.2f}".format) for way in ways}
     ratio = partial(spread_text, digits=2)

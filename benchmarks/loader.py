@@ -18,6 +18,7 @@ as medians and quartiles over the rounds.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import random
@@ -221,7 +222,9 @@ def measure(
         reads |= {way: _ours(dataset, shape) for way, dataset in ours.items()}
         turns = {way: partial(_seconds, read, videos, count()) for way, read in reads.items()}
         rows.append(_row(shape, take_turns(turns, rounds, warm_up=1)))
-    return {"videos": videos, "shapes": rows, **provenance()}
+    result = {"videos": videos, "shapes": rows, **provenance()}
+    result["versions"] |= {way: importlib.import_module(way).__version__ for way in peers}
+    return result
 
 
 def _host(recipe: Recipe, shape: Shape) -> Read:

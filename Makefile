@@ -63,7 +63,7 @@ demo: export OMP_NUM_THREADS := 1
 demo: install
 	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
 	$(BIN)/python benchmarks/step_time.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \
-	    --rounds 11 --seconds 5 --dataset-size 640 --output $(DEMO)/step_times.json
+	    --rounds 7 --seconds 2 --dataset-size 640 --output $(DEMO)/step_times.json
 	$(BIN)/python tools/compare.py --at-once 2 --cfg configs/Demo/SLOWFAST_DEMO.yaml \
 	    --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds $(SEEDS) \
 	    --step-times $(DEMO)/step_times.json --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data

@@ -37,7 +37,6 @@ from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.cluster import (
     LATENCY,
     MACHINES,
@@ -45,6 +44,7 @@ from slowfast_patches.plan.cluster import (
     format_cluster_plan,
     plan_on_cluster,
 )
+from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import dataset_size, format_plan, plan_of
 from slowfast_patches.plan.step_times import (

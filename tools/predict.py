@@ -41,7 +41,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.utils.command_line import command_parser, ends_early, split_pairs, tool
+from slowfast_patches.utils.command_line import (
+    add_imports,
+    command_parser,
+    ends_early,
+    imports_pair,
+    split_pairs,
+    tool,
+)
 
 if __name__ == "__main__":
     ends_early()
@@ -86,6 +93,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--boxes", type=Path, metavar="FILE.csv", help="boxes to score, in the format of AVA")
     add("--draw", type=Path, metavar="DIR", help="write pictures of the boxes and their classes")
     add("--json", action="store_true", help="print JSON only")
+    add_imports(parser)
     text = "videos, then keys of the recipe to replace"
     add("videos", nargs="*", default=[], metavar="VIDEO [KEY VALUE]", help=text)
     args = parser.parse_intermixed_args(argv)
@@ -93,9 +101,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--top takes a number from 1")
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
-    args.overrides = split_pairs(words[len(args.videos) :])
+    args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
     if not (args.videos or args.export):
         parser.error("give a video, or --export")
+    if args.boxes and (args.output or args.export):
+        parser.error("--boxes takes no --output or --export")
+    if args.draw and not args.boxes:
+        parser.error("--draw needs --boxes")
     return args
 
 
@@ -115,8 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.export:
         args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
-    _check_boxes(args, recipe.detection.enable)
-    kind = BoxPredictor if recipe.detection.enable else Predictor
+    kind = BoxPredictor if args.boxes else Predictor
     predictor = kind(recipe, path, stored or names_of_data(recipe))
     predictor.class_names = names = find_names(args.classes, predictor)
     if isinstance(predictor, BoxPredictor):
@@ -151,18 +162,6 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))
     return int(None in probabilities.values())
-
-
-def _check_boxes(args: argparse.Namespace, has_boxes: bool) -> None:
-    """Check that the options suit the model.
-
-    Raises:
-        ValueError: An option for detection is given without a detection model, or the reverse.
-    """
-    if has_boxes and (not args.boxes or args.output or args.export):
-        raise ValueError("A detection model needs --boxes FILE, and takes no --output or --export.")
-    if not has_boxes and (args.boxes or args.draw):
-        raise ValueError("--boxes and --draw need a detection model (DETECTION.ENABLE True).")
 
 
 def predict_boxes(args: argparse.Namespace, predictor: BoxPredictor) -> int:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from multigrid import Batch, Shape, Step
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
-from slowfast_patches.models.inputs import InputTransform, head_inputs
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.tasks import task_of
 from steps.case import Steps
 
 __all__ = ["HostBench", "host_problem"]
@@ -90,7 +91,7 @@ class HostBench(Steps):
         mark("input")
         for group in optimizer.param_groups:
             group["lr"] = step.lr
-        scores = model(inputs, *head_inputs(batch, self.device))
+        scores = model(inputs, *task_of(self.recipe).head_inputs(batch, self.device))
         classes = self.recipe.model.num_classes
         assert scores.shape[1] == classes, "the head's window must cover the feature map"
         loss = self._loss_function(scores, labels)

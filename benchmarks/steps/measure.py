@@ -9,7 +9,7 @@ from common import provenance
 
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import FORMAT, model_of, shapes_to_measure
 from steps.case import Case, prepare_device, time_in_turns

@@ -55,7 +55,7 @@ FACES = recipes("SLOWFAST_FACES", "SLOWFAST_FACES_MULTIGRID")
 (START,) = recipes("SLOWFAST_WORDS_START")
 DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
 STUDIES = {
-    "words": Study("words", WORDS, (*CURVE, 2.0), most_seeds=3),
+    "words": Study("words", WORDS, (*CURVE, 2.0, 4.0), most_seeds=3),
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
     "digits": Study("digits", recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID"), CURVE, 3),

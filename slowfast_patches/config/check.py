@@ -1,6 +1,6 @@
 """Checks across the keys of a recipe, made before anything starts.
 
-`load_recipe` checks single keys. models/flops.py tries every shape on the model.
+`load_recipe` checks single keys. plan/flops.py tries every shape on the model.
 """
 
 from __future__ import annotations
@@ -12,21 +12,11 @@ from itertools import pairwise
 
 from slowfast_patches.config.fields import CYCLE
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
+from slowfast_patches.config.tasks import TASKS
 
 __all__ = ["check_recipe"]
 
 logger = logging.getLogger(__name__)
-
-_FITTING = {
-    "DETECTION.ENABLE True": {"LOSS_FUNC": "bce", "HEAD_ACT": "sigmoid"},
-    "DATA.MULTI_LABEL True": {"LOSS_FUNC": "bce_logit", "HEAD_ACT": "sigmoid"},
-    "DATA.MULTI_LABEL False": {"LOSS_FUNC": "cross_entropy", "HEAD_ACT": "softmax"},
-}
-"""Required values of MODEL keys, by kind of labels.
-
-Sigmoid scores of a model trained with softmax depend on an offset that is not trained. Softmax
-scores of several labels cannot be compared between videos, as mAP does.
-"""
 
 _STRIDE = 32
 """Stride of the last feature map in pixels."""
@@ -38,10 +28,8 @@ def check_recipe(recipe: Recipe) -> None:
     Raises:
         ValueError: It cannot. The message says what to change.
     """
-    _check_labels(recipe)
+    _check_task(recipe)
     _check_class_weights(recipe)
-    if recipe.detection.enable:
-        _check_detection(recipe)
     _check_solver(recipe)
     _warn(recipe)
     _check_model(recipe)
@@ -49,16 +37,24 @@ def check_recipe(recipe: Recipe) -> None:
     _check_batch(recipe)
 
 
-def _check_labels(recipe: Recipe) -> None:
-    # Any DATA.ENSEMBLE_METHOD is valid: both the sum and the maximum over views rank classes.
-    is_set = (key for key in _FITTING if str(recipe[key.split()[0]]) == key.split()[1])
-    name, given = next(is_set).split()
-    for key, fitting in _FITTING[f"{name} {given}"].items():
-        if (value := recipe[f"MODEL.{key}"]) != fitting:
+def _check_task(recipe: Recipe) -> None:
+    """Check the keys that follow from the task, and those that it requires."""
+    task = TASKS[recipe.task]
+    switch, on = task.switch
+    for key, fitting in task.derived.items():
+        if recipe[key] != fitting:
             raise ValueError(
-                f"MODEL.{key} {value!r} does not match {name} {given}. Set MODEL.{key} {fitting}, "
-                f"or {name} {given == 'False'}."
+                f"{key} {recipe[key]!r} does not match {switch} {on}. Set {key} {fitting}, or "
+                f"{switch} {not on}."
             )
+    for key, (valid, reason) in task.required.items():
+        if recipe[key] not in valid:
+            raise ValueError(
+                f"{key} {recipe[key]} is not possible with {switch} {on}: {reason}. Set it to "
+                f"{plain(valid[0])}."
+            )
+    if task.pools_boxes:
+        _check_feature_map(recipe)
 
 
 def _check_class_weights(recipe: Recipe) -> None:
@@ -71,27 +67,12 @@ def _check_class_weights(recipe: Recipe) -> None:
         )
 
 
-def _check_detection(recipe: Recipe) -> None:
-    """Check that the other keys suit boxes at key frames."""
-    wanted = {
-        "DATA.CLIP_SAMPLING": (("auto", "stride"), "clips are centred on their key frame"),
-        "DATA.ENSEMBLE_METHOD": (("sum",), "the scores of a box are averaged over crops"),
-        "TEST.NUM_ENSEMBLE_VIEWS": ((1,), "a key frame has one clip along the video"),
-        "MIXUP.ENABLE": ((False,), "boxes cannot be blended"),
-        "AUG.ENABLE": ((False,), "boxes do not follow the augmentation"),
-        "SOLVER.CLASS_WEIGHTS": (((),), "class weights are not supported for boxes"),
-        "TRAIN.COMPILE": ((False,), "clips have different numbers of boxes"),
-    }
-    for key, (fitting, reason) in wanted.items():
-        if recipe[key] not in fitting:
-            raise ValueError(
-                f"{key} {recipe[key]} is not possible with DETECTION.ENABLE True: {reason}. Set it "
-                f"to {plain(fitting[0])}."
-            )
-    if recipe.model.family.is_transformer:
+def _check_feature_map(recipe: Recipe) -> None:
+    """Check that the last feature map is one that boxes can be pooled from."""
+    if not recipe.model.family.is_resnet:
         raise ValueError(
             f"MODEL.ARCH {recipe.model.arch} is not possible with DETECTION.ENABLE True: it has no "
-            "feature map for the boxes. Use a convolutional model."
+            "feature map for the boxes. Use a convolutional model of PySlowFast."
         )
     scale = 4 * math.prod(stage[0] for stage in recipe.resnet.spatial_strides)
     if (given := recipe.detection.spatial_scale_factor) != scale:
@@ -189,7 +170,7 @@ def _check_model(recipe: Recipe) -> None:
     """Check the number of entries per pathway, and TRAIN.COMPILE."""
     family = recipe.model.family
     arch = recipe.model.arch
-    for key in () if family.is_transformer else (*PER_PATHWAY, "DATA.INPUT_CHANNEL_NUM"):
+    for key in () if not family.is_resnet else (*PER_PATHWAY, "DATA.INPUT_CHANNEL_NUM"):
         stages = [recipe[key]] if key.startswith("DATA.") else recipe[key]
         # The default of NONLOCAL.POOL has two pathways. A model with one ignores the second.
         most = 2 if key == "NONLOCAL.POOL" else family.pathways
@@ -219,7 +200,7 @@ def _check_crops(recipe: Recipe) -> None:
             f"DATA.CROP_SIZE {data.crop_size} does not match DATA.TRAIN_CROP_SIZE {train}. Leave "
             "CROP_SIZE out; it follows from TRAIN_CROP_SIZE."
         )
-    window = 0 if recipe.model.family.is_transformer else train // _STRIDE
+    window = train // _STRIDE if recipe.model.family.is_resnet else 0
     if data.test_crop_size // _STRIDE < window:
         raise ValueError(
             f"DATA.TEST_CROP_SIZE {data.test_crop_size} is too small: the head pools over the "
@@ -247,7 +228,7 @@ def _check_batch(recipe: Recipe) -> None:
             f"number of processes that divides {batch}."
         )
     aug = recipe.aug
-    if aug.enable and not (aug.aa_type or aug.color_jitter or aug.re_prob):
+    if aug.enable and not (aug.aa_type or aug.color_jitter or aug.re_prob or aug.custom):
         raise ValueError(
             "AUG.ENABLE True has no effect with AUG.AA_TYPE '', AUG.COLOR_JITTER 0 and AUG.RE_PROB "
             "0. Set one of them, or AUG.ENABLE False."

@@ -15,6 +15,7 @@ from slowfast_patches.config.fields import (
     LONG_CYCLE,
     PART,
     RAND_AUGMENT,
+    REGISTERED,
     SIZE,
     above_zero_to,
     from_to,
@@ -145,8 +146,8 @@ class Data:
     )
     multi_label: bool = key(
         False,
-        "A video may have several labels, and the metric is mAP. Requires MODEL.LOSS_FUNC "
-        "bce_logit and MODEL.HEAD_ACT sigmoid.",
+        "A video may have several labels, and the metric is mAP. If left out, it follows from "
+        "TRAIN.DATASET.",
     )
     ensemble_method: str = key(
         "sum", "How the scores of a video's views are combined.", one_of("sum", "max")
@@ -333,6 +334,13 @@ class Aug:
         1,
         "Number of erased boxes in a clip. They share the area of one box.",
         AT_LEAST_ONE,
+        needs=_AUGMENTS,
+    )
+    custom: tuple[str, ...] = key(
+        (),
+        "Augmentations of your own, in this order after all others. A module of IMPORTS registers "
+        "them.",
+        REGISTERED,
         needs=_AUGMENTS,
     )
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from slowfast_patches.config.extensions import AUGMENTATIONS
 from slowfast_patches.config.rand_augment import is_rand_augment
 from slowfast_patches.utils.tables import format_list
 
@@ -104,5 +105,9 @@ RAND_AUGMENT = Check(
     is_rand_augment,
     "empty, or a text such as rand-m7-n4-mstd0.5-inc1 with the magnitude from 0 to 10 (m), the "
     "number of operations from 1 to 10 (n) and the standard deviation of the magnitude (mstd)",
+)
+REGISTERED = Check(
+    lambda names: all(name in AUGMENTATIONS for name in names),
+    "a list of names that modules of IMPORTS have registered",
 )
 WEIGHTS = one_of("pytorch", "caffe2")

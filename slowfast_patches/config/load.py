@@ -7,19 +7,21 @@ import logging
 import os.path
 import sys
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
+from slowfast_patches.config.extensions import import_modules, require_imported
 from slowfast_patches.config.later_releases import ignored_key, translate
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
+from slowfast_patches.config.tasks import TASKS, task_name
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.utils.command_line import split_pairs
 
-__all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path", "sets_key"]
+__all__ = ["CONFIGS", "given_keys", "load_recipe", "parse_recipe", "recipe_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +63,18 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
 
     Raises:
         ValueError: A file is missing or is not valid YAML, a key does not exist, a value has the
-            wrong type, or an override has no value.
+            wrong type, an override has no value, or a module of IMPORTS cannot be imported.
     """
     return _make(_merged(path, overrides))
 
 
-def sets_key(name: str, path: str | Path | None, overrides: Sequence[object] = ()) -> bool:
-    """Return whether a recipe or its overrides set a key.
+def given_keys(path: str | Path | None, overrides: Sequence[object] = ()) -> Collection[str]:
+    """Return the keys that a recipe or its overrides set.
 
     Raises:
         ValueError: As `load_recipe`.
     """
-    return name in _merged(path, overrides)
+    return _merged(path, overrides).keys()
 
 
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
@@ -99,6 +101,9 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
     """Load a recipe from the text of a resolved config.
 
+    The text may come from others, so a module that it names in IMPORTS must have been imported, or
+    the overrides must name it.
+
     Args:
         text: YAML.
         source: Origin of the text, for error messages.
@@ -107,7 +112,11 @@ def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Re
     Raises:
         ValueError: As `load_recipe`.
     """
-    return _make(_settings(_content(text, source), source) | _pairs(overrides))
+    settings = _settings(_content(text, source), source)
+    given = _pairs(overrides)
+    if "IMPORTS" in settings and "IMPORTS" not in given:
+        require_imported(_adapt(settings["IMPORTS"].value, KEYS["IMPORTS"].kind), source)
+    return _make(settings | given)
 
 
 def _merged(path: str | Path | None, overrides: Sequence[object]) -> _Settings:
@@ -124,6 +133,7 @@ def _make(settings: _Settings) -> Recipe:
     values = {name: default_recipe()[name] for name in KEYS}
     for name, setting in settings.items():
         _set(values, name, setting)
+    import_modules(values["IMPORTS"])
     translate(values)
     _derive(values, settings)
     for name, (_, source) in settings.items():
@@ -305,10 +315,8 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
                 values[key] = tuple((stage[0], stage[0]) for stage in values[key])
     elif "DATA.INPUT_CHANNEL_NUM" not in given:
         values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
-    if values["DETECTION.ENABLE"]:
-        # The host's head for boxes supports nothing else, and recipes of 1.0 leave these out.
-        derived = {"MODEL.HEAD_ACT": "sigmoid", "TEST.NUM_ENSEMBLE_VIEWS": 1}
-        values |= {key: value for key, value in derived.items() if key not in given}
+    task = task_name(detects=values["DETECTION.ENABLE"], multi_label=values["DATA.MULTI_LABEL"])
+    values |= {key: value for key, value in TASKS[task].defaults.items() if key not in given}
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:

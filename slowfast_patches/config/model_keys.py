@@ -13,10 +13,12 @@ from slowfast_patches.config.fields import (
     FROM_ZERO,
     SHIFT,
     SIZE,
+    Check,
     from_to,
     key,
     one_of,
 )
+from slowfast_patches.utils.tables import format_list
 
 __all__ = ["BatchNorm", "Detection", "Hf", "Model", "NonLocal", "ResNet", "SlowFast", "Tsm"]
 
@@ -33,8 +35,8 @@ class Model:
         "slowfast",
         "Architecture. c2d and i3d pool pairs of frames after the first stage; c2d_nopool and "
         "i3d_nopool keep all frames. hf is a video transformer of the package transformers (see "
-        "HF). slow is another name of slowonly.",
-        one_of(*FAMILIES),
+        "HF). slow is another name of slowonly. Modules of IMPORTS can register others.",
+        Check(FAMILIES.__contains__, f"{format_list(FAMILIES, 'or')}, or registered by IMPORTS"),
         speed=True,
     )
     num_classes: int = key(
@@ -47,7 +49,7 @@ class Model:
     head_act: str = key(
         "softmax",
         "Activation that turns logits into scores in evaluation: softmax, or sigmoid if a video "
-        "may have several labels.",
+        "may have several labels. If left out, it follows from the task.",
     )
     label_smoothing: float = key(
         0.0,
@@ -80,7 +82,7 @@ class Model:
     loss_func: str = key(
         "cross_entropy",
         "Training loss: cross_entropy for one label per video, bce_logit for several, bce for "
-        "detection.",
+        "detection. If left out, it follows from the task.",
     )
     dropout_rate: float = key(0.5, "Dropout rate of the head.")
     fc_init_std: float = key(0.01, "Standard deviation of the head's initial weights.")
@@ -207,7 +209,10 @@ class NonLocal:
 @dataclass(frozen=True)
 class Detection:
     enable: bool = key(
-        False, "Classify boxes at key frames, as in AVA, instead of whole videos.", speed=True
+        False,
+        "Classify boxes at key frames, as in AVA, instead of whole videos. If left out, it follows "
+        "from TRAIN.DATASET.",
+        speed=True,
     )
     aligned: bool = key(
         True,

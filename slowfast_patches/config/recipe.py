@@ -38,6 +38,7 @@ from slowfast_patches.config.model_keys import (
     SlowFast,
     Tsm,
 )
+from slowfast_patches.config.tasks import task_name
 from slowfast_patches.config.training_keys import Solver, Test, Train
 from slowfast_patches.config.yaml_text import dump_yaml, flatten, parse_yaml
 
@@ -98,6 +99,12 @@ class Recipe:
     )
     num_shards: int = key(1, "Number of machines.", AT_LEAST_ONE)
     shard_id: int = key(0, "Number of this machine, from 0.", may_differ=True)
+    imports: tuple[str, ...] = key(
+        (),
+        "Python modules to import first, which register models, data sets or augmentations. "
+        "--import on the command line sets it.",
+        may_differ=True,
+    )
     rng_seed: int = key(1, "Random seed of a run.", FROM_ZERO)
     output_dir: str = key("./tmp", "Folder of the run.", may_differ=True)
     log_period: int = key(
@@ -144,9 +151,14 @@ class Recipe:
         return self.multigrid.long_cycle or self.multigrid.short_cycle
 
     @property
+    def task(self) -> str:
+        """Name of the task in `config.tasks.TASKS`."""
+        return task_name(detects=self.detection.enable, multi_label=self.data.multi_label)
+
+    @property
     def multi_label(self) -> bool:
         """Whether a video or a box may have several labels. A box always may."""
-        return self.data.multi_label or self.detection.enable
+        return self.task != "single_label"
 
     @property
     def groups_batchnorm(self) -> bool:

@@ -1,4 +1,4 @@
-"""RandAugment, colour jitter and random erasing of training clips, set by the keys AUG."""
+"""RandAugment, colour jitter, random erasing and the user's augmentations, set by the keys AUG."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from slowfast_patches.config.extensions import AUGMENTATIONS, change_clip
 from slowfast_patches.config.rand_augment import parse_rand_augment
 from slowfast_patches.config.recipe import Aug
 
@@ -40,7 +41,8 @@ class Augmentation:
     """Changes training clips in place, and all frames of a clip alike.
 
     Apply RandAugment (Cubuk et al., CVPR Workshops 2020) if set, and otherwise jitter of
-    brightness, contrast and colour. Then apply random erasing (Zhong et al., AAAI 2020).
+    brightness, contrast and colour. Then apply random erasing (Zhong et al., AAAI 2020), and the
+    functions of AUG.CUSTOM.
 
     Each clip has its own random generator, seeded by (seed, epoch, video), and all sizes are drawn
     relative to the frame. So the result does not depend on the worker, the rank, earlier clips, or
@@ -49,6 +51,7 @@ class Augmentation:
 
     def __init__(self, keys: Aug, mean: Sequence[float], seed: int) -> None:
         self._keys = keys
+        self._custom = [(name, AUGMENTATIONS[name]) for name in keys.custom]
         self._seed = seed
         self._fill = tuple(255 * value for value in mean)
 
@@ -70,6 +73,8 @@ class Augmentation:
         if rng.random() < self._keys.re_prob:
             for _ in range(self._keys.re_count):
                 self._erase(clip, rng)
+        for name, augment in self._custom:
+            change_clip(name, augment, clip, rng)
 
     def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
         """Fill a box with the mean colour or with noise, the same in all frames."""

@@ -14,7 +14,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.items import Clips, Label, Sampling
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
-from slowfast_patches.datasets.lists.frame_list import FrameVideo
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import VideoRecord
@@ -39,13 +38,13 @@ class ClipDataset(Clips):
         assert split in ("train", "val", "test"), split
         self.split = split
         self._classes = int(recipe.model.num_classes)
-        self._multi_label = dataset_of(recipe, split).multi_label
+        self._multi_label = dataset_of(recipe, split).task == "multi_label"
         videos = read_list(recipe, split)
         path = list_path(recipe, split)
         options = reading_options(recipe)
         index = None
         self._sources = self._read_sources(recipe, videos)
-        if not isinstance(self._sources[0], FrameVideo):
+        if not hasattr(self._sources[0], "record"):  # as videos of a frame list
             paths = [video.path for video in self._sources]
             index = open_index(path, paths, limits=options["limits"])
         test = recipe.test
@@ -76,12 +75,12 @@ class ClipDataset(Clips):
         """
         return videos
 
-    def _label(self, video: FrameVideo, plan: ClipPlan | None) -> Label:
+    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
         if not self._multi_label:
-            return video.label
+            return super()._label(video, plan)
         span = () if plan is None else (int(plan.positions[0]), int(plan.positions[-1]))
         vector: NDArray[np.float32] = np.zeros(self._classes, np.float32)
-        vector[list(video.labels(*span))] = 1
+        vector[list(video.classes(*span))] = 1
         return vector
 
     def _record(self, number: int) -> VideoRecord:

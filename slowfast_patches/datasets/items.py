@@ -27,7 +27,7 @@ from multigrid import (
     plan_test,
     plan_train,
 )
-from multigrid.sampler import stack_boxes, stack_labels
+from multigrid.sampler import stack_labels
 from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.index import VideoIndex
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
@@ -264,12 +264,12 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         batch = cast(EvaluationBatch, _WholeBatch(batch))
         if "extents" in items[0]:
             batch["extents"] = torch.tensor([item["extents"] for item in items])
-        if read and "boxes" in read[0]:
-            batch["boxes"] = stack_boxes(read)
-            batch["rows"] = torch.as_tensor(np.concatenate([item["rows"] for item in read]))
-            batch["shares"] = torch.as_tensor(np.concatenate([item["shares"] for item in read]))
-            batch["redrawn"] = sum(item.get("redrawn", 0) for item in read)
+        if read:
+            self._add_targets(batch, read)
         return batch
+
+    def _add_targets(self, batch: EvaluationBatch, items: Sequence[dict[str, Any]]) -> None:
+        """Add the targets that are not of whole clips."""
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
         """Return the number of frames and the crop of a clip."""

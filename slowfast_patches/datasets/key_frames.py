@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan, Shape, Video
+from multigrid.sampler import stack_boxes
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.items import Label
+from slowfast_patches.datasets.items import EvaluationBatch, Label
 from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, read_sources
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
@@ -88,6 +90,12 @@ class KeyFrameClips(ClipDataset):
         targets = self._targets(number, plan)
         del targets["is_seen"]
         return plan, targets
+
+    def _add_targets(self, batch: EvaluationBatch, items: Sequence[dict[str, Any]]) -> None:
+        batch["boxes"] = stack_boxes(items)
+        batch["rows"] = torch.as_tensor(np.concatenate([item["rows"] for item in items]))
+        batch["shares"] = torch.as_tensor(np.concatenate([item["shares"] for item in items]))
+        batch["redrawn"] = sum(item.get("redrawn", 0) for item in items)
 
     def _targets(self, number: int, plan: ClipPlan) -> dict[str, Any]:
         """Return the targets of each box of a key frame."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.key_frames import KeyFrameClips
-from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path
+from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset, list_path
 from slowfast_patches.datasets.protocol import VideoDataset, clip_bytes, clips_per_video
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.signals import block_signals, leave_to_parent
@@ -40,6 +41,9 @@ _MAX_BYTES = 1 << 27
 _CORES_PER_WORKER = 4
 """Cores per worker in training on the CPU."""
 
+_CLIPS: dict[str, type[ClipDataset]] = {"detection": KeyFrameClips}
+"""Data sets of tasks on other than whole clips."""
+
 _PRECISE_BN_EPOCH = 1 << 30
 """Epoch number that seeds the clips for precise BN. No training reaches it."""
 
@@ -47,14 +51,14 @@ _PRECISE_BN_EPOCH = 1 << 30
 def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     """Build the data set of a split.
 
-    This is `ClipDataset`, `KeyFrameClips` for a data set with boxes, or the result of
+    This is `ClipDataset`, `KeyFrameClips` for detection, or the result of
     `DataSet.build`.
 
     Raises:
-        ValueError: The built object does not implement `VideoDataset`.
+        ValueError: The data set does not fit the recipe, or does not implement `VideoDataset`.
     """
-    entry = dataset_of(recipe, split)
-    build = entry.build or (KeyFrameClips if entry.boxes else ClipDataset)
+    entry = fitting_dataset(recipe, split)
+    build = entry.build or _CLIPS.get(entry.task, ClipDataset)
     dataset = build(recipe, split)
     if not isinstance(dataset, VideoDataset):
         raise ValueError(
@@ -197,21 +201,58 @@ def precise_bn_loader(
 
 
 class _Loader(DataLoader[Any]):
-    """DataLoader whose workers ignore the signals that ask a run to stop."""
+    """DataLoader whose workers ignore the signals that ask a run to stop.
+
+    Attributes:
+        task: Task of the recipe.
+    """
+
+    task = "single_label"
 
     def __iter__(self) -> Any:
         with block_signals():  # also protects workers that have just started
-            return super().__iter__()
+            batches = super().__iter__()
+        return map(self._checked, batches)
+
+    def _checked(self, batch: Any) -> Any:
+        """Return a mini-batch whose labels have the right form.
+
+        Raises:
+            ValueError: The data set was registered with the wrong `task`.
+        """
+        labels = batch["labels"]
+        dimensions = 1 if self.task == "single_label" else 2
+        if len(labels) and labels.ndim != dimensions:
+            form = "class numbers (N,)" if dimensions == 1 else "vectors (N, classes)"
+            raise ValueError(
+                f"{type(self.dataset).__name__} must give {form} as the labels of N clips, not "
+                f"{tuple(labels.shape)}, because it is registered with task={self.task!r}. Correct "
+                "the task or the labels."
+            )
+        return batch
 
 
-def _loader(recipe: Recipe, dataset: Any, batches: Any) -> DataLoader[Any]:
+def _collate(samples: Any) -> Any:
+    """Make a mini-batch from items, or from what `__getitems__` of the data set has returned.
+
+    A mini-batch of items with `video` has `videos`, which evaluation needs.
+    """
+    batch: Any = collate(samples)
+    if isinstance(samples, list) and "video" in samples[0]:
+        batch["videos"] = torch.tensor([sample["video"] for sample in samples])
+    return batch
+
+
+def _loader(recipe: Recipe, dataset: VideoDataset, batches: Any) -> DataLoader[Any]:
     workers = min(num_workers(recipe), len(batches))
-    return _Loader(
-        dataset,
+    loader = _Loader(
+        cast(Dataset[Any], dataset),
         batch_sampler=batches,
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
         pin_memory=recipe.data_loader.pin_memory and recipe.num_gpus > 0,
-        collate_fn=collate,
+        collate_fn=_collate,
         worker_init_fn=leave_to_parent,
     )
+    loader.task = recipe.task
+    return loader

@@ -1,11 +1,32 @@
-"""The interface that training and evaluation require of a data set."""
+"""The interfaces that training and evaluation require of a data set and of its videos."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["VideoDataset", "clip_bytes", "clips_per_video"]
+from multigrid import ClipRequest
+
+__all__ = ["ListedVideo", "VideoDataset", "clip_bytes", "clips_per_video"]
+
+
+class ListedVideo(Protocol):
+    """Interface of a video in the list of a data set.
+
+    A video with labels also has `label`, or `classes(first, last)`, the set of the labels of these
+    frames. A video whose path is not its name has `name`. A video of frames has `record(limits)`.
+    A data set with `DataSet.build` may list anything, even numbers.
+    """
+
+    @property
+    def path(self) -> str:
+        """Video file, or folder of the first frame."""
+        ...
+
+    @property
+    def annotation(self) -> str:
+        """Text of all labels, for the digest of a list."""
+        ...
 
 
 @runtime_checkable
@@ -18,13 +39,13 @@ class VideoDataset(Protocol):
     """
 
     videos: Sequence[Any]
-    """The listed videos. Reports use their `path` and `label`, if they have them."""
+    """The listed videos. Reports use what they have of `ListedVideo`."""
 
     def __len__(self) -> int:
         """Return the number of clips."""
         ...
 
-    def __getitem__(self, request: Any) -> Any:
+    def __getitem__(self, request: ClipRequest | int) -> Mapping[str, Any]:
         """Return a clip as `multigrid.collate` expects it."""
         ...
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from slowfast_patches.config.extensions import import_modules
 from slowfast_patches.config.recipe import Recipe, differences, values_by_key
 from slowfast_patches.launch.device import process_device
 from slowfast_patches.launch.placement import Placement
@@ -181,6 +182,7 @@ def work(recipe: Recipe, main: Main) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Until there is something to save.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
+        import_modules(recipe.imports)  # A started process has not loaded the recipe itself.
         device = process_device(recipe, local_rank)
         _join(recipe)
         try:

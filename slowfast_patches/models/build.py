@@ -19,7 +19,7 @@ from slowfast_patches.models.layers.pooling import (
     TrainingGlobalPool3d,
     convert_pools,
 )
-from slowfast_patches.models.transformer import build_transformer
+from slowfast_patches.models.transformer import build_transformer, scores_of_logits
 from slowfast_patches.models.tsm import build_tsm
 
 __all__ = ["build_model", "build_on_meta"]
@@ -29,7 +29,8 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     """Build the model of a recipe on the default device.
 
     The parameters of a PySlowFast model or a TSM have the names that PySlowFast gives them. Those
-    of a transformer have the names that the package transformers gives them.
+    of a transformer have the names that the package transformers gives them. A model of
+    `register_model` keeps its own.
 
     Args:
         recipe: The recipe, of which PySlowFast reads the same keys as usual.
@@ -40,6 +41,37 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     """
     if recipe.model.family.is_transformer:
         return build_transformer(recipe)
+    model = _build_resnet(recipe) if recipe.model.family.is_resnet else _build_registered(recipe)
+    model = convert_convolutions(convert_pools(model))
+    if recipe.model.channels_last:
+        model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    return convert_batchnorm(model) if grouped_bn else model
+
+
+def _build_registered(recipe: Recipe) -> nn.Module:
+    """Build a model of `register_model`, and add the activation of MODEL.HEAD_ACT in evaluation.
+
+    Raises:
+        ValueError: The registered object does not build a module.
+    """
+    arch = recipe.model.arch
+    build = recipe.model.family.build
+    assert build is not None
+    if not isinstance(model := build(recipe), nn.Module):
+        raise ValueError(
+            f"MODEL.ARCH {arch}: what is registered must build a torch.nn.Module from a recipe, "
+            f"not {model!r:.60}"
+        )
+    model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
+    return model
+
+
+def _return_scores(model: nn.Module, inputs: object, logits: Tensor, act: str) -> Tensor:
+    return logits if model.training else scores_of_logits(logits, act)
+
+
+def _build_resnet(recipe: Recipe) -> nn.Module:
+    """Build a model of PySlowFast or a TSM, with a head that pools clips of every shape."""
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
@@ -63,14 +95,9 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     if isinstance(dropout, nn.Dropout):
         assert isinstance(head.projection, nn.Linear)
         head.dropout = ClipDropout(dropout.p, recipe.rng_seed, head.projection.in_features)
-    if recipe.detection.enable:
+    if recipe.model.head_act == "sigmoid":
         head.act = _EvaluationSigmoid()
-    elif recipe.model.head_act == "sigmoid":
-        head.act = nn.Sigmoid()
-    model = convert_convolutions(convert_pools(model))
-    if recipe.model.channels_last:
-        model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-    return convert_batchnorm(model) if grouped_bn else model
+    return model
 
 
 def build_on_meta(recipe: Recipe) -> nn.Module:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +14,9 @@ from slowfast_patches.models.solver import half_type, is_mixed
 
 __all__ = [
     "InputTransform",
-    "blank_head_inputs",
     "blank_inputs",
-    "count_boxes",
-    "head_inputs",
     "pack_pathways",
-    "part_of",
 ]
-
-_PER_CLIP = ("clips", "flips", "videos")
-_PER_BOX = ("labels", "boxes", "rows", "shares")
 
 
 def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
@@ -147,49 +139,3 @@ def blank_inputs(shape: Sequence[int], alpha: int | None, device: str = "meta") 
     """Return pathways of zeros for a shape (clips, frames, crop)."""
     clips, frames, crop = shape
     return pack_pathways(torch.zeros(clips, 3, frames, crop, crop, device=device), alpha)
-
-
-def blank_head_inputs(recipe: Recipe, clips: int, crop: int) -> tuple[Tensor, ...]:
-    """Return the further inputs of a model for `blank_inputs`.
-
-    Returns:
-        For detection, one box of the whole frame for each clip, (clips, 5). Otherwise nothing.
-    """
-    if not recipe.detection.enable:
-        return ()
-    return (torch.tensor([[float(clip), 0, 0, crop, crop] for clip in range(clips)], device="cpu"),)
-
-
-def head_inputs(batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
-    """Return the inputs of a model besides its pathways: the boxes of a batch, if it has any."""
-    if "boxes" not in batch:
-        return ()
-    return (batch["boxes"].to(device, non_blocking=True),)
-
-
-def count_boxes(batch: Mapping[str, Any]) -> list[int] | None:
-    """Return the number of boxes of each clip, or None if the batch has no boxes."""
-    if "boxes" not in batch:
-        return None
-    counts: list[int]
-    counts = batch["boxes"][:, 0].long().bincount(minlength=len(batch["clips"])).tolist()
-    return counts
-
-
-def part_of(batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
-    """Return the part of a mini-batch that belongs to some of its clips.
-
-    The first value of a box is the index of its clip, which is changed to the index in the part.
-    """
-    part = {name: batch[name][clips] for name in _PER_CLIP if name in batch}
-    if "boxes" not in batch:
-        return part | {"labels": batch["labels"][clips]}
-    count = len(batch["clips"])
-    chosen = torch.arange(count)[clips]
-    new_indices = torch.full((count,), -1)
-    new_indices[chosen] = torch.arange(len(chosen))
-    clip_of_box = new_indices[batch["boxes"][:, 0].long()]
-    inside = clip_of_box >= 0
-    part |= {name: batch[name][inside] for name in _PER_BOX if name in batch}
-    part["boxes"][:, 0] = clip_of_box[inside].float()
-    return part

@@ -1,16 +1,13 @@
-"""Optimizer, loss and numerical precision of a recipe."""
+"""Optimizer and numerical precision of a recipe."""
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.transformer import parameter_depths
@@ -22,10 +19,7 @@ __all__ = [
     "half_type",
     "is_mixed",
     "load_optimizer",
-    "loss_function",
 ]
-
-logger = logging.getLogger(__name__)
 
 _SPEED_OPTIONS = ("fused", "foreach")
 """Options of torch's optimizers that change the speed of an update but not its result."""
@@ -92,82 +86,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         for name, value in moments.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
                 moments[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
-
-
-def loss_function(recipe: Recipe, label_counts: Sequence[int] | None = None) -> nn.Module:
-    """Return the loss of MODEL.LOSS_FUNC, which takes logits (N, C) and labels.
-
-    The loss is averaged over the mini-batch. "cross_entropy" takes class indices (N,) or class
-    probabilities (N, C) and applies MODEL.LABEL_SMOOTHING. "bce_logit", and "bce" for boxes, take
-    multi-hot labels (N, C) as floats and are averaged over the classes as well.
-
-    Args:
-        recipe: The recipe.
-        label_counts: Number of training videos of each class, for SOLVER.CLASS_WEIGHTS. Without
-            them, classes are not weighted.
-    """
-    if recipe.solver.class_weights and label_counts is not None:
-        multi_label = recipe.multi_label
-        weights = _class_weights(recipe.solver.class_weights, label_counts, multi_label)
-        return _WeightedLoss(weights, recipe.model.label_smoothing, multi_label)
-    if recipe.model.loss_func in ("bce_logit", "bce"):
-        return nn.BCEWithLogitsLoss()
-    return nn.CrossEntropyLoss(label_smoothing=recipe.model.label_smoothing)
-
-
-class _WeightedLoss(nn.Module):
-    """Loss with a weight for each class, averaged over the clips.
-
-    Cross entropy multiplies the loss of a clip by the weight of its label, or by the mean weight of
-    its label probabilities. With several labels per clip, each class has a loss of its own, which
-    is multiplied by the weight of the class.
-
-    The `weight` of torch's own losses divides by the sum of the weights in the batch. The weight of
-    a clip would then depend on the mini-batch, micro-batch and process that it is in.
-    """
-
-    weights: Tensor
-
-    def __init__(self, weights: Tensor, smoothing: float, multi_label: bool) -> None:
-        super().__init__()
-        self.register_buffer("weights", weights)
-        self._smoothing = smoothing
-        self._multi_label = multi_label
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self._multi_label:
-            return F.binary_cross_entropy_with_logits(logits, labels, self.weights)
-        losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self._smoothing)
-        if labels.ndim == 1:
-            return (losses * self.weights[labels]).mean()
-        return (losses * (labels * self.weights).sum(1)).mean()
-
-
-def _class_weights(
-    given: Sequence[float] | str, counts: Sequence[int], multi_label: bool
-) -> Tensor:
-    """Return SOLVER.CLASS_WEIGHTS divided by their mean.
-
-    The mean is over the classes with several labels per video, else over the videos. Balanced
-    weights are inverse to the number of videos, where a class without videos counts as one.
-    """
-    videos = torch.tensor(counts, dtype=torch.float64)
-    balanced = given == "balanced"
-    weights = 1 / videos.clamp(min=1) if balanced else torch.tensor(given, dtype=torch.float64)
-    mean = weights.mean() if multi_label else (weights * videos).sum() / videos.sum()
-    weights /= mean
-    if torch.allclose(weights, torch.ones_like(weights)):
-        logger.warning(
-            "SOLVER.CLASS_WEIGHTS %s has no effect, because all weights are the same. Leave it out",
-            given,
-        )
-    low = int(weights.argmin())
-    high = int(weights.argmax())
-    logger.info(
-        "class weights from %.3g (class %d, %d videos) to %.3g (class %d, %d videos)",
-        *(weights[low], low, counts[low], weights[high], high, counts[high]),
-    )
-    return weights.float()
 
 
 def clip_gradients(recipe: Recipe, model: nn.Module) -> None:

@@ -22,7 +22,7 @@ from slowfast_patches.config.recipe import Data, Recipe
 from slowfast_patches.models.weights.fit import not_finite
 from slowfast_patches.utils.tables import format_list
 
-__all__ = ["HEAD", "build_transformer", "has_start_weights", "parameter_depths"]
+__all__ = ["HEAD", "build_transformer", "has_start_weights", "parameter_depths", "scores_of_logits"]
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,11 @@ def _take_pathways(model: nn.Module, inputs: tuple[list[Tensor]]) -> tuple[Tenso
 def _return_scores(model: nn.Module, inputs: object, output: Any, act: str) -> Tensor:
     """Convert the output of a model to logits in training, or to scores by MODEL.HEAD_ACT."""
     logits: Tensor = output.logits
-    if model.training:
-        return logits
+    return logits if model.training else scores_of_logits(logits, act)
+
+
+def scores_of_logits(logits: Tensor, act: str) -> Tensor:
+    """Return the scores of logits (N, classes) by the activation of MODEL.HEAD_ACT."""
     return logits.sigmoid() if act == "sigmoid" else logits.softmax(dim=1)
 
 

@@ -19,7 +19,7 @@ from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of, without_multigrid
 from slowfast_patches.models.build import build_on_meta
-from slowfast_patches.models.flops import check_shapes
+from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.utils.tables import format_duration, format_table
 

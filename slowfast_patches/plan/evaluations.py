@@ -7,7 +7,7 @@ import logging
 from multigrid import Schedule, schedule_cost
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.flops import TRAINING_FACTOR
+from slowfast_patches.plan.flops import TRAINING_FACTOR
 
 __all__ = [
     "affordable_evaluations",

@@ -22,7 +22,7 @@ from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import count_list
-from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, Timing
 from slowfast_patches.utils.tables import (
     format_count,

@@ -14,7 +14,7 @@ from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import UNTIMED, Timing, measured_timing, read_step_times
 

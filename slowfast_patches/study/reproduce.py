@@ -19,7 +19,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import read_list
-from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
 from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times
 from slowfast_patches.study.curves import curves_of, draw_curves, make_curve, set_log_axis

@@ -22,11 +22,11 @@ from slowfast_patches.datasets.loader import (
 )
 from slowfast_patches.datasets.unreadable import log_unreadable
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.inputs import InputTransform, head_inputs, part_of
+from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
-from slowfast_patches.train.box_scores import BoxScores
+from slowfast_patches.tasks import task_of
+from slowfast_patches.tasks.scores import Evaluation
 from slowfast_patches.train.running_stats import update_precise_bn
-from slowfast_patches.train.scores import Evaluation, VideoScores
 from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.tables import format_duration
 
@@ -66,15 +66,16 @@ def evaluate(
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
     if stop is not None:
         batches = stop.between(batches, evaluation_rounds(dataset, batch_size, world.size))
-    scores = scores_of(recipe, dataset, world.device)
+    task = task_of(recipe)
+    scores = task.scores(dataset, world.device)
     failures = dict[str, str]()
     for batch in batches:
         failures |= batch["failures"]
         for first in range(0, len(batch["videos"]), batch_size):
-            part = part_of(batch, slice(first, first + batch_size))
-            inputs = transform(part["clips"], part["flips"])
+            part = task.part(batch, slice(first, first + batch_size))
+            arguments = task.arguments(part, transform, world.device)
             with precision.autocast():
-                predictions = model(inputs, *head_inputs(part, world.device))
+                predictions = model(*arguments)
             scores.add(part, predictions)
     for path, reason in itertools.chain(*map(dict.items, gather_objects(failures))):
         if world.is_main:
@@ -85,12 +86,6 @@ def evaluate(
         text = "%d clips scored in %s: %.1f clips/s"
         logger.info(text, len(dataset), format_duration(seconds), len(dataset) / seconds)
     return result
-
-
-def scores_of(recipe: Recipe, dataset: Any, device: torch.device) -> Any:
-    """Return an empty collection of scores: of boxes for detection, else of videos."""
-    kind = BoxScores if recipe.detection.enable else VideoScores
-    return kind(recipe, dataset, device)
 
 
 class Validation:
@@ -131,13 +126,15 @@ class Validation:
         """Compute the running statistics of a model on clips of the training set."""
         recipe = self._recipe
         world = self._world
+        task = task_of(recipe)
+        transform = InputTransform.of_recipe(recipe, world.device)
         loader = precise_bn_loader(
             recipe, self._dataset, self._schedule, step, world.rank, world.size
         )
         update_precise_bn(
             model,
             self._stop.between(loader, len(loader)),
-            InputTransform.of_recipe(recipe, world.device),
+            lambda batch: task.arguments(batch, transform, world.device),
             world,
             Precision(recipe, world.device).autocast,
             self._schedule.base.batch,

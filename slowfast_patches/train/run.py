@@ -34,10 +34,10 @@ from slowfast_patches.launch.stopping import (
 )
 from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.models.build import build_on_meta
-from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.transformer import has_start_weights
 from slowfast_patches.models.weights import check_file
+from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
 from slowfast_patches.train.checkpoint import (
@@ -140,9 +140,9 @@ def _count_videos(recipe: Recipe, split: str, warns: bool) -> int:
         ValueError: the list cannot be parsed, or none of its first videos exists.
     """
     videos = read_list(recipe, split)
-    different = (path for path, _ in groupby(video.path for video in videos))
+    different = (path for path, _ in groupby(getattr(v, "path", "") for v in videos) if path)
     paths = list(islice(different, _LOOKED_AT))
-    if not any(Path(path).exists() for path in paths):
+    if paths and not any(Path(path).exists() for path in paths):
         raise ValueError(
             f"none of the first videos of {list_path(recipe, split)} exists, such as {paths[0]}; "
             "set DATA.PATH_PREFIX to the folder that their paths start from"

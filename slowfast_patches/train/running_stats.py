@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import GroupedBatchNorm3d, set_group_size
 from multigrid.batchnorm import channel_moments
-from slowfast_patches.models.inputs import InputTransform, head_inputs
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
 
@@ -87,7 +86,7 @@ def _own(module: nn.Module) -> list[Tensor]:
 def update_precise_bn(
     model: nn.Module,
     batches: Iterable[Any],
-    transform: InputTransform,
+    arguments: Callable[[Any], Sequence[Any]],
     world: World,
     autocast: Callable[[], Any],
     global_batch: int,
@@ -102,7 +101,7 @@ def update_precise_bn(
     Args:
         model: the model, which is set to training mode.
         batches: mini-batches of equal size, the same number in each process.
-        transform: makes the model's inputs.
+        arguments: returns the model's arguments for a mini-batch.
         world: this process among all.
         autocast: context of the forward passes.
         global_batch: number of clips over which clips are normalised.
@@ -131,8 +130,7 @@ def update_precise_bn(
     try:
         with autocast():
             for batch in batches:
-                boxes = head_inputs(batch, world.device)
-                model(transform(batch["clips"], batch["flips"]), *boxes)
+                model(*arguments(batch))
                 count += 1
     finally:
         for hook in hooks:

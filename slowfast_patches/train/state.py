@@ -19,10 +19,10 @@ from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_dig
 from slowfast_patches.datasets.loader import build_dataset, loading_advice
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.plan.evaluations import affordable_evaluations, epoch_ends
+from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.train.checkpoint import Checkpoint, Progress, to_cpu
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.train.record.record import Record

@@ -15,18 +15,18 @@ from multigrid import Batch, Step, prepare_step, set_extents
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
-from slowfast_patches.models.inputs import InputTransform, count_boxes, head_inputs, part_of
+from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
     Precision,
     build_optimizer,
     clip_gradients,
-    loss_function,
 )
+from slowfast_patches.tasks import task_of
 from slowfast_patches.train.mixing import Mixing
 from slowfast_patches.train.running_stats import MicroBatchStats
-from slowfast_patches.utils.distributed import World, sum_over_ranks
+from slowfast_patches.utils.distributed import World
 
 
 class Outcome(NamedTuple):
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
     Attributes:
         loss: mean over the clips.
         scores: (N, C).
-        labels: (N,), or (N, C) if they were mixed or belong to boxes.
+        labels: (N,), or (N, C) if there are several or they were mixed.
     """
 
     loss: Tensor
@@ -90,7 +90,8 @@ class Stepper:
         self.precision = Precision(recipe, device)
         # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
         self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
-        self._loss_function = loss_function(recipe, label_counts).to(device)
+        self._task = task_of(recipe)
+        self._loss_function = self._task.loss(label_counts).to(device)
         self._mixing = Mixing(recipe) if recipe.mixup.enable else None
 
     def __call__(
@@ -136,52 +137,37 @@ class Stepper:
         prepare_step(step, self.model, self.optimizer)
         # First, so that the forward's activations do not come on top of them.
         self.optimizer.zero_grad(set_to_none=True)
-        mean_boxes = self._mean_boxes(batch) if "boxes" in batch else None
+        task = self._task
+        items = task.mean_items(batch, self.device)
         outcomes = list[Outcome]()
         statistics = MicroBatchStats(self.model, self.parts)
         for part in range(self.parts):
             statistics.restart()
             micro = slice(part, None, self.parts)
-            of_part = part_of(batch, micro)
+            of_part = task.part(batch, micro)
             numbers = None if clips is None else clips[micro]
-            set_clips(self.model, numbers, self.device, count_boxes(of_part))
+            set_clips(self.model, numbers, self.device, task.items_of_clips(of_part))
             self._set_extents(batch, micro)
-            inputs = self.transform(of_part["clips"], of_part["flips"])
+            arguments = task.arguments(of_part, self.transform, self.device)
             targets = of_part["labels"].to(self.device, non_blocking=True)
             if self._mixing is not None:
                 every = clips or range(step.first_clip, step.first_clip + len(batch["clips"]))
-                targets = self._mixing(inputs, targets, every[micro])
-            # Without boxes, parts are of one size: the mini-batch's mean is the mean of theirs.
-            divisor = self.parts if mean_boxes is None else mean_boxes / len(targets)
+                targets = self._mixing(arguments[0], targets, every[micro])
             mark("input")
             with self._exchange(part):
-                arguments = (inputs, *head_inputs(of_part, self.device))
-                outcomes.append(self._pass(arguments, targets, divisor, mark))
+                outcomes.append(self._pass(arguments, targets, items / len(targets), mark))
             statistics.add()
         statistics.update()
         self._set_extents(None)
         losses, *of_clips = zip(*outcomes, strict=True)
         loss = torch.stack(losses).mean()
-        if "boxes" in batch:
-            return Outcome(loss, *map(torch.cat, of_clips))
-        # Clip `parts` · j + p of the mini-batch is clip j of part p.
-        return Outcome(loss, *(torch.stack(values, 1).flatten(0, 1) for values in of_clips))
-
-    def _mean_boxes(self, batch: Batch) -> Tensor:
-        """Return the mean number of boxes of a process.
-
-        Processes have different numbers of boxes, but their gradients are averaged with equal
-        weights. Each process therefore divides the sum of its losses by this mean. The result is
-        the mean over all boxes.
-        """
-        counts = torch.tensor([len(batch["boxes"]), 1.0], device=self.device)
-        return torch.div(*sum_over_ranks(counts))
+        return Outcome(loss, *map(task.join, of_clips))
 
     def _pass(
         self,
         arguments: Sequence[Any],
         labels: Tensor,
-        divisor: Tensor | int,
+        divisor: Tensor | float,
         mark: Callable[[str], None],
     ) -> Outcome:
         """Run forward and backward of one micro-batch.

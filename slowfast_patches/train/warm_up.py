@@ -9,14 +9,14 @@ import logging
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, set_group_size
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.inputs import blank_head_inputs
+from slowfast_patches.tasks import task_of
 from slowfast_patches.train.running_stats import keep_buffers
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.utils.tables import format_table
@@ -169,8 +169,7 @@ def without_compiling() -> AbstractContextManager[Any]:
 def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
     """Return a batch of random clips, as a loader returns it.
 
-    It is in pinned memory if the loader's batches are. For detection, each clip has one box that
-    covers it. torch's global generator is not used.
+    It is in pinned memory if the loader's batches are. torch's global generator is not used.
 
     Args:
         recipe: the recipe of the model.
@@ -178,16 +177,10 @@ def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
         shape: the frames and crop of the clips.
     """
     noise = torch.Generator().manual_seed(recipe.rng_seed)
-    classes = recipe.model.num_classes
     pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256, generator=noise)
     flips = torch.rand(clips, generator=noise) < (0.5 if recipe.data.random_flip else 0.0)
-    if recipe.multi_label:
-        labels = torch.randint(0, 2, (clips, classes), generator=noise).float()
-    else:
-        labels = torch.randint(0, classes, (clips,), generator=noise)
+    targets = task_of(recipe).made_up_targets(clips, shape.crop, noise)
+    tensors = {"clips": pixels, "flips": flips, **targets}
     if recipe.data_loader.pin_memory and recipe.num_gpus > 0:
-        pixels, labels, flips = (tensor.pin_memory() for tensor in (pixels, labels, flips))
-    batch = Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])
-    for boxes in blank_head_inputs(recipe, clips, shape.crop):
-        batch["boxes"] = boxes
-    return batch
+        tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+    return cast(Batch, {**tensors, "iteration": 0, "failures": []})

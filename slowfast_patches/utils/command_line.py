@@ -30,12 +30,14 @@ __all__ = [
     "ToolError",
     "above_zero",
     "add_at_once",
+    "add_imports",
     "add_overrides",
     "add_seeds",
     "at_least_one",
     "command_parser",
     "ends_early",
     "exit_status",
+    "imports_pair",
     "key_value",
     "option_of",
     "printable",
@@ -218,13 +220,30 @@ class _Pairs(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
     ) -> None:
-        setattr(namespace, self.dest, split_pairs(values))
+        setattr(namespace, self.dest, [*split_pairs(values), *imports_pair(namespace)])
 
 
 def add_overrides(group: argparse._ActionsContainer, text: str) -> None:
-    """Add the argument `overrides`: pairs KEY VALUE, which may be written as KEY=VALUE."""
+    """Add --import and the argument `overrides`: pairs KEY VALUE, also written as KEY=VALUE."""
+    add_imports(group)
     add = group.add_argument
     add("overrides", action=_Pairs, nargs="*", default=[], metavar="KEY VALUE", help=text)
+
+
+def add_imports(group: argparse._ActionsContainer) -> None:
+    """Add --import, which stands for the key IMPORTS (see `imports_pair`)."""
+    text = (
+        "Python module to import first, such as my_model for my_model.py in this folder, which "
+        "registers models, data sets or augmentations (docs/extend.md); sets IMPORTS; can be "
+        "repeated"
+    )
+    add = group.add_argument
+    add("--import", dest="imports", action="append", default=[], metavar="MODULE", help=text)
+
+
+def imports_pair(args: argparse.Namespace) -> list[str]:
+    """Return the pair of the key IMPORTS that the options --import stand for, if any."""
+    return ["IMPORTS", ",".join(args.imports)] if args.imports else []
 
 
 def split_pairs(words: Sequence[Any]) -> list[Any]:

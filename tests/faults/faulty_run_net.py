@@ -19,7 +19,7 @@ import torch
 
 from slowfast_patches import patching
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.train.scores import VideoScores
+from slowfast_patches.tasks.scores import VideoScores
 from slowfast_patches.train.step import Stepper
 
 PLACES = {

@@ -79,8 +79,8 @@ class KeyFrame(NamedTuple):
     labels: tuple[tuple[int, ...], ...]
 
     @property
-    def label(self) -> str:
-        """Text that identifies the key frame's labels in the digest of a list."""
+    def annotation(self) -> str:
+        """Text of second, boxes and labels, for the digest of a list."""
         return f"{self.second} {self.boxes} {self.labels}"
 
 

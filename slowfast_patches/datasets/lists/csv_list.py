@@ -32,6 +32,15 @@ class LabelledVideo(NamedTuple):
     path: str
     label: int
 
+    @property
+    def annotation(self) -> str:
+        """Text of the label, for the digest of a list."""
+        return str(self.label)
+
+    def classes(self, first: int = 0, last: int | None = None) -> set[int]:
+        """Return the label, which all frames have."""
+        return {self.label}
+
 
 def read_csv(
     path: Path, *, prefix: str = "", separator: str = " ", num_classes: int = sys.maxsize

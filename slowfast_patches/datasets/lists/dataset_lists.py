@@ -1,9 +1,9 @@
 """Data sets by their names in a recipe: where their lists are and what their labels mean.
 
-Each data set has an entry in DATASETS. A data set with csv files like those of Kinetics takes one
-line:
+Each data set has an entry in DATASETS. A module of IMPORTS can add one. A data set with csv files
+like those of Kinetics takes one line:
 
-    DATASETS["sports"] = DataSet(mirrors=False, segments=True)
+    register_dataset("sports", DataSet(mirrors=False, segments=True))
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.config.load import load_recipe, sets_key
+from slowfast_patches.config.extensions import register
+from slowfast_patches.config.load import given_keys, load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.tasks import TASKS
 from slowfast_patches.datasets.lists.ava_list import ava_classes, ava_path, read_ava
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics, read_utf8
-from slowfast_patches.datasets.lists.frame_list import FrameVideo, read_charades
+from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.datasets.protocol import ListedVideo, VideoDataset
+from slowfast_patches.utils.tables import first_few, format_list
 
 __all__ = [
     "DATASETS",
@@ -34,6 +37,7 @@ __all__ = [
     "class_names",
     "count_list",
     "dataset_of",
+    "fitting_dataset",
     "is_tested_on_val",
     "label_counts",
     "list_digest",
@@ -41,6 +45,7 @@ __all__ = [
     "list_warnings",
     "load_with_classes",
     "read_list",
+    "register_dataset",
     "repeated_videos",
 ]
 
@@ -50,16 +55,23 @@ TEST_IS_VAL = "test is val"
 
 
 def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
-    """Load a recipe, and take MODEL.NUM_CLASSES from the training list if nothing sets it.
+    """Load a recipe, and take keys that it leaves out from the training data set.
 
-    The number of classes is the number of class names beside the list, or else the largest label
-    plus one. Without a list, the key keeps its default.
+    These are the task, the keys that follow from it (`TASKS`), and MODEL.NUM_CLASSES. The number of
+    classes is the number of class names beside the list, or else the largest label plus one.
+    Without a list, MODEL.NUM_CLASSES keeps its default.
 
     Raises:
         ValueError: As for `load_recipe` and `read_list`.
     """
     recipe = load_recipe(path, overrides)
-    if not sets_key(_CLASSES, path, overrides) and (count := _count_classes(recipe)):
+    given = given_keys(path, overrides)
+    switch, on = TASKS[dataset_of(recipe, "train").task].switch
+    if switch not in given:
+        recipe = recipe.replaced({switch: on})
+    defaults = TASKS[recipe.task].defaults
+    recipe = recipe.replaced({key: defaults[key] for key in defaults if key not in given})
+    if _CLASSES not in given and (count := _count_classes(recipe)):
         return recipe.replaced({_CLASSES: count})
     return recipe
 
@@ -72,31 +84,42 @@ def _count_classes(recipe: Recipe) -> int | None:
     if dataset.build is not None or not list_path(recipe, "train").is_file():
         return None
     videos = read_list(recipe.replaced({_CLASSES: sys.maxsize}), "train")
-    return 1 + max((label for video in videos for label in _labels(video)), default=-1)
+    return 1 + max(_labels(videos), default=-1)
 
 
 def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
-    """Read the videos of a split of TRAIN.DATASET or TEST.DATASET. Each has a `path`.
+    """Read the videos of a split of TRAIN.DATASET or TEST.DATASET (see `ListedVideo`).
 
     Raises:
         ValueError: The data set is unknown, does not fit the recipe, or its list is missing or
             invalid.
     """
+    dataset = fitting_dataset(recipe, split)
+    if dataset.build is not None:
+        videos: Sequence[Any] = dataset.build(recipe, split).videos
+        return videos
+    return dataset.read(recipe, dataset.path(recipe, split), split)
+
+
+def fitting_dataset(recipe: Recipe, split: str) -> DataSet:
+    """Return the entry of a split's data set, and check that the recipe fits its labels.
+
+    Raises:
+        ValueError: The data set is unknown, or does not fit the recipe.
+    """
     dataset = dataset_of(recipe, split)
-    if dataset.boxes != recipe.detection.enable:
-        what = "boxes" if dataset.boxes else "labels, and no boxes"
-        raise ValueError(f"set DETECTION.ENABLE {dataset.boxes}: the videos of {split} have {what}")
-    if dataset.multi_label != recipe.multi_label:
-        count = "several labels" if dataset.multi_label else "one label"
-        raise ValueError(
-            f"set DATA.MULTI_LABEL {dataset.multi_label}: the videos of {split} have {count}"
-        )
+    if dataset.task != recipe.task:
+        key, value = TASKS[dataset.task].switch
+        if recipe[key] == value:  # It is another switch that is wrong.
+            key, value = TASKS[recipe.task].switch[0], False
+        targets = TASKS[dataset.task].targets
+        raise ValueError(f"set {key} {value}: the videos of {split} have {targets}")
     if split == "train" and recipe.data.random_flip and not dataset.mirrors:
         raise ValueError(
             f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, where left and right have "
             "meaning"
         )
-    return dataset.read(recipe, dataset.path(recipe, split), split)
+    return dataset
 
 
 def list_path(recipe: Recipe, split: str) -> Path:
@@ -113,8 +136,34 @@ def dataset_of(recipe: Recipe, split: str) -> DataSet:
     section = recipe.test if split == "test" else recipe.train
     if (name := section.dataset.lower()) not in DATASETS:
         key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
-        raise ValueError(f"{key} {name!r} is no data set; there are {', '.join(DATASETS)}")
+        raise ValueError(
+            f"{key} {name!r} is no data set; there are {', '.join(DATASETS)}. If a module of yours "
+            "registers it, add --import MODULE."
+        )
     return DATASETS[name]
+
+
+def register_dataset(name: str, dataset: DataSet) -> None:
+    """Register a data set under a name for TRAIN.DATASET and TEST.DATASET.
+
+    Args:
+        name: Name in a recipe. Capitals make no difference.
+        dataset: Its properties.
+
+    Raises:
+        ValueError: The name is taken or invalid, or the task is unknown or needs another reader.
+    """
+    if dataset.task not in TASKS:
+        raise ValueError(
+            f"the data set {name!r} cannot have task={dataset.task!r}. Use "
+            f"{format_list(list(TASKS), 'or')}."
+        )
+    if TASKS[dataset.task].pools_boxes and dataset.build is not None:
+        raise ValueError(
+            f"the data set {name!r} has boxes, which `build` cannot provide. Use `read`, and "
+            "return a KeyFrame for each key frame."
+        )
+    register(DATASETS, "data set", name.lower(), dataset)
 
 
 def count_list(recipe: Recipe, split: str) -> int | None:
@@ -144,18 +193,12 @@ def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> 
     path = list_path(recipe, split)
     root = os.path.join(str(Path(recipe.data.path_prefix or path.parent)), "")
     for video in videos:
-        if isinstance(video, FrameVideo):
-            name, label = video.name, str(video.runs)
-        else:
-            where = str(
-                getattr(video, "path", video)
-            )  # a data set of the user's own may list numbers
+        # Names in a list do not depend on folders. A data set of the user may list numbers.
+        if (name := getattr(video, "name", None)) is None:
+            where = str(getattr(video, "path", video))
             # Videos named by a json file may lie in any folder.
             name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
-            name = getattr(
-                video, "name", name
-            )  # the name of a key frame does not depend on its folder
-            label = str(getattr(video, "label", None))
+        label = getattr(video, "annotation", None)
         digest.update(f"{name}\0{label}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
@@ -188,7 +231,7 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
     if split == "test" and recipe.train.enable and path == list_path(recipe, "val"):
         return []
     texts = repeated_videos(path, videos)
-    labels = {label for video in videos for label in _labels(video)}
+    labels = set(_labels(videos))
     missing = sorted(set(range(recipe.model.num_classes)) - labels)
     if split == "train" and labels and missing:
         last = max(labels)
@@ -220,7 +263,7 @@ def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
     Raises:
         ValueError: The data set has no list of labels.
     """
-    counts = Counter(label for video in videos for label in _labels(video))
+    counts = Counter(_labels(videos))
     if not counts:
         raise ValueError(
             f"SOLVER.CLASS_WEIGHTS: {recipe.train.dataset} has no list of labels; remove this key"
@@ -228,10 +271,10 @@ def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
     return [counts[number] for number in range(recipe.model.num_classes)]
 
 
-def _labels(video: Any) -> set[int]:
-    if isinstance(video, FrameVideo):
-        return video.labels()
-    return {video.label} if isinstance(video, LabelledVideo) else set()
+def _labels(videos: Sequence[Any]) -> Iterator[int]:
+    """Yield each label of each video that tells its labels."""
+    for video in videos:
+        yield from getattr(video, "classes", set)()
 
 
 # The lists of each data set.
@@ -281,14 +324,12 @@ class DataSet:
 
     path: Callable[[Recipe, str], Path] = _csv_path
     """Returns the file that lists a split."""
-    read: Callable[[Recipe, Path, str], Sequence[Any]] = read_kinetics
+    read: Callable[[Recipe, Path, str], Sequence[ListedVideo]] = read_kinetics
     """Reads the videos of a split from its file."""
     classes: Callable[[Recipe], tuple[str, ...] | None] = _named_classes
     """Reads the class names from files beside the lists. Returns None if there are none."""
-    multi_label: bool = False
-    """Whether a video, or a box, can have several labels."""
-    boxes: bool = False
-    """Whether the lists have key frames with boxes, and the boxes are scored."""
+    task: str = "single_label"
+    """What the videos have targets for: a name in `TASKS`."""
     mirrors: bool = True
     """Whether a clip keeps its label when it is flipped."""
     segments: bool = False
@@ -298,8 +339,9 @@ class DataSet:
     """Whether strides count the frames of the video, regardless of its frame rate."""
     views_to_end: bool = False
     """Whether the last of several test views ends with the video. PySlowFast's ends earlier."""
-    build: Callable[[Recipe, str], Any] | None = None
-    """Builds the data set of a split (see `VideoDataset`). None stands for `ClipDataset`."""
+    build: Callable[[Recipe, str], VideoDataset] | None = None
+    """Builds the data set of a split, which lists its own videos: `path` and `read` have no effect.
+    None stands for `ClipDataset`."""
 
 
 DATASETS: dict[str, DataSet] = {
@@ -315,10 +357,10 @@ DATASETS: dict[str, DataSet] = {
         path=_csv_or_val_path,
         read=read_charades,
         classes=_charades_classes,
-        multi_label=True,
+        task="multi_label",
         counts_frames=True,
         views_to_end=True,
     ),
-    "ava": DataSet(path=ava_path, read=read_ava, classes=ava_classes, multi_label=True, boxes=True),
+    "ava": DataSet(path=ava_path, read=read_ava, classes=ava_classes, task="detection"),
 }
 """Data sets by their lower-case names in a recipe."""

@@ -80,7 +80,12 @@ class FrameVideo:
         ((_, (label,)),) = self.runs
         return label
 
-    def labels(self, first: int = 0, last: int | None = None) -> set[int]:
+    @property
+    def annotation(self) -> str:
+        """Text of all labels, for the digest of a list."""
+        return str(self.runs)
+
+    def classes(self, first: int = 0, last: int | None = None) -> set[int]:
         """Return all labels of frames `first` to `last`, inclusive. By default use all frames."""
         starts = [0, *(run.end for run in self.runs)]
         return {

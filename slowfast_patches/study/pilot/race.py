@@ -40,11 +40,12 @@ from slowfast_patches.datasets.loader import build_dataset, precise_bn_loader, t
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
+from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.study.pilot.report import Pilot, PilotArm, Stage
+from slowfast_patches.tasks import task_of
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.train.step import Stepper
@@ -388,7 +389,9 @@ class _Race:
         loader = precise_bn_loader(recipe, data, self.schedule, self.schedule.at(0), 0, 1)
         transform = InputTransform.of_recipe(recipe, world.device)
         autocast = Precision(recipe, world.device).autocast
-        update_precise_bn(stepper.model, loader, transform, world, autocast, batch)
+        task = task_of(recipe)
+        arguments = partial(task.arguments, transform=transform, device=world.device)
+        update_precise_bn(stepper.model, loader, arguments, world, autocast, batch)
         metrics = evaluate(stepper.model, recipe, self.scored, batch, world).metrics
         return metrics[metric_names(recipe)[0]]
 

@@ -18,13 +18,15 @@ from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
-from slowfast_patches.train.box_scores import weights_of
+from slowfast_patches.tasks.box_scores import weights_of
 from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
 
 class BoxPredictor(Predictor):
     """Trained model that scores boxes of a video, as its recipe tests it."""
+
+    tasks = ("detection",)
 
     @torch.no_grad()
     def boxes(self, path: str, second: int, boxes: Sequence[Box]) -> Tensor:

@@ -12,6 +12,7 @@ from multigrid import empty_clips
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.tasks import TASKS
 from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.clip_reader import read_clips
@@ -38,16 +39,11 @@ def load_model(
         overrides: KEY, VALUE, KEY, VALUE, ... that change the recipe, such as "NUM_GPUS", 0.
 
     Raises:
-        ValueError: there is no checkpoint, it cannot be read, its recipe is missing, or it scores
-            boxes.
+        ValueError: there is no checkpoint, it cannot be read, its recipe is missing, or its model
+            scores boxes.
     """
     path = checkpoint_of(Path(checkpoint))
     recipe, names = read_checkpoint(path, recipe_file, overrides)
-    if recipe.detection.enable:
-        raise ValueError(
-            f"{path} is a model of boxes: use multigrid-predict --boxes FILE, or "
-            "slowfast_patches.train.predict.boxes.BoxPredictor"
-        )
     return Predictor(recipe, path, names or names_of_data(recipe))
 
 
@@ -91,7 +87,10 @@ class Predictor(nn.Module):
     Attributes:
         recipe: the recipe that it was trained with.
         class_names: names by class number, or None.
+        tasks: names of the tasks of models that this class can load.
     """
+
+    tasks: tuple[str, ...] = ("single_label", "multi_label")
 
     def __init__(
         self, recipe: Recipe, path: Path, class_names: tuple[str, ...] | None = None
@@ -104,9 +103,15 @@ class Predictor(nn.Module):
             class_names: names by class number.
 
         Raises:
-            ValueError: the weights do not fit the recipe's model.
+            ValueError: the weights do not fit the recipe's model, or its task needs another class.
         """
         super().__init__()
+        if recipe.task not in self.tasks:
+            raise ValueError(
+                f"{path} is a model for {TASKS[recipe.task].targets}, which {type(self).__name__} "
+                "does not score. A detection model needs multigrid-predict --boxes FILE, or "
+                "slowfast_patches.train.predict.boxes.BoxPredictor; other models take no boxes"
+            )
         patching.apply()
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
         self.recipe = recipe = with_precision(recipe, on_gpu)

@@ -18,6 +18,7 @@ from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadable
+from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import DivergedError, Progress, explain_write_errors
 from slowfast_patches.train.record.clock import Clock, Forecast
 from slowfast_patches.train.step import Outcome
@@ -52,6 +53,7 @@ class Record:
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
         self._recipe = recipe
+        self._task = task_of(recipe)
         self._world = world
         self._schedule = schedule
         self._advice = advice
@@ -128,12 +130,7 @@ class Record:
         """
         for path, reason in failures:
             log_unreadable(path, reason, "another video takes its place")
-        labels = outcome.labels
-        if self._recipe.multi_label:  # of several labels there is no accuracy
-            right = torch.full_like(outcome.loss, math.nan)
-        else:  # of mixed ones, the larger counts
-            wanted = labels if labels.ndim == 1 else labels.argmax(1)
-            right = (outcome.scores.argmax(1) == wanted).sum()
+        right = self._task.count_right(outcome.scores, outcome.labels)
         self._iterations.append((outcome.loss, right, len(failures), redrawn))
         before = self._now
         self._take_time()

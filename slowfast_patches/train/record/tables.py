@@ -7,12 +7,13 @@ import io
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
-from slowfast_patches.train.scores import Evaluation, average_precisions
+from slowfast_patches.tasks.scores import Evaluation
 from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.pictures import new_figure, save_figure
@@ -107,19 +108,16 @@ def write_tables(
 
     The table is `folder`/{name}_classes.csv. For one label a video its columns are class, videos,
     accuracy (%) and the number of videos that were predicted as each class, and
-    {name}_confusion.png is the picture. For several labels a video the columns are class, videos
-    (or boxes) and average precision (%).
+    {name}_confusion.png is the picture. For several labels the columns are class, videos (or boxes)
+    and average precision (%).
     """
     scores = evaluation.probabilities[evaluation.scored].cpu()
     labels = evaluation.labels[evaluation.scored].cpu()
     classes = scores.shape[1]
     shown = names or list(map(str, range(classes)))
     path = folder / f"{name}_classes.csv"
-    if labels.ndim == 2:
-        precisions = evaluation.precisions
-        if precisions is None:
-            precisions = average_precisions(scores, labels)
-        percents = ["" if value is None else f"{value:.2f}" for value in precisions]
+    if evaluation.precisions is not None:
+        percents = ["" if value is None else f"{value:.2f}" for value in evaluation.precisions]
         rows = zip(shown, labels.sum(0).tolist(), percents, strict=True)
         _write(path, ["class", "videos", "average_precision"], rows)
         return
@@ -134,16 +132,27 @@ def write_tables(
 
 
 def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
-    """Draw a confusion matrix."""
+    """Draw a confusion matrix in per cent of each label's videos, titled by the accuracy."""
     from sklearn.metrics import ConfusionMatrixDisplay  # takes seconds to import
 
     side = min(max(6.0, 2 + 0.3 * len(shown)), 14)
     figure, [axes] = new_figure(rows=1, width=side + 1, height=side)
     names = [name.replace("$", r"\$") for name in shown]  # matplotlib would read mathematics
-    display = ConfusionMatrixDisplay(counts.numpy(), display_labels=names)
+    videos = counts.sum(1)
+    display = ConfusionMatrixDisplay(
+        (100 * counts / videos[:, None].clamp(min=1)).numpy(), display_labels=names
+    )
     numbered = len(shown) <= _COUNTED
-    display.plot(ax=axes, cmap="Blues", include_values=numbered, xticks_rotation="vertical")
-    axes.set(xlabel="prediction", ylabel="label")
+    style: dict[str, Any] = {"cmap": "Blues", "im_kw": {"vmin": 0, "vmax": 100}}
+    display.plot(
+        ax=axes, include_values=numbered, values_format=".0f", xticks_rotation="vertical", **style
+    )
+    axes.set_yticklabels(f"{name} ({n})" for name, n in zip(names, videos.tolist(), strict=True))
+    right = int(counts.diagonal().sum())
+    total = int(videos.sum())
+    title = f"{right} of {total} videos right ({100 * right / max(total, 1):.1f} %)"
+    axes.set(title=title, xlabel="prediction", ylabel="label (number of videos)")
+    display.im_.colorbar.set_label("% of the label's videos")
     axes.grid(visible=False)
     save_figure(figure, path)
 

@@ -46,7 +46,7 @@ def refusal(overrides: str, per_machine: int = 1) -> str:
         ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "that ends with [1, 1], not [[0.5, 0.5]]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[2,1],[1,1]]", "[frames, crop] in (0, 1]"),
         ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
-        ("DETECTION.ENABLE True", "MODEL.LOSS_FUNC bce, or DETECTION.ENABLE False"),
+        ("DETECTION.ENABLE True MODEL.LOSS_FUNC bce_logit", "bce, or DETECTION.ENABLE False"),
         ("TRAIN.CHECKPOINT_TYPE onnx", "must be pytorch or caffe2, not 'onnx'"),
         # Several.
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "Shorten the warm-up"),
@@ -72,7 +72,7 @@ def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
 
 
 STRIDES = "RESNET.SPATIAL_STRIDES [[1,1],[2,2],[2,2],[1,1]]"
-BOXES = "DETECTION.ENABLE True MODEL.LOSS_FUNC bce MODEL.HEAD_ACT sigmoid"
+BOXES = "DETECTION.ENABLE True"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ BOXES = "DETECTION.ENABLE True MODEL.LOSS_FUNC bce MODEL.HEAD_ACT sigmoid"
     ],
 )
 def test_what_boxes_cannot_have_is_refused(overrides, message):
-    check(f"DETECTION.ENABLE True MODEL.LOSS_FUNC bce {STRIDES}")
+    check(f"{BOXES} MODEL.LOSS_FUNC bce {STRIDES}")
     assert message in refusal(f"{BOXES} {overrides}")
 
 

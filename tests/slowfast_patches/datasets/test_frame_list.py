@@ -83,7 +83,7 @@ def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
     frames = read(tmp_path, f"{HEADER}\n{''.join(lines)}")
     assert len(frames._data) < 6 * 200 * 100
     assert frames[150].files[42] == f"{tmp_path}/150/150_000043.jpg"
-    assert frames[150].labels() == {6}
+    assert frames[150].classes() == {6}
 
 
 def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypat
     assert parsed == []
     path.write_text(TWO_VIDEOS.replace('"5"', '"6"'))
     changed = read_frame_list(path, num_classes=157, fps=24.0)
-    assert changed[1].labels() == {6}
+    assert changed[1].classes() == {6}
     assert changed[0] == first[0]
 
 

@@ -30,7 +30,7 @@ from slowfast_patches.utils.distributed import World
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
 
 SSV2 = ("DATA.RANDOM_FLIP", False)
-CHARADES = ("DATA.MULTI_LABEL", True, "MODEL.LOSS_FUNC", "bce_logit")
+CHARADES = ("DATA.MULTI_LABEL", True)
 FRAMES = f'{HEADER}\n7 0 0 7/1.jpg ""\n7 0 1 7/2.jpg ""\n12 1 0 12/1.jpg ""\n'
 
 
@@ -308,6 +308,24 @@ def test_frame_lists_and_labels_of_others_give_their_classes(ssv2, tmp_path):
         *CHARADES,
     ]
     assert load_with_classes(None, keys).model.num_classes == 7
+
+
+@pytest.mark.parametrize(
+    ("dataset", "overrides", "task"),
+    [
+        ("kinetics", (), ("single_label", "cross_entropy", "softmax", 10)),
+        ("charades", (), ("multi_label", "bce_logit", "sigmoid", 10)),
+        ("ava", (), ("detection", "bce", "sigmoid", 1)),
+        # What the recipe says is checked later.
+        ("charades", ("DATA.MULTI_LABEL", False), ("single_label", "cross_entropy", "softmax", 10)),
+        ("ava", ("MODEL.LOSS_FUNC", "bce_logit"), ("detection", "bce_logit", "sigmoid", 1)),
+    ],
+)
+def test_the_task_is_that_of_the_data_set_where_nothing_says_it(dataset, overrides, task):
+    recipe = load_with_classes(None, ["TRAIN.DATASET", dataset, CLASSES, 3, *overrides])
+    model = recipe.model
+    views = recipe.test.num_ensemble_views
+    assert (recipe.task, model.loss_func, model.head_act, views) == task
 
 
 def test_a_test_on_the_validation_list_is_recognised(tmp_path, ssv2):

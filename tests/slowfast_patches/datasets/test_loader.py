@@ -230,6 +230,22 @@ def test_a_workers_memory_is_shared_and_does_not_grow_with_shapes_or_time(demo_d
         assert max(again[pid]) < 1.2 * max(once[pid]) + 20 * MIB
 
 
+@pytest.mark.parametrize(
+    ("multi_label", "shape", "form"),
+    [(True, (), r"vectors \(N, classes\)"), (False, (8,), r"class numbers \(N,\)")],
+)
+def test_labels_that_do_not_fit_the_task_are_refused(schedule, multi_label, shape, form):
+    data = Marked(pause=0)
+    data.videos = range(schedule.num_videos)
+    get = data.__getitems__
+    data.__getitems__ = lambda requests: (
+        get(requests) | {"labels": torch.zeros(len(requests), *shape)}
+    )
+    cfg = config("DATA.MULTI_LABEL", multi_label, "DATA_LOADER.NUM_WORKERS", 0)
+    with pytest.raises(ValueError, match=f"Marked must give {form}.* Correct the task or"):
+        next(iter(training_loader(cfg, data, schedule, 0, 0, 1)))
+
+
 def test_a_data_set_without_the_required_interface_is_refused(monkeypatch):
     monkeypatch.setitem(DATASETS, "own", DataSet(build=lambda recipe, split: Marked(pause=0)))
     with pytest.raises(ValueError, match="Marked, needs `videos`"):

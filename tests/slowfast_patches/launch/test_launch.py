@@ -44,8 +44,8 @@ def end_of(process: Popen[str]) -> Ended:
 
 @pytest.fixture
 def spawned(start) -> Callable[..., Ended]:
-    """`spawned(deed)`: one command that starts two processes."""
-    return lambda deed, method="fork": end_of(start(deed, SPAWN=method))
+    """`spawned(deed, method, KEY, VALUE, ...)`: one command that starts two processes."""
+    return lambda deed, method="fork", *keys: end_of(start(deed, *keys, SPAWN=method))
 
 
 @pytest.fixture
@@ -84,9 +84,12 @@ def test_one_process_alone_joins_nothing():
     assert joined == [(1, False)]
 
 
-def test_spawned_processes_meet_and_end_well(spawned, tmp_path):
-    assert spawned("nothing", "spawn") == (0, "")
+def test_spawned_processes_meet_with_the_users_modules_and_end_well(spawned, tmp_path):
+    text = "import os, pathlib\npathlib.Path(f'imported_{os.getpid()}').touch()\n"
+    (tmp_path / "my_module.py").write_text(text)
+    assert spawned("nothing", "spawn", "IMPORTS", "my_module") == (0, "")
     assert sums(tmp_path) == ["2 0", "2 1"]
+    assert len(list(tmp_path.glob("imported_*"))) == 3, "in the command and in both processes"
 
 
 def test_machines_of_two_processes_meet(two_machines, tmp_path):

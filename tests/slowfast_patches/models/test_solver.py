@@ -1,4 +1,4 @@
-"""Optimizers, weight decay, clipping, losses and precision, worked out by hand."""
+"""Optimizers, weight decay, clipping and precision, worked out by hand."""
 
 import math
 
@@ -13,7 +13,6 @@ from slowfast_patches.models.solver import (
     Precision,
     build_optimizer,
     clip_gradients,
-    loss_function,
 )
 
 CPU = torch.device("cpu")
@@ -89,74 +88,6 @@ def test_gradients_are_clipped_by_value_or_by_norm(overrides, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "scores", "labels", "loss"),
-    [
-        ("cross_entropy", torch.zeros(3, 4), torch.tensor([0, 1, 3]), math.log(4)),
-        ("bce_logit", torch.zeros(3, 4), torch.eye(4)[:3], math.log(2)),
-    ],
-)
-def test_losses_are_means_over_the_mini_batch(name, scores, labels, loss):
-    found = loss_function(config("MODEL.LOSS_FUNC", name))(scores, labels)
-    assert float(found) == pytest.approx(loss)
-
-
-def test_a_smoothed_label_has_a_share_of_every_class():
-    """Smoothing by 0.2 gives 0.85 to the label and 0.05 to each of the other 3 classes.
-
-    Logits of 1, 0, 0, 0 have the log-probabilities 1 - z, -z, -z, -z with z = log(e + 3).
-    """
-    z = math.log(math.e + 3)
-    loss = loss_function(config("MODEL.LABEL_SMOOTHING", 0.2))
-    found = loss(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([0]))
-    assert float(found) == pytest.approx(z - 0.85)
-
-
-# Class weights: with three videos of class 0 and one of class 1 they are 2/3 and 2.
-
-WEIGHTED = pytest.mark.parametrize("weights", ["balanced", [1, 3], [0.5, 1.5]])
-
-
-@WEIGHTED
-def test_clips_count_by_their_class_and_on_average_as_one(weights):
-    loss = loss_function(config("SOLVER.CLASS_WEIGHTS", weights), [3, 1])
-    even = torch.zeros(4, 2)
-    assert float(loss(even[:2], torch.tensor([0, 1]))) == pytest.approx(math.log(2) * 4 / 3)
-    assert float(loss(even, torch.tensor([0, 1, 0, 0]))) == pytest.approx(math.log(2))
-    mixed = torch.tensor([[0.75, 0.25]])
-    assert float(loss(even[:1], mixed)) == pytest.approx(math.log(2))
-
-
-def test_parts_of_a_mini_batch_have_its_loss_and_smoothing_is_of_the_unweighted_one():
-    scores = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    labels = torch.tensor([1, 0, 1, 1, 0, 0])
-    keys = ("MODEL.LABEL_SMOOTHING", 0.2)
-    loss = loss_function(config("SOLVER.CLASS_WEIGHTS", "balanced", *keys), [3, 1])
-    whole = float(loss(scores, labels))
-    parts = [float(loss(scores[p::3], labels[p::3])) for p in range(3)]
-    assert sum(parts) / 3 == pytest.approx(whole)
-    plain = loss_function(config(*keys))
-    zeros, ones = (float(plain(scores[labels == c], labels[labels == c])) for c in (0, 1))
-    assert whole == pytest.approx((zeros * 2 / 3 + ones * 2) / 2)
-
-
-@WEIGHTED
-def test_of_several_labels_classes_count_and_on_average_as_one(weights):
-    """The weights are 1/2 and 3/2."""
-    several = ("MODEL.LOSS_FUNC", "bce_logit", "DATA.MULTI_LABEL", True)
-    loss = loss_function(config("SOLVER.CLASS_WEIGHTS", weights, *several), [3, 1])
-    scores = torch.tensor([[0.0, 100.0]])
-    found = [float(loss(scores, torch.tensor([row]))) for row in ([1.0, 1.0], [0.0, 1.0])]
-    assert found == pytest.approx([math.log(2) / 4] * 2)
-    assert float(loss(torch.zeros(3, 2), torch.eye(2)[[0, 1, 1]])) == pytest.approx(math.log(2))
-
-
-def test_weights_that_are_all_the_same_are_warned_of(caplog):
-    loss_function(config("SOLVER.CLASS_WEIGHTS", "balanced"), [5, 5])
-    assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("SOLVER.CLASS_WEIGHTS balanced has no effect")
-
-
-@pytest.mark.parametrize(
     ("weights", "message"),
     [
         ("even", "SOLVER.CLASS_WEIGHTS must be balanced, a list"),
@@ -188,7 +119,7 @@ def train(mixed: bool) -> tuple[list[float], torch.dtype, nn.Module, Precision]:
         optimizer.zero_grad()
         with precision.autocast():
             scores = model(list(inputs))
-            loss = loss_function(cfg)(scores, torch.arange(4))
+            loss = nn.functional.cross_entropy(scores, torch.arange(4))
         precision.backward(loss)
         precision.unscale(optimizer)
         clip_gradients(cfg, model)

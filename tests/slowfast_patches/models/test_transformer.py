@@ -18,9 +18,9 @@ from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models import transformer
 from slowfast_patches.models.build import build_model, build_on_meta
-from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.models.solver import build_optimizer
+from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
 

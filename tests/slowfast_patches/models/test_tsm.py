@@ -12,8 +12,8 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
+from slowfast_patches.plan.flops import flops_per_clip
 
 RECIPES = Path(__file__).parents[3] / "configs" / "Kinetics"
 THIN = (

@@ -34,7 +34,7 @@ def test_a_run_has_the_weights_of_its_list(
     assert label_counts(recipe, run.dataset.videos) == [3, 3, 3, 2, 0, 0, 0, 0]
     # 1/3, 1/3, 1/3 and 1/2 of 11 videos have a mean of 4/11.
     expected = [11 / 12] * 3 + [11 / 8] + [11 / 4] * 4
-    assert run.stepper._loss_function.weights.tolist() == pytest.approx(expected)
+    assert run.stepper._loss_function.weight.tolist() == pytest.approx(expected)
     step = run.schedule.at(0)
     batch = made_up_batch(recipe, step.shape.batch, step.shape)
     assert torch.isfinite(run.stepper.forward_backward(step, batch).loss)

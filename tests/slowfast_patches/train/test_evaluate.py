@@ -15,7 +15,8 @@ import torch.distributed as dist
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.loader import evaluation_loader, evaluation_rounds
-from slowfast_patches.train.scores import Evaluation, VideoScores, topk_accuracy
+from slowfast_patches.tasks import task_of
+from slowfast_patches.tasks.scores import Evaluation, topk_accuracy
 from slowfast_patches.utils.distributed import broadcast_from_main
 
 
@@ -46,7 +47,7 @@ def evaluated(
         }
     )
     dataset = Clips(videos=range(len(labels)), clips=clips)
-    scores = VideoScores(recipe, dataset, torch.device("cpu"))
+    scores = task_of(recipe).scores(dataset, torch.device("cpu"))
     for batch in torch.arange(len(rows))[share].split(3):
         read = batch[[rows[n] is not None for n in batch]]
         if len(read):

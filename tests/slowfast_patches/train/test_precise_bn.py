@@ -24,7 +24,7 @@ def batches(count: int, clips: int) -> list[dict[str, Tensor]]:
 
 def update(model: nn.Module, loader: list[dict[str, Tensor]]) -> None:
     update_precise_bn(
-        model, loader, lambda clips, flips: clips, ALONE, nullcontext, len(loader[0]["clips"])
+        model, loader, lambda batch: (batch["clips"],), ALONE, nullcontext, len(loader[0]["clips"])
     )
 
 

@@ -2,11 +2,13 @@
 
 import csv
 from pathlib import Path
+from unittest import mock
 
 import torch
 
+from slowfast_patches.tasks.scores import Evaluation
+from slowfast_patches.train.record import tables
 from slowfast_patches.train.record.tables import write_predictions, write_tables
-from slowfast_patches.train.scores import Evaluation
 
 NAMES = ("run, fast", "$\\no_$", "$")
 """Of which two look like mathematics, which matplotlib would draw."""
@@ -18,9 +20,10 @@ def rows(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def evaluation(labels: list) -> Evaluation:
+def evaluation(labels: list, precisions: list | None = None) -> Evaluation:
     """Of four videos, the last of which could not be read."""
-    return Evaluation({}, SCORES, torch.tensor(labels), torch.tensor([True] * 3 + [False]))
+    scored = torch.tensor([True] * 3 + [False])
+    return Evaluation({}, SCORES, torch.tensor(labels), scored, precisions)
 
 
 def test_no_cell_is_a_formula_or_has_control_characters(tmp_path: Path):
@@ -48,7 +51,8 @@ def test_labels_and_numbers_for_names(tmp_path: Path):
 
 def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_path: Path):
     # Two videos of class 0, one of them right; one of class 2, right; the last is left out.
-    write_tables(tmp_path, "test", evaluation([0, 1, 2, 1]), NAMES)
+    with mock.patch.object(tables, "save_figure", wraps=tables.save_figure) as saved:
+        write_tables(tmp_path, "test", evaluation([0, 1, 2, 1]), NAMES)
     assert rows(tmp_path / "test_classes.csv") == [
         ["class", "videos", "accuracy", *NAMES],
         ["run, fast", "1", "100.00", "1", "0", "0"],
@@ -56,12 +60,14 @@ def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_pa
         ["$", "1", "100.00", "0", "0", "1"],
     ]
     assert (tmp_path / "test_confusion.png").read_bytes().startswith(b"\x89PNG")
+    picture = saved.call_args.args[0].axes[0]
+    assert picture.get_title() == "2 of 3 videos right (66.7 %)"
+    assert next(t.get_text() for t in picture.get_yticklabels()) == "run, fast (1)"
 
 
 def test_classes_of_several_labels_have_an_average_precision(tmp_path: Path):
-    # Class 0 ranks a, b, c and is that of a and c: (1 + 2/3) / 2. Class 1 ranks c, b, a and is
-    # that of b: 1/2. No video has class 2.
-    write_tables(tmp_path, "result", evaluation([[1, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 1]]))
+    labels = [[1, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 1]]
+    write_tables(tmp_path, "result", evaluation(labels, [500 / 6, 50.0, None]))
     assert rows(tmp_path / "result_classes.csv") == [
         ["class", "videos", "average_precision"],
         *(["0", "2", "83.33"], ["1", "1", "50.00"], ["2", "0", ""]),

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from multigrid import Shape, check_patches
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
-from slowfast_patches.models.inputs import blank_head_inputs, blank_inputs
+from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.models.layers.replace import replace_modules
+from slowfast_patches.tasks import task_of
 
 __all__ = ["TRAINING_FACTOR", "check_shapes", "flops_per_clip"]
 
@@ -34,7 +36,7 @@ def flops_per_clip(recipe: Recipe) -> Callable[[int, int], float]:
     def count(frames: int, crop: int) -> float:
         counter = FlopCounterMode(display=False)
         with counter, torch.no_grad():
-            model(blank_inputs((1, frames, crop), alpha), *blank_head_inputs(recipe, 1, crop))
+            model(*_arguments(recipe, frames, crop, alpha))
         return TRAINING_FACTOR * float(counter.get_total_flops())
 
     return count
@@ -58,14 +60,38 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
             )
         try:
             with torch.no_grad():
-                boxes = blank_head_inputs(recipe, 1, shape.crop)
-                model(blank_inputs((1, shape.frames, shape.crop), alpha), *boxes)
+                logits = model(*_arguments(recipe, shape.frames, shape.crop, alpha))
         except RuntimeError as error:
             raise ValueError(
                 f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}). "
                 "Use more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)"
             ) from error
+        if recipe.model.family.build is not None:
+            _check_logits(recipe, logits)
+
+
+def _check_logits(recipe: Recipe, logits: object) -> None:
+    """Check what a registered model returns for one clip.
+
+    Raises:
+        ValueError: It is not a tensor (1, classes).
+    """
+    wanted = (1, recipe.model.num_classes)
+    if not isinstance(logits, Tensor) or logits.shape != wanted:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"MODEL.ARCH {recipe.model.arch} must return logits (N, MODEL.NUM_CLASSES), here a "
+            f"tensor {wanted}, not {found}. Correct the model."
+        )
+
+
+def _arguments(recipe: Recipe, frames: int, crop: int, alpha: int | None) -> tuple[Any, ...]:
+    """Return the arguments of a model for one blank clip."""
+    task = task_of(recipe)
+    targets = task.made_up_targets(1, crop, torch.Generator())
+    pathways = blank_inputs((1, frames, crop), alpha)
+    return (pathways, *task.head_inputs(targets, torch.device("cpu")))
 
 
 def _build(recipe: Recipe) -> tuple[nn.Module, int | None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.ava_list import Box, annotation
-from slowfast_patches.train.scores import Evaluation, count_clips
+from slowfast_patches.tasks.scores import Evaluation, count_clips
 from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
 
 _LEAST = 1e-6
@@ -72,7 +72,7 @@ class BoxScores:
         key_frames = self._dataset.videos
         labels = [self._dataset._label(key_frame, None) for key_frame in key_frames]
         return Evaluation(
-            {"map": math.fsum(known) / len(known)} | counts,
+            {"map": fmean(known)} | counts,
             scores,
             torch.as_tensor(np.concatenate(labels)).long(),
             scored,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.train.box_scores import BoxScores
-from slowfast_patches.train.scores import Evaluation
+from slowfast_patches.tasks.box_scores import BoxScores
+from slowfast_patches.tasks.scores import Evaluation
 from tests.slowfast_patches.datasets.ava_lists import BOXES, recipe_of, write_lists
 
 KEYS = ("DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from slowfast_patches.config.metrics import accuracy_ranks
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.unreadable import check_count
@@ -26,7 +24,7 @@ class Evaluation(NamedTuple):
         probabilities: (V, C), the mean or the maximum over the clips of each video.
         labels: (V,), or (V, C) for several labels a video.
         scored: (V,) bool. The rows of videos that are not scored have no meaning.
-        precisions: average precision of each class, for boxes only.
+        precisions: average precision of each class, if the metric is mAP.
         names: names of the boxes. None for videos, which have their own.
     """
 
@@ -36,6 +34,13 @@ class Evaluation(NamedTuple):
     scored: Tensor
     precisions: Sequence[float | None] | None = None
     names: Sequence[str] | None = None
+
+
+class Judgement(NamedTuple):
+    """Metrics of a split in per cent, and the average precision of each class for mAP."""
+
+    metrics: dict[str, float]
+    precisions: Sequence[float | None] | None = None
 
 
 class VideoScores:
@@ -49,8 +54,15 @@ class VideoScores:
         clips: number of readable clips of each video, (V,).
     """
 
-    def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: Any,
+        device: torch.device,
+        judge: Callable[[Tensor, Tensor], Judgement],
+    ) -> None:
         self._recipe = recipe
+        self._judge = judge
         self._num_clips = len(dataset) // len(dataset.videos)
         self._sums = recipe.data.ensemble_method == "sum"
         shape: tuple[int, ...] = (len(dataset.videos), recipe.model.num_classes)
@@ -88,15 +100,8 @@ class VideoScores:
         scored = self.clips > 0
         if self._sums:  # mAP ranks means of videos with each other: as if none had lost a clip
             self.scores /= self.clips.clamp(min=1).view(-1, 1)
-        scores = self.scores[scored]
-        labels = self.labels[scored]
-        if labels.ndim == 2:
-            precisions = average_precisions(scores, labels)
-            metrics = {"map": fmean(p for p in precisions if p is not None)}
-        else:
-            ranks = accuracy_ranks(scores.shape[1])
-            metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
-        return Evaluation(metrics | counts, self.scores, self.labels, scored)
+        metrics, precisions = self._judge(self.scores[scored], self.labels[scored])
+        return Evaluation(metrics | counts, self.scores, self.labels, scored, precisions)
 
 
 def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, float]:

@@ -1,0 +1,63 @@
+"""Detection: several labels for each box at a key frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slowfast_patches.tasks.box_scores import BoxScores
+from slowfast_patches.tasks.task import MultiLabel
+from slowfast_patches.utils.distributed import sum_over_ranks
+
+
+class Detection(MultiLabel):
+    """Several labels for each box. An item is a box.
+
+    A mini-batch has `boxes` (m, 5), each with the index of its clip and its corners, and `labels`
+    (m, C).
+    """
+
+    def part(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
+        """Return the part of a mini-batch that belongs to some of its clips, with their boxes.
+
+        The indices of the clips are changed to those in the part.
+        """
+        part = {name: batch[name][clips] for name in ("clips", "flips", "videos") if name in batch}
+        count = len(batch["clips"])
+        chosen = torch.arange(count)[clips]
+        new_indices = torch.full((count,), -1)
+        new_indices[chosen] = torch.arange(len(chosen))
+        clip_of_box = new_indices[batch["boxes"][:, 0].long()]
+        inside = clip_of_box >= 0
+        of_boxes = ("labels", "boxes", "rows", "shares")
+        part |= {name: batch[name][inside] for name in of_boxes if name in batch}
+        part["boxes"][:, 0] = clip_of_box[inside].float()
+        return part
+
+    def head_inputs(self, batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
+        return (batch["boxes"].to(device, non_blocking=True),)
+
+    def items_of_clips(self, batch: Mapping[str, Any]) -> list[int]:
+        clips = batch["boxes"][:, 0].long()
+        counts: list[int] = clips.bincount(minlength=len(batch["clips"])).tolist()
+        return counts
+
+    def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
+        """Return random labels of one box for each clip, which covers it."""
+        boxes = torch.tensor(
+            [[float(clip), 0, 0, crop, crop] for clip in range(clips)], device="cpu"
+        )
+        return super().made_up_targets(clips, crop, rng) | {"boxes": boxes}
+
+    def mean_items(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
+        counts = torch.tensor([len(batch["boxes"]), 1.0], device=device)
+        return torch.div(*sum_over_ranks(counts))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(tuple(parts))
+
+    def scores(self, dataset: Any, device: torch.device) -> BoxScores:
+        return BoxScores(self.recipe, dataset, device)

@@ -1,0 +1,208 @@
+"""Modules of the user: what they register, and what is said of those that cannot be imported."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import nn
+
+from multigrid import Shape
+from slowfast_patches.config import load_recipe, parse_recipe
+from slowfast_patches.config.check import check_recipe
+from slowfast_patches.config.extensions import AUGMENTATIONS
+from slowfast_patches.config.families import FAMILIES
+from slowfast_patches.config.yaml_text import parse_yaml
+from slowfast_patches.datasets.augmentation import Augmentation
+from slowfast_patches.datasets.lists.dataset_lists import DATASETS, load_with_classes
+from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.models.build import build_model
+from slowfast_patches.plan.flops import check_shapes
+from slowfast_patches.registry import (
+    DataSet,
+    ModelFamily,
+    Recipe,
+    register_augmentation,
+    register_dataset,
+    register_model,
+)
+from slowfast_patches.study.arms import make_arm
+from slowfast_patches.study.runs import run_command
+from slowfast_patches.tasks import task_of
+from slowfast_patches.tasks.task import MultiLabel
+from slowfast_patches.utils import command_line
+
+
+@pytest.fixture(autouse=True)
+def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tables, search path and modules are as before after each test, which has its own folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with mock.patch.dict(FAMILIES), mock.patch.dict(DATASETS), mock.patch.dict(AUGMENTATIONS):
+        yield
+    sys.modules.pop("mine", None)
+
+
+def write(text: str) -> None:
+    Path("mine.py").write_text(f"from slowfast_patches.registry import *\n{text}\n")
+
+
+# Modules.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("yours", "", "IMPORTS yours: there is no such module in .* add the folder to PYTHONPATH"),
+        ("mine.py", "", "IMPORTS mine.py: there is no such module .* my_model for my_model.py"),
+        (
+            "mine",
+            "import no_such_package",
+            "ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        ("mine", "import mi", "ModuleNotFoundError: No module named 'mi'"),
+        ("mine", "raise SystemExit(3)", r"SystemExit: 3 \(.*mine.py, line 2\)"),
+        ("mine", "raise OSError('one\\ntwo')", r"OSError: one \(.*mine.py, line 2\)"),
+        ("mine", "\n1 / 0", r"ZeroDivisionError: division by zero \(.*mine.py, line 3\)"),
+        ("mine", "1 +", r"SyntaxError: invalid syntax \(mine.py, line 2\)"),
+        ("mine", "register_model('tsm')(int)", r"a model 'tsm' already.*\(.*mine.py, line 2\)"),
+        ("mine", "register_dataset('SSv2', DataSet())", "there is a data set 'ssv2' already"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_a_mistake_with_a_way_out(
+    name: str, text: str, said: str, load_program: Callable[[str], ModuleType], capsys
+):
+    write(text)
+    plan = load_program("tools/plan.py")
+    recipe = "configs/Demo/SLOWFAST_DEMO.yaml"
+    assert plan.main(["--cfg", recipe, "--dataset-size", "64", "--import", name]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    with pytest.raises(ValueError, match=said):
+        raise ValueError(err)
+
+
+def test_options_name_several_modules_beside_other_keys():
+    parser = command_line.command_parser("")
+    command_line.add_overrides(parser, "")
+    words = ["A", "1", "--import", "one", "B=2", "--import", "two.part"]
+    assert parser.parse_intermixed_args(words).overrides == [
+        *("A", "1", "B", "2"),
+        *("IMPORTS", "one,two.part"),
+    ]
+    assert parser.parse_intermixed_args([]).overrides == []
+
+
+def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
+    write("register_model('net')(lambda recipe: None)")
+    pairs = ("IMPORTS", "mine", "MODEL.ARCH", "net", "DATA.NUM_TRAIN_VIDEOS", "64")
+    arm = make_arm("a", "a", Path("configs/Demo/SLOWFAST_DEMO.yaml"), pairs)
+    command = run_command(arm, 0, Path("out"), Path("run_net.py"))
+    assert command[command.index("IMPORTS") + 1] == "mine"
+    assert parse_yaml(arm.recipe.text, "the test")["IMPORTS"] == ["mine"]
+    assert parse_recipe(arm.recipe.text, "the test").model.family == FAMILIES["net"]
+    del sys.modules["mine"]
+    with pytest.raises(ValueError, match=r"the test needs the module mine.* add --import mine"):
+        parse_recipe(arm.recipe.text, "the test")
+
+
+# What they register.
+
+
+@pytest.mark.parametrize(
+    ("register", "said"),
+    [
+        (lambda: register_model("my net")(int), "'my net' cannot be the name of a model"),
+        (lambda: register_model("net", ModelFamily(pathways=3)), "Register a ModelFamily with 1"),
+        (lambda: register_model("net", ModelFamily(is_transformer=True)), "neither is_transformer"),
+        (lambda: register_dataset("a", DataSet(task="detection", build=print)), "Use `read`"),
+        (lambda: register_dataset("a", DataSet(task="boxes")), "single_label, multi_label or det"),
+        (lambda: [register_augmentation("a")(same) for _ in "ab"], "already"),
+        (lambda: register_augmentation("a")(lambda clip, rng: None), "uint8, not None"),
+        (lambda: register_augmentation("a")(lambda clip, rng: clip / 2), "uint8, not .*0."),
+        (lambda: register_augmentation("a")(lambda clip, rng: clip[:1]), "uint8, not "),
+    ],
+)
+def test_what_contradicts_itself_is_refused_at_registration(register, said):
+    with pytest.raises(ValueError, match=said):
+        register()
+
+
+class Logits(nn.Module):
+    """A model that returns as many logits as it is told."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, classes)
+
+    def forward(self, pathways):
+        return self.head(pathways[0].mean((2, 3, 4)))
+
+
+def same(clip: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    return clip
+
+
+class Clips:
+    """A data set of one clip."""
+
+    videos = (0,)
+    __len__ = videos.__len__
+    __getitem__ = videos.__getitem__
+
+    def __init__(self, recipe: object, split: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("MODEL.HEAD_ACT", "softmax"), "HEAD_ACT 'softmax' does not match DATA.MULTI_LABEL True"),
+        (("MODEL.LOSS_FUNC", "cross_entropy"), "LOSS_FUNC 'cross_entropy' does not match"),
+        (("DATA.MULTI_LABEL", False), "set DATA.MULTI_LABEL True: the videos of train have sev"),
+        (("TRAIN.DATASET", "kinetics"), "set DATA.MULTI_LABEL True: the videos of test have sev"),
+    ],
+)
+def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax(keys, said):
+    register_dataset("tags", DataSet(task="multi_label", build=Clips))
+    tags = ("TRAIN.DATASET", "tags", "TEST.DATASET", "tags")
+    recipe = load_with_classes(None, tags)
+    check_recipe(recipe)
+    assert recipe.model.head_act == "sigmoid"
+    assert isinstance(task_of(recipe), MultiLabel)
+    with pytest.raises(ValueError, match=said):
+        check_and_build(load_with_classes(None, [*tags, *keys]))
+
+
+def check_and_build(recipe: Recipe) -> None:
+    check_recipe(recipe)
+    for split in ("train", "test"):
+        if recipe.train.dataset == "tags" or split == "test":
+            build_dataset(recipe, split)
+
+
+def test_a_registered_model_is_checked_at_the_shapes_of_its_schedule():
+    register_model("net")(lambda recipe: Logits(5))
+    register_model("none")(lambda recipe: None)
+    overrides = ("MODEL.NUM_CLASSES", 5, "MODEL.ARCH", "net")
+    check_shapes(load_recipe(None, overrides), [Shape(1, 4, 32)])
+    with pytest.raises(ValueError, match=r"net must return logits.* \(1, 6\), not \(1, 5\)"):
+        check_shapes(load_recipe(None, [*overrides, "MODEL.NUM_CLASSES", 6]), [Shape(1, 4, 32)])
+    with pytest.raises(ValueError, match=r"none: .* must build a torch.nn.Module"):
+        build_model(load_recipe(None, ["MODEL.ARCH", "none"]))
+
+
+def test_augmentations_are_applied_in_order_as_often_as_they_are_named():
+    register_augmentation("dark")(lambda clip, rng: clip // 2)
+    register_augmentation("light")(lambda clip, rng: clip + 10)
+    off = ("AUG.ENABLE", True, "AUG.AA_TYPE", "", "AUG.COLOR_JITTER", 0, "AUG.RE_PROB", 0)
+    clip = np.full((2, 4, 4, 3), 100, np.uint8)
+    keys = load_recipe(None, [*off, "AUG.CUSTOM", "dark, light, dark"]).aug
+    Augmentation(keys, (0.5,) * 3, 0)(clip, 0, 0)
+    assert (clip == 30).all()
+    with pytest.raises(ValueError, match=r"AUG.CUSTOM must be a list of names that modules of IMP"):
+        load_recipe(None, [*off, "AUG.CUSTOM", "grey"])

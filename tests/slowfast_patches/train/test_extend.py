@@ -1,0 +1,83 @@
+"""The examples of docs/extend.md, in a module of the user's own: they train as printed."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from slowfast_patches import load_model
+from slowfast_patches.config.extensions import AUGMENTATIONS
+from slowfast_patches.config.families import FAMILIES
+from slowfast_patches.datasets.lists.dataset_lists import DATASETS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
+MODULES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
+COMMANDS = re.findall(r"```bash\nmultigrid-train (.*?)\n```", PAGE, re.DOTALL)
+SHORT = (
+    *("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0], "SOLVER.LRS", [1], "SOLVER.WARMUP_EPOCHS", 0.0),
+    *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TRAIN.BATCH_SIZE", 12),
+    *("MULTIGRID.EPOCH_FACTOR", 1.0, "BN.USE_PRECISE_STATS", False, "TRAIN.EVAL_PERIOD", 1),
+)
+"""Two iterations of 12 clips, on one shape."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with the modules of the page. What they register is forgotten after."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    tables = [mock.patch.dict(table) for table in (FAMILIES, DATASETS, AUGMENTATIONS)]
+    for table in tables:
+        table.start()
+    yield tmp_path
+    for table in tables:
+        table.stop()
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def arguments(command: str) -> list[str]:
+    """The words of a command without its recipe, data and output, which are the test's own."""
+    words = shlex.split(command.replace("\\\n", " "))
+    for left_out in ("--cfg", "DATA.PATH_TO_DATA_DIR", "OUTPUT_DIR"):
+        if left_out in words:
+            at = words.index(left_out)
+            del words[at : at + 2]
+    return words
+
+
+def test_each_module_of_the_page_has_a_command():
+    assert len(MODULES) == 5
+    assert [re.search(r"--import (\w+)", command)[1] for command in COMMANDS] == list(MODULES)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=list(MODULES))
+def test_an_example_of_the_page_trains(
+    command: str, folder: Path, command_line: Callable, opened: Callable
+):
+    status, said = command_line(folder / "run", *SHORT, *arguments(command))
+    assert status == 0, said
+    run = opened(folder / "run")
+    assert len(run.metrics()) == run.result["iterations"] == 2
+    assert run.result["metric"] == ("map" if "my_noise" in command else "top1")
+
+
+def test_a_registered_model_trains_at_all_shapes_and_predicts_if_its_module_is_trusted(
+    folder: Path, command_line: Callable, opened: Callable, demo_data: Path
+):
+    words = arguments(COMMANDS[0])
+    status, said = command_line(folder / "run", *words, "BN.USE_PRECISE_STATS", False)
+    assert status == 0, said
+    assert len({tuple(record["shape"]) for record in opened(folder / "run").metrics()}) > 3
+    del sys.modules["my_model"], FAMILIES["my_net"]
+    with pytest.raises(ValueError, match=r"needs the module my_model.* add --import my_model"):
+        load_model(folder / "run")
+    predictor = load_model(folder / "run", None, ["IMPORTS", "my_model"])
+    video = next(demo_data.rglob("*.mp4"))
+    assert predictor.scores(str(video)).sum().item() == pytest.approx(1)

@@ -156,7 +156,7 @@ def _switches(result: Path) -> str:
     if not result.exists():
         return ""
     variants = json.loads(result.read_text(encoding="utf-8")).get("variants", [])
-    keys = next((v["keys"] for v in variants if v["name"] == "all"), {})
+    keys: dict[str, object] = next((v["keys"] for v in variants if v["name"] == "all"), {})
     return " ".join(f"{key} {value}" for key, value in keys.items())
 
 

@@ -14,8 +14,6 @@ from slowfast_patches.config.fields import CYCLE
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.tasks import TASKS
 
-__all__ = ["check_recipe"]
-
 logger = logging.getLogger(__name__)
 
 _STRIDE = 32
@@ -215,8 +213,8 @@ def _check_crops(recipe: Recipe) -> None:
 
 
 def _check_batch(recipe: Recipe) -> None:
-    world_size = recipe.world_size
     """Check that the clips divide over the processes, and that they can be mixed."""
+    world_size = recipe.world_size
     clips = recipe.train.batch_size
     machines = recipe.num_shards
     batch = recipe.base_shape.batch

@@ -9,8 +9,6 @@ from typing import Any
 
 from slowfast_patches.config.extensions import register
 
-__all__ = ["FAMILIES", "ModelFamily", "register_model"]
-
 Build = Callable[[Any], Any]
 """Class or function that builds a `torch.nn.Module` from a `Recipe`."""
 

@@ -6,16 +6,6 @@ from collections.abc import Mapping
 
 from slowfast_patches.config.recipe import Recipe
 
-__all__ = [
-    "COUNTS",
-    "EMA",
-    "accuracy_ranks",
-    "format_metrics",
-    "metric_names",
-    "metric_title",
-    "with_suffix",
-]
-
 COUNTS = ("videos", "unreadable", "partly_read")
 """Counts beside the metrics: all videos, unreadable videos, which are left out, and videos that are
 scored on some of their clips only."""

@@ -12,12 +12,6 @@ from torch import Tensor
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.solver import half_type, is_mixed
 
-__all__ = [
-    "InputTransform",
-    "blank_inputs",
-    "pack_pathways",
-]
-
 
 def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
     """Make a model's list of pathways from its frames.

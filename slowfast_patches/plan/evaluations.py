@@ -9,14 +9,6 @@ from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.plan.flops import TRAINING_FACTOR
 
-__all__ = [
-    "affordable_evaluations",
-    "epoch_ends",
-    "evaluation_flops",
-    "evaluation_iterations",
-    "multi_view_flops",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,21 +21,6 @@ from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
 
-__all__ = [
-    "FORMAT",
-    "MANY_VIDEOS",
-    "UNTIMED",
-    "MisfitError",
-    "StepTimes",
-    "Timing",
-    "device_of",
-    "estimated_timing",
-    "measured_timing",
-    "model_of",
-    "read_step_times",
-    "shapes_to_measure",
-]
-
 FORMAT = 1
 """Version of the file format."""
 

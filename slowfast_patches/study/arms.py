@@ -18,17 +18,6 @@ from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import UNTIMED, Timing, measured_timing, read_step_times
 
-__all__ = [
-    "Arm",
-    "Timings",
-    "at_lengths",
-    "check_study",
-    "cost_of",
-    "make_arm",
-    "measured_times",
-    "scaled",
-]
-
 
 @dataclass(frozen=True)
 class Arm:

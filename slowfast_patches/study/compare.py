@@ -51,8 +51,6 @@ from slowfast_patches.utils.tables import format_count, format_flops, format_lis
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Comparison", "comparison_report", "make_arms"]
-
 
 def make_arms(
     cfg_files: Sequence[Path],

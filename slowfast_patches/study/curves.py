@@ -21,23 +21,6 @@ from slowfast_patches.utils.tables import format_duration
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "AXES",
-    "LONG_TITLES",
-    "curves_of",
-    "draw_chance",
-    "draw_curves",
-    "explain_curves",
-    "format_break_even",
-    "level",
-    "levels_of",
-    "levels_table",
-    "make_curve",
-    "reach",
-    "set_log_axis",
-    "stretches",
-]
-
 AXES = {"seconds": "clock", "iterations": "iterations", "flops": "flops"}
 """Kinds of cost, and the column of `Study.runs` that each is read from."""
 

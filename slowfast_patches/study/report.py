@@ -22,19 +22,6 @@ from slowfast_patches.utils.tables import (
     mean_of,
 )
 
-__all__ = [
-    "COLUMNS",
-    "MISSING",
-    "Report",
-    "Table",
-    "arm_json",
-    "format_mean",
-    "machine_warnings",
-    "mean",
-    "provenance",
-    "title_of",
-]
-
 MISSING = "missing"
 """Table cell of a run that has not finished."""
 

@@ -39,16 +39,6 @@ from slowfast_patches.study.report import (
 from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure
 from slowfast_patches.utils.tables import Mean, format_duration, format_table
 
-__all__ = [
-    "PaperTable",
-    "check_inputs",
-    "costs_of",
-    "experiments_of",
-    "format_costs",
-    "paper_report",
-    "plan_json",
-]
-
 
 def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Experiment]:
     """Return experiments by name, with a user's recipes as additional rows.

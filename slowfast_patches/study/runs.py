@@ -26,8 +26,6 @@ from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.tables import first_few, format_duration
 
-__all__ = ["RunFailedError", "Study", "run_command", "train"]
-
 _POLL = 0.1
 """Seconds between two checks of the training processes."""
 

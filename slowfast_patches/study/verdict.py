@@ -15,8 +15,6 @@ from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.report import mean
 from slowfast_patches.utils.tables import Mean, format_list
 
-__all__ = ["at_chance", "chance_of", "explain_errors", "verdict"]
-
 _CLEAR = 2
 """Number of standard errors from which on a difference is decided."""
 

@@ -8,8 +8,8 @@ metrics and result must then equal those of the undisturbed training bit for bit
 the number of kills is reached, the last training ends without further kills.
 
 OUTPUT/summary.json counts kills, trainings and mismatches by case. The folder of a training that
-differs is kept. Repeat the command to add further kills. After a change of the code, give another
---output, because the undisturbed trainings are trained once. The exit status is 1 if any differ.
+differs is kept. Repeat the command to add further kills. Do not change the code during a run. After
+a change, give another --output, because the undisturbed trainings are trained once. The exit status is 1 if any differ.
 """
 
 import argparse

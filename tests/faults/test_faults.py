@@ -9,7 +9,6 @@ kills.py does so for an hour, with other kinds of trainings.
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,13 @@ MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TRAININGS", 1))))
 def test_a_killed_training_ends_as_if_undisturbed(
-    seed: int,
-    start_run_net: Callable,
-    one_block_keys: tuple[object, ...],
-    multigrid_run: Path,
-    tmp_path: Path,
-    opened: type,
-    assert_same_run: Callable[..., None],
+    seed,
+    start_run_net,
+    one_block_keys,
+    multigrid_run,
+    tmp_path,
+    opened,
+    assert_same_run,
 ):
     program = Path(__file__).with_name("faulty_run_net.py")
     keys = ("DATA_LOADER.NUM_WORKERS", 1, "TRAIN.CHECKPOINT_PERIOD", 1, *one_block_keys)
@@ -50,7 +49,7 @@ def test_a_killed_training_ends_as_if_undisturbed(
     assert left == []
 
 
-def test_the_comparison_of_kills_notices_a_single_bit(multigrid_run: Path, tmp_path: Path):
+def test_the_comparison_of_kills_notices_a_single_bit(multigrid_run, tmp_path):
     same = tmp_path / "same"
     shutil.copytree(multigrid_run, same)
     assert find_difference(same, multigrid_run) == ""

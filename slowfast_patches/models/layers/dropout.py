@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ClipDropout", "set_clips"]
-
 _DROPOUT = 1
 """Part of the seed of every mask, which separates masks from other uses of a recipe's seed."""
 

@@ -52,8 +52,6 @@ from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.tables import format_duration
 
-__all__ = ["CYCLES", "ShortBaselineError", "one_process", "pilot_seconds", "run_pilot"]
-
 logger = logging.getLogger(__name__)
 
 _COARSE = 0.6

@@ -26,14 +26,6 @@ from slowfast_patches.study.report import Report, Table
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 from slowfast_patches.utils.tables import format_duration
 
-__all__ = [
-    "Pilot",
-    "PilotArm",
-    "Stage",
-    "pilot_report",
-    "recipe_text",
-]
-
 _SEEDS = 40.0
 """Standard deviation over seeds of a score p, in points, divided by p (1 − p).
 

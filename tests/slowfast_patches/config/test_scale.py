@@ -1,21 +1,15 @@
 """Recipes made longer or shorter, and batch and rates that follow the processes: by hand."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.scale import as_overrides, scale_to_world_size, scaled_lengths
-from slowfast_patches.config.schedule import learning_rate_of, schedule_of
+from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.study.compare import make_arms
-from slowfast_patches.train import run as run_module
 from slowfast_patches.train.resume import check_same_recipe
-from slowfast_patches.train.state import Run
 
 ROOT = Path(__file__).parents[3]
 LARGE = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU"
@@ -133,82 +127,10 @@ def test_what_cannot_be_scaled_is_refused(keys, message):
         config(*BY_GPUS, *keys)
 
 
-class Stopped(BaseException):
-    """Raised where the training would start."""
-
-
-@pytest.mark.slow
-def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
-    tiny_recipe: Path,
-    train: Callable[..., Path],
-    tmp_path: Path,
-    opened: type,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    load_program: Callable[[str], ModuleType],
-):
-    """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
-    trained = list[Recipe]()
-
-    def stop(run: Run) -> None:
-        trained.append(run.recipe)
-        raise Stopped
-
-    monkeypatch.setattr(run_module, "prepare", stop)
-    keys = ("SOLVER.REFERENCE_WORLD_SIZE", 2, "MULTIGRID.LONG_CYCLE", False)
-    keys += ("MULTIGRID.SHORT_CYCLE", False)
-    with pytest.raises(Stopped):
-        train(tmp_path, *keys)
-    folder = opened(tmp_path)
-    assert folder.log.count("1 processes, 2 clips in a mini-batch, SOLVER.BASE_LR 0.005,") == 1
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["global_batch"] == trained[0].train.batch_size == 2
-
-    overrides = [*map(str, (*keys, "DATA.PATH_TO_DATA_DIR", tiny_recipe.parent))]
-    (tmp_path / "again.yaml").write_text(f"_BASE_: {tiny_recipe}")
-    candidate, _ = make_arms([tiny_recipe, tmp_path / "again.yaml"], overrides)
-    assert candidate.recipe.solver == trained[0].solver
-    assert candidate.iterations == plan["iterations"]
-    capsys.readouterr()
-    assert (
-        load_program("tools/plan.py").main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0
-    )
-    assert json.loads(capsys.readouterr().out) == plan
-
-
-def test_the_recipe_for_1536_gpus_by_hand():
-    """Scale 0.01 for 64 clips to 1.92 for 12,288, which is reached in 5 of 100 epochs.
-
-    Multigrid also scales all rates for its shapes, including the start of the warm-up.
-    """
-    recipe = load_recipe(f"{LARGE}.yaml")
-    run = schedule_of(recipe, recipe.data.num_train_videos)
-    epoch = run.baseline_iterations / 100
-    rates = [run.at(round(epochs * epoch)).lr for epochs in (0, 2.5, 5, 39, 41, 81)]
-    assert rates == pytest.approx([0.01, 0.965, 1.92, 1.92, 0.192, 0.0192], rel=0.005)
-    run = schedule_of(load_recipe(f"{LARGE}_MULTIGRID.yaml"), recipe.data.num_train_videos)
-    assert run.at(0).lr == pytest.approx(8 * 0.01)
-    stage = [8 * 1.92, 4 * 1.92, 2 * 1.92, 1.92]
-    expected = [*stage, *(lr / 10 for lr in stage), 0.192, 0.0192]
-    assert [run.at(phase.stop - 1).lr for phase in run.phases] == pytest.approx(expected)
-    # Warm-up is 5 of the first phase's 10 epochs of the baseline: half of its iterations.
-    half = run.phases[0].iterations // 2
-    assert run.at(half - 1).lr < run.at(half).lr == pytest.approx(8 * 1.92)
-
-
 @pytest.mark.parametrize(
     ("there", "here", "differing"),
     [
         (BY_CLIPS, [*BY_CLIPS, "NUM_SHARDS", 4, "TRAIN.BATCH_SIZE", 16], None),
-        # Written out.
-        (
-            BY_CLIPS,
-            [
-                *("SOLVER.BASE_LR", 3.2, "SOLVER.WARMUP_START_LR", 0.32),
-                *("SOLVER.COSINE_END_LR", 0.032),
-            ],
-            None,
-        ),
         (BY_CLIPS, [], "SOLVER.BASE_LR: 3.2 there, 0.8 here"),
         (BY_CLIPS, [*BY_CLIPS, "NUM_SHARDS", 2], "TRAIN.BATCH_SIZE: 64 there, 128 here"),
         ([*BY_GPUS, "NUM_GPUS", 4], [*BY_GPUS, "NUM_GPUS", 4], None),

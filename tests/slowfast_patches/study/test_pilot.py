@@ -13,7 +13,6 @@ import torch
 from multigrid import GENTLE, PAPER, Shape, scale_shape
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.schedule import cycle_keys, cycles_of, schedule_of
-from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.study.pilot import race
 from slowfast_patches.study.pilot.race import CYCLES, ShortBaselineError, one_process, pilot_seconds
 from slowfast_patches.study.pilot.report import (
@@ -24,6 +23,7 @@ from slowfast_patches.study.pilot.report import (
     recipe_text,
 )
 from slowfast_patches.train.step import Stepper
+from tests.slowfast_patches.datasets.charades_form import write_charades_form
 
 FINE, COARSE = Shape(8, 16, 64), Shape(16, 16, 32)
 # 30 epochs of 640 clips; a clip takes 0.05 s, on the coarse grid 0.01 s.

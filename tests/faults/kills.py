@@ -9,8 +9,8 @@ the number of kills is reached, the last training ends without further kills.
 
 OUTPUT/summary.json counts kills, trainings and mismatches by case. The folder of a training that
 differs is kept. Repeat the command to add further kills. Do not change the code during a run. After
-a change, give another --output, because the undisturbed trainings are trained once. The exit status is 1
-if any differ.
+a change, give another --output, because the undisturbed trainings are trained once. The exit
+status is 1 if any differ.
 """
 
 import argparse

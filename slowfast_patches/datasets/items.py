@@ -161,7 +161,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
     list) and `failures`, the (path, reason) of each unreadable video that was replaced. The request
     alone determines the replacement. An unreadable evaluation clip has `unread`. A training item
-    also has `extents`, as in `ClipPlan`.
+    also has `coverage`, as in `ClipPlan`.
 
     Args:
         videos: The listed videos, each with a `path` and a `label`.
@@ -260,8 +260,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
         )
         batch = cast(EvaluationBatch, _WholeBatch(batch))
-        if "extents" in items[0]:
-            batch["extents"] = torch.tensor([item["extents"] for item in items])
+        if "coverage" in items[0]:
+            batch["coverage"] = torch.tensor([item["coverage"] for item in items])
         if read:
             self._add_targets(batch, read)
         return batch
@@ -312,7 +312,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 "flip": plan.flip,
                 "video": index,
                 "iteration": request.iteration,
-                "extents": plan.extents,
+                "coverage": plan.coverage,
                 "failures": failures,
             }
         raise self._too_many(failures)

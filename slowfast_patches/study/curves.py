@@ -166,7 +166,7 @@ def levels_table(levels: Sequence[Mapping[str, Any]], metric: str) -> Table:
 
 
 def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, float, float, float]]:
-    """Split the costs that two curves share into intervals in which the same curve is higher.
+    """Split the cost range that two curves share into intervals where one curve is higher.
 
     The curves break even where one interval ends and the next begins.
 

@@ -92,7 +92,10 @@ class TestArms:
         keys = (*EIGHT_ON_FOUR, "LOG_PERIOD", "7")
         recipe = arm("table4", "baseline", overrides=keys).recipe
         assert (recipe.num_gpus, recipe.train.batch_size, recipe.log_period) == (1, 8, 7)
-        assert "I3D_8x8_R50_1GPU.yaml was written for NUM_GPUS 1, not for 8" in caplog.text
+        assert (
+            "I3D_8x8_R50_1GPU.yaml was written for NUM_GPUS 1, which differs from the 8"
+            in caplog.text
+        )
 
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
         def iterations(label: str) -> int:

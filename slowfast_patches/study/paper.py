@@ -201,7 +201,8 @@ def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str
     if reference in ("0", str(plain.num_gpus)):
         return overrides
     logger.warning(
-        "%s was written for NUM_GPUS %d, which differs from the %s of %s. The recipe is not scaled.",
+        "%s was written for NUM_GPUS %d, which differs from the %s of %s. The recipe is not "
+        "scaled.",
         *(path.name, plain.num_gpus, reference, _REFERENCE),
     )
     keys.pop("NUM_GPUS", None)

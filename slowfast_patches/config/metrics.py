@@ -65,5 +65,5 @@ def format_metrics(values: Mapping[str, float]) -> str:
     if values.get("unreadable"):
         parts.append(f"without {values['unreadable']} of {values['videos']} videos (unreadable)")
     if values.get("partly_read"):
-        parts.append(f"{values['partly_read']} videos read in part")
+        parts.append(f"{values['partly_read']} read in part")
     return ", ".join(parts)

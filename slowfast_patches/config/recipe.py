@@ -166,7 +166,7 @@ class Recipe:
 
     @property
     def groups_batchnorm(self) -> bool:
-        """Whether a fixed number of clips shares BN statistics, instead of the clips of a process."""
+        """Whether a fixed number of clips shares BN statistics, not the clips of each process."""
         return self.bn_size > 0
 
     @property

@@ -89,10 +89,10 @@ def test_every_number_survives_the_way_through_text(number):
         ("SOLVER.CLIP_GRAD_VAL", "big", "a finite number or None"),
         ("SOLVER.REFERENCE_BATCH_SIZE", 2.5, "a whole number"),
         ("TRAIN.MIXED_PRECISION", 1, "True or False or a string"),
-        ("SOLVER.STEPS", "[0,1e400]", "a list with a finite number in each place"),
-        ("RESNET.SPATIAL_STRIDES", "[1,2,2,2]", "a list with a list in each place"),
+        ("SOLVER.STEPS", "[0,1e400]", "a list in which each item is a finite number"),
+        ("RESNET.SPATIAL_STRIDES", "[1,2,2,2]", "a list in which each item is a list"),
         ("SOLVER.WEIGHT_DECAY", float("nan"), "a finite number"),
-        ("DATA.MEAN", [0.5, float("inf"), 0.5], "a list with a finite number in each place"),
+        ("DATA.MEAN", [0.5, float("inf"), 0.5], "a list in which each item is a finite number"),
         ("DATA.SAMPLING_RATE", float("inf"), "a whole number"),
         ("MODEL.NUM_CLASSES", "six", "a whole number, not"),
     ],
@@ -100,7 +100,7 @@ def test_every_number_survives_the_way_through_text(number):
 def test_a_value_of_another_type_is_refused(key, value, wanted):
     with pytest.raises(ValueError) as caught:
         load_recipe(None, [key, value])
-    assert f"{key} takes {wanted}" in str(caught.value)
+    assert f"{key} must be {wanted}" in str(caught.value)
     assert f"not {value!r} (the command line)" in str(caught.value)
 
 
@@ -199,7 +199,7 @@ def test_anchors_are_as_good_as_what_they_stand_for(tmp_path):
 def test_brackets_on_the_command_line_are_refused_in_one_line(text):
     with pytest.raises(
         ValueError,
-        match=r"DATA\.NUM_FRAMES takes a whole number, .{,90} \(the",
+        match=r"DATA\.NUM_FRAMES must be a whole number, .{,90} \(the",
     ):
         load_recipe(None, ["DATA.NUM_FRAMES", text])
 
@@ -207,7 +207,7 @@ def test_brackets_on_the_command_line_are_refused_in_one_line(text):
 @pytest.mark.parametrize("base", ["5", "", "[a.yaml, 5]", "{a: b}"])
 def test_a_base_is_a_file_or_a_list_of_files(tmp_path, base):
     write(tmp_path / "a.yaml", "NUM_GPUS: 0")
-    with pytest.raises(ValueError, match=r"own\.yaml: _BASE_ takes a file or a list of files, not"):
+    with pytest.raises(ValueError, match=r"own\.yaml: _BASE_ must be a file or a list of files, not"):
         load_recipe(write(tmp_path / "own.yaml", f"_BASE_: {base}"))
 
 

@@ -1,1 +1,1 @@
-"""Layers that replace those of PySlowFast's models."""
+"""Layers that replace the corresponding layers of PySlowFast's models."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from common import (
     ROOT,
@@ -40,9 +41,7 @@ from multigrid.batchnorm import GroupedBatchNorm3d
 from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
-from slowfast_patches.utils.command_line import tool
-
-__all__ = ["main", "measure", "network_ratios"]
+from slowfast_patches.utils.command_line import add_option, tool
 
 # Number of layers by the (C, T, H, W) of their input.
 SMALL: dict[tuple[int, ...], int] = {
@@ -110,18 +109,12 @@ def network_ratios(
 ) -> dict[str, Any]:
     """Compute the ratio of the sums over a network's layers, and find the worst layer."""
     rows = [row for row in rows if row["memory_format"] == layout]
-    layers = [network[tuple(row["shape"][1:])] for row in rows]
-    sums = {
-        kind: [
-            sum(count * seconds for count, seconds in zip(layers, of_round, strict=True))
-            for of_round in zip(*(row[kind] for row in rows), strict=True)
-        ]
-        for kind in KINDS
-    }
     worst = max(rows, key=lambda row: row["ratio"]["median"])
+    layers = np.array([network[tuple(row["shape"][1:])] for row in rows])
+    grouped, plain = (layers @ np.array([row[k] for row in rows]) for k in ("grouped", "plain"))
     return {
         "memory_format": layout,
-        "ratio": ratios(sums["grouped"], sums["plain"]),
+        "ratio": ratios(grouped.tolist(), plain.tolist()),
         "bar": BAR,
         "worst": {"shape": worst["shape"], "ratio": worst["ratio"]["median"]},
     }
@@ -158,12 +151,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = new_parser(__doc__, rounds=15, keys=False)
     gpu = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--clips", type=int, default=64, help="clips in the batch (%(default)s)")
-    parser.add_argument("--group-size", type=int, default=8, help="clips per group (%(default)s)")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    add = partial(add_option, parser)
+    add("--clips", "N", "clips in the batch (%(default)s)", int, 64)
+    add("--group-size", "N", "clips per group (%(default)s)", int, 8)
+    dtypes = ["float32", "bfloat16"]
+    add("--dtype", None, "(%(default)s)", default="float32", choices=dtypes)
     parser.add_argument("--small", action="store_true", help="measure four small layers only")
-    parser.add_argument("--threads", type=int, help="CPU threads (torch's default)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=gpu, help="(%(default)s)")
+    add("--threads", "N", "CPU threads (torch's default)", int)
+    add("--device", None, "(%(default)s)", default=gpu, choices=["cpu", "cuda"])
     args = parser.parse_args(argv)
     if args.clips % args.group_size or args.clips == args.group_size:
         parser.error(f"--clips is {args.clips}: give a multiple of {args.group_size}, at least two")

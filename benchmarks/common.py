@@ -11,34 +11,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from slowfast_patches.utils import command_line
 from slowfast_patches.utils.machine import machine, versions
 from slowfast_patches.utils.tables import format_table
-
-__all__ = [
-    "CPU",
-    "ROOT",
-    "Column",
-    "Mark",
-    "StepClock",
-    "Timed",
-    "int_at_least",
-    "new_parser",
-    "provenance",
-    "quartiles",
-    "ratios",
-    "seconds_of",
-    "spread_text",
-    "table",
-    "take_turns",
-    "wait_for",
-    "write_result",
-]
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -58,20 +40,16 @@ def new_parser(
         folder: the default of --output, which is then a folder. If None, --output is a JSON file.
         keys: whether KEY VALUE pairs may follow.
     """
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.command_parser(doc or "")
     text = "measurements of each variant, interleaved; 2 or more (%(default)s)"
-    parser.add_argument("--rounds", type=int_at_least(2), default=rounds, metavar="N", help=text)
+    add = partial(command_line.add_option, parser)
+    add("--rounds", "N", text, int_at_least(2), rounds)
     if folder is None:
-        text = "also write the result to this file"
-        parser.add_argument("--output", type=Path, metavar="FILE.json", help=text)
+        add("--output", "FILE.json", "also write the result to this file", Path)
     else:
-        parser.add_argument("--output", type=Path, default=Path(folder), metavar="DIR")
+        add("--output", "DIR", "folder for the results (%(default)s)", Path, Path(folder))
     if keys:
-        parser.add_argument(
-            "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
-        )
+        command_line.add_overrides(parser, "config keys to set")
     return parser
 
 

@@ -40,6 +40,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from common import new_parser, write_result
@@ -49,28 +50,21 @@ from steps.tables import format_result
 from steps.variants import NAMES
 
 from slowfast_patches import patching
-from slowfast_patches.utils.command_line import above_zero, tool
-
-__all__ = ["main"]
+from slowfast_patches.utils.command_line import above_zero, add_option, tool
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = new_parser(__doc__, rounds=7)
     text = "approximate time for each shape of each variant, at least a step a round (%(default)g)"
-    parser.add_argument("--seconds", type=above_zero, default=20.0, metavar="S", help=text)
-    parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
+    add = partial(add_option, parser)
+    add("--seconds", "S", text, above_zero, 20.0)
+    add("--cfg", "FILE", "the recipe, a YAML file", required=True)
     text = f"{', '.join(NAMES)}, or each: all but recipe that the device supports (recipe)"
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        choices=(*NAMES, "each"),
-        default=["recipe"],
-        metavar="NAME",
-        help=text,
-    )
+    names = (*NAMES, "each")
+    add("--variants", "NAME", text, default=["recipe"], nargs="+", choices=names)
     text = "number of training videos, for times of the whole schedule (as in multigrid-plan)"
-    parser.add_argument("--dataset-size", type=int, metavar="N", help=text)
+    add("--dataset-size", "N", text, int)
     return parser.parse_intermixed_args(argv)
 
 

@@ -12,8 +12,6 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-__all__ = ["apply", "restore_numpy_names"]
-
 
 def apply() -> None:
     """Make `slowfast.models` importable without detectron2.

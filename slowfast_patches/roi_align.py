@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ROIAlign"]
-
 
 class ROIAlign(nn.Module):
     """Pool the features inside each box into a grid of bins.

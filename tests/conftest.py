@@ -41,6 +41,7 @@ LONG = (
     "test_faults.py",
     "test_training.py",
     "test_examples.py",
+    "test_packages.py",
     "test_loops.py",
     "test_distributed.py",
     "test_reproduce.py",
@@ -295,6 +296,31 @@ def free_port() -> Callable[[], int]:
             return probe.getsockname()[1]
 
     return find
+
+
+def as_rank(rank: int, processes: int, port: int, function: Callable, arguments: tuple) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if processes > 1:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
+        size = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ |= {key: str(value) for key, value in (place | size | where).items()}
+    function(rank, *arguments)
+
+
+@pytest.fixture(scope="session")
+def run_ranks(free_port: Callable[[], int]) -> Callable[..., None]:
+    """`run_ranks(processes, function, ...)`: `function(rank, ...)` in forks, which have imported
+    what this process has; of several, each as torchrun starts it."""
+    from torch.multiprocessing import start_processes
+
+    def run(processes: int, function: Callable, *arguments: object) -> None:
+        given = (processes, free_port(), function, arguments)
+        start_processes(as_rank, given, nprocs=processes, start_method="fork")
+
+    return run
 
 
 def run_net_command(recipe: Path, output: Path, *overrides: object) -> list[str]:

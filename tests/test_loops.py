@@ -154,12 +154,9 @@ def train_all(task: Task, file: Path) -> None:
     torch.save(found, file)
 
 
-def as_rank(rank: int, port: int, folder: Path, task: Task) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
-    size = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in (place | size).items()}
+def train_as_rank(rank: int, task: Task) -> None:
     dist.init_process_group("gloo")
-    train_all(task, folder / f"rank{rank}.pt")
+    train_all(task, task.folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -184,16 +181,11 @@ def task(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @pytest.fixture(scope="module")
-def trained(task: Task, free_port: Callable[[], int]) -> dict[int, list[Any]]:
-    """What one process trained, and what each of two: forks, which have all imported."""
-    folder, threads = task.folder, torch.get_num_threads()
-    torch.set_num_threads(1)
-    train_all(task._replace(folder=folder / "one"), folder / "one.pt")
-    two = task._replace(folder=folder / "two")
-    torch.multiprocessing.start_processes(
-        as_rank, (free_port(), folder, two), nprocs=2, start_method="fork"
-    )
-    torch.set_num_threads(threads)
+def trained(task: Task, run_ranks: Callable[..., None]) -> dict[int, list[Any]]:
+    """What one process trained, and what each of two."""
+    folder = task.folder
+    run_ranks(1, lambda _: train_all(task._replace(folder=folder / "one"), folder / "one.pt"))
+    run_ranks(2, train_as_rank, task)
     files = {1: ["one.pt"], 2: ["rank0.pt", "rank1.pt"]}
     return {
         count: [torch.load(folder / name, weights_only=False) for name in names]

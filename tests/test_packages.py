@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tomllib
 import venv
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -21,8 +23,14 @@ OFFLINE = ["--no-index", "--no-deps"]
 pytestmark = pytest.mark.slow
 
 
-def build(source: Path, folder: Path) -> Path:
-    """The wheel of a source tree; of a copy, since building leaves files in it."""
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """`build(source)`: the wheel of a source tree, beside the copy that it was built of; once."""
+    return cache(lambda source: build_in(source, tmp_path_factory.mktemp("wheel")))
+
+
+def build_in(source: Path, folder: Path) -> Path:
+    """The wheel of a copy, since building leaves files in it."""
     others = ("runs", "docs", "tests", "benchmarks", "build", "*.egg-info", "__pycache__", ".*")
     shutil.copytree(source, folder / "source", ignore=shutil.ignore_patterns(*others))
     options = [*OFFLINE, "--no-build-isolation", "--wheel-dir", str(folder)]
@@ -43,6 +51,13 @@ def install(wheel: Path, folder: Path) -> Path:
     return programs
 
 
+def missing(wheel: Path, folder: Path, root: Path, package: str = "") -> set[str]:
+    """Files of a folder that are not in the wheel: those that are not Python need setup.py."""
+    files = [path for path in folder.rglob("*.*") if path.suffix != ".pyc"]
+    with ZipFile(wheel) as archive:
+        return {f"{package}{path.relative_to(root)}" for path in files} - set(archive.namelist())
+
+
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -50,34 +65,24 @@ def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_method_alone_runs_its_card_s_example(tmp_path):
-    wheel = build(METHOD, tmp_path)
+def test_the_method_is_whole_without_the_package(build, tmp_path):
+    wheel = build(METHOD)
     python = install(wheel, tmp_path / "environment") / "python"
-    with ZipFile(wheel) as archive:
-        assert {"multigrid/py.typed", "multigrid/batchnorm/module.py"} <= set(archive.namelist())
+    others = {"multigrid/README.md", "multigrid/pyproject.toml"}
+    assert missing(wheel, METHOD, METHOD.parent) == others
     project = tomllib.loads((METHOD / "pyproject.toml").read_text())["project"]
     assert {re.match(r"\w+", name)[0] for name in project["dependencies"]} == {"torch", "numpy"}
     assert run(tmp_path / "empty", python, "-c", "import slowfast_patches").returncode == 1
-    (example,) = re.findall(
-        r"<!-- example -->\s*```python\n(.*?)```", (METHOD / "README.md").read_text(), re.DOTALL
-    )
-    where = "print(mg.__file__)"
-    done = run(tmp_path / "empty", python, "-c", f"{example}\n{where}")
+    done = run(tmp_path / "empty", python, "-c", "import multigrid as mg; print(mg.__file__)")
     assert done.returncode == 0, done.stderr
-    *_, total, file = done.stdout.splitlines()
-    assert re.fullmatch(r"13\d iterations instead of 320", total)
-    assert Path(file).is_relative_to(tmp_path)
+    assert Path(done.stdout).is_relative_to(tmp_path)
 
 
-def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(tmp_path):
-    wheel = build(ROOT, tmp_path)
+def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(build, tmp_path):
+    wheel = build(ROOT)
     programs = install(wheel, tmp_path / "environment")
-    with ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    for package, folder in (("", "slowfast_patches"), ("slowfast_patches/", "configs")):
-        files = [path for path in (ROOT / folder).rglob("*.*") if path.suffix != ".pyc"]
-        missing = {f"{package}{path.relative_to(ROOT)}" for path in files} - names
-        assert not missing, "all that is not Python is named in setup.py"
+    assert not missing(wheel, ROOT / "slowfast_patches", ROOT)
+    assert not missing(wheel, ROOT / "configs", ROOT, "slowfast_patches/")
     recipe = ("--cfg", "configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml")
     plan = run(tmp_path / "empty", programs / "multigrid-plan", *recipe, "--dataset-size", 640)
     assert plan.returncode == 0, plan.stderr
@@ -88,7 +93,7 @@ def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(tm
     small = ("--train", 24, "--val", 8, "--test", 8, "--frames", 24)
     made = run(tmp_path / "empty", programs / "multigrid-demo-data", "--output", "data", *small)
     assert made.returncode == 0, made.stderr
-    keys = ("DATA.PATH_TO_DATA_DIR", "data", "SOLVER.MAX_EPOCH", 4, "SOLVER.STEPS", "[0, 2]")
+    keys = ("DATA.PATH_TO_DATA_DIR", "data", "SOLVER.MAX_EPOCH", 3, "SOLVER.STEPS", "[0, 2]")
     keys += ("TRAIN.BATCH_SIZE", 2, "SOLVER.WARMUP_EPOCHS", 0, "BN.USE_PRECISE_STATS", False)
     trained = run(tmp_path / "empty", programs / "multigrid-train", *recipe, *keys)
     assert trained.returncode == 0, trained.stderr
@@ -97,11 +102,11 @@ def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(tm
 
 
 @pytest.mark.parametrize("source", [ROOT, METHOD], ids=["package", "method"])
-def test_an_index_takes_the_wheel_and_the_source_distribution(source, tmp_path):
-    wheel = build(source, tmp_path)
+def test_an_index_takes_the_wheel_and_the_source_distribution(source, build):
+    wheel = build(source)
     sdist = "from setuptools.build_meta import build_sdist as b; b('..')"
-    subprocess.run([sys.executable, "-c", sdist], cwd=tmp_path / "source", check=True)
-    (archive,) = tmp_path.glob("*.tar.gz")
+    subprocess.run([sys.executable, "-c", sdist], cwd=wheel.parent / "source", check=True)
+    (archive,) = wheel.parent.glob("*.tar.gz")
     check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(archive)]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.stdout.count("PASSED") == 2, done.stdout + done.stderr

@@ -40,32 +40,23 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
     parser = command_line.command_parser(__doc__)
     text = "a config; give two or more, the baseline first"
-    parser.add_argument(
-        "--cfg", type=Path, action="append", required=True, metavar="FILE", help=text
-    )
+    command_line.add_list(parser, "--cfg", text, required=True)
     command_line.add_seeds(parser)
-    text = "folder for the runs and the report (default: %(default)s)"
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs/compare"), metavar="DIR", help=text
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    command_line.add_output(parser, "runs/compare")
     text = (
         "file of step times that were measured alone (docs/performance.md); speed-ups and the "
         "expected time of all runs follow from them"
     )
-    parser.add_argument(
-        "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
-    )
+    command_line.add_list(parser, "--step-times", text)
     either = parser.add_mutually_exclusive_group()
     text = "also train the first config, shortened to the iterations of the second"
     either.add_argument("--equal-iterations", action="store_true", help=text)
     text = (
         "train each config at these multiples of its length and draw curves, such as 0.25 0.5 1 2"
     )
-    either.add_argument("--lengths", nargs="+", default=[], metavar="L", help=text)
+    command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")
     command_line.add_at_once(parser)
-    text = "keys to set in every config"
-    command_line.add_overrides(parser, text)
+    command_line.add_overrides(parser, "keys to set in every config")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "lengths", float)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
@@ -96,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
             if len(runs):
                 report.write(study.output)
     if args.json:
-        print(json.dumps(report.data, indent=2, ensure_ascii=False))
+        print(json.dumps(report.results.to_json(), indent=2, ensure_ascii=False))
         return 0
     print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
     print(report)

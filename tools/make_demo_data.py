@@ -9,9 +9,10 @@ With --form ava, each video has several objects, and the lists are boxes with ac
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import ends_early, tool
+from slowfast_patches.utils.command_line import add_option, ends_early, tool
 
 if __name__ == "__main__":
     ends_early()
@@ -23,20 +24,13 @@ from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. The defaults are those of `DemoSpec`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder for the videos and the lists",
-    )
+    add = partial(add_option, parser)
+    add("--output", "DIR", "folder for the videos and the lists", Path, required=True)
     shown = {split: f"number of {split} videos" for split in SPLITS}
     shown |= {"seed": "seed of all videos", "frames": "frames per video"}
     for name, what in shown.items():
-        default = getattr(DemoSpec, name)
-        parser.add_argument(
-            f"--{name}", type=int, default=default, help=f"{what} (default: {default})"
-        )
+        text = f"{what} (default: %(default)s)"
+        add(f"--{name}", name.upper(), text, int, getattr(DemoSpec, name))
     parser.add_argument(
         "--size",
         type=int,
@@ -45,13 +39,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=(DemoSpec.width, DemoSpec.height),
         help=f"size of the frames in pixels (default: {DemoSpec.width} {DemoSpec.height})",
     )
-    parser.add_argument(
-        "--form",
-        choices=("kinetics", "ava"),
-        default="kinetics",
-        help="format of the lists (default: %(default)s)",
-    )
-    parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
+    text = "format of the lists (default: %(default)s)"
+    add("--form", None, text, default="kinetics", choices=("kinetics", "ava"))
+    add("--workers", "WORKERS", "number of processes (default: one per core)", int)
     return parser.parse_args(argv)
 
 

@@ -37,12 +37,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from slowfast_patches.utils.command_line import (
     add_imports,
+    add_json,
+    add_option,
+    at_least_one,
     command_parser,
     ends_early,
     imports_pair,
@@ -69,36 +73,23 @@ from slowfast_patches.train.record.tables import names_of_data, write_prediction
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and split `videos` from the KEY VALUE pairs after them."""
     parser = command_parser(__doc__)
-    add = parser.add_argument
-    text = "checkpoint, or folder of a run"
-    add("--checkpoint", type=Path, required=True, metavar="FILE|DIR", help=text)
-    add("--cfg", type=Path, metavar="FILE", help="recipe of the model, for weights without one")
-    add(
-        "--top",
-        type=int,
-        default=5,
-        metavar="K",
-        help="number of classes to print (default: %(default)s)",
-    )
+    add = partial(add_option, parser)
+    add("--checkpoint", "FILE|DIR", "checkpoint, or folder of a run", Path, required=True)
+    add("--cfg", "FILE", "recipe of the model, for weights without one", Path)
+    text = "number of classes to print (default: %(default)s)"
+    add("--top", "K", text, at_least_one, 5)
     names = "class names: a name on each line, or in .json a list, or a mapping from name to number"
-    add("--classes", type=Path, metavar="FILE", help=names)
-    add(
-        "--output",
-        type=Path,
-        metavar="FILE.csv",
-        help="write a table of the probabilities of all classes",
-    )
+    add("--classes", "FILE", names, Path)
+    add("--output", "FILE.csv", "write a table of the probabilities of all classes", Path)
     text = "write the model as a program of torch.export; videos are optional then"
-    add("--export", type=Path, metavar="FILE.pt2", help=text)
-    add("--boxes", type=Path, metavar="FILE.csv", help="boxes to score, in the format of AVA")
-    add("--draw", type=Path, metavar="DIR", help="write pictures of the boxes and their classes")
-    add("--json", action="store_true", help="print JSON only")
+    add("--export", "FILE.pt2", text, Path)
+    add("--boxes", "FILE.csv", "boxes to score, in the format of AVA", Path)
+    add("--draw", "DIR", "write pictures of the boxes and their classes", Path)
+    add_json(parser)
     add_imports(parser)
     text = "videos, then keys of the recipe to replace"
-    add("videos", nargs="*", default=[], metavar="VIDEO [KEY VALUE]", help=text)
+    add("videos", "VIDEO [KEY VALUE]", text, default=[], nargs="*")
     args = parser.parse_intermixed_args(argv)
-    if args.top < 1:
-        parser.error("--top takes a number from 1")
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
     args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)

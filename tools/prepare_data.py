@@ -37,12 +37,20 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from slowfast_patches.utils import command_line
+from slowfast_patches.utils.command_line import (
+    add_json,
+    add_list,
+    add_option,
+    command_parser,
+    ends_early,
+    tool,
+)
 
 if __name__ == "__main__":
-    command_line.ends_early()
+    ends_early()
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.dataset_lists import repeated_videos
@@ -60,47 +68,25 @@ from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = command_line.command_parser(__doc__)
+    parser = command_parser(__doc__)
     data = parser.add_mutually_exclusive_group(required=True)
-    data.add_argument(
-        "--csv", type=Path, action="append", metavar="FILE", help="list of videos; can be repeated"
-    )
-    data.add_argument(
-        "--folder", type=Path, metavar="DIR", help="folder with a subfolder for each class"
-    )
-    data.add_argument(
-        "--ssv2",
-        type=Path,
-        metavar="DIR",
-        help="folder with the JSON files of Something-Something V2",
-    )
-    add = parser.add_argument
-    add("--output", type=Path, metavar="DIR", help="folder for the prepared data set")
-    add("--json", action="store_true", help="print JSON only; needs --output")
-    add("--workers", type=int, metavar="N", help="number of processes (default: one per core)")
+    add_list(data, "--csv", "list of videos; can be repeated")
+    add_option(data, "--folder", "DIR", "folder with a subfolder for each class", Path)
+    text = "folder with the JSON files of Something-Something V2"
+    add_option(data, "--ssv2", "DIR", text, Path)
+    add = partial(add_option, parser)
+    add("--output", "DIR", "folder for the prepared data set", Path)
+    add_json(parser, "; needs --output")
+    add("--workers", "N", "number of processes (default: one per core)", int)
     text = "largest short side of the videos (default: %(default)s)"
-    add("--short-side", type=int, metavar="PIXELS", default=256, help=text)
-    add(
-        "--max-frame-pixels",
-        type=int,
-        metavar="N",
-        default=LIMITS.pixels,
-        help="refuse videos with larger frames, as DATA.MAX_FRAME_PIXELS (default: %(default)s)",
-    )
+    add("--short-side", "PIXELS", text, int, 256)
+    text = "refuse videos with larger frames, as DATA.MAX_FRAME_PIXELS (default: %(default)s)"
+    add("--max-frame-pixels", "N", text, int, LIMITS.pixels)
     text = "folder that paths in the lists are relative to (default: that of the list)"
-    add("--prefix", metavar="DIR", default="", help=text)
-    add(
-        "--separator",
-        default=" ",
-        metavar="C",
-        help=r'separator of path and label in the lists (default: " "); \t is a tab',
-    )
-    add(
-        "--val-fraction",
-        type=float,
-        metavar="F",
-        help="share of each class to hold out (default: 0.1)",
-    )
+    add("--prefix", "DIR", text, default="")
+    text = r'separator of path and label in the lists (default: " "); \t is a tab'
+    add("--separator", "C", text, default=" ")
+    add("--val-fraction", "F", "share of each class to hold out (default: 0.1)", float)
     args = parser.parse_args(argv)
     if args.output is None and (args.json or not args.folder):
         parser.error("--output is needed. Only --folder can write lists alone.")
@@ -111,7 +97,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@command_line.tool(interrupted="interrupted; repeat the command to continue")
+@tool(interrupted="interrupted; repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
     """Prepare the data set or write its lists, and return the exit status."""
     args = parse_args(argv)

@@ -21,6 +21,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,48 +49,39 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "name", choices=[*EXPERIMENTS, "all"], help="table or figure; all stands for every one"
     )
     command_line.add_seeds(parser)
-    text = "folder for runs and reports (default: %(default)s)"
-    output = Path("runs/reproduce")
-    parser.add_argument("--output", type=Path, default=output, metavar="DIR", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    text = "your own recipe as an additional row; can be repeated"
-    parser.add_argument("--add", type=Path, action="append", default=[], metavar="FILE", help=text)
+    command_line.add_output(parser, "runs/reproduce")
+    command_line.add_list(parser, "--add", "your own recipe as an additional row; can be repeated")
 
     group = parser.add_argument_group("how to run")
     ways = group.add_mutually_exclusive_group()
-    text = "only print what would run"
-    ways.add_argument("--dry-run", action="store_true", help=text)
+    ways.add_argument("--dry-run", action="store_true", help="only print what would run")
     text = "train on this machine, --at-once N runs at a time"
     ways.add_argument("--local", action="store_true", help=text)
-    ways.add_argument("--slurm", metavar="PARTITION", help="train as SLURM jobs")
+    command_line.add_option(ways, "--slurm", "PARTITION", "train as SLURM jobs")
     command_line.add_at_once(group)
-    add = group.add_argument
+    add = partial(command_line.add_option, group)
     text = "time limit of a job, which is then requeued (default: %(default)g)"
-    add("--slurm-hours", type=float, metavar="H", default=Slurm.hours, help=text)
+    add("--slurm-hours", "H", text, float, Slurm.hours)
     text = "jobs of an array that run at a time (default: %(default)s)"
-    add("--slurm-limit", type=int, metavar="N", default=Slurm.limit, help=text)
-    text = "CPU cores for each GPU (default: %(default)s)"
-    add("--slurm-cpus", type=int, metavar="N", default=Slurm.cpus, help=text)
-    text = "additional option of sbatch, such as account=vision; can be repeated"
-    pair = command_line.key_value
-    add("--slurm-option", type=pair, action="append", default=[], metavar="KEY=VALUE", help=text)
+    add("--slurm-limit", "N", text, int, Slurm.limit)
+    add("--slurm-cpus", "N", "CPU cores for each GPU (default: %(default)s)", int, Slurm.cpus)
+    command_line.add_pairs(group, "--slurm-option")
 
     group = parser.add_argument_group("what to run on")
+    add = partial(command_line.add_option, group)
     for name in _DATA:
-        group.add_argument(f"--{name}", metavar="DIR", help="folder with the lists of the data set")
+        add(f"--{name}", "DIR", "folder with the lists of the data set")
     for name in _STARTS:
         text = f"{name} checkpoint, for the recipes that start from one"
-        group.add_argument(f"--{name}-weights", metavar="FILE", help=text)
+        add(f"--{name}-weights", "FILE", text)
+    times = group.add_mutually_exclusive_group()
     text = "file of step times, for the expected times; can be repeated"
-    group.add_argument(
-        "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
-    )
+    command_line.add_list(times, "--step-times", text)
     text = (
         "seconds of an iteration of the first run, for the expected times; others follow by FLOPs"
     )
-    group.add_argument("--step-seconds", type=float, metavar="S", help=text)
-    text = "keys to set in every recipe"
-    command_line.add_overrides(parser, text)
+    command_line.add_option(times, "--step-seconds", "S", text, float)
+    command_line.add_overrides(parser, "keys to set in every recipe")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
     slurm = ("hours", "limit", "cpus", "option")
@@ -99,8 +91,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         name = option.strip("-").replace("-", "_")
         if not given and getattr(args, name) != parser.get_default(name):
             parser.error(f"{option} has no effect without {other}")
-    if args.step_times and args.step_seconds is not None:
-        parser.error("give --step-times or --step-seconds, not both")
     return args
 
 
@@ -129,7 +119,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
     def report() -> list[reproduce.PaperTable]:
         runs = study.runs()
         tables = [
-            reproduce.PaperTable(name, experiment, arms, runs, study.seeds, command)
+            reproduce.PaperTable(study, runs, command, name, experiment)
             for name, experiment in experiments.items()
         ]
         for table in tables:
@@ -145,7 +135,14 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
                 report()
     tables = report()
     if args.slurm:
-        queued = jobs.submit_study(study, run_net, _slurm(args))
+        slurm = Slurm(
+            args.slurm,
+            hours=args.slurm_hours,
+            limit=args.slurm_limit,
+            cpus=args.slurm_cpus,
+            options=dict(args.slurm_option),
+        )
+        queued = jobs.submit_study(study, run_net, slurm)
         numbers = ", ".join(queued.values()) or "all have finished or are queued"
         print(f"{len(queued)} jobs queued: {numbers}")
     for table in tables:
@@ -175,16 +172,6 @@ def _format_size(study: Study, seconds: Sequence[float | None]) -> str:
     return (
         f"{study.size} runs in all: {len(seconds)} different recipes × {len(study.seeds)} seeds. "
         f"Training time, without loading and evaluation: {total}"
-    )
-
-
-def _slurm(args: argparse.Namespace) -> Slurm:
-    return Slurm(
-        args.slurm,
-        hours=args.slurm_hours,
-        limit=args.slurm_limit,
-        cpus=args.slurm_cpus,
-        options=dict(args.slurm_option),
     )
 
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 
 # Otherwise torch adds pages of C++ call stack to the error of a lost connection.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -57,13 +58,11 @@ from slowfast_patches.train.run import run
 @command_line.tool()
 def main() -> int:
     parser = command_line.command_parser(__doc__)
-    parser.add_argument("--cfg", required=True, metavar="FILE", help="recipe, a YAML file")
-    text = "address of the rendezvous: tcp://HOST:PORT of the first machine"
-    parser.add_argument("--init-method", metavar="URL", help=text)
-    text = "number of this machine, from 0; sets SHARD_ID"
-    parser.add_argument("--shard-id", type=int, metavar="N", help=text)
-    text = "number of machines; sets NUM_SHARDS"
-    parser.add_argument("--num-shards", type=int, metavar="N", help=text)
+    command_line.add_cfg(parser)
+    add = partial(command_line.add_option, parser)
+    add("--init-method", "URL", "address of the rendezvous: tcp://HOST:PORT of the first machine")
+    add("--shard-id", "N", "number of this machine, from 0; sets SHARD_ID", int)
+    add("--num-shards", "N", "number of machines; sets NUM_SHARDS", int)
     command_line.add_overrides(parser, "keys of the recipe to replace, also written as KEY=VALUE")
     args = parser.parse_intermixed_args()
     overrides = list(args.overrides)

@@ -15,6 +15,7 @@ was cancelled, repeat the command. KEY VALUE pairs after the options replace key
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from slowfast_patches.utils import command_line
@@ -31,39 +32,27 @@ from slowfast_patches.study import jobs
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option."""
     parser = command_line.command_parser(__doc__)
-    parser.add_argument(
-        "--cfg", type=Path, required=True, metavar="FILE", help="recipe, a YAML file"
-    )
-    parser.add_argument("--partition", required=True, metavar="P", help="partition of SLURM")
-    add = parser.add_argument
-    add(
-        "--nodes",
-        type=int,
-        metavar="N",
-        help="number of machines (default: NUM_SHARDS of the recipe)",
-    )
-    text = "GPUs of each machine (default: NUM_GPUS of the recipe)"
-    add("--gpus-per-node", type=int, metavar="N", help=text)
+    add = partial(command_line.add_option, parser)
+    command_line.add_cfg(parser)
+    add("--partition", "P", "partition of SLURM", required=True)
+    add("--nodes", "N", "number of machines (default: NUM_SHARDS of the recipe)", int)
+    add("--gpus-per-node", "N", "GPUs of each machine (default: NUM_GPUS of the recipe)", int)
     text = "time limit of the job, which is then requeued (default: %(default)g)"
-    add("--hours", type=float, metavar="H", default=Slurm.hours, help=text)
+    add("--hours", "H", text, float, Slurm.hours)
     text = "CPU cores for each GPU, or for each machine without GPUs (default: %(default)s)"
-    add("--cpus-per-gpu", type=int, metavar="N", default=Slurm.cpus, help=text)
+    add("--cpus-per-gpu", "N", text, int, Slurm.cpus)
     text = "largest number of time-outs; preemptions do not count (default: %(default)s)"
-    add("--requeues", type=int, metavar="N", default=Slurm.requeues, help=text)
+    add("--requeues", "N", text, int, Slurm.requeues)
     text = (
         "time between the signal to save and the time limit; it must be enough for an iteration "
         "and a checkpoint (default: %(default)s)"
     )
-    add("--warning-seconds", type=int, metavar="S", default=Slurm.warning_seconds, help=text)
-    text = "name of the job (default: %(default)s)"
-    add("--job-name", default="multigrid", metavar="NAME", help=text)
-    text = "additional option of sbatch, such as account=vision; can be repeated"
-    key_value = command_line.key_value
-    add("--option", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=text)
+    add("--warning-seconds", "S", text, int, Slurm.warning_seconds)
+    add("--job-name", "NAME", "name of the job (default: %(default)s)", default="multigrid")
+    command_line.add_pairs(parser, "--option")
     text = "check the recipe and print the batch file without submitting it"
     parser.add_argument("--dry-run", action="store_true", help=text)
-    text = "keys of the recipe to replace"
-    command_line.add_overrides(parser, text)
+    command_line.add_overrides(parser, "keys of the recipe to replace")
     return parser.parse_intermixed_args(argv)
 
 

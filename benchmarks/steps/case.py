@@ -24,15 +24,6 @@ from slowfast_patches.plan.step_times import device_of
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.train.warm_up import made_up_batch
 
-__all__ = [
-    "Bench",
-    "Case",
-    "Steps",
-    "checked_recipe",
-    "prepare_device",
-    "time_in_turns",
-]
-
 WARM_UP = 2
 """Iterations of each shape before timing, in which kernels are chosen and memory is allocated."""
 

@@ -19,8 +19,6 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.tasks import task_of
 from steps.case import Steps
 
-__all__ = ["HostBench", "host_problem"]
-
 _STRIDE = 32
 """Total spatial stride that PySlowFast's head assumes, in pixels."""
 

@@ -24,8 +24,6 @@ from steps.rates import (
 )
 from steps.variants import EACH, HOST, Variant, build_variants
 
-__all__ = ["measure"]
-
 
 def measure(
     recipe: Recipe,

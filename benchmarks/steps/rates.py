@@ -17,8 +17,6 @@ from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.plan.step_times import MANY_VIDEOS
 from steps.variants import SWITCHES
 
-__all__ = ["REFERENCES", "Row", "add_rates", "add_relative", "matrix_rates", "recommend", "totals"]
-
 REFERENCES = ("plain", "host")
 """Variants to which the others are compared."""
 

@@ -13,8 +13,6 @@ from slowfast_patches.utils.tables import format_duration
 from steps.rates import REFERENCES
 from steps.variants import HOST
 
-__all__ = ["format_result"]
-
 Row = Mapping[str, Any]
 
 _PARTS = ("input", "forward", "backward", "optimizer")

@@ -18,8 +18,6 @@ from slowfast_patches.train.warm_up import made_up_batch
 from steps.case import Bench, Case, Steps
 from steps.host import HostBench, host_problem
 
-__all__ = ["EACH", "HOST", "NAMES", "SWITCHES", "Variant", "build_variants", "with_switches"]
-
 Keys = Mapping[str, object]
 
 SWITCHES = {key.partition(".")[2].lower(): key for key in speed_switches()}

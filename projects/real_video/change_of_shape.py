@@ -43,8 +43,6 @@ from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.machine import machine, versions
 from slowfast_patches.utils.tables import format_table
 
-__all__ = ["enlarged", "framed", "main", "score"]
-
 Change = Callable[[Tensor, int], Tensor]
 
 

@@ -20,17 +20,6 @@ from slowfast_patches.datasets.reading.files import open_video, translate_decode
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.tables import format_list
 
-__all__ = [
-    "FPS",
-    "VOCABULARY",
-    "LeftOut",
-    "Sentence",
-    "Word",
-    "decode",
-    "find_sentences",
-    "read_alignment",
-]
-
 FPS = 25
 VOCABULARY = {
     "command": ("bin", "lay", "place", "set"),

@@ -15,8 +15,6 @@ from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.files import atomic_write
 
-__all__ = ["Look", "Square", "find_square", "look_at", "write_picture"]
-
 _SIDE = 112 / 288
 """Ratio of the square's side to the frame's height; the mouth fills about half of the square."""
 _MIN_MOTION = 0.5

@@ -17,8 +17,6 @@ from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.tables import first_few
 
-__all__ = ["DIGITS", "make_subset"]
-
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """The ten digits, each at the index of its label."""
 

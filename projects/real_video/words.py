@@ -39,8 +39,6 @@ from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from slowfast_patches.utils.tables import first_few, format_table
 
-__all__ = ["CLASSES", "FRAMES", "SpeakerReport", "Split", "format_report", "make_words"]
-
 PLACES = ("adverb", "color", "command", "digit")
 CLASSES = tuple(sorted(word for place in PLACES for word in VOCABULARY[place]))
 FRAMES = 20

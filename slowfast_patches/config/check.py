@@ -14,8 +14,6 @@ from slowfast_patches.config.fields import CYCLE
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.tasks import TASKS
 
-__all__ = ["check_recipe"]
-
 logger = logging.getLogger(__name__)
 
 _STRIDE = 32

@@ -23,8 +23,6 @@ from slowfast_patches.config.fields import (
     one_of,
 )
 
-__all__ = ["Aug", "Ava", "Data", "DataLoading", "Mixup", "Multigrid"]
-
 _DETECTS = "DETECTION.ENABLE True"
 _MIXES = "MIXUP.ENABLE True"
 _AUGMENTS = "AUG.ENABLE True"

@@ -9,8 +9,6 @@ from typing import Any
 
 from slowfast_patches.config.extensions import register
 
-__all__ = ["FAMILIES", "ModelFamily", "register_model"]
-
 Build = Callable[[Any], Any]
 """Class or function that takes a `Recipe` and returns a `torch.nn.Module`."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from slowfast_patches.config.later_releases import LATER_RELEASES
 from slowfast_patches.config.recipe import KEYS, default_recipe, values_by_key
 
-__all__ = ["format_keys", "may_differ", "speed_keys", "speed_switches"]
-
 _COMMON = (
     "DATA.PATH_TO_DATA_DIR",
     "DATA.PATH_PREFIX",

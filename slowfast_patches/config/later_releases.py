@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["LATER_RELEASES", "LaterKey", "ignored_key", "translate"]
-
 logger = logging.getLogger(__name__)
 
 Values = Mapping[str, Any]

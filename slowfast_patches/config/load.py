@@ -25,8 +25,6 @@ from slowfast_patches.config.tasks import TASKS, task_name
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.utils.command_line import split_pairs
 
-__all__ = ["CONFIGS", "given_keys", "load_recipe", "parse_recipe", "recipe_path"]
-
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]

@@ -6,16 +6,6 @@ from collections.abc import Mapping
 
 from slowfast_patches.config.recipe import Recipe
 
-__all__ = [
-    "COUNTS",
-    "EMA",
-    "accuracy_ranks",
-    "format_metrics",
-    "metric_names",
-    "metric_title",
-    "with_suffix",
-]
-
 COUNTS = ("videos", "unreadable", "partly_read")
 """Names of the counts that a result has in addition to metrics: the number of all videos, of
 unreadable videos, which are not scored, and of videos that are scored on some of their clips."""

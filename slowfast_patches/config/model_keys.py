@@ -20,9 +20,6 @@ from slowfast_patches.config.fields import (
 )
 from slowfast_patches.utils.tables import format_list
 
-__all__ = ["BatchNorm", "Detection", "Hf", "Model", "NonLocal", "ResNet", "SlowFast", "Tsm"]
-
-
 Stages = tuple[tuple[int, ...], ...]
 """One number for each pathway of each stage."""
 Places = tuple[tuple[tuple[int, ...], ...], ...]

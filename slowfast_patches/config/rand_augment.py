@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_rand_augment", "parse_rand_augment"]
-
 _PART = re.compile(r"(mstd|m|n|inc)(\d{1,4}(?:\.\d{1,8})?)")
 _MOST_OPERATIONS = 10
 

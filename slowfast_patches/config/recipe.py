@@ -40,23 +40,7 @@ from slowfast_patches.config.model_keys import (
 )
 from slowfast_patches.config.tasks import task_name
 from slowfast_patches.config.training_keys import Solver, Test, Train
-from slowfast_patches.config.yaml_text import dump_yaml, flatten, parse_yaml
-
-__all__ = [
-    "KEYS",
-    "PER_PATHWAY",
-    "Aug",
-    "Data",
-    "Recipe",
-    "Solver",
-    "default_recipe",
-    "differences",
-    "host_config",
-    "parse_yaml",
-    "plain",
-    "stored_keys",
-    "values_by_key",
-]
+from slowfast_patches.config.yaml_text import dump_yaml, flatten
 
 PER_PATHWAY = (
     "RESNET.NUM_BLOCK_TEMP_KERNEL",

@@ -8,8 +8,6 @@ from typing import Any
 from multigrid import batch_rate_factor
 from slowfast_patches.config.recipe import Recipe
 
-__all__ = ["as_overrides", "scale_to_world_size", "scaled_lengths"]
-
 _DIGITS = 6
 """Decimal places of scaled epochs. For most data sets, a millionth of an epoch is below one clip.
 """

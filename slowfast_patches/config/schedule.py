@@ -15,17 +15,6 @@ from multigrid import (
 )
 from slowfast_patches.config.recipe import Recipe
 
-__all__ = [
-    "check_speed_of_schedule",
-    "check_world_size",
-    "cycle_keys",
-    "cycles_of",
-    "learning_rate_of",
-    "recipe_at",
-    "schedule_of",
-    "without_multigrid",
-]
-
 
 def without_multigrid(recipe: Recipe) -> Recipe:
     """Return the baseline of a recipe: the recipe with both cycles off."""

@@ -17,8 +17,6 @@ from slowfast_patches.config.fields import (
     one_of,
 )
 
-__all__ = ["Solver", "Test", "Train"]
-
 
 @dataclass(frozen=True)
 class Solver:

@@ -8,8 +8,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["dump_yaml", "flatten", "parse_yaml"]
-
 # Use the C library if PyYAML was built with it, because it is ten times as fast.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -18,8 +18,6 @@ from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import VideoRecord
 
-__all__ = ["ClipDataset", "reading_limits", "reading_options", "sampling_of"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -34,8 +34,6 @@ from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 
-__all__ = ["Clips", "EvaluationBatch", "Label", "Sampling", "TooManyUnreadableError"]
-
 Label = int | NDArray[np.float32]
 """A class number, or a multi-hot vector (classes,) for clips with several labels."""
 

@@ -19,8 +19,6 @@ from slowfast_patches.datasets.items import EvaluationBatch, Label
 from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, read_sources
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
-__all__ = ["KeyFrameClips", "boxes_in_clip", "frame_of"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_REDRAWS = 10

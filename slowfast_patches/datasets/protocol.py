@@ -7,8 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from multigrid import ClipRequest
 
-__all__ = ["ListedVideo", "VideoDataset", "clip_bytes", "clips_per_video"]
-
 
 class ListedVideo(Protocol):
     """Interface of a video in the list of a data set.

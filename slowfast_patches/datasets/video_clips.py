@@ -17,8 +17,6 @@ from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
 from slowfast_patches.utils.command_line import printable
 
-__all__ = ["VideoClips"]
-
 _PAIRS = "give (path, label) pairs, all with a class from 0 or all with a float32 vector"
 
 Videos = str | os.PathLike[str] | Sequence[tuple[str | os.PathLike[str], Label]]

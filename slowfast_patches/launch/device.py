@@ -11,8 +11,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.launch.placement import Placement
 
-__all__ = ["check_gpus", "keep_memory_whole", "process_device", "set_up_device", "with_precision"]
-
 logger = logging.getLogger(__name__)
 
 _WIDE = 32

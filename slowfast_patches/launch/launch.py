@@ -19,8 +19,6 @@ from slowfast_patches.launch.stopping import interruptible
 from slowfast_patches.launch.workers import Main, start_workers, work
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["launch", "resolve"]
-
 Check = Callable[[Recipe, Placement], None]
 
 

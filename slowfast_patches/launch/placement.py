@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.machine import available_cores
 
-__all__ = ["Placement", "find_placement", "is_restart"]
-
 _FIRST_PORT = 20_000
 _PORTS = 12_000
 """Range of rendezvous ports of SLURM jobs, below the ephemeral ports of Linux (from 32,768)."""

@@ -25,17 +25,6 @@ import submitit
 
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 
-__all__ = [
-    "FOLDER",
-    "Job",
-    "Slurm",
-    "batch_file",
-    "has_slurm",
-    "make_executor",
-    "queue",
-    "state_in_queue",
-]
-
 FOLDER = "slurm"
 """Subfolder of a run for the files of submitit, such as job logs."""
 

@@ -28,8 +28,6 @@ from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError, exit_
 from slowfast_patches.utils.distributed import World, gather_objects, wait_for_all
 from slowfast_patches.utils.signals import STOP_SIGNALS
 
-__all__ = ["JoiningError", "Main", "start_workers", "work"]
-
 Main = Callable[[Recipe, World], None]
 
 START_METHOD = "spawn"

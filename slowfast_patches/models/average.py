@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-__all__ = ["start_average", "update_average"]
-
 
 def start_average(model: nn.Module) -> nn.Module:
     """Return a copy of a model whose parameters require no gradients."""

@@ -12,8 +12,6 @@ from torch import nn
 from slowfast_patches.models.transformer import HEAD as TRANSFORMER_HEAD
 from slowfast_patches.utils.tables import format_list
 
-__all__ = ["freeze", "frozen_names"]
-
 logger = logging.getLogger(__name__)
 
 _HEAD = ("head.", *TRANSFORMER_HEAD)

@@ -12,12 +12,6 @@ from torch import Tensor
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.solver import half_type, is_mixed
 
-__all__ = [
-    "InputTransform",
-    "blank_inputs",
-    "pack_pathways",
-]
-
 
 def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
     """Convert a batch of clips to a list of pathways, the input of a model.

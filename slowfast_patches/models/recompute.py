@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["checkpoint_blocks"]
-
 
 def checkpoint_blocks(model: nn.Module) -> nn.Module:
     """Checkpoint every residual block of a PySlowFast model, or every layer of a transformer.

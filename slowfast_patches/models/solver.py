@@ -12,15 +12,6 @@ from torch import Tensor, nn
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.transformer import parameter_depths
 
-__all__ = [
-    "Precision",
-    "build_optimizer",
-    "clip_gradients",
-    "half_type",
-    "is_mixed",
-    "load_optimizer",
-]
-
 _SPEED_OPTIONS = ("fused", "foreach")
 """Options of torch's optimizers that affect the speed of an update but not the new weights."""
 

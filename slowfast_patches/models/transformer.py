@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from multigrid import FollowsGrid, convert_positions
-from slowfast_patches.config.recipe import Data, Recipe
+from slowfast_patches.config.data_keys import Data
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.weights.fit import not_finite
 from slowfast_patches.utils.tables import format_list
-
-__all__ = ["HEAD", "build_transformer", "has_start_weights", "parameter_depths", "scores_of_logits"]
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from slowfast_patches.models.layers.convolution import AdoptingConv3d
 
-__all__ = ["ShiftedConv3d", "build_tsm", "temporal_shift"]
-
 
 def temporal_shift(x: Tensor, channels: int) -> Tensor:
     """Shift some channels one frame back and some channels one frame forward.

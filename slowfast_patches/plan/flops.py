@@ -18,8 +18,6 @@ from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.models.layers.replace import replace_modules
 from slowfast_patches.tasks import task_of
 
-__all__ = ["TRAINING_FACTOR", "check_shapes", "flops_per_clip"]
-
 TRAINING_FACTOR = 3
 """FLOPs of a training step relative to its forward pass. The backward pass takes twice as many."""
 

@@ -13,8 +13,6 @@ from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_fig
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_plan"]
-
 _PANELS = {"clips per\nmini-batch": "batch", "frames": "frames", "crop (pixels)": "crop"}
 
 

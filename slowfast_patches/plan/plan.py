@@ -32,16 +32,6 @@ from slowfast_patches.utils.tables import (
     format_table,
 )
 
-__all__ = [
-    "Plan",
-    "dataset_size",
-    "format_plan",
-    "make_plan",
-    "plan_of",
-    "plan_summary",
-    "plan_warnings",
-]
-
 _USE = "_BASE_: [RECIPE.yaml, configs/Cycles/{name}.yaml]"
 """Line of YAML that changes the cycles of a recipe."""
 

@@ -26,8 +26,6 @@ from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.runs import Study, run_command
 
-__all__ = ["check", "job_keys", "submit", "submit_recipe", "submit_study"]
-
 
 def job_keys(
     cfg_file: Path, overrides: Sequence[str], machines: int | None, gpus: int | None

@@ -20,8 +20,6 @@ from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.study.arms import Arm, make_arm
 from slowfast_patches.utils.tables import Mean
 
-__all__ = ["EXPERIMENTS", "PAPER", "SCRATCH", "Experiment", "Row", "paper_arms"]
-
 logger = logging.getLogger(__name__)
 
 SCRATCH = "scratch"

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from multigrid import Schedule
 from slowfast_patches.config.keys import may_differ
-from slowfast_patches.config.recipe import Recipe, parse_yaml, stored_keys, values_by_key
+from slowfast_patches.config.recipe import Recipe, stored_keys, values_by_key
+from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.launch.placement import is_restart
 from slowfast_patches.train.checkpoint import Checkpoint, all_checkpoints, parse, read, set_aside
 from slowfast_patches.utils.files import write_text

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import takewhile
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
@@ -24,29 +25,6 @@ from slowfast_patches.utils.signals import (
     INTERRUPTED_STATUS,
     TrainingInterruptedError,
 )
-
-__all__ = [
-    "MISTAKE_STATUS",
-    "ToolError",
-    "above_zero",
-    "add_at_once",
-    "add_imports",
-    "add_overrides",
-    "add_seeds",
-    "at_least_one",
-    "command_parser",
-    "ends_early",
-    "exit_status",
-    "imports_pair",
-    "key_value",
-    "option_of",
-    "printable",
-    "report",
-    "split_pairs",
-    "take_numbers",
-    "tool",
-    "whole_number",
-]
 
 MISTAKE_STATUS = 2
 _FAILED = 1
@@ -199,6 +177,47 @@ def command_parser(about: str) -> argparse.ArgumentParser:
     return parser
 
 
+def add_option(
+    group: argparse._ActionsContainer,
+    name: str,
+    metavar: str | None,
+    help: str,
+    kind: Callable[[str], Any] = str,
+    default: Any = None,
+    **more: Any,
+) -> None:
+    """Add an option with a value. `more` are other arguments of `add_argument`."""
+    group.add_argument(name, metavar=metavar, help=help, type=kind, default=default, **more)
+
+
+def add_list(group: argparse._ActionsContainer, name: str, help: str, **more: Any) -> None:
+    """Add an option for a file that can be repeated."""
+    add_option(group, name, "FILE", help, Path, [], action="append", **more)
+
+
+def add_pairs(group: argparse._ActionsContainer, name: str) -> None:
+    """Add an option of sbatch's options."""
+    text = "additional option of sbatch, such as account=vision; can be repeated"
+    add_option(group, name, "KEY=VALUE", text, key_value, [], action="append")
+
+
+def add_cfg(group: argparse._ActionsContainer) -> None:
+    """Add --cfg, the recipe."""
+    add_option(group, "--cfg", "FILE", "recipe, a YAML file", Path, required=True)
+
+
+def add_output(group: argparse._ActionsContainer, default: str) -> None:
+    """Add --output, the folder of a study, and --json."""
+    text = "folder for runs and reports (default: %(default)s)"
+    add_option(group, "--output", "DIR", text, Path, Path(default))
+    add_json(group)
+
+
+def add_json(group: argparse._ActionsContainer, more: str = "") -> None:
+    """Add --json."""
+    group.add_argument("--json", action="store_true", help=f"print JSON only{more}")
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from slowfast_patches.utils.machine import machine, versions  # imports torch
@@ -315,7 +334,7 @@ def add_at_once(group: argparse._ActionsContainer) -> None:
         "number of runs to train at the same time (default: %(default)s); their times are then not "
         "those of a single run, which --step-times gives"
     )
-    group.add_argument("--at-once", type=at_least_one, default=1, metavar="N", help=text)
+    add_option(group, "--at-once", "N", text, at_least_one, 1)
 
 
 def at_least_one(text: str) -> int:

@@ -14,15 +14,6 @@ from torch import Tensor
 
 from slowfast_patches.utils.signals import TrainingInterruptedError
 
-__all__ = [
-    "World",
-    "broadcast_from_main",
-    "gather_objects",
-    "max_over_ranks",
-    "sum_over_ranks",
-    "wait_for_all",
-]
-
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=7)

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-__all__ = ["TEMPORARY", "atomic_write", "check_archive", "write_text"]
-
 TEMPORARY = ".tmp"
 """Suffix of a file that is still being written."""
 _ARCHIVE = b"PK\x03\x04"

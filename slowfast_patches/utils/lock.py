@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-__all__ = ["locked"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["available_cores", "machine", "versions"]
-
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""

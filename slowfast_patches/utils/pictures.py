@@ -9,16 +9,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "COLOURS",
-    "MUTED",
-    "add_legend",
-    "check_format",
-    "new_figure",
-    "save_figure",
-    "time_unit",
-]
-
 COLOURS = ("#1f77b4", "#d1495b", "#2a9d6f", "#b07aa1", "#e08e45", "#5f6b7a", "#12a5b8")
 """Colours of curves, distinct in print and for colour-blind readers."""
 

@@ -17,8 +17,6 @@ import cv2
 
 from slowfast_patches.utils.signals import block_signals
 
-__all__ = ["WorkerCrashed", "run_each"]
-
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 

@@ -9,18 +9,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = [
-    "BY_HAND_STATUS",
-    "EARLY",
-    "INTERRUPTED_STATUS",
-    "STOP_SIGNALS",
-    "TrainingInterruptedError",
-    "block_signals",
-    "leave_to_parent",
-    "listening",
-    "stop_if_asked",
-]
-
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop: Ctrl-C, the end of a job, and a warning of SLURM before the end.
 They are often sent to all processes of a group or job."""

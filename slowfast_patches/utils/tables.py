@@ -9,18 +9,6 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-__all__ = [
-    "Mean",
-    "first_few",
-    "format_count",
-    "format_duration",
-    "format_factor",
-    "format_flops",
-    "format_list",
-    "format_table",
-    "mean_of",
-]
-
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 

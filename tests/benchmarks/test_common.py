@@ -26,12 +26,6 @@ def test_each_has_its_turn_once_a_round():
     assert min(min(times) for times in found.values()) == 4  # without the first round
 
 
-def test_ratios_are_of_one_round():
-    found = common.ratios([2, 6, 8], [1, 2, 4])
-    assert (found["rounds"], found["median"], found["quartile_3"]) == ([2, 3, 2], 2, 2.5)
-    assert common.spread_text(found, 1) == "2.0× (2.0 to 2.5)"
-
-
 def test_batch_normalisation_is_measured(load_program, tmp_path, capsys, monkeypatch):
     bench = load_program("benchmarks/batchnorm.py")
     monkeypatch.setattr(bench, "SMALL", {(3, 2, 4, 4): 2})

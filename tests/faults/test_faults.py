@@ -7,7 +7,6 @@ does so with ten trainings, each at other moments and in another order; by defau
 
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,13 @@ MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TRAININGS", 1))))
 def test_a_killed_training_ends_as_if_undisturbed(
-    seed: int,
-    start_run_net: Callable,
-    one_block_keys: tuple[object, ...],
-    multigrid_run: Path,
-    tmp_path: Path,
-    opened: type,
-    assert_same_run: Callable[..., None],
+    seed,
+    start_run_net,
+    one_block_keys,
+    multigrid_run,
+    tmp_path,
+    opened,
+    assert_same_run,
 ):
     program = Path(__file__).with_name("faulty_run_net.py")
     keys = ("DATA_LOADER.NUM_WORKERS", 1, "TRAIN.CHECKPOINT_PERIOD", 1, *one_block_keys)

@@ -9,13 +9,11 @@ from itertools import count
 from types import SimpleNamespace
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 import transformers
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
-from torch.utils.data import Dataset
 
 from multigrid import ClipRequest, Cycles, Shape, SteppedRate, convert_positions, make_schedule
 from multigrid.integrations.lightning import MultigridCallback
@@ -24,6 +22,7 @@ from multigrid.integrations.transformers import (
     processor_colours,
     video_inputs,
 )
+from tests.multigrid.clips import Clips
 
 pytestmark = pytest.mark.slow
 
@@ -37,23 +36,6 @@ SCHEDULE = make_schedule(
     size_divisor=8,
 )
 LATER = 9  # inside the second epoch of forty videos
-
-
-class Clips(Dataset[dict[str, object]]):
-    """Data set of clips whose pixels all have the number of their video."""
-
-    def __len__(self) -> int:
-        return VIDEOS
-
-    def __getitem__(self, request):
-        shape = request.shape
-        return {
-            "clip": np.full((shape.frames, shape.crop, shape.crop, 3), request.video, np.uint8),
-            "label": request.video % 2,
-            "flip": request.epoch % 2 == 1,
-            "iteration": request.iteration,
-            "extents": (0.5, 1.0),
-        }
 
 
 def new_model() -> nn.Module:
@@ -107,7 +89,7 @@ class Module(L.LightningModule):
 )
 def test_what_would_have_lightning_train_something_else_is_refused(options, message):
     multigrid = MultigridCallback(SCHEDULE, SEED)
-    loader = options.pop("loader", multigrid.loader(Clips(), collate_fn=video_inputs))
+    loader = options.pop("loader", multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs))
     callbacks = [multigrid]
     if changing := options.pop("changing", None):
         callbacks.append(GradientAccumulationScheduler(changing))
@@ -124,11 +106,11 @@ def new_trainer(**options):
 
 def test_a_callback_that_has_trained_is_refused_and_a_short_try_is_not():
     multigrid = MultigridCallback(SCHEDULE, SEED)
-    loader = multigrid.loader(Clips(), collate_fn=video_inputs)
+    loader = multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs)
     new_trainer(callbacks=[multigrid], fast_dev_run=2).fit(Module(), loader)
     assert multigrid.training.iteration == 2
     with pytest.raises(ValueError, match="make a new one for each fit"):
-        new_trainer(callbacks=[multigrid]).fit(Module(), multigrid.loader(Clips()))
+        new_trainer(callbacks=[multigrid]).fit(Module(), multigrid.loader(Clips(VIDEOS)))
 
 
 class Losses(transformers.TrainerCallback):
@@ -143,10 +125,8 @@ class Losses(transformers.TrainerCallback):
         self.told.append(model.vivit.embeddings.extents is not None)
 
 
-def train(folder, checkpoint=None, **options):
-    log = Losses()
-    arguments = {
-        "output_dir": str(folder),
+def arguments(folder, **options):
+    common = {
         "use_cpu": True,
         "report_to": [],
         "logging_steps": 1,
@@ -156,11 +136,16 @@ def train(folder, checkpoint=None, **options):
         "max_grad_norm": 0.0,
         "seed": SEED,
     }
+    return transformers.TrainingArguments(str(folder), **common, **options)
+
+
+def train(folder, checkpoint=None, **options):
+    log = Losses()
     trainer = MultigridTrainer(
         schedule=SCHEDULE,
         model=new_model(),
-        args=transformers.TrainingArguments(**{**arguments, **options}),
-        train_dataset=Clips(),
+        args=arguments(folder, **options),
+        train_dataset=Clips(VIDEOS),
         callbacks=[log],
     )
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -184,24 +169,13 @@ def test_the_best_model_is_loaded_whole_and_a_model_made_later_is_told_of_its_cl
     Its model is the one that the Trainer creates by model_init when the training begins.
     """
     scores, log = count(0, -1), Losses()
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        use_cpu=True,
-        report_to=[],
-        save_steps=LATER,
-        eval_steps=LATER,
-        eval_strategy="steps",
-        load_best_model_at_end=True,
-        metric_for_best_model="score",
-        optim="sgd",
-        disable_tqdm=True,
-    )
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "score"}
     trainer = MultigridTrainer(
         schedule=SCHEDULE,
         model_init=new_model,
-        args=arguments,
-        train_dataset=Clips(),
-        eval_dataset=[Clips()[ClipRequest(0, 0, SCHEDULE.base, -1)]],
+        args=arguments(tmp_path, eval_steps=LATER, eval_strategy="steps", **best),
+        train_dataset=Clips(VIDEOS),
+        eval_dataset=[Clips(VIDEOS)[ClipRequest(0, 0, SCHEDULE.base, -1)]],
         compute_metrics=lambda found: {"score": next(scores)},
         callbacks=[log],
     )
@@ -231,11 +205,11 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
     trainer = MultigridTrainer(
         schedule=SCHEDULE,
         model=convert_positions(transformers.VJEPA2ForVideoClassification(config)),
-        args=transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]),
-        train_dataset=Clips(),
+        args=arguments(tmp_path),
+        train_dataset=Clips(VIDEOS),
         processing_class=SimpleNamespace(image_mean=[0.5, 0.5, 0.25], image_std=[0.5, 0.25, 0.5]),
     )
-    inputs = trainer.data_collator([Clips()[ClipRequest(0, 0, SCHEDULE.base, 0)]])
+    inputs = trainer.data_collator([Clips(VIDEOS)[ClipRequest(0, 0, SCHEDULE.base, 0)]])
     black = inputs["pixel_values_videos"][0, 0, :, 0, 0]
     assert black.tolist() == [-1.0, -2.0, -0.5]
     loss, _, _ = trainer.prediction_step(trainer.model, inputs, True)

@@ -65,66 +65,39 @@ def test_beyond_the_edge_the_last_row_is_taken():
 
 import transformers  # noqa: E402
 
-SMALL = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
 FRAMES, CROP = 8, 32
+LAYERS = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = LAYERS | {"intermediate_size": 32}
+GRID = {"image_size": CROP, "num_frames": FRAMES}
+POOLER = {"crop_size": CROP, "frames_per_clip": FRAMES, "num_pooler_layers": 1, "mlp_ratio": 2.0}
+PREDICTOR = {f"pred_{key}": value for key, value in LAYERS.items()}
+KINDS = {
+    "videomae": ("VideoMAE", SMALL | GRID | {"patch_size": 8, "tubelet_size": 2}),
+    "timesformer": ("Timesformer", SMALL | GRID | {"patch_size": 8}),
+    "timesformer_joint": (
+        "Timesformer",
+        SMALL | GRID | {"patch_size": 8, "attention_type": "joint_space_time"},
+    ),
+    "vivit": ("Vivit", SMALL | GRID | {"tubelet_size": [2, 8, 8]}),
+    "vjepa2": ("VJEPA2", LAYERS | POOLER | PREDICTOR | {"patch_size": 8, "tubelet_size": 2}),
+}
 
 
 def build(name: str) -> nn.Module:
     torch.manual_seed(0)
-    if name == "videomae":
-        config = transformers.VideoMAEConfig(
-            image_size=CROP, patch_size=8, num_frames=FRAMES, tubelet_size=2, **SMALL
-        )
-        model = transformers.VideoMAEForVideoClassification(config)
-    elif name.startswith("timesformer"):
-        kind = {"": "divided_space_time", "_joint": "joint_space_time", "_space": "space_only"}
-        config = transformers.TimesformerConfig(
-            image_size=CROP,
-            patch_size=8,
-            num_frames=FRAMES,
-            attention_type=kind[name.removeprefix("timesformer")],
-            **SMALL,
-        )
-        model = transformers.TimesformerForVideoClassification(config)
-    elif name == "vivit":
-        config = transformers.VivitConfig(
-            image_size=CROP, num_frames=FRAMES, tubelet_size=[2, 8, 8], **SMALL
-        )
-        model = transformers.VivitForVideoClassification(config)
-    else:
-        config = transformers.VJEPA2Config(
-            crop_size=CROP,
-            patch_size=8,
-            frames_per_clip=FRAMES,
-            tubelet_size=2,
-            num_pooler_layers=1,
-            mlp_ratio=2.0,
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            pred_hidden_size=24,
-            pred_num_attention_heads=2,
-            pred_num_hidden_layers=1,
-        )
-        model = transformers.VJEPA2ForVideoClassification(config)
+    kind, options = KINDS[name]
+    config = getattr(transformers, f"{kind}Config")(**options)
+    model = getattr(transformers, f"{kind}ForVideoClassification")(config)
     for parameter in model.parameters():  # tables start at 0 in some
         nn.init.normal_(parameter, std=0.3)
     return model.eval()
-
-
-NAMES = ["videomae", "timesformer", "timesformer_joint", "vivit", "vjepa2"]
 
 
 def clips(batch: int = 2, frames: int = FRAMES, crop: int = CROP) -> torch.Tensor:
     return torch.randn(batch, frames, 3, crop, crop, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_converted_model_is_the_same_at_the_baselines_shape(name):
     model = build(name)
     before, state = model(clips()).logits, dict(model.state_dict())
@@ -136,7 +109,7 @@ def test_a_converted_model_is_the_same_at_the_baselines_shape(name):
     build(name).load_state_dict(after)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_coarse_clip_is_taken_and_gradients_reach_all(name):
     model = convert_positions(build(name)).train()
     model(clips(3, frames=4, crop=16)).logits.sum().backward()
@@ -146,7 +119,7 @@ def test_a_coarse_clip_is_taken_and_gradients_reach_all(name):
     assert missing == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_extents_of_one_change_nothing_and_others_do(name):
     model = convert_positions(build(name)).train()
     coarse = clips(2, frames=4, crop=16)
@@ -169,7 +142,7 @@ def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
         check_patches(model, [Shape(8, 3, 32)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_model_that_is_not_converted_is_refused_where_shapes_differ(name):
     check_patches(build(name), [Shape(8, FRAMES, CROP), Shape(16, FRAMES, CROP)])
     with pytest.raises(ValueError, match=r"call multigrid.convert_positions\(model\)"):
@@ -196,7 +169,7 @@ def test_a_model_of_ones_own_takes_part_by_two_methods():
         check_patches(model, [Shape(1, 1, 5)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_converted_model_can_be_saved_whole_and_converted_again(name):
     model = convert_positions(build(name))
     file = io.BytesIO()
@@ -212,7 +185,7 @@ def test_a_converted_model_can_be_saved_whole_and_converted_again(name):
     assert not torch.equal(model(coarse).logits, theirs), "the first is told nothing"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_extents_of_other_clips_than_come_are_refused(name):
     model = convert_positions(build(name)).train()
     set_extents(model, torch.ones(4, 2))

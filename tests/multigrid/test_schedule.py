@@ -8,8 +8,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from slowfast.config.defaults import get_cfg
-from slowfast.utils.lr_policy import get_lr_at_epoch
 
 from multigrid import PAPER, CosineRate, Cycles, Shape, SteppedRate, Warmup
 from multigrid import make_schedule as schedule_of_cycles
@@ -196,15 +194,6 @@ def test_warmup_in_epochs_is_never_longer_than_its_scaled_share(warmup, factor):
 # The batch's growth, and how long the phases are.
 
 
-def test_between_growth_and_none():
-    """√8 = 2.83 is 3 times the clips and the rate, √4 and √2 are 2 and 1."""
-    schedule = make_schedule(BASE, VIDEOS, RATE, batch_exponent=0.5)
-    assert [phase.base_shape.batch for phase in schedule.phases[:4]] == [24, 16, 8, 8]
-    assert [phase.lr_scale for phase in schedule.phases[:4]] == [3, 2, 1, 1]
-    assert schedule.phases[0].bn_sizes == (8, 8, 8)  # 32, 24 and 24 clips
-    assert schedule.phases[3].bn_sizes == (16, 8, 8)  # 16, 8 and 8 clips
-
-
 @quick
 @given(recipes())
 def test_equal_time_gives_each_part_of_the_baseline_its_share_of_the_pixels(recipe):
@@ -251,31 +240,17 @@ def test_bn_sizes(both):
 # One cycle, none, cosine.
 
 
-@pytest.mark.parametrize("warmup_epochs", [0, 3])
-@pytest.mark.parametrize("policy", ["cosine", "steps_with_relative_lrs"])
-def test_off_is_the_baseline(policy, warmup_epochs):
-    cfg = get_cfg()
-    solver = cfg.SOLVER
-    solver.BASE_LR, solver.MAX_EPOCH, solver.LR_POLICY = 0.1, 10, policy
-    solver.STEPS, solver.LRS = [0, 4, 8], [1, 0.1, 0.01]
-    solver.WARMUP_EPOCHS, solver.WARMUP_START_LR = warmup_epochs, 0.01
-    warmup = Warmup(0.01, warmup_epochs)
-    rates = {
-        "cosine": CosineRate(0.1, 10, warmup=warmup),
-        "steps_with_relative_lrs": SteppedRate((4.0, 8.0, 10.0), (0.1, 0.01, 0.001), warmup),
-    }
-    per_epoch = 25
-    schedule = make_schedule(
-        BASE, per_epoch * BASE.batch, rates[policy], epoch_factor=1, bn_size=None, **OFF
-    )
-    assert schedule.iterations == schedule.baseline_iterations == 250
+@pytest.mark.parametrize(
+    "policy", [CosineRate(0.1, 10), SteppedRate(RATE.ends, RATE.rates, Warmup(0.01, 3))]
+)
+def test_off_is_the_baseline(policy):
+    """Iteration i is at epoch i / 25 of the baseline's policy."""
+    schedule = make_schedule(BASE, 25 * BASE.batch, policy, epoch_factor=1, bn_size=None, **OFF)
+    assert schedule.iterations == schedule.baseline_iterations == 25 * policy.epochs
     for step in schedule.steps():
-        assert step.shape == BASE
-        assert step.bn_size is None
-        assert step.first_clip == step.iteration * BASE.batch
-        # The host's loop: whole epochs, and the part of the current one that is done.
-        epoch = step.iteration // per_epoch + step.iteration % per_epoch / per_epoch
-        assert step.lr == pytest.approx(get_lr_at_epoch(cfg, epoch), rel=1e-12)
+        where = (step.shape, step.bn_size, step.first_clip)
+        assert where == (BASE, None, step.iteration * BASE.batch)
+        assert step.lr == pytest.approx(policy.at(step.iteration / 25), rel=1e-12)
 
 
 @quick

@@ -7,11 +7,10 @@ import pickle
 import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from multigrid import (
     PAPER,
@@ -24,32 +23,13 @@ from multigrid import (
     convert_batchnorm,
     make_schedule,
 )
+from tests.multigrid.clips import Clips
 
 VIDEOS, SEED = 100, 5
 CYCLES = replace(PAPER, epoch_factor=1.0)
 SCHEDULE = make_schedule(
     Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), CYCLES, bn_size=2
 )
-
-
-class Clips(Dataset[dict[str, object]]):
-    """Data set of clips whose pixels all have the number of their video."""
-
-    def __init__(self, videos: int = VIDEOS) -> None:
-        self.videos = videos
-
-    def __len__(self) -> int:
-        return self.videos
-
-    def __getitem__(self, request):
-        shape = request.shape
-        clip = np.full((shape.frames, shape.crop, shape.crop, 3), request.video, dtype=np.uint8)
-        return {
-            "clip": clip,
-            "label": request.video % 2,
-            "flip": False,
-            "iteration": request.iteration,
-        }
 
 
 def new_training(seed: int = SEED, schedule=SCHEDULE) -> Training:
@@ -62,17 +42,6 @@ def new_training(seed: int = SEED, schedule=SCHEDULE) -> Training:
     return Training(schedule, model, torch.optim.SGD(groups, lr=0.0, momentum=0.9), seed)
 
 
-def test_a_loop_that_forgets_begin_is_told_at_its_first_step():
-    """Such a loop would train at the optimizer's initial rate, with BN over the mini-batch."""
-    training = new_training()
-    batches = iter(training.loader(Clips()))
-    with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
-        training.optimizer.step()
-    training.begin(next(batches))
-    training.optimizer.step()
-    assert training.iteration == 1
-
-
 def clip_of(batch) -> torch.Tensor:
     return batch["clips"].permute(0, 4, 1, 2, 3).float()
 
@@ -80,7 +49,7 @@ def clip_of(batch) -> torch.Tensor:
 def test_a_forward_or_a_step_without_begin_is_refused_at_any_iteration():
     training = new_training()
     model, optimizer = training.model, training.optimizer
-    batches = iter(training.loader(Clips()))
+    batches = iter(training.loader(Clips(VIDEOS)))
     for iteration in range(3):
         clips = clip_of(next(batches))
         with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
@@ -95,7 +64,7 @@ def test_a_forward_or_a_step_without_begin_is_refused_at_any_iteration():
 
 def test_what_does_not_train_needs_no_begin():
     training = new_training()
-    clips = clip_of(next(iter(training.loader(Clips()))))
+    clips = clip_of(next(iter(training.loader(Clips(VIDEOS)))))
     with torch.no_grad():
         training.model(clips)
     training.model.eval()(clips)
@@ -106,14 +75,14 @@ def test_what_does_not_train_needs_no_begin():
     other = new_training()
     other.model, other.optimizer = training.model, training.optimizer
     del training  # its hooks must not disturb another training
-    other.loader(Clips())
+    other.loader(Clips(VIDEOS))
     other.begin(0)
     other.model(clips)
 
 
 def test_once_the_training_has_ended_model_and_optimizer_are_free():
     training = new_training()
-    for batch in training.loader(Clips()):
+    for batch in training.loader(Clips(VIDEOS)):
         training.begin(batch)
         training.optimizer.step()
     training.model(clip_of(batch)).sum().backward()
@@ -144,7 +113,7 @@ class Answers(Clips):
     """Data set whose items are passed through `change`."""
 
     def __init__(self, change) -> None:
-        super().__init__()
+        super().__init__(VIDEOS)
         self.change = change
 
     def __getitem__(self, request):
@@ -158,7 +127,7 @@ def without(name: str):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Indexed(), "Indexed failed at its first item, ClipRequest.*must take a ClipRequest"),
+        (Indexed(VIDEOS), "Indexed failed at its first item, ClipRequest.*must take a ClipRequest"),
         (Answers(lambda item: (item["clip"], item["label"])), "is a tuple, not a dict"),
         (Answers(without("iteration")), "has no iteration"),
         (Answers(without("flip")), "has no flip"),
@@ -285,7 +254,7 @@ def test_a_mini_batch_that_is_not_the_next_is_refused(batch, message):
         Training(SCHEDULE).begin(0)
 
 
-@pytest.mark.parametrize("dataset", [[0] * VIDEOS, Subset(Clips(), range(VIDEOS)), Clips(99)])
+@pytest.mark.parametrize("dataset", [[0] * VIDEOS, Subset(Clips(VIDEOS), range(VIDEOS)), Clips(99)])
 def test_a_data_set_that_does_not_fit_is_refused(dataset):
     with pytest.raises(ValueError, match=r"ClipRequest|100 videos"):
         new_training().loader(dataset)

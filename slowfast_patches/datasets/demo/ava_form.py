@@ -40,8 +40,6 @@ from slowfast_patches.datasets.demo.synthetic import (
 from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, SECONDS
 from slowfast_patches.utils.files import write_text
 
-__all__ = ["ACTIONS", "make_ava_form"]
-
 ACTIONS = ("clockwise", "counterclockwise", "grow", "shrink", "sideways", "up and down")
 """Names of the labels. The first four exclude each other, and so do the last two."""
 

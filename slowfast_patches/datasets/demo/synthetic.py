@@ -24,23 +24,6 @@ from slowfast_patches.utils.files import atomic_write, write_text
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
-__all__ = [
-    "CLASSES",
-    "SPLITS",
-    "DemoSpec",
-    "claim",
-    "draw_scene",
-    "draw_sprite",
-    "make_demo_data",
-    "make_videos",
-    "paint",
-    "radius_at",
-    "render",
-    "texture",
-    "video_path",
-    "write_clip",
-]
-
 Image = NDArray[np.float32]
 Clip = NDArray[np.uint8]
 

@@ -30,19 +30,6 @@ from slowfast_patches.datasets.reading.files import video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.utils.tables import first_few
 
-__all__ = [
-    "FIRST_SECOND",
-    "SECONDS",
-    "Box",
-    "KeyFrame",
-    "annotation",
-    "ava_classes",
-    "ava_path",
-    "read_ava",
-    "read_boxes",
-    "read_sources",
-]
-
 logger = logging.getLogger(__name__)
 
 FIRST_SECOND = 900

@@ -9,8 +9,6 @@ from typing import Any
 
 from slowfast_patches.datasets.lists.csv_list import read_utf8
 
-__all__ = ["in_order", "named_classes", "read_class_names", "read_json"]
-
 
 def named_classes(folder: Path) -> tuple[str, ...] | None:
     """Read the class names in `folder`/classes.json or classes.txt.

@@ -11,17 +11,6 @@ from typing import NamedTuple
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.reading.shared_list import SharedList
 
-__all__ = [
-    "LabelledVideo",
-    "check_label",
-    "check_list",
-    "read_csv",
-    "read_kinetics",
-    "read_utf8",
-    "split_line",
-]
-
-
 _SEPARATORS = (",", ";", "\t", " ")
 """Common separators, suggested if a line does not parse."""
 

@@ -28,15 +28,6 @@ from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
-__all__ = [
-    "HEADER",
-    "FrameVideo",
-    "LabelledFrames",
-    "is_frame_list",
-    "read_charades",
-    "read_frame_list",
-]
-
 HEADER = "original_vido_id video_id frame_id path labels"
 """First line of a frame list, as it is misspelled in published lists."""
 _HEADERS = (HEADER, HEADER.replace("vido", "video"))

@@ -29,8 +29,6 @@ from slowfast_patches.datasets.lists.frame_list import (
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.utils.tables import first_few
 
-__all__ = ["labels_file", "read_ssv2", "ssv2_classes", "webm_videos"]
-
 _NAME = "something-something-v2-{}.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "validation"}
 _WEBM_FOLDER = "20bn-something-something-v2"

@@ -24,8 +24,6 @@ from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.files import atomic_write
 
-__all__ = ["X264", "source_pictures", "write_prepared"]
-
 Picture = NDArray[np.uint8]
 """Frame as I420: (H * 3 / 2, W) uint8, with the planes Y, U and V one after another."""
 

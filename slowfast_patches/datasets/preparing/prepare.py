@@ -48,8 +48,6 @@ from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from slowfast_patches.utils.tables import format_duration
 
-__all__ = ["Report", "format_report", "prepare"]
-
 _MOST_REASONS = 10
 _SAMPLE = 8
 _SAFETY = 1.1

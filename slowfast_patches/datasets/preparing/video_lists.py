@@ -21,17 +21,6 @@ from slowfast_patches.datasets.reading.files import video_files
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.tables import first_few
 
-__all__ = [
-    "VideoList",
-    "find_classes",
-    "format_csv",
-    "list_titles",
-    "read_lists",
-    "read_ssv2_lists",
-    "write_class_lists",
-    "write_classes",
-]
-
 logger = logging.getLogger(__name__)
 
 _SPLITS = ("train", "val", "test")

@@ -38,8 +38,6 @@ from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
-__all__ = ["read_clip", "read_clips"]
-
 Clip = NDArray[np.uint8]
 
 _SEEK_GAP = 250

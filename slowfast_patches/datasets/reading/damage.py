@@ -13,8 +13,6 @@ from slowfast_patches.datasets.reading.files import open_video, translate_decode
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
-__all__ = ["find_damage", "missing_frames", "whole_units"]
-
 _MAX_DECODED_FRAMES = 3000
 """Longest video that `find_damage` decodes, in frames. Decoding it takes seconds."""
 _HEADS = {"h264": (1, 4), "hevc": (1, 21)}

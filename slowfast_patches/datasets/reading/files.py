@@ -20,18 +20,6 @@ from numpy.typing import NDArray
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
-__all__ = [
-    "CONTAINERS",
-    "check_regular",
-    "frame_files",
-    "jpeg_size",
-    "open_video",
-    "read_jpeg",
-    "translate_decode_errors",
-    "video_files",
-    "video_name",
-]
-
 CONTAINERS = (
     *("mov", "matroska", "avi", "mpeg", "mpegts", "asf", "flv", "ogg", "mxf", "gxf", "nut", "rm"),
     *("wtv", "dv", "ivf", "obu", "gif", "mjpeg", "mpegvideo", "m4v", "h264", "hevc", "vc1"),

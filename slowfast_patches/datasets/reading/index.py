@@ -34,8 +34,6 @@ from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.tables import first_few
 
-__all__ = ["VideoIndex", "index_files", "load_index", "open_index", "unlisted"]
-
 logger = logging.getLogger(__name__)
 
 _VERSION = 4

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
-__all__ = ["LIMITS", "ReadingLimits", "TimeLimit"]
-
 _SECONDS_PER_FRAME = 0.1
 """Time allowed per frame. Decoding a frame of 8192² pixels takes less."""
 

@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["count_samples"]
-
 _CONTAINERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNTS = {b"stsz": 16, b"stz2": 16, b"trun": 12}
 """Boxes with a sample count, and the offset of the count in each."""

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from multigrid import Box
 
-__all__ = ["Cropper"]
-
 Image = NDArray[np.uint8]
 
 _Region = tuple[slice, slice]

@@ -29,8 +29,6 @@ from av.video.frame import VideoFrame
 from slowfast_patches.datasets.reading.files import check_regular
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
-__all__ = ["ANCHOR", "GROUP", "TAG", "Picture", "decode_prepared", "split_group"]
-
 GROUP = 48
 """Pictures in a group; the last group of a video may have fewer."""
 ANCHOR = 12

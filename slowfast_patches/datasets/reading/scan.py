@@ -31,8 +31,6 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
-__all__ = ["FEW", "KILLER", "scan", "scan_each"]
-
 FEW = 64
 """Fewer videos are scanned in this process, because starting others takes 1 to 2 s."""
 KILLER = "cannot be scanned: it killed the scanning process twice, and is not tried again"

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["SharedList"]
-
 T = TypeVar("T", covariant=True)
 
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 
-__all__ = ["Kind", "UnreadableVideoError", "VideoRecord"]
-
 Ints = NDArray[np.int64]
 
 

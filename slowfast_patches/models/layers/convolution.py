@@ -22,8 +22,6 @@ from torch.nn import functional as F
 
 from slowfast_patches.models.layers.replace import replace_modules
 
-__all__ = ["AdoptingConv3d", "PlanarConv3d", "convert_convolutions"]
-
 # The following limits were measured on an Intel Xeon with AVX-512, with one and with two threads.
 _MIN_CHANNELS_3D = 16
 """Minimum number of output channels for which oneDNN computes 3-D kernels fast."""

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ClipDropout", "set_clips"]
-
 _DROPOUT = 1
 """Constant in the seed of every mask. It makes masks independent of other uses of RNG_SEED."""
 

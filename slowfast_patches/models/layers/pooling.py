@@ -17,8 +17,6 @@ from torch.nn.modules.utils import _triple
 
 from slowfast_patches.models.layers.replace import replace_modules
 
-__all__ = ["MeanOverFrames", "PlanarMaxPool3d", "TrainingGlobalPool3d", "convert_pools"]
-
 
 class TrainingGlobalPool3d(nn.AvgPool3d):
     """Average pooling over the whole input in training and over a fixed window in evaluation.

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["replace_modules"]
-
 
 def replace_modules(
     model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]

@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["read_blobs"]
-
 _NUMPY = re.compile(
     r"numpy (ndarray|dtype)"
     r"|numpy\._?core\.multiarray (_reconstruct|scalar)|numpy\._?core\.numeric _frombuffer"

@@ -22,8 +22,6 @@ from tqdm import tqdm
 from slowfast_patches.models.weights.caffe2 import read_blobs
 from slowfast_patches.utils.files import atomic_write, check_archive
 
-__all__ = ["check_kind", "local_file", "read_weights"]
-
 logger = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 30.0

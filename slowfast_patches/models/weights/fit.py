@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-__all__ = ["Fit", "fit_weights", "not_finite"]
+from slowfast_patches.utils.tables import first_few
 
 _HEAD = "head."
 _COUNTER = ".num_batches_tracked"
@@ -22,8 +22,6 @@ _BEHIND_LATERAL = re.compile(r"s(\d)\.pathway0_res0\.(branch1|branch2\.a)\.weigh
 
 _PARTS = re.compile("pathway1|fuse|nonlocal|head")
 """Parts of a model. The report groups the tensors that are not loaded by these parts."""
-
-_NAMES_SHOWN = 3
 
 
 @dataclass
@@ -64,28 +62,25 @@ class Fit:
         if self.inflated:
             lines.append(f"repeated along time: {len(self.inflated)} convolutions")
         if self.partly:
-            lines.append(f"partly: {_first([f'{n} ({part})' for n, part in self.partly.items()])}")
+            lines.append(
+                f"partly: {first_few([f'{n} ({part})' for n, part in self.partly.items()])}"
+            )
         groups = defaultdict[str, list[str]](list)
         for name, reason in self.kept.items():
             part = _PARTS.search(name)
             groups[f"{part[0] if part else 'others'}, {reason}"].append(name)
         lines += [
-            f"{part}: {len(names)} tensors: {_first(names)}" for part, names in groups.items()
+            f"{part}: {len(names)} tensors: {first_few(names)}" for part, names in groups.items()
         ]
         if self.unused:
-            lines.append(f"unused: {_first(self.unused)}")
+            lines.append(f"unused: {first_few(self.unused)}")
         return "\n  ".join(lines)
-
-
-def _first(items: Sequence[str]) -> str:
-    more = len(items) - _NAMES_SHOWN
-    return ", ".join(items[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Return a text that names the tensors with NaN or infinite values, or "" if there are none."""
     names = [name for name, tensor in tensors if not tensor.isfinite().all()]
-    return f"has values that are not finite in {_first(names)}" if names else ""
+    return f"has values that are not finite in {first_few(names)}" if names else ""
 
 
 def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fit:

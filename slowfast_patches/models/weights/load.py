@@ -13,8 +13,7 @@ from slowfast_patches.models.tsm import ShiftedConv3d
 from slowfast_patches.models.weights.files import check_kind, local_file, read_weights
 from slowfast_patches.models.weights.fit import Fit, fit_weights, not_finite
 from slowfast_patches.models.weights.names import host_names
-
-__all__ = ["check_file", "load_weights"]
+from slowfast_patches.utils.tables import first_few
 
 logger = logging.getLogger(__name__)
 
@@ -98,21 +97,25 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
     if not fit.loaded:
         return f"is from another model: no tensor fits ({', '.join(wrong[:3])}, ...)"
     if complete and wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return f"is not of this model: {wrong[0]}{more}; give the recipe that it was trained with"
+        return (
+            f"is not of this model: {first_few(wrong, 1)}; give the recipe that it was trained with"
+        )
     return None
 
 
 def _frozen_problem(fit: Fit, model: nn.Module) -> str | None:
     """Return an error message if the file does not fill every frozen parameter, else None."""
     missing = fit.partly | fit.kept
-    frozen = [n for n, p in model.named_parameters() if not p.requires_grad and n in missing]
+    frozen = [
+        f"{name} ({missing[name]})"
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad and name in missing
+    ]
     if not frozen:
         return None
-    more = f" and {len(frozen) - 1} more" if len(frozen) > 1 else ""
     return (
-        f"lacks parameters that TRAIN.FREEZE freezes: {frozen[0]} ({missing[frozen[0]]}){more} "
-        "would stay random; freeze less"
+        f"lacks parameters that TRAIN.FREEZE freezes: {first_few(frozen, 1)} would stay random; "
+        "freeze less"
     )
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Named", "host_names"]
-
 _WRAPPERS = re.compile(r"^(?:module\.|model\.)*")
 """Prefixes that DistributedDataParallel or a trainer adds to every name."""
 

@@ -1,16 +1,13 @@
-"""Measure a training's time by activity, and forecast the time left."""
+"""Measure a training's time by activity."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-from multigrid import Schedule, Shape
 
 _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving", "testing")
 """What the time goes to; preparing are the dry steps at the start."""
@@ -86,35 +83,6 @@ class Clock:
         if before == "training" and self._alone:
             self._seconds["waiting"] += passed - computed
         return before
-
-
-class Forecast:
-    """Forecast of the time left, from the measured time of each shape's iterations.
-
-    A shape that has not been trained yet is assumed to cost as much a pixel as the others.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._seconds = Counter[Shape]()
-        self._iterations = Counter[Shape]()
-
-    def observe(self, shape: Shape, seconds: float) -> None:
-        """Record the time that an iteration of a shape took."""
-        self._seconds[shape] += seconds  # type: ignore[assignment]  # a Counter takes any number
-        self._iterations[shape] += 1
-
-    def remaining(self, iteration: int) -> float:
-        """Return the seconds from an iteration to the schedule's end, without evaluation."""
-        pixels = sum(shape.volume * count for shape, count in self._iterations.items())
-        per_pixel = self._seconds.total() / pixels
-        return sum(
-            (phase.count(j) - phase.count(j, max(phase.start, iteration)))
-            * (self._seconds[shape] / (self._iterations[shape] or 1) or per_pixel * shape.volume)
-            for phase in self._schedule.phases
-            if phase.stop > iteration
-            for j, shape in enumerate(phase.shapes)
-        )
 
 
 def _mark(device: torch.device) -> Any:

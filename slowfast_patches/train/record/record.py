@@ -20,7 +20,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadable
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import DivergedError, Progress, explain_write_errors
-from slowfast_patches.train.record.clock import Clock, Forecast
+from slowfast_patches.train.record.clock import Clock
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World, max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.files import write_text
@@ -57,7 +57,6 @@ class Record:
         self._world = world
         self._schedule = schedule
         self._advice = advice
-        self._forecast = Forecast(schedule)
         self.clock = Clock(alone=world.size == 1 and world.device.type == "cpu")
         self._progress = Progress()
         self._iterations = list[tuple[Tensor, Tensor, int, int]]()  # since the last report
@@ -132,9 +131,7 @@ class Record:
             log_unreadable(path, reason, "another video takes its place")
         right = self._task.count_right(outcome.scores, outcome.labels)
         self._iterations.append((outcome.loss, right, len(failures), redrawn))
-        before = self._now
         self._take_time()
-        self._forecast.observe(step.shape, sum(self._now[1:]) - sum(before[1:]))
 
     def _take_time(self) -> None:
         seconds = self.clock.seconds
@@ -220,7 +217,9 @@ class Record:
         """Log the loss, the speed and, if there is one, the accuracy since the last report."""
         if not self._world.is_main:
             return
-        left = self._forecast.remaining(self._progress.iteration)
+        # All iterations of multigrid training take about the same time.
+        iterations, *seconds = map(sub, self._now, self._phase_start)
+        left = sum(seconds) / iterations * (self._schedule.iterations - self._progress.iteration)
         has_top1 = not math.isnan(top1)
         record = {
             "type": "train",

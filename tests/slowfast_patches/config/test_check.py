@@ -84,7 +84,7 @@ BOXES = "DETECTION.ENABLE True"
             f"{STRIDES} MIXUP.ENABLE True",
             "MIXUP.ENABLE True is not possible with DETECTION.ENABLE True",
         ),
-        (f"{STRIDES} TRAIN.COMPILE True", "clips have different numbers of boxes. Set TRAIN.COMPILE False"),
+        (f"{STRIDES} TRAIN.COMPILE True", "numbers of boxes. Set TRAIN.COMPILE False"),
         (f"{STRIDES} DATA.ENSEMBLE_METHOD max", "Set DATA.ENSEMBLE_METHOD sum"),
         (f"{STRIDES} DATA.CLIP_SAMPLING segments", "Set DATA.CLIP_SAMPLING auto"),
         ("MODEL.ARCH hf", "no feature map to pool boxes from"),
@@ -133,7 +133,7 @@ def test_what_can_run_passes_without_a_word(overrides, caplog):
         ("[5,10]", "[1,0.1]", "Set [0, 5.0, 10.0]"),
         ("[0,10,10]", "[]", "must ascend"),
         ("[0,10,21]", "[1,0.1,0.01]", "must ascend and end before SOLVER.MAX_EPOCH 20"),
-        ("[0,10,15]", "[1,0.1]", "2 learning rates, but SOLVER.STEPS [0.0, 10.0, 15.0] has 3 stage"),
+        ("[0,10,15]", "[1,0.1]", "but SOLVER.STEPS [0.0, 10.0, 15.0] has 3 stage"),
     ],
 )
 def test_steps_and_rates_must_agree(steps, rates, message):

@@ -1,9 +1,6 @@
 """Recipes made longer or shorter, and batch and rates that follow the processes: by hand."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -12,10 +9,7 @@ from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.scale import as_overrides, scale_to_world_size, scaled_lengths
 from slowfast_patches.config.schedule import learning_rate_of, schedule_of
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.study.compare import make_arms
-from slowfast_patches.train import run as run_module
 from slowfast_patches.train.resume import check_same_recipe
-from slowfast_patches.train.state import Run
 
 ROOT = Path(__file__).parents[3]
 LARGE = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU"
@@ -124,56 +118,13 @@ def test_every_process_tests_a_clip_at_least():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["TRAIN.BATCH_SIZE", 60], r"BATCH_SIZE 60 is not divisible by .* 8. Set TRAIN.BATCH_SIZE 64,"),
+        (["TRAIN.BATCH_SIZE", 60], r"BATCH_SIZE 60 is not divisible by .* 8. Set .*BATCH_SIZE 64,"),
         ([*BY_CLIPS, *BY_MACHINES], r"would both scale .* False or .* 0"),
     ],
 )
 def test_what_cannot_be_scaled_is_refused(keys, message):
     with pytest.raises(ValueError, match=message):
         config(*BY_GPUS, *keys)
-
-
-class Stopped(BaseException):
-    """Raised where the training would start."""
-
-
-@pytest.mark.slow
-def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
-    tiny_recipe: Path,
-    train: Callable[..., Path],
-    tmp_path: Path,
-    opened: type,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    load_program: Callable[[str], ModuleType],
-):
-    """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
-    trained = list[Recipe]()
-
-    def stop(run: Run) -> None:
-        trained.append(run.recipe)
-        raise Stopped
-
-    monkeypatch.setattr(run_module, "prepare", stop)
-    keys = ("SOLVER.REFERENCE_WORLD_SIZE", 2, "MULTIGRID.LONG_CYCLE", False)
-    keys += ("MULTIGRID.SHORT_CYCLE", False)
-    with pytest.raises(Stopped):
-        train(tmp_path, *keys)
-    folder = opened(tmp_path)
-    assert folder.log.count("1 processes, 2 clips in a mini-batch, SOLVER.BASE_LR 0.005,") == 1
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["global_batch"] == trained[0].train.batch_size == 2
-
-    overrides = [*map(str, (*keys, "DATA.PATH_TO_DATA_DIR", tiny_recipe.parent))]
-    (tmp_path / "again.yaml").write_text(f"_BASE_: {tiny_recipe}")
-    candidate, _ = make_arms([tiny_recipe, tmp_path / "again.yaml"], overrides)
-    assert candidate.recipe.solver == trained[0].solver
-    assert candidate.iterations == plan["iterations"]
-    capsys.readouterr()
-    assert (
-        load_program("tools/plan.py").main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0
-    )
-    assert json.loads(capsys.readouterr().out) == plan
 
 
 def test_the_recipe_for_1536_gpus_by_hand():
@@ -200,15 +151,6 @@ def test_the_recipe_for_1536_gpus_by_hand():
     ("there", "here", "differing"),
     [
         (BY_CLIPS, [*BY_CLIPS, "NUM_SHARDS", 4, "TRAIN.BATCH_SIZE", 16], None),
-        # Written out.
-        (
-            BY_CLIPS,
-            [
-                *("SOLVER.BASE_LR", 3.2, "SOLVER.WARMUP_START_LR", 0.32),
-                *("SOLVER.COSINE_END_LR", 0.032),
-            ],
-            None,
-        ),
         (BY_CLIPS, [], "SOLVER.BASE_LR: 3.2 there, 0.8 here"),
         (BY_CLIPS, [*BY_CLIPS, "NUM_SHARDS", 2], "TRAIN.BATCH_SIZE: 64 there, 128 here"),
         ([*BY_GPUS, "NUM_GPUS", 4], [*BY_GPUS, "NUM_GPUS", 4], None),

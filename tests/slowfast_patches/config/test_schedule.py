@@ -1,10 +1,11 @@
 """Schedules of recipes, and the recipe at an iteration."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from multigrid import Schedule, Shape, SteppedRate
+from multigrid import PAPER, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import (
@@ -46,48 +47,46 @@ def test_steps_take_relative_rates_or_powers_of_gamma():
 # Schedules.
 
 
+@pytest.mark.parametrize(
+    ("keys", "cycles", "options"),
+    [
+        (("EPOCH_FACTOR", 2.0), {"epoch_factor": 2.0}, {}),
+        (("LONG_CYCLE_FACTORS", [[0.5, 0.5], [1, 1]]), {"long_cycle": ((0.5, 0.5), (1, 1))}, {}),
+        (
+            ("LONG_CYCLE", False, "SHORT_CYCLE_FACTORS", [0.5]),
+            {"long_cycle": (), "short_cycle": (0.5,)},
+            {},
+        ),
+        (("SHORT_CYCLE", False), {"short_cycle": ()}, {}),
+        (("BATCH_EXPONENT", 0.5), {"batch_exponent": 0.5}, {}),
+        (("BN_BASE_SIZE", 4), {}, {"bn_size": 4}),
+        (("SIZE_DIVISOR", 16), {}, {"size_divisor": 16}),
+        (
+            ("EQUAL_TIME", True, "BATCH_EXPONENT", 0.5),
+            {"batch_exponent": 0.5},
+            {"equal_time": True},
+        ),
+        (("WARMUP_IN_EPOCHS", True), {}, {"warmup_in_epochs": True}),
+        (("FINE_TUNING", False), {}, {"fine_tuning": False}),
+    ],
+    ids=str,
+)
+def test_keys_are_the_arguments_of_the_schedule(keys, cycles, options):
+    pairs = [f"MULTIGRID.{key}" if isinstance(key, str) else key for key in keys]
+    recipe = config(*BOTH, "SOLVER.WARMUP_EPOCHS", 2, "NUM_SHARDS", 2, *pairs)
+    base, rate = Shape(16, 16, 64), learning_rate_of(recipe)
+    expected = make_schedule(base, 800, rate, replace(PAPER, **cycles), **{"bn_size": 8} | options)
+    assert schedule_of(recipe, 800) == expected
+
+
 def test_off_is_the_baseline_whatever_the_multigrid_keys_say():
     keys = ["MULTIGRID.EPOCH_FACTOR", 3.0, "MULTIGRID.BN_BASE_SIZE", 5]
     recipe = config(*keys, "MULTIGRID.SIZE_DIVISOR", 48)
     assert not recipe.uses_multigrid
     off = schedule_of(recipe, 800)
-    assert off.shapes == (Shape(8, 16, 64),)
-    assert off.iterations == off.baseline_iterations == 1000  # 10 epochs of 800 / 8
-    assert {step.bn_size for step in off.steps()} == {None}
-    rates = [off.at(i).lr for i in (0, 399, 400, 799, 800, 999)]
-    assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
+    rate = learning_rate_of(recipe)
+    assert off == make_schedule(Shape(8, 16, 64), 800, rate, cycles=None, bn_size=None)
     assert recipe_at(recipe, off, 0) == recipe_at(recipe, off, off.iterations - 1) == recipe
-
-
-def test_both_cycles_have_the_papers_shapes_and_groups():
-    both = schedule(*BOTH)
-    assert [phase.base_shape for phase in both.phases[:4]] == [
-        Shape(64, 4, 45),
-        Shape(32, 8, 45),
-        Shape(16, 8, 64),
-        Shape(8, 16, 64),
-    ]
-    assert both.phases[3].shapes == (Shape(32, 16, 32), Shape(16, 16, 45), Shape(8, 16, 64))
-    assert both.phases[3].bn_sizes == (32, 16, 8)
-    assert len(both.phases) == 2 * 4 + 2  # two cycled stages, two halves of fine-tuning
-    assert both.epochs == 15.0
-    smooth = schedule(*BOTH, "SOLVER.LR_POLICY", "cosine", "SOLVER.STEPS", [])
-    assert [phase.base_shape.batch for phase in smooth.phases] == [64, 32, 16, 8] * 3 + [8]
-
-
-def test_the_recipes_own_factors_sizes_and_machines():
-    factors = [[0.5, 0.5], [1, 1]]
-    own = schedule(*BOTH, "MULTIGRID.LONG_CYCLE_FACTORS", factors, "MULTIGRID.BN_BASE_SIZE", 4)
-    assert own.phases[0].base_shape == Shape(64, 8, 32)
-    assert own.phases[0].bn_sizes[-1] == 4
-    cropped = schedule("MULTIGRID.SHORT_CYCLE", True, "MULTIGRID.SHORT_CYCLE_FACTORS", [0.5])
-    assert cropped.phases[0].shapes == (Shape(32, 16, 32), Shape(8, 16, 64))
-    # 45 of 64 is nearest to 48: (64 / 48)² = 1.78, so 2 · 8 clips, and 4 times as many at T/4.
-    sized = schedule(*BOTH, "MULTIGRID.SIZE_DIVISOR", 16)
-    assert sized.phases[0].base_shape == Shape(64, 4, 48)
-    assert sized.phases[0].bn_sizes == (16, 8, 8)
-    assert config("NUM_SHARDS", 3).base_shape == Shape(24, 16, 64)
-    assert schedule("NUM_SHARDS", 2).baseline_iterations == 500
 
 
 def test_processes_that_cannot_train_a_schedule_are_told_which_can():

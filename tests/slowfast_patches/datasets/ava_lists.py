@@ -1,12 +1,9 @@
 """AVA's lists at toy size: two videos of frames, whose boxes are bright on a dark ground."""
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.frame_list import HEADER
 
 WIDTH, HEIGHT = 96, 64
@@ -22,7 +19,7 @@ KEYS = (
 )
 
 
-def write_lists(folder: Path, train: str, val: str = "", predicted: str = "") -> Path:
+def write_lists(folder, train, val="", predicted=""):
     """The files of AVA.ANNOTATION_DIR, and frame lists of the videos a and b, 70 frames each."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ava_train_v2.2.csv").write_text(train)
@@ -41,5 +38,5 @@ def write_lists(folder: Path, train: str, val: str = "", predicted: str = "") ->
     return folder
 
 
-def recipe_of(folder: Path, *overrides: object) -> Recipe:
+def recipe_of(folder, *overrides):
     return load_recipe(None, ["DATA.PATH_TO_DATA_DIR", str(folder), *KEYS, *overrides])

@@ -1,24 +1,33 @@
 """What tests of data sets share."""
 
-from collections.abc import Callable
-from types import ModuleType
-
 import pytest
+
+from slowfast_patches.datasets.preparing import prepare
+
+
+def in_this_process(work, jobs, workers):
+    """Stand in for `run_each`, whose processes take seconds to start."""
+    return ((job, work(job)) for job in jobs)
 
 
 @pytest.fixture
-def run(
-    load_program: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
+def run(load_program, capsys, monkeypatch):
     """`run("--csv", path, ...)`: the exit status of tools/prepare_data.py and what it printed."""
     tool = load_program("tools/prepare_data.py")
+    monkeypatch.setattr(prepare, "run_each", in_this_process)
 
-    def run_tool(*args: object) -> tuple[int, str]:
+    def run_tool(*args):
         try:
             status = tool.main([str(arg) for arg in args])
         except SystemExit as error:
             status = error.code
-        output = capsys.readouterr()
-        return status, output.out + output.err
+        return status, "".join(capsys.readouterr())
 
     return run_tool
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The user's cache folder, of this test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "multigrid"

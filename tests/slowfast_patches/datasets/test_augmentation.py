@@ -1,7 +1,5 @@
 """Augmented clips: operations by hand, and what holds for whatever is drawn."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,12 +13,11 @@ FILL = (110.0, 120.0, 130.0)
 MEAN = tuple(value / 255 for value in FILL)
 
 
-def noise(frames: int = 2, size: int = 20, low: int = 0, high: int = 256) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    return rng.integers(low, high, (frames, size, size, 3), np.uint8)
+def noise():
+    return np.random.default_rng(0).integers(256, size=(2, 20, 20, 3), dtype=np.uint8)
 
 
-def pixels(*values: int) -> np.ndarray:
+def pixels(*values):
     """A grey clip (1, 1, n, 3)."""
     return np.repeat(np.array(values, np.uint8)[None, None, :, None], 3, 3)
 
@@ -65,12 +62,11 @@ def test_a_clip_moves_by_nearly_half_and_grey_comes_in(name, axis):
 
 def test_shears_and_rotations_are_about_the_centre():
     clip = np.zeros((1, 21, 21, 3), np.uint8)
-    clip[:, 10, 10] = 255
-    for name in ("rotate", "shear_x", "shear_y"):
-        assert (apply(name, clip, 1.0, (0.0,) * 3)[0, 10, 10] == 255).all()
-    clip[:, 20, 10] = 200
-    sheared = apply("shear_x", clip, 1.0, (0.0,) * 3)
-    assert sheared[0, 20, 13, 0] == 200, "ten rows below, 0.3 times as many columns aside"
+    clip[:, 10, 10], clip[:, 20, 10] = 255, 200
+    changed = {name: apply(name, clip, 1.0, (0, 0, 0)) for name in ("rotate", "shear_x", "shear_y")}
+    assert all((result[0, 10, 10] == 255).all() for result in changed.values())
+    sheared = changed["shear_x"][0, 20, 13, 0]
+    assert sheared == 200, "ten rows below, 0.3 times as many columns aside"
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -87,7 +83,7 @@ def test_frames_that_are_alike_stay_alike_and_nothing_is_changed_by_a_level_of_0
         assert (apply(name, clip, 0.0, FILL) == clip).all()
 
 
-def augmented(clip: np.ndarray, epoch: int = 0, video: int = 0, **keys: object) -> np.ndarray:
+def augmented(clip, epoch=0, video=0, **keys):
     clip = clip.copy()
     Augmentation(Aug(enable=True, **keys), MEAN, 7)(clip, epoch, video)
     return clip
@@ -130,20 +126,7 @@ def test_jitter_stays_within_its_reach():
     assert 117 < max(values) <= 121
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "rand-m11",
-        "rand-n0",
-        "rand-n1.5",
-        "rand-x3",
-        "randn2",
-        "original",
-        "rand-inc0",
-        "rand-n11",
-        f"rand-n{10**400}",
-    ],
-)
+@pytest.mark.parametrize("text", ["rand-m11", "rand-n0", "rand-x3", "original", "rand-n1e400"])
 def test_other_texts_than_randaugments_are_refused(text):
     load_recipe(None, ["AUG.AA_TYPE", "rand-m7-n4-mstd0.5-inc1"])
     with pytest.raises(ValueError, match=r"^AUG.AA_TYPE must be empty, or"):
@@ -157,17 +140,16 @@ def test_an_augmentation_that_changes_nothing_is_refused():
 
 
 def test_training_clips_are_augmented_where_they_were_taken_and_others_not(
-    demo_data: Path, tiny_config, tmp_path
+    demo_data, tiny_config, tmp_path
 ):
     plain = tiny_config(tmp_path)
     on = tiny_config(tmp_path, "AUG.ENABLE", True, "AUG.AA_TYPE", "rand-m9-n2")
-    request = ClipRequest(5, 2, Shape(4, 4, 32), 0)
-    ours, theirs = ClipDataset(on, "train")[request], ClipDataset(plain, "train")[request]
-    assert ours["flip"] == theirs["flip"]
-    changed = theirs["clip"].copy()
-    Augmentation(on.aug, on.data.mean, on.rng_seed)(changed, request.epoch, request.video)
-    assert (ours["clip"] == changed).all()
-    assert (changed != theirs["clip"]).any()
-    for split in ("val", "test"):
-        clips = [ClipDataset(recipe, split)[1]["clip"] for recipe in (on, plain)]
-        assert (clips[0] == clips[1]).all()
+    wanted = {"train": ClipRequest(5, 2, Shape(4, 4, 32), 0), "val": 1, "test": 1}
+    for split, request in wanted.items():
+        ours, theirs = (ClipDataset(recipe, split)[request] for recipe in (on, plain))
+        changed = theirs["clip"].copy()
+        if split == "train":
+            Augmentation(on.aug, on.data.mean, on.rng_seed)(changed, 2, 5)
+            assert (changed != theirs["clip"]).any()
+        assert ours["flip"] == theirs["flip"]
+        assert (ours["clip"] == changed).all()

@@ -42,27 +42,26 @@ def test_key_frames_come_by_video_and_second_with_all_labels_of_a_box(tmp_path):
     assert list_digest(moved, read_list(moved, "train")) == digest
 
 
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_boxes_and_labels_are_the_hosts(tmp_path, split):
+@pytest.mark.parametrize(("split", "count"), [("train", 3), ("val", 2), ("test", 3)])
+def test_boxes_and_labels_are_the_hosts(tmp_path, split, count):
     from slowfast.datasets import ava_helper
 
     inside = TRAIN.replace("-0.100", "0.000").replace("1.600", "1.000")
     recipe = recipe_of(write_lists(tmp_path, inside, predicted=PREDICTED))
     cfg = host_config(recipe)
     cfg.AVA.ANNOTATION_DIR = cfg.AVA.FRAME_LIST_DIR = str(tmp_path)
-    theirs = ava_helper.load_boxes_and_labels(cfg, split)
     expected = {
-        (name, second): [(tuple(box), [n - 1 for n in labels if n > 0]) for box, labels in found]
-        for name, of_video in theirs.items()
-        for second, found in of_video.items()
-        if found
+        (name, second): [
+            (tuple(box), tuple(n - 1 for n in labels if n > 0)) for box, labels in boxes
+        ]
+        for name, of_video in ava_helper.load_boxes_and_labels(cfg, split).items()
+        for second, boxes in of_video.items()
+        if boxes
     }
-    found = {
-        (k.name, k.second): [(b, list(n)) for b, n in zip(k.boxes, k.labels, strict=True)]
-        for k in read_list(recipe, split)
-    }
+    key_frames = read_list(recipe, split)
+    found = {(k.name, k.second): list(zip(k.boxes, k.labels, strict=True)) for k in key_frames}
     assert found == expected
-    assert len(found) == {"train": 3, "val": 2, "test": 3}[split]
+    assert len(found) == count
 
 
 def test_without_a_detectors_boxes_the_annotated_ones_are_scored(tmp_path):
@@ -86,31 +85,6 @@ def test_videos_may_be_files_and_lists_elsewhere(tmp_path):
 
 def test_classes_have_the_names_of_the_label_map_and_else_their_numbers(tmp_path):
     assert class_names(recipe_of(write_lists(tmp_path, TRAIN))) == ("stand", "2", "run")
-    with pytest.raises(ValueError, match=r"set MODEL\.NUM_CLASSES 3"):
-        class_names(recipe_of(tmp_path, "MODEL.NUM_CLASSES", 4))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("a,0899,0.1,0.2,0.5,0.6,1", r"v2\.2\.csv, line 1: .* second 899 is not in 902 to 1798"),
-        ("a,0902,0.1,0.2,0.5,0.6,4", r"line 1: .*label 4 is not one of 1 to MODEL\.NUM_CLASSES 3"),
-        ("a,0902,0.1,0.2,0.5", "line 1: 'a,0902,0.1,0.2,0.5' is not video, second, x1, y1, x2, y2"),
-        ("a,0902,left,0.2,0.5,0.6,1", "line 1: .*could not convert"),
-        ("a,0902,nan,0.2,0.5,0.6,1", "line 1: .*: nan is not a coordinate from 0 to 1"),
-        ("a,0902,10,20,320,240,1", "line 1: .*: 10 is not a coordinate from 0 to 1, relative to"),
-        (f"a,0902,0.1,0.2,0.5,0.6,1\n{200_000 * 'x'},", "csv, line 2: field larger than"),
-        (
-            "\n".join(f"a,0902,0.1,0.2,0.{n},0.6,1" for n in range(3000, 4001)),
-            "more than 1000 boxes",
-        ),
-        ("c,0902,0.1,0.2,0.5,0.6,1", r"boxes are of 1 videos that .*train\.csv does not name: c"),
-        ("a,0902,0.5,0.2,0.5,0.6,1", "no key frame of train has a box"),
-    ],
-)
-def test_wrong_lines_are_refused(tmp_path, line, message):
-    with pytest.raises(ValueError, match=message):
-        read_list(recipe_of(write_lists(tmp_path, line + "\n")), "train")
 
 
 def test_boxes_without_an_area_or_a_label_are_counted_and_named_once(tmp_path, caplog):
@@ -123,27 +97,3 @@ def test_boxes_without_an_area_or_a_label_are_counted_and_named_once(tmp_path, c
     assert left_out.endswith("the first in line 6")
     assert without_label.startswith(f"{file}: 1 boxes have no label")
     assert without_label.endswith("the first in line 4")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"names\.pbtxt names no class"),
-        (b'  name: "x"\n  id: 10000000000\n', r"pbtxt, line 2: the id 10000000000 is not one of"),
-        (b'  name: "x"\n  id: -1\n', r"pbtxt, line 2: the id -1 is not one of 1 to MODEL"),
-        (b"  name: \xff\n", r"pbtxt, line 1: not UTF-8"),
-    ],
-)
-def test_a_wrong_label_map_is_refused(tmp_path, content, message):
-    recipe = recipe_of(write_lists(tmp_path, TRAIN))
-    (tmp_path / "names.pbtxt").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        class_names(recipe)
-
-
-def test_a_missing_file_and_boxes_without_detection_are_refused(tmp_path):
-    lists = write_lists(tmp_path, TRAIN)
-    with pytest.raises(ValueError, match=r"the boxes .*none\.csv cannot be read"):
-        read_list(recipe_of(lists, "AVA.TRAIN_GT_BOX_LISTS", ["none.csv"]), "train")
-    with pytest.raises(ValueError, match=r"set DETECTION\.ENABLE False"):
-        read_list(recipe_of(lists, "TRAIN.DATASET", "kinetics"), "train")

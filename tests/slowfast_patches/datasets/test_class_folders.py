@@ -1,8 +1,6 @@
 """Folders named after classes: their lists, the videos set aside, and what does not serve."""
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,7 @@ from tests.slowfast_patches.datasets.made_videos import noise, rows, times, writ
 
 
 @pytest.fixture
-def classes(tmp_path: Path) -> Path:
+def classes(tmp_path):
     folder = tmp_path / "classes"
     for name, count in {"sit down": 12, "żółw": 3, "jump": 2, "once": 1}.items():
         endings = ("AVI" if number == 1 else "mp4" for number in range(count))
@@ -24,15 +22,14 @@ def test_lists_are_made_of_folders(run, classes, caplog):
     (classes / "jump/old").mkdir()
     status, output = run("--folder", classes)
     assert (status, "MODEL.NUM_CLASSES 4" in output) == (0, True)
-    assert "jump/notes.txt" in caplog.text
-    assert "jump/old" in caplog.text
+    assert all(f"jump/{name}" in caplog.text for name in ("notes.txt", "old"))
     assert "videos: 15 for train.csv, 3 for val.csv, 3 for test.csv (test is val)\n" in output
     numbers = json.loads((classes / "classes.json").read_text(encoding="utf-8"))
     assert numbers == {"jump": 0, "once": 1, "sit down": 2, "żółw": 3}
     train, val, test = (rows(classes / f"{split}.csv") for split in ("train", "val", "test"))
     assert val == test
-    assert [sum(label == n for _, label in val) for n in range(4)] == [1, 0, 1, 1]
-    assert [sum(label == n for _, label in train) for n in range(4)] == [1, 1, 11, 2]
+    assert sorted(label for _, label in val) == [0, 2, 3]
+    assert sorted(label for _, label in train) == [0, 1, *[2] * 11, 3, 3]
     assert not {name for name, _ in train} & {name for name, _ in val}
     for name, label in train + val:
         assert (classes / name).is_file()
@@ -40,21 +37,21 @@ def test_lists_are_made_of_folders(run, classes, caplog):
 
 
 def test_more_videos_leave_the_split_much_as_it_was(run, classes):
-    splits = list[set[str]]()
-    for name in (None, None, "new.mp4"):
-        if name is not None:
-            (classes / "sit down" / name).touch()
-            status, output = run("--folder", classes, "--val-fraction", 0.5)
-            assert (status, "exists with other content" in output) == (2, True)
-            for csv in classes.glob("*.csv"):
-                csv.unlink()
+    def split():
         assert run("--folder", classes, "--val-fraction", 0.5)[0] == 0
-        splits.append({name for name, _ in rows(classes / "val.csv")})
-    assert splits[0] == splits[1]
-    assert len(splits[2] ^ splits[0]) <= 2
+        return set(rows(classes / "val.csv"))
+
+    before = split()
+    assert split() == before
+    (classes / "sit down/new.mp4").touch()
+    status, output = run("--folder", classes, "--val-fraction", 0.5)
+    assert (status, "exists with other content" in output) == (2, True)
+    for csv in classes.glob("*.csv"):
+        csv.unlink()
+    assert len(split() ^ before) <= 2
 
 
-def write_empty(folder: Path, *names: str) -> Path:
+def write_empty(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -75,7 +72,7 @@ def test_a_split_that_is_given_is_kept(run, tmp_path, given, missing):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (None, "no such folder"),
+        ([], "no such folder"),
         (["1.mp4"], "one for each class"),
         (["train/a/1.mp4", "val/b/1.mp4"], "b: train/ has no class of this name"),
         (["train/a/1.mp4"], "has only train"),
@@ -84,44 +81,21 @@ def test_a_split_that_is_given_is_kept(run, tmp_path, given, missing):
     ],
 )
 def test_folders_that_do_not_serve_are_named(run, tmp_path, names, message):
-    folder = write_empty(tmp_path / "set", *names or [])
+    folder = write_empty(tmp_path / "set", *names)
     status, output = run("--folder", folder)
-    assert status == 2
-    assert message in output
+    assert (status, message in output) == (2, True)
     assert not list(folder.glob("*.csv"))
 
 
 def test_folders_are_prepared(run, tmp_path):
+    folder, out = tmp_path / "set", tmp_path / "out"
     for number, name in enumerate(("b/x.mp4", "b/y.avi", "ä/x.mp4", "ä/y.mp4")):
-        write_video(tmp_path / "set" / name, noise(4, seed=number))
-    out = tmp_path / "out"
-    assert run("--folder", tmp_path / "set", "--output", out)[0] == 0
+        write_video(folder / name, noise(4, seed=number))
+    assert run("--folder", folder, "--output", out)[0] == 0
     assert json.loads((out / "classes.json").read_text(encoding="utf-8")) == {"b": 0, "ä": 1}
     assert len(times(out)) == 4
     assert sorted(label for _, label in rows(out / "train.csv")) == [0, 1]
-    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["b", "ä"]
-    (tmp_path / "set/a").mkdir()
-    write_video(tmp_path / "set/a/x.mp4", noise(4))
-    status, output = run("--folder", tmp_path / "set", "--output", out)
+    assert {path.name for path in folder.iterdir()} == {"b", "ä"}
+    write_empty(folder, "a/x.mp4")
+    status, output = run("--folder", folder, "--output", out)
     assert (status, "classes.json exists" in output) == (2, True)
-
-
-def test_counts_agree_where_a_video_cannot_be_read(run, tmp_path):
-    for number, name in enumerate(("train/a/1.mp4", "train/b/2.avi", "val/b/3.mp4")):
-        write_video(tmp_path / "set" / name, noise(4, seed=number))
-    (tmp_path / "set/train/a/broken.mp4").write_bytes(b"no video")
-    out = tmp_path / "out"
-    status, output = run("--folder", tmp_path / "set", "--output", out)
-    assert status == 1
-    assert "3 for train.csv, 1 for val.csv, 1 for test.csv (test is val)\n" in output
-    found = {title.strip(): count for title, count in re.findall(r"(.+?) {2,}(\d+)\n", output)}
-    assert found == {
-        "videos": "3",
-        "in train.csv": "2",
-        "in val.csv": "1",
-        "in test.csv (test is val)": "1",
-        "of these from earlier runs": "0",
-        "unreadable, left out": "1",
-    }
-    assert [len(rows(out / f"{split}.csv")) for split in ("train", "val", "test")] == [2, 1, 1]
-    assert ("videos/train/a/1.mp4", 0) in rows(out / "train.csv")  # one ending

@@ -2,7 +2,6 @@
 
 import os
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from slowfast_patches.datasets.lists.frame_list import (
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.files import jpeg_size
 from slowfast_patches.datasets.reading.limits import ReadingLimits
-from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
 
@@ -33,9 +31,9 @@ N11GT 1 1 N11GT/N11GT-000002.jpg ""
 compress = zlib.compress
 
 
-def read(folder: Path, text: str | bytes, **options: str) -> SharedList[FrameVideo]:
+def read(folder, text, **options):
     path = folder / "train.csv"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    path.write_bytes(text.encode())
     return read_frame_list(path, num_classes=157, fps=24.0, **options)
 
 
@@ -46,27 +44,23 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
     one, other = read(tmp_path, TWO_VIDEOS)
     assert (one.name, other.name) == ("46GP8", "N11GT")
     assert one.files == tuple(f"{tmp_path}/46GP8/46GP8-00000{n}.jpg" for n in range(1, 6))
-    assert one.runs == (
-        LabelledFrames(2, ()),
-        LabelledFrames(4, (92, 147)),
-        LabelledFrames(5, (147,)),
-    )
+    assert one.runs == ((2, ()), (4, (92, 147)), (5, (147,)))
     assert (one.path, one.fps) == (f"{tmp_path}/46GP8", 24.0)
-    assert other.runs == (LabelledFrames(1, (5,)), LabelledFrames(2, ()))
+    assert other.runs == ((1, (5,)), (2, ()))
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("old", "new"),
     [
-        TWO_VIDEOS.replace("vido", "video", 1),
-        TWO_VIDEOS.replace("\n", "\r\n"),
-        "\n" + TWO_VIDEOS.replace("\n", "\n\n  \n").rstrip(),
-        TWO_VIDEOS.replace('"92,147"', "92,147").replace('"5"', "5"),
-        b"\xef\xbb\xbf" + TWO_VIDEOS.encode(),
+        ("vido", "video"),
+        ("\n", "\r\n"),
+        ("\n", "\n\n  \n"),
+        ('"', ""),
+        ("original", "\ufefforiginal"),
     ],
-    ids=["spelling", "crlf", "blank", "unquoted", "mark"],
 )
-def test_what_makes_no_difference(tmp_path, text):
+def test_what_makes_no_difference(tmp_path, old, new):
+    text = TWO_VIDEOS.replace('""', "~").replace(old, new).replace("~", '""')
     assert list(read(tmp_path, text)) == list(read(tmp_path, TWO_VIDEOS))
 
 
@@ -77,17 +71,15 @@ def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
 
 
 def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
-    lines = (
-        f'{v} {v} {f} {v}/{v}_{f + 1:06d}.jpg "{v % 9}"\n' for v in range(200) for f in range(100)
-    )
-    frames = read(tmp_path, f"{HEADER}\n{''.join(lines)}")
+    lines = [f'{v} 0 {f} {v}/{v}_{f:06}.jpg "{v % 9}"' for v in range(200) for f in range(100)]
+    frames = read(tmp_path, "\n".join([HEADER, *lines]))
     assert len(frames._data) < 6 * 200 * 100
-    assert frames[150].files[42] == f"{tmp_path}/150/150_000043.jpg"
+    assert frames[150].files[42] == f"{tmp_path}/150/150_000042.jpg"
     assert frames[150].classes() == {6}
 
 
 def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
-    first, parsed = list(read(tmp_path, TWO_VIDEOS)), list[bytes]()
+    first, parsed = list(read(tmp_path, TWO_VIDEOS)), []
     monkeypatch.setattr(zlib, "compress", lambda *a: parsed.append(a[0]) or compress(*a))
     path = tmp_path / "train.csv"
     assert list(read_frame_list(path, num_classes=157, fps=24.0)) == first
@@ -101,40 +93,11 @@ def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypat
 # Bad lists.
 
 
-@pytest.mark.parametrize(
-    ("number", "line", "why"),
-    [
-        (4, "46GP8 0 2 46GP8/3.jpg", "video 46GP8: .* the 5 fields of 'original_vido_id"),
-        (8, '46GP8 0 5 46GP8/6.jpg ""', "video 46GP8: its lines are not consecutive"),
-        (4, '46GP8 0 1 46GP8/3.jpg ""', "video 46GP8: its frame ids do not ascend"),
-        (5, '46GP8 0 3.5 46GP8/3.jpg ""', "video 46GP8: .*3.5"),
-        (4, '46GP8 0 2 46GP8/3.jpg "92;147"', "video 46GP8: .*92;147"),
-        (4, '46GP8 0 2 46GP8/3.jpg "-1"', "label -1 is outside"),
-        (7, 'N11GT 1 0 x.jpg "4,157"', "video N11GT: label 157 is outside MODEL.NUM_CLASSES 157"),
-        (1, 'a 0 0 a/1.jpg ""', f"the first line .*'{HEADER}'"),
-        (1, HEADER.replace(" ", ","), f"the first line .*'{HEADER}'"),
-    ],
-)
-def test_a_bad_line_is_named_by_file_and_video(tmp_path, number, line, why):
-    lines = TWO_VIDEOS.splitlines()
-    lines[number - 1] = line
-    with pytest.raises(ValueError, match=rf"train.csv.*{why}"):
-        read(tmp_path, "\n".join(lines))
-
-
-def test_a_missing_list_one_without_frames_and_one_in_utf_16_are_refused(tmp_path):
-    for content, why in ((f"{HEADER}\n\n", "no frames"), (TWO_VIDEOS.encode("utf-16"), "utf-16")):
-        with pytest.raises(ValueError, match=f"train.csv.*: .*{why}"):
-            read(tmp_path, content)
-    with pytest.raises(ValueError, match=r"val.csv: no such file; set DATA.PATH_TO_DATA_DIR"):
-        read_frame_list(tmp_path / "val.csv", num_classes=2, fps=30.0)
-
-
 # Reading.
 
 
 @pytest.fixture(scope="module")
-def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def frames(tmp_path_factory):
     """0.jpg to 9.jpg, each a grey of 20 times its number, of 96 × 64 pixels."""
     folder = tmp_path_factory.mktemp("frames")
     for number in range(10):
@@ -142,12 +105,12 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def video_of(*files: Path) -> FrameVideo:
+def video_of(*files):
     packed = zlib.compress("\n".join(map(str, files)).encode())
     return FrameVideo("a", "", packed, (LabelledFrames(len(files), (0,)),), 25.0)
 
 
-def plan(*positions: int) -> ClipPlan:
+def plan(*positions):
     return ClipPlan(np.array(positions), (96, 64), (0, 0), 64, False)
 
 
@@ -160,31 +123,27 @@ def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_
     assert clip[:, 32, 32, 0].tolist() == [80, 40, 40, 180, 0, 0]
 
 
-def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path):
-    reasons = {
-        "gone": "cannot be opened: No such file",
-        "text": "is not a JPEG",
-        "cut": "is not a whole JPEG",
-        "fifo": "cannot be opened: is not a regular file",
-    }
-    paths = {name: tmp_path / f"{name}.jpg" for name in reasons}
-    paths["text"].write_text("no picture")
-    paths["cut"].write_bytes((frames / "3.jpg").read_bytes()[:-100])
-    os.mkfifo(paths["fifo"])
-    for name, path in paths.items():
-        record = video_of(frames / "1.jpg", path).record()
-        with pytest.raises(UnreadableVideoError, match=f"{name}.jpg {reasons[name]}"):
-            read_clip("", record, plan(0, 1))
-        if name == "cut":
-            assert video_of(path).record().video.frames == 1  # its head is whole
-            continue
-        with pytest.raises(UnreadableVideoError, match=f"{name}.jpg {reasons[name]}"):
-            video_of(path).record()
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gone", "cannot be opened: No such file"),
+        ("text", "is not a JPEG"),
+        ("cut", "is not a whole JPEG"),
+        ("fifo", "cannot be opened: is not a regular file"),
+    ],
+)
+def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path, name, reason):
+    (tmp_path / "text").write_text("no picture")
+    (tmp_path / "cut").write_bytes((frames / "3.jpg").read_bytes()[:-100])
+    os.mkfifo(tmp_path / "fifo")
+    record = video_of(frames / "1.jpg", tmp_path / name).record()  # by the head of the first
+    with pytest.raises(UnreadableVideoError, match=f"{name} {reason}"):
+        read_clip("", record, plan(0, 1))
 
 
 def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
     whole, path = (frames / "3.jpg").read_bytes(), tmp_path / "damaged.jpg"
-    messages, sizes = set(), set()
+    found = set()
     for case in range(100):
         rng = np.random.default_rng(case)
         data = bytearray(whole[: rng.integers(1, len(whole))] if case % 4 == 0 else whole)
@@ -192,9 +151,10 @@ def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
             data[position] = rng.integers(256)
         path.write_bytes(data)
         try:
-            sizes.add(jpeg_size(str(tmp_path), path.name, limits=ReadingLimits(pixels=1 << 32)))
+            found.add(jpeg_size(str(tmp_path), path.name, limits=ReadingLimits(pixels=1 << 32)))
         except UnreadableVideoError as error:
-            messages.add(str(error))
-    assert messages == {"cannot be decoded: damaged.jpg is not a JPEG"}
-    assert (96, 64) in sizes
-    assert all(min(size) > 0 for size in sizes)
+            found.add(str(error))
+    assert found >= {(96, 64), "cannot be decoded: damaged.jpg is not a JPEG"}
+    sizes = [size for size in found if isinstance(size, tuple)]
+    assert len(found) == len(sizes) + 1
+    assert np.min(sizes) > 0

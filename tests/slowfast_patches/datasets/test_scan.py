@@ -1,5 +1,6 @@
 """Records of videos: real files whose facts are known, made ones, and bad ones."""
 
+import os
 import re
 import wave
 from itertools import pairwise
@@ -85,7 +86,7 @@ def test_without_timestamps_frames_are_counted(tmp_path):
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Path:
+def prepared(tmp_path):
     source = str(write_video(tmp_path / "a.mp4", grey(100), fps=25))
     write_prepared(source, scan(source), tmp_path / "prepared.mp4", short_side=32)
     return tmp_path / "prepared.mp4"
@@ -127,49 +128,49 @@ def test_what_keeps_a_video_from_being_read_whole_is_told(tmp_path):
 def test_a_video_whose_frames_do_not_all_decode_is_told_by_decoding_it(tmp_path):
     """Nothing but decoding tells damage in MPEG-4: its packets have no lengths in them."""
     path = write_video(tmp_path / "a.mp4", noise(24), codec="mpeg4", gop=30)
-    with av.open(str(path)) as container:
-        packets = [(p.pos, p.size) for p in container.demux(video=0) if p.size]
     assert find_damage(str(path), scan(str(path)), LIMITS) == ""
     content = bytearray(path.read_bytes())
-    for place, size in packets[12:]:
-        content[place : place + size] = bytes(size)
+    with av.open(str(path)) as container:
+        for packet in [p for p in container.demux(video=0) if p.size][12:]:
+            content[packet.pos : packet.pos + packet.size] = bytes(packet.size)
     path.write_bytes(content)
     record = scan(str(path))
-    damaged = find_damage(str(path), record, LIMITS)
     assert record.damage == ""
-    assert damaged == "has 24 frames, of which 12 decode"
+    assert find_damage(str(path), record, LIMITS) == "has 24 frames, of which 12 decode"
 
 
 # Bad ones.
 
 
-def no_frames(path: Path) -> None:
+def no_frames(path):
     with av.open(str(path), "w", format="avi") as container:
-        stream = container.add_stream("libx264", rate=30)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        container.add_stream("libx264", rate=30)
         container.start_encoding()
 
 
-def sound(path: Path) -> None:
+def sound(path):
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
         file.writeframes(bytes(16000))
 
 
-def broken_jpeg(path: Path) -> None:
+def broken_jpeg(path):
     path.mkdir()
     (path / "1.jpg").write_bytes(b"\xff\xd8 and no more")
+
+
+def truncated(path):
+    write_video(path, grey(24))
+    os.truncate(path, path.stat().st_size // 2)
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: None, "cannot be opened: No such file"),
+        (str, "cannot be opened: No such file"),
         (Path.touch, "cannot be opened: Invalid data"),
-        (
-            lambda path: path.write_text("this is no video\n" * 100),
-            "cannot be opened: Invalid data",
-        ),
+        (lambda path: path.write_text("no video\n" * 100), "cannot be opened: Invalid data"),
+        (truncated, "Invalid data"),
         (sound, "is none of the formats that hold a video"),
         (no_frames, "has no frames"),
         (Path.mkdir, "a folder without JPEG files"),
@@ -182,20 +183,13 @@ def test_what_cannot_be_read_says_why(tmp_path, make, reason):
         scan(str(tmp_path / "bad.mp4"))
 
 
-def test_a_truncated_file_and_an_impossible_name_are_unreadable(tmp_path):
-    path = write_video(tmp_path / "cut.mp4", grey(24))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    for name, reason in ((str(path), "Invalid data"), ("a\0b.mp4", "null")):
-        with pytest.raises(UnreadableVideoError, match=reason):
-            scan(name)
+def test_an_impossible_name_is_unreadable():
+    with pytest.raises(UnreadableVideoError, match="null"):
+        scan("a\0b.mp4")
 
 
 def test_a_bug_is_not_taken_for_an_unreadable_video(tmp_path, monkeypatch):
     path = write_video(tmp_path / "good.mp4", grey(4))
-
-    def removed_argument(*args, **kwargs):
-        raise TypeError("open() got an unexpected keyword argument")
-
-    monkeypatch.setattr(av, "open", removed_argument)
+    monkeypatch.setattr(av, "open", lambda path: None)  # takes fewer arguments
     with pytest.raises(TypeError, match="unexpected keyword"):
         list(scan_each([str(path)], workers=0, limits=LIMITS))

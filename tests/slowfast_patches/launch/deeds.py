@@ -1,6 +1,7 @@
 """A run whose processes do as DEED says: `python deeds.py KEY VALUE ...`, meeting at ADDRESS.
 
 With SPAWN it starts two processes on each machine: in earnest ("spawn"), or quickly ("fork").
+Without, nobody on its machine can report the cause of a failure first, and it waits for nobody.
 """
 
 import os
@@ -23,6 +24,8 @@ from slowfast_patches.utils.distributed import World
 
 DEADLINE = 240
 """Seconds after which any process ends, whatever it waits for."""
+SAVING = float(os.environ.get("SAVING", "1"))
+"""Seconds that rank 0 takes to save, while the others wait for it."""
 
 
 def main(recipe: Recipe, world: World) -> None:
@@ -36,13 +39,12 @@ def main(recipe: Recipe, world: World) -> None:
 
 def _deed(name: str, folder: Path, world: World) -> None:
     if name == "interrupt":  # rank 0 writes a checkpoint meanwhile
-        time.sleep(0.0 if world.rank else 3.0)
-        (folder / f"saved_{world.rank}").touch()
+        _save(folder, world, 7)
         raise TrainingInterruptedError("stopped by a signal after iteration 7")
     if name == "train":
         _train(folder, world)
     if name == "sleep":
-        os.write(1, b"asleep\n")
+        os.write(1, b"sleeps\n")
         time.sleep(DEADLINE)
     if world.rank == 1:
         if name == "mistake":
@@ -68,16 +70,23 @@ def _train(folder: Path, world: World) -> None:
                 os.write(1, b"trains\n")
             time.sleep(0.1)
             if stop.agreed():
-                time.sleep(0.0 if world.rank else 3.0)
-                (folder / f"saved_{world.rank}").write_text(str(iteration))
+                _save(folder, world, iteration)
                 raise TrainingInterruptedError(f"stopped by {stop.signal.name}")
 
 
+def _save(folder: Path, world: World, iteration: int) -> None:
+    time.sleep(0.0 if world.rank else SAVING)
+    (folder / f"saved_{world.rank}").write_text(str(iteration))
+
+
 def start(keys: list[str]) -> None:
+    workers._MARGIN = 0.5
     if "SPAWN" in os.environ:
         launch.find_placement = _two_a_machine
         workers.START_METHOD = os.environ["SPAWN"]
         os.register_at_fork(after_in_child=_forget_handlers)
+    else:
+        workers._LOST_SECONDS = 0.0
     launch.launch(load_recipe(None, keys), os.environ.get("ADDRESS"), main)
 
 

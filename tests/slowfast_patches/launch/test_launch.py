@@ -49,6 +49,18 @@ def spawned(start) -> Callable[..., Ended]:
 
 
 @pytest.fixture
+def training(start) -> Callable[..., Popen[str]]:
+    """`training()`: one command, both of whose processes train."""
+
+    def begin(deed: str = "train", **environment: str) -> Popen[str]:
+        process = start(deed, SPAWN="fork", **environment)
+        assert [process.stdout.readline() for _ in range(2)] == [f"{deed}s\n"] * 2
+        return process
+
+    return begin
+
+
+@pytest.fixture
 def two_machines(start, free_port) -> Callable[..., list[Popen[str]]]:
     """`two_machines(deed, KEY, VALUE, ...)`: by the host's convention, the keys for the second."""
 
@@ -58,6 +70,11 @@ def two_machines(start, free_port) -> Callable[..., list[Popen[str]]]:
         return [start(deed, *keys, *place, ADDRESS=where, **environment) for place in places]
 
     return run
+
+
+def await_file(path: Path, process: Popen[str]) -> None:
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.02)
 
 
 def logs(folder: Path) -> list[str]:
@@ -146,10 +163,9 @@ def test_a_rank_that_does_not_answer_or_was_killed_ends_other_machines(two_machi
 # Processes that do not join.
 
 
-@pytest.mark.parametrize("environment", [{}, {"SPAWN": "fork"}])
-def test_another_recipe_is_refused_key_by_key(two_machines, tmp_path, environment):
+def test_another_recipe_is_refused_key_by_key(two_machines, tmp_path):
     other = ("SOLVER.BASE_LR", 0.3, "DATA.PATH_PREFIX", "/here")
-    for status, said in map(end_of, two_machines("nothing", *other, **environment)):
+    for status, said in map(end_of, two_machines("nothing", *other, SPAWN="fork")):
         assert status == 2
         assert said.count("\n") == 1
         assert "has another recipe than rank 0: SOLVER.BASE_LR 0.1 there, 0.3 on rank" in said
@@ -213,13 +229,11 @@ def test_invalid_addresses(address):
     ("sent", "send"),
     [(signal.SIGTERM, os.kill), (signal.SIGUSR1, os.killpg), (signal.SIGINT, os.killpg)],
 )
-def test_signals_end_a_training_after_an_iteration_with_all_saved(start, tmp_path, sent, send):
-    process = start("train", SPAWN="fork")
-    assert [process.stdout.readline() for _ in range(2)] == ["trains\n"] * 2
+def test_signals_end_a_training_after_an_iteration_with_all_saved(training, tmp_path, sent, send):
+    process = training()
     send(process.pid, sent)
     first, second = (tmp_path / "out" / f"saved_{rank}" for rank in (1, 0))
-    while not first.exists() and process.poll() is None:
-        time.sleep(0.05)
+    await_file(first, process)
     process.terminate()  # while rank 1 waits for rank 0, which still saves
     status, said = end_of(process)
     assert status == 75
@@ -227,20 +241,18 @@ def test_signals_end_a_training_after_an_iteration_with_all_saved(start, tmp_pat
     assert first.read_text() == second.read_text(), "in the same iteration"
 
 
-def test_a_second_ctrl_c_ends_all_at_once(start, tmp_path):
-    process = start("train", SPAWN="fork")
-    assert [process.stdout.readline() for _ in range(2)] == ["trains\n"] * 2
-    for _ in range(2):
-        os.killpg(process.pid, signal.SIGINT)
-        time.sleep(0.5)
+def test_a_second_ctrl_c_ends_all_at_once(training, tmp_path):
+    process = training(SAVING="240")
+    os.killpg(process.pid, signal.SIGINT)
+    await_file(tmp_path / "out" / "saved_1", process)
+    os.killpg(process.pid, signal.SIGINT)
     assert end_of(process)[0] == 130
     assert not (tmp_path / "out" / "saved_0").exists()
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_before_a_training_can_save_ends_all(start, sent, status):
-    process = start("sleep", SPAWN="fork")
-    assert [process.stdout.readline() for _ in range(2)] == ["asleep\n"] * 2
+def test_a_signal_before_a_training_can_save_ends_all(training, sent, status):
+    process = training("sleep")
     process.send_signal(sent)
     ended, said = end_of(process)
     assert ended == status
@@ -248,9 +260,8 @@ def test_a_signal_before_a_training_can_save_ends_all(start, sent, status):
     assert said.count("\n") == 1
 
 
-def test_processes_and_their_workers_end_with_what_has_spawned_them(start):
-    process = start("train", SPAWN="fork")
-    assert [process.stdout.readline() for _ in range(2)] == ["trains\n"] * 2
+def test_processes_and_their_workers_end_with_what_has_spawned_them(training):
+    process = training()
     process.kill()
     assert end_of(process)[0] == -signal.SIGKILL
 

@@ -53,13 +53,14 @@ def test_what_a_recipe_says_stays_and_what_is_not_decided_is_refused(processor):
 
 @pytest.mark.slow
 def test_a_run_writes_down_what_was_decided_and_goes_on_with_no_other(
-    tmp_path, processor, command_line, opened, monkeypatch
+    tmp_path, processor, command_line, one_block, one_block_keys, opened, monkeypatch
 ):
     """A checkpoint of a machine with AMX is not continued on one without."""
-    keys = ("TRAIN.MIXED_PRECISION", "auto", "TEST.ENABLE", False)
+    keys = ("TRAIN.MIXED_PRECISION", "auto", "TEST.ENABLE", False, *one_block_keys)
     monkeypatch.setattr(device, "_WIDE", 8)  # as the tests' network is
     processor("amx_tile")
-    status, said = command_line(tmp_path, *keys)
+    with one_block():
+        status, said = command_line(tmp_path, *keys)
     assert status == 0, said
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written["TRAIN"]["MIXED_PRECISION"] is True

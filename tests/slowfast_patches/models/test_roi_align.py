@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from slowfast_patches.roi_align import ROIAlign
@@ -56,23 +54,6 @@ def test_a_box_of_no_size_is_zero_and_no_box_is_no_row():
     assert align(COLUMNS, torch.zeros(0, 5)).shape == (0, 1, 2, 3)
 
 
-@given(height=st.integers(2, 9), width=st.integers(2, 9), seed=st.integers(0, 99))
-def test_the_whole_map_at_its_own_size_is_the_map(height, width, seed):
-    maps = torch.randn(1, 2, height, width, generator=torch.Generator().manual_seed(seed))
-    pooled = ROIAlign((height, width), 1.0, 0)(maps, boxes((0, 0, width, height)))
-    torch.testing.assert_close(pooled, maps)
-
-
-@given(edge=st.floats(0, 3), size=st.floats(0.5, 4), move=st.integers(1, 3))
-def test_a_box_moved_with_its_map_has_the_same_features(edge, size, move):
-    maps = torch.randn(1, 2, 12, 12, generator=torch.Generator().manual_seed(move))
-    box = torch.tensor([0, 1 + edge, 2 + edge, 1 + edge + size, 2 + edge + size])
-    moved = box + torch.tensor([0, move, 0, move, 0])
-    align = ROIAlign((3, 3), 1.0, 0)
-    inside = align(maps, box[None])
-    torch.testing.assert_close(align(maps.roll(move, 3), moved[None]), inside, atol=1e-4, rtol=1e-4)
-
-
 def test_gradients_in_double():
     maps = torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True)
     rois = torch.tensor([[0, 3, 7, 40, 61.0], [1, 0, 0, 64, 80], [1, -9, 20, 30, 90]]).double()
@@ -119,13 +100,3 @@ def test_it_is_the_mean_of_samples_taken_one_by_one(ratio):
             for n in range(across)
         ]
         assert found[1, 1, 0] == pytest.approx(sum(samples) / len(samples), abs=1e-9)
-
-
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("package", ["torchvision.ops", "detectron2.layers.roi_align"])
-def test_other_packages_have_the_same_values(package, aligned):
-    """This needs one of the packages to be installed."""
-    theirs = pytest.importorskip(package, exc_type=ImportError).roi_align
-    maps, rois = random_boxes(7)
-    expected = theirs(maps, rois, (3, 2), 1 / 16, 0, aligned)
-    torch.testing.assert_close(ROIAlign((3, 2), 1 / 16, 0, aligned)(maps, rois), expected)

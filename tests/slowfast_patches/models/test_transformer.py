@@ -147,7 +147,7 @@ def test_a_folder_without_weights_starts_from_scratch_and_that_is_said(folder, t
     shutil.copy(folder / "config.json", tmp_path)
     with caplog.at_level(logging.INFO):
         assert list(built(tmp_path).state_dict()) == list(built(folder).state_dict())
-    assert f"{tmp_path} has no *.safetensors, so the model starts from random weights" in caplog.text
+    assert f"{tmp_path} has no *.safetensors, so the model starts from random" in caplog.text
 
 
 def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):

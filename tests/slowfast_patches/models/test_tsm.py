@@ -2,7 +2,6 @@
 
 import copy
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
-from slowfast_patches.plan.flops import flops_per_clip
 
-RECIPES = Path(__file__).parents[3] / "configs" / "Kinetics"
 THIN = (
     *("MODEL.ARCH", "tsm", "RESNET.WIDTH_PER_GROUP", 8, "MODEL.NUM_CLASSES", 4),
     *("MODEL.DROPOUT_RATE", 0.0, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 32),
@@ -117,12 +114,6 @@ def test_without_a_shift_it_is_the_hosts_2d_network_and_with_one_it_is_not():
         expected = host.train(training)([x]).detach()
         torch.testing.assert_close(plain.train(training)([x]), expected, rtol=0, atol=1e-12)
         assert (shifted.train(training)([x]) - expected).abs().max() > 1e-3
-
-
-def test_a_clip_of_the_recipe_costs_what_is_published():
-    """A forward pass takes 32.9 G multiply-adds, a third of a training step."""
-    flops = flops_per_clip(load_recipe(RECIPES / "TSM_8x8_R50.yaml"))(8, 224)
-    assert flops / 3 / 2 == pytest.approx(32.9e9, rel=0.02)
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
         check_file(f"{address}/good.pyth")
         with pytest.raises(ValueError, match=r"evil.pyth is refused: .*, change TRAIN.CHECKPOINT"):
             load_weights(model, f"{address}/evil.pyth")
-        with pytest.raises(ValueError, match=r"none.pyth cannot be downloaded: .*404.*, change TRAIN"):
+        with pytest.raises(ValueError, match=r"none.pyth cannot be down.*404.*, change TRAIN"):
             check_file(f"{address}/none.pyth")
         server.shutdown()
     load_weights(model, f"{address}/good.pyth")
@@ -177,5 +177,5 @@ def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
     path = written({"weight": torch.ones(2, 2), "bias": torch.tensor([1.0, value])}, tmp_path / "w")
-    with pytest.raises(ValueError, match=r"w has values that are not finite in bias. .*, change TEST"):
+    with pytest.raises(ValueError, match=r"w has values .* not finite in bias. .*, change TEST"):
         load_weights(nn.Linear(2, 2), path, complete=True, section="TEST")

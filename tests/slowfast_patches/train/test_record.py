@@ -12,14 +12,14 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-from multigrid import Cycles, Shape, SteppedRate, make_schedule
+from multigrid import Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.unreadable import count_unreadable
 from slowfast_patches.train.checkpoint import Progress
 from slowfast_patches.train.record import clock as clock_module
 from slowfast_patches.train.record import record as record_module
-from slowfast_patches.train.record.clock import Clock, Forecast
+from slowfast_patches.train.record.clock import Clock
 from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World
@@ -153,23 +153,11 @@ def test_the_rank_that_waits_most_for_data_is_what_counts(train, caplog):
 # What is left.
 
 
-@pytest.fixture
-def forecast() -> Forecast:
-    """Of stage one, 4 iterations of 32 clips and 4 of 8, and fine-tuning, 8 of 8; all of equal
-    pixels."""
-    rate = SteppedRate((2.0, 4.0), (0.1, 0.01))
-    plan = make_schedule(Shape(8, 16, 32), 56, rate, Cycles(((0.25, 1.0), (1.0, 1.0))))
-    assert [(p.start, p.stop) for p in plan.phases] == [(0, 4), (4, 8), (8, 12), (12, 16)]
-    return Forecast(plan)
-
-
-def test_each_shape_counts_with_its_own_time(forecast: Forecast):
-    forecast.observe(Shape(32, 4, 32), 3.0)
-    assert forecast.remaining(2) == pytest.approx(14 * 3)  # equal pixels
-    forecast.observe(Shape(8, 16, 32), 1.0)
-    # 2 of the first phase at 3 s, then 12 at 1 s; the shape at hand is not extrapolated
-    assert forecast.remaining(2) == pytest.approx(2 * 3 + 12 * 1)
-    assert forecast.remaining(14) == pytest.approx(2)
+def test_the_time_left_follows_from_the_iterations_of_the_phase(train):
+    """The second phase, of 2 s an iteration, waits 1 s of them for data."""
+    records = of("train", train(seconds=lambda i: (1.0, 1.0 * (i >= 20))))
+    left = {record["iteration"]: record["seconds_left"] for record in records}
+    assert (left[20], left[22], left[40]) == (20, 2 * 18, 0)
 
 
 # The clock.

@@ -36,30 +36,16 @@ TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
 )
 def test_what_a_user_can_cause_is_one_line(error, status, said, capsys):
     @tool(interrupted="interrupted; go on")
-    def main() -> int:
+    def main():
         raise error
 
     assert main() == status
     assert capsys.readouterr() == ("", said)
 
 
-@pytest.mark.parametrize(
-    ("resumes", "sent", "status"),
-    [(True, "SIGTERM", 75), (True, "SIGINT", 130), (False, "SIGTERM", -15), (False, "SIGINT", 130)],
-)
-def test_a_signal_while_a_program_is_imported_ends_it(resumes, sent, status):
-    program = (
-        "import os, signal\n"
-        "from slowfast_patches.utils.command_line import ends_early\n"
-        f"ends_early(resumes={resumes})\nos.kill(os.getpid(), signal.{sent})\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (status, "interrupted\n" if status > 0 else "")
-
-
 def test_control_characters_are_printed_escaped(capsys):
     @tool()
-    def main() -> int:
+    def main():
         print("\a\x1b[31mclass\x9b\x7f\udcff", file=sys.stdout)
         print("\rline\tone\nline two", file=sys.stderr)
         raise ValueError("\x1b]0;title\a.mp4 cannot be read")
@@ -88,16 +74,8 @@ def test_what_a_user_reads_names_commands_that_are_installed():
 
 
 PRINTS = """
-import sys
-import tomllib
 from slowfast_patches.utils.command_line import tool
-
-@tool()
-def main():
-    print("one line")
-    return 0
-
-sys.exit(main())
+raise SystemExit(tool()(lambda: print("one line") or 0)())
 """
 
 
@@ -110,22 +88,31 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TOOLS)
-def test_ctrl_c_in_the_imports_is_one_line(name, tmp_path):
-    """In place of a package that takes seconds stands one in which Ctrl-C comes."""
-    for package in ("torch", "numpy"):
-        (tmp_path / f"{package}.py").write_text(
-            "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n"
-        )
-    paths = (str(tmp_path), str(ROOT), str(ROOT / "projects"))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / f"{name}.py"), "--help"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+def test_a_tool_imports_what_takes_seconds_after_ends_early(name):
+    first = (ROOT / "tools" / f"{name}.py").read_text().split("ends_early(")[0]
+    imported = re.findall(r"^(?:from|import) (\S+)", first, re.M)
+    own = [module for module in imported if module.split(".")[0] not in sys.stdlib_module_names]
+    assert {*own} <= {"slowfast_patches.utils", "slowfast_patches.utils.command_line"}
+
+
+SIGNALLED = """
+import os, signal, sys
+from slowfast_patches.utils.command_line import ends_early
+ends_early(resumes={})
+assert not {{"torch", "numpy"}} & sys.modules.keys()
+os.kill(os.getpid(), signal.{})
+"""
+
+
+@pytest.mark.parametrize(
+    ("resumes", "sent", "status"),
+    [(True, "SIGTERM", 75), (True, "SIGINT", 130), (False, "SIGTERM", -15), (False, "SIGINT", 130)],
+)
+def test_a_signal_while_a_program_is_imported_ends_it(resumes, sent, status):
+    program = SIGNALLED.format(resumes, sent)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (status, "interrupted\n" if status > 0 else "")
 
 
 def test_key_equals_value_is_a_pair_wherever_it_stands():
@@ -134,8 +121,7 @@ def test_key_equals_value_is_a_pair_wherever_it_stands():
     add_overrides(parser, "config keys to set")
     args = parser.parse_intermixed_args(["A=1", "--seeds", "0", "1", "B", "x=y", "C=z"])
     take_numbers(args, "seeds", whole_number)
-    assert args.seeds == [0, 1]
-    assert args.overrides == ["B", "x=y", "C", "z", "A", "1"]
+    assert (args.seeds, args.overrides) == ([0, 1], ["B", "x=y", "C", "z", "A", "1"])
 
 
 def test_the_version_names_packages_and_machine(capsys):

@@ -7,9 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(tmp_path):
     """A process that holds `tmp_path`."""
     command = [sys.executable, "-c", HOLDER, tmp_path]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -40,15 +38,12 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def test_a_second_run_is_refused_until_the_first_is_killed(
-    tmp_path: Path, holder: subprocess.Popen[str]
-):
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, holder):
+    first = f"OUTPUT_DIR {tmp_path} is in use by another run: process {holder.pid} on"
+    said = re.escape(first) + r".* since 20\d\d-\d\d-\d\dT[\d:+]+: .*python"
     for _ in range(2):  # to look does not set it free
-        with pytest.raises(ValueError) as caught, locked(tmp_path):
+        with pytest.raises(ValueError, match=said), locked(tmp_path):
             pytest.fail("locked twice")
-        message = str(caught.value)
-        assert f"OUTPUT_DIR {tmp_path} is in use by another run: process {holder.pid} on" in message
-        assert re.search(r"since 20\d\d-\d\d-\d\dT[\d:+]+: .*python", message)
     holder.send_signal(signal.SIGKILL)
     holder.wait(60)
     with locked(tmp_path):  # its child still lives
@@ -56,29 +51,19 @@ def test_a_second_run_is_refused_until_the_first_is_killed(
 
 
 def test_commands_are_refused_before_they_change_anything(
-    command_line: Callable[..., tuple[int, str]],
-    load_program: Callable[[str], ModuleType],
-    tmp_path: Path,
-    demo_data: Path,
-    holder: subprocess.Popen[str],
-    capsys: pytest.CaptureFixture[str],
+    command_line, load_program, tmp_path, demo_data, holder, capsys
 ):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*")}
-    status, trains = command_line(tmp_path)
-    assert status == 2
+    trained = command_line(tmp_path)
     prepare = ["--csv", str(demo_data / "val.csv"), "--output", str(tmp_path)]
-    assert load_program("tools/prepare_data.py").main(prepare) == 2
-    for option, said in (("OUTPUT_DIR", trains), ("--output", capsys.readouterr().err)):
+    prepared = load_program("tools/prepare_data.py").main(prepare), capsys.readouterr().err
+    for option, (status, said) in (("OUTPUT_DIR", trained), ("--output", prepared)):
+        assert status == 2
         assert f"{option} {tmp_path} is in use by another run: process {holder.pid}" in said
     assert {path: path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
-def test_without_locks_a_run_goes_on_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "lockf", none)
+def test_without_locks_a_run_goes_on_with_a_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
     with locked(tmp_path):
         assert "cannot be locked" in caplog.text

@@ -12,7 +12,7 @@ from slowfast_patches.roi_align import ROIAlign
 
 
 @pytest.fixture
-def without_detectron2(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_detectron2(monkeypatch):
     """No detectron2 is installed, and nothing stands in for it yet."""
     monkeypatch.delitem(sys.modules, "detectron2.layers", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -25,24 +24,24 @@ ID, DIE = f"{OS}.getpid()", f"{OS}._exit(9)"
 # Jobs for `eval`.
 
 
-def dies_once(mark: Path) -> str:
+def dies_once(mark):
     """Kills its process the first time, and then says "survived"."""
     return f"'survived' if {OS}.path.exists({str(mark)!r}) else open({str(mark)!r}, 'w') and {DIE}"
 
 
-def lasts(folder: Path) -> str:
+def lasts(folder):
     """Leaves the id of its process in a folder, and does not end."""
     return f"open({str(folder)!r} + '/' + str({ID}), 'w').close() or {TIME}.sleep({10 * LIMIT})"
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_for(condition):
     end = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
 
 
-def wait_for_end(folder: Path) -> None:
+def wait_for_end(folder):
     """Until none of the processes that left their ids is left."""
     wait_for(lambda: not any(Path("/proc", path.name).exists() for path in folder.iterdir()))
 
@@ -74,7 +73,7 @@ def test_a_job_that_kills_its_process_twice_is_blamed_and_costs_no_other(tmp_pat
 
 def test_a_process_that_cannot_start_as_another_dies_costs_no_job(monkeypatch):
     """The pool closes its pipes then, and a job that is handed out at that moment finds them so."""
-    submit, calls = ProcessPoolExecutor.submit, list[int]()
+    submit, calls = ProcessPoolExecutor.submit, []
 
     def closed_once(*arguments):
         calls.append(1)

@@ -16,8 +16,6 @@ from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.datasets.reading.files import open_video
 from slowfast_patches.utils.files import write_text
 
-__all__ = ["write_charades_form"]
-
 
 def write_charades_form(demo: Path, out: Path) -> None:
     """Write the training and validation videos of a demo data set in the form of Charades.

@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def speed_up(self) -> float | None:
-        """Seconds of the baseline divided by seconds of the schedule, or None without step times."""
+        """Seconds of the baseline divided by seconds of the schedule. None without step times."""
         return _ratio(self.baseline.seconds, self.cost.seconds)
 
     @property
@@ -176,7 +176,7 @@ def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing =
 
 
 def plan_warnings(schedule: Schedule) -> list[str]:
-    """Return warnings about a schedule that ends too early or is too short for its cycles."""
+    """Return warnings: too few final iterations, or cycles that do not suit the length."""
     ends = [f"{text}; try it with multigrid-pilot" for text in short_ends(schedule)]
     return [*ends, *cycle_advice(schedule, _USE)]
 

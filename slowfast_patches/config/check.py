@@ -115,7 +115,7 @@ def _check_steps(steps: list[float], rates: Sequence[float], max_epoch: float) -
 
 
 def _warn(recipe: Recipe) -> None:
-    """Warn about likely mistakes, and about keys without effect that differ from their defaults."""
+    """Warn about likely mistakes, and about keys that are set although they have no effect."""
     for key, reason in _without_effect(recipe):
         default = plain(default_recipe()[key])
         value = plain(recipe[key])
@@ -208,8 +208,8 @@ def _check_crops(recipe: Recipe) -> None:
     window = train // _STRIDE if recipe.model.family.is_resnet else 0
     if data.test_crop_size // _STRIDE < window:
         raise ValueError(
-            f"DATA.TEST_CROP_SIZE {data.test_crop_size} is too small: the pooling window of the "
-            f"head covers the features of a training crop of {train} pixels. Set "
+            f"DATA.TEST_CROP_SIZE {data.test_crop_size} is too small: the head pools over a window "
+            f"as large as the feature map of a training crop ({train} pixels). Set "
             f"DATA.TEST_CROP_SIZE to {window * _STRIDE} or more."
         )
     jitter = list(data.train_jitter_scales)

@@ -90,18 +90,18 @@ class Multigrid:
     )
     warmup_in_epochs: bool = key(
         False,
-        "End the warm-up after SOLVER.WARMUP_EPOCHS passes over the data, as later releases of "
-        "PySlowFast do, but not later than with False. With False, the warm-up takes the same "
-        "fraction of all iterations as in the baseline. The paper does not say which of the two "
-        "rules it uses.",
+        "True ends the warm-up after SOLVER.WARMUP_EPOCHS epochs, as in later releases of "
+        "PySlowFast. False gives the warm-up the same fraction of all iterations as in the "
+        "baseline. If the warm-up would be longer with True than with False, it ends as with "
+        "False. The paper does not say which rule it uses.",
         needs=CYCLE,
     )
     fine_tuning: bool = key(
         True,
         "Use the last learning-rate stage for fine-tuning at the baseline's shape. With False, the "
         "last stage has a long cycle and its own learning rate, like the other stages. False is "
-        "our reading of the ablation in section 4.2 of the paper, which costs 0.4 points of "
-        "accuracy.",
+        "our reading of an ablation in section 4.2 of the paper, in which the accuracy is 0.4 "
+        "points lower.",
         needs=CYCLE,
     )
 

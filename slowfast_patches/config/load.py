@@ -191,9 +191,7 @@ def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
             settings |= _read_layers(recipe_path(base, path.parent), read)
         read[file] = settings | _settings(content, str(path))
     if (known := read[file]) is None:
-        raise ValueError(
-            f"{path}: {_BASE} leads back to the file itself. Remove the circular reference."
-        )
+        raise ValueError(f"{path} refers to itself through {_BASE}. Remove the circular reference.")
     return known
 
 

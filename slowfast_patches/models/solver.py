@@ -145,6 +145,7 @@ class Precision:
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of the loss, multiplied by the loss scale if `scales` is True."""
+        torch.autograd.backward(self._scaler.scale(loss))
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the loss scale."""

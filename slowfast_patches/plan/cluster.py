@@ -1,6 +1,7 @@
 """Predicted training time of a recipe on clusters of 1 to 2,048 GPUs.
 
-Nothing is measured here. docs/cluster.md explains the model and works through two examples.
+All times are computed from a cost model, not measured. docs/cluster.md explains the cost model and
+shows two examples.
 """
 
 from __future__ import annotations

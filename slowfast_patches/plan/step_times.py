@@ -248,7 +248,8 @@ def read_step_times(path: str | Path) -> StepTimes:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or not content["shapes"]:
             raise ValueError(
-                f"the format is not {FORMAT}, or there are no shapes (--variants recipe adds them)"
+                f"the file must have the format {FORMAT} and at least one shape, which the option "
+                "--variants recipe adds"
             )
         device = content["device"]
         seconds = dict(map(_time, content["shapes"]))

@@ -1,1 +1,1 @@
-"""Layers that replace the corresponding layers of PySlowFast's models."""
+"""Replacements for layers of PySlowFast's models."""

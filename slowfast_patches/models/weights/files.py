@@ -51,7 +51,7 @@ def local_file(path: str | Path) -> Path:
     """
     address = str(path)
     if address.startswith("http://"):
-        raise ValueError(f"{address} is not an encrypted connection; give an https address")
+        raise ValueError(f"{address} is not safe against tampering; give an https address instead")
     if not address.startswith("https://"):
         return Path(path)
     # Use a hash and the last part of the address only, so that the path stays inside the folder.

@@ -179,8 +179,9 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     assert "pytorch_model.bin, a pickle, which can run code" in message(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": "vit"}))
-    assert "vit, which is not supported. Give a timesformer, videomae, vivit or vjepa2" in message(
-        tmp_path
+    assert (
+        "vit, which is not supported. Set HF.MODEL to a model of the type timesformer, videomae, vivit or vjepa2"
+        in message(tmp_path)
     )
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'slowfast-multigrid[transformers]'" in message()

@@ -37,7 +37,7 @@ def torch_bytes(content: object, folder: Path) -> bytes:
 @pytest.mark.parametrize(
     ("make", "kind", "said"),
     [
-        (lambda f: PICKLE, "pytorch", "not a PyTorch checkpoint, .*_TYPE caffe2"),
+        (lambda f: PICKLE, "pytorch", "not a PyTorch checkpoint. .*_TYPE caffe2"),
         (lambda f: torch_bytes({}, f), "caffe2", "was written by PyTorch; set .*_TYPE pytorch"),
         (lambda f: b"", "pytorch", "starts with b''"),
         (lambda f: b"\n<!DOCTYPE html>", "pytorch", r"starts with b'\\n<!DOCTYPE html"),
@@ -77,7 +77,7 @@ def test_an_old_file_of_pytorch_is_read_and_as_safely(
     torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
     load_weights(model, path, complete=True)
     (warning,) = caplog.records
-    assert f"{path} is in the form that torch wrote before 1.6, which has no checksum" in (
+    assert f"{path} has the format of torch before 1.6, which has no checksum" in (
         warning.getMessage()
     )
     torch.save({"a": Evil()}, path, _use_new_zipfile_serialization=False)

@@ -73,7 +73,7 @@ def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
     text = capsys.readouterr().out
     (line,) = [line for line in text.splitlines() if line.startswith("time ")]
     assert line.split() == ["time", "48", "min", "84", "min", "1.75×", "fewer"]
-    assert "Wall-clock speed-up: 1.75×, without loading and evaluation" in text
+    assert "Wall-clock speed-up: 1.75×, not counting data loading" in text
     assert f"{times}, measured on Abacus 9 (cpu), 2026-01-02" in text
 
 
@@ -140,7 +140,7 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
         (lambda data: "{", "JSON"),
         (lambda data: {k: v for k, v in data.items() if k != "model"}, "'model'"),
         (lambda data: data | {"format": 2}, "format"),
-        (lambda data: data | {"shapes": []}, "no shapes"),
+        (lambda data: data | {"shapes": []}, "at least one shape"),
     ],
 )
 def test_files_that_are_none_are_refused_by_name(recipe, tmp_path, change, message):

@@ -98,7 +98,8 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
         return f"is from another model: no tensor fits ({', '.join(wrong[:3])}, ...)"
     if complete and wrong:
         return (
-            f"is not of this model: {first_few(wrong, 1)}; give the recipe that it was trained with"
+            f"is not from this model: {first_few(wrong, 1)}. Give the recipe that the weights were "
+            "trained with"
         )
     return None
 
@@ -114,8 +115,8 @@ def _frozen_problem(fit: Fit, model: nn.Module) -> str | None:
     if not frozen:
         return None
     return (
-        f"lacks parameters that TRAIN.FREEZE freezes: {first_few(frozen, 1)} would stay random; "
-        "freeze less"
+        f"lacks parameters that TRAIN.FREEZE freezes: {first_few(frozen, 1)} would stay random. "
+        "Freeze fewer parameters"
     )
 
 

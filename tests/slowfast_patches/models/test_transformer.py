@@ -180,8 +180,8 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     content = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": "vit"}))
     assert (
-        "vit, which is not supported. Set HF.MODEL to a model of the type timesformer, videomae, vivit or vjepa2"
-        in message(tmp_path)
+        "vit, which is not supported. Set HF.MODEL to a model of the type timesformer, videomae, "
+        "vivit or vjepa2" in message(tmp_path)
     )
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'slowfast-multigrid[transformers]'" in message()

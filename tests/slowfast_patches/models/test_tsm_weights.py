@@ -109,7 +109,7 @@ def test_shifts_elsewhere_are_said_and_refused_for_a_test(
 ):
     model, path = made(arch=arch), saved(published(every=every), tmp_path)
     before = model.head.projection.weight.clone()
-    with pytest.raises(ValueError, match=f"not of this model: .* shifts channels in {counts}"):
+    with pytest.raises(ValueError, match=f"not from this model: .* shifts channels in {counts}"):
         load_weights(model, path, complete=True, section="TEST")
     assert torch.equal(model.head.projection.weight, before)
     load_weights(model, path)

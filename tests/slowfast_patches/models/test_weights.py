@@ -211,7 +211,7 @@ def test_a_head_of_other_classes_is_left_and_said(report, caplog, tmp_path: Path
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"weight": torch.ones(2, 3)}, "bias: not in the file; give the recipe"),
+        ({"weight": torch.ones(2, 3)}, "bias: not in the file. Give the recipe"),
         (
             {"weight": torch.ones(2, 3), "bias": torch.zeros(2), "x": torch.ones(1)},
             "x: not in the model",

@@ -99,7 +99,7 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--gpus-per-node", 3], "does not divide over 3 processes"),
+        (["--gpus-per-node", 3], "does not divide evenly over 3 processes"),
         (["--nodes", 2, "NUM_SHARDS", 2], "--nodes 2 sets NUM_SHARDS"),
         (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
         (["--hours", 0.01], "longer than the warning time of 120"),

@@ -70,7 +70,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),
         (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "nothing to inflate")),
         (("TRAIN.FREEZE", "s1"), ("TRAIN.FREEZE s1 would keep random", "CHECKPOINT_FILE_PATH")),
-        (("TRAIN.FREEZE", "s9"), ("TRAIN.FREEZE s9 names no parameter", "backbone")),
+        (("TRAIN.FREEZE", "s9"), ("TRAIN.FREEZE s9 matches no parameter", "backbone")),
         (("TRAIN.CHECKPOINT_FILE_PATH", "none.pyth"), ("none.pyth: there is no such file",)),
         (("RNG_SEED", -1), ("RNG_SEED must be 0 or more, not -1",)),
     ],

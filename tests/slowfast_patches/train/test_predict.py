@@ -197,7 +197,7 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
         (("--checkpoint", tmp_path), (), "there is no checkpoint"),
         (("--checkpoint", garbage), (), "cannot be read"),
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
-        (recipe, ("MODEL.NUM_CLASSES", 5), "is not of this model"),
+        (recipe, ("MODEL.NUM_CLASSES", 5), "is not from this model"),
         (("--checkpoint", trained), ("TEST.NUM_SPATIAL_CROPS", 2), "1 or 3"),
         (
             ("--checkpoint", trained, "--classes", few),

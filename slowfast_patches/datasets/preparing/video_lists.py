@@ -17,7 +17,7 @@ from pathlib import Path
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
-from slowfast_patches.datasets.reading.files import video_files
+from slowfast_patches.datasets.reading.containers import video_files
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.tables import first_few
 

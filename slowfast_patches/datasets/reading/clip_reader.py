@@ -27,7 +27,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan
-from slowfast_patches.datasets.reading.files import (
+from slowfast_patches.datasets.reading.containers import (
     frame_files,
     open_video,
     read_jpeg,

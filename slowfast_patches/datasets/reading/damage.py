@@ -9,7 +9,7 @@ from collections.abc import Callable
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.files import open_video, translate_decode_errors
+from slowfast_patches.datasets.reading.containers import open_video, translate_decode_errors
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 

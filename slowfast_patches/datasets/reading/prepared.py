@@ -26,7 +26,7 @@ import av
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from slowfast_patches.datasets.reading.files import check_regular
+from slowfast_patches.datasets.reading.containers import check_regular
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
 GROUP = 48

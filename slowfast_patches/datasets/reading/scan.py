@@ -16,14 +16,14 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
-from slowfast_patches.datasets.reading.files import (
+from slowfast_patches.datasets.reading.containers import (
     check_regular,
     frame_files,
     open_video,
     read_jpeg,
     translate_decode_errors,
 )
+from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG

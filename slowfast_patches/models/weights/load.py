@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import nn
 
 from slowfast_patches.models.tsm import ShiftedConv3d
-from slowfast_patches.models.weights.files import check_kind, local_file, read_weights
 from slowfast_patches.models.weights.fit import Fit, fit_weights, not_finite
 from slowfast_patches.models.weights.names import host_names
+from slowfast_patches.models.weights.weight_files import check_kind, local_file, read_weights
 from slowfast_patches.utils.tables import first_few
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """The ten digits, each at the index of its label."""
@@ -48,7 +48,7 @@ def make_subset(
         clips = [(v.path, names[v.label]) for v in read_csv(path, num_classes=len(names))]
         missing = [word for word in classes if word not in {word for _, word in clips}]
         if missing and split == "train":
-            raise ValueError(f"{path} has no clip of {first_few(missing)}: give other --classes")
+            raise ValueError(f"{path} has no clip of {shorten_list(missing)}: give other --classes")
         kept = [pair for word in classes for pair in _first(clips, word, most, split)]
         lines = (f"{os.path.abspath(p)} {classes.index(w)}\n" for p, w in sorted(kept))
         files[path.name] = "".join(lines)

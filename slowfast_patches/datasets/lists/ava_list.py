@@ -28,7 +28,7 @@ from slowfast_patches.datasets.lists.csv_list import (
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
 from slowfast_patches.datasets.reading.containers import video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
     boxes = _boxes(recipe, split)
     if unknown := sorted({name for name, _ in boxes}.difference(names)):
         raise ValueError(
-            f"boxes are of {len(unknown)} videos that {path} does not name: {first_few(unknown)}; "
-            "add these videos to the list, or remove their boxes"
+            f"{len(unknown)} videos have boxes but are missing from {path}: "
+            f"{shorten_list(unknown)}. Add these videos to the list, or remove their boxes"
         )
     key_frames = SharedList(
         KeyFrame(source.path, number, name, second, tuple(found), tuple(map(tuple, found.values())))

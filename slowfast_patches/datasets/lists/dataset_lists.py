@@ -28,7 +28,7 @@ from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetic
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.datasets.protocol import ListedVideo, VideoDataset
-from slowfast_patches.utils.tables import first_few, format_list
+from slowfast_patches.utils.tables import format_list, shorten_list
 
 __all__ = [
     "DATASETS",
@@ -237,8 +237,8 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
         last = max(labels)
         texts.append(
             f"{path}: {len(missing)} of MODEL.NUM_CLASSES {recipe.model.num_classes} classes have "
-            f"no training video: {first_few(missing)}; the largest label is {last}: if that is the "
-            f"last class, set MODEL.NUM_CLASSES {last + 1}"
+            f"no training video: {shorten_list(missing)}. The largest label is {last}. If "
+            f"class {last} is the last one, set MODEL.NUM_CLASSES {last + 1}"
         )
     elif split == "train" and len(labels) == 1 and not recipe.multi_label:
         texts.append(f"{path}: all videos have the label {min(labels)}: there is nothing to learn")
@@ -253,7 +253,7 @@ def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
         return []
     return [
         f"{csv}: {len(again)} video(s) are listed more than once, and occur as often in an epoch: "
-        f"{first_few(again)}"
+        f"{shorten_list(again)}"
     ]
 
 

@@ -27,7 +27,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     read_charades,
 )
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 _NAME = "something-something-v2-{}.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "validation"}
@@ -66,7 +66,7 @@ def read_ssv2(
     if odd := sorted(labels.keys() ^ {video.name for video in videos}):
         raise ValueError(
             f"{path} lists {len(videos)} videos and {file.name} {len(labels)}, which must be the "
-            f"same; only one of them has: {first_few(odd)}"
+            f"same; only one of them has: {shorten_list(odd)}"
         )
     return SharedList(
         replace(video, runs=(LabelledFrames(video.runs[-1].end, (labels[video.name],)),))

@@ -19,7 +19,7 @@ from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.containers import video_files
 from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +218,9 @@ def _classes(folder: Path) -> _Classes:
             raise ValueError(f"{folder / name} has no videos; each class needs a folder of videos")
         paths = (str(path) for path in (folder / name).iterdir() if path.name[0] != ".")
         if beside := sorted(set(paths) - set(videos)):
-            logger.warning("warning: ignored, because they are not videos: %s", first_few(beside))
+            logger.warning(
+                "warning: ignored, because they are not videos: %s", shorten_list(beside)
+            )
     return classes
 
 

@@ -32,7 +32,7 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.signals import stop_if_asked
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
@@ -250,14 +250,14 @@ def _report(csv: Path, index: VideoIndex) -> None:
         content = "".join(f"{line}\n" for line in bad).encode("utf-8", "backslashreplace")
         logger.warning(
             "%d of the %d videos of %s cannot be read: %s; all of them are listed in %s",
-            *(len(bad), len(index), csv, first_few(bad)),
+            *(len(bad), len(index), csv, shorten_list(bad)),
             _write(csv, ".unreadable.txt", content) or "no file, as none can be written",
         )
     if index.damaged:
         logger.warning(
             "%d of the %d videos of %s can be read only in part: %s",
             *(len(index.damaged), len(index), csv),
-            first_few([f"{path} {damage}" for path, damage in index.damaged]),
+            shorten_list([f"{path} {damage}" for path, damage in index.damaged]),
         )
 
 

@@ -13,7 +13,7 @@ from slowfast_patches.models.tsm import ShiftedConv3d
 from slowfast_patches.models.weights.fit import Fit, fit_weights, not_finite
 from slowfast_patches.models.weights.names import host_names
 from slowfast_patches.models.weights.weight_files import check_kind, local_file, read_weights
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
         return f"is of another model, as none of its tensors fits: {', '.join(wrong[:3])}, ..."
     if complete and wrong:
         return (
-            f"is not of this model: {first_few(wrong, 1)}; give the recipe that it was trained with"
+            f"is not of this model: {shorten_list(wrong, 1)}; "
+            "give the recipe that it was trained with"
         )
     return None
 
@@ -108,7 +109,7 @@ def _frozen_problem(fit: Fit, model: nn.Module) -> str | None:
     if not frozen:
         return None
     return (
-        f"lacks parameters that TRAIN.FREEZE freezes: {first_few(frozen, 1)} would stay random; "
+        f"lacks parameters that TRAIN.FREEZE freezes: {shorten_list(frozen, 1)} would stay random; "
         "freeze less"
     )
 

@@ -63,7 +63,12 @@ def read(recipe):
         ("ava", AVA, "a,0902,nan,0.2,0.5,0.6,1", "line 2: .*: nan is not a coordinate from 0"),
         ("ava", AVA, "a,0902,10,20,320,240,1", "line 2: .*: 10 is not a coordinate from 0 to 1"),
         ("ava", AVA, 200_000 * "x", "line 2: field larger than"),
-        ("ava", AVA, "c,0902,0.1,0.2,0.5,0.6,1", r"of 1 videos that .*train\.csv does not name: c"),
+        (
+            "ava",
+            AVA,
+            "c,0902,0.1,0.2,0.5,0.6,1",
+            r"1 videos have boxes but are missing from .*train\.csv: c",
+        ),
         ("ava", NAMES, 'name: "x"\n id: 10000000000', "line 10: the id 10000000000 is not one of"),
         ("ava", NAMES, 'name: "x"\n id: -1', "line 10: the id -1 is not one of 1 to MODEL"),
         ("ava", NAMES, b"name: \xff", "line 9: not UTF-8"),

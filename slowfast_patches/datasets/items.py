@@ -50,7 +50,7 @@ class _WholeBatch(dict[Any, Any]):
         return super().__getitem__(key)
 
 
-class EvaluationBatch(Batch):
+class VideoBatch(Batch):
     """Mini-batch with the numbers of its videos in the list.
 
     Attributes:
@@ -245,13 +245,13 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         (item,) = self._read([request], [clip])
         return {"clip": clip, **item}
 
-    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> EvaluationBatch:
+    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> VideoBatch:
         """Return the mini-batch of several requests, all of one shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
         items = self._read(requests, [clip.numpy() for clip in clips])
         numbers = [number for number, item in enumerate(items) if not item.get("unread")]
         read = [items[number] for number in numbers]
-        batch = EvaluationBatch(
+        batch = VideoBatch(
             clips=clips if len(read) == len(items) else clips[numbers],
             labels=stack_labels(read),
             flips=torch.tensor([item["flip"] for item in read], dtype=torch.bool),
@@ -259,14 +259,14 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             failures=[failure for item in items for failure in item["failures"]],
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
         )
-        batch = cast(EvaluationBatch, _WholeBatch(batch))
+        batch = cast(VideoBatch, _WholeBatch(batch))
         if "extents" in items[0]:
             batch["extents"] = torch.tensor([item["extents"] for item in items])
         if read:
             self._add_targets(batch, read)
         return batch
 
-    def _add_targets(self, batch: EvaluationBatch, items: Sequence[dict[str, Any]]) -> None:
+    def _add_targets(self, batch: VideoBatch, items: Sequence[dict[str, Any]]) -> None:
         """Add the targets that are not of whole clips."""
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:

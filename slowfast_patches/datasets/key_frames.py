@@ -15,7 +15,7 @@ from multigrid import ClipPlan, Shape, Video
 from multigrid.sampler import stack_boxes
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.items import EvaluationBatch, Label
+from slowfast_patches.datasets.items import Label, VideoBatch
 from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, read_sources
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
@@ -89,7 +89,7 @@ class KeyFrameClips(ClipDataset):
         del targets["is_seen"]
         return plan, targets
 
-    def _add_targets(self, batch: EvaluationBatch, items: Sequence[dict[str, Any]]) -> None:
+    def _add_targets(self, batch: VideoBatch, items: Sequence[dict[str, Any]]) -> None:
         batch["boxes"] = stack_boxes(items)
         batch["rows"] = torch.as_tensor(np.concatenate([item["rows"] for item in items]))
         batch["shares"] = torch.as_tensor(np.concatenate([item["shares"] for item in items]))

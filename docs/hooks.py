@@ -21,7 +21,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from slowfast_patches.commands import COMMANDS
+from slowfast_patches.tools import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -163,7 +163,7 @@ def commands_page() -> str:
 
 def help_of(name: str) -> str:
     """Return the --help text of a command."""
-    program = import_module(f"slowfast_patches.commands.{COMMANDS[name]}")
+    program = import_module(f"slowfast_patches.tools.{COMMANDS[name]}")
     text = io.StringIO()
     with (
         patch.object(sys, "argv", [name, "--help"]),

@@ -87,7 +87,7 @@ def test_a_wrong_line_is_named(tmp_path, dataset, file, added, said):
     cfg = recipe(tmp_path, dataset)
     with (tmp_path / file).open("ab") as stream:
         stream.write(added if isinstance(added, bytes) else added.encode())
-    with pytest.raises(ValueError, match=f"({tmp_path}/{file}|^boxes|^MODEL).*{said}"):
+    with pytest.raises(ValueError, match=f"({tmp_path}/{file}|^1 videos|^MODEL).*{said}"):
         read(cfg)
 
 

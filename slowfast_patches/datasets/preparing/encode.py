@@ -94,7 +94,7 @@ def write_prepared(
         container.mux(stream.encode(None))
         if frames != record.video.frames:
             expected = record.video.frames
-            raise UnreadableVideoError(f"has {expected} frames, of which {frames} decode")
+            raise UnreadableVideoError(f"has {expected} frames, but only {frames} can be decoded")
 
 
 def source_pictures(

@@ -243,7 +243,7 @@ def test_a_reading_beyond_its_time_is_ended(tmp_path, video, kind):
         write_video(path, grey(FRAMES))
     record = scan(str(path))
     over = ReadingLimits(seconds=-99.0)  # as if so many had passed
-    message = "takes too long to decode: more than DATA.MAX_READ_SECONDS"
+    message = "takes too long to decode: more processor time than DATA.MAX_READ_SECONDS"
     assert message in refusal(lambda: read_clip(str(path), record, plan(0), limits=over))
     if kind.startswith("video"):
         assert message in refusal(lambda: scan(str(path), over))

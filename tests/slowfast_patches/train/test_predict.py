@@ -152,7 +152,7 @@ def test_a_folder_of_videos_stands_for_these(trained, videos, predict, tmp_path)
     assert out.splitlines()[::2] == paths
     assert [row[0] for row in csv.reader(table.open())][1:] == paths
     status, _, err = predict("--checkpoint", trained, table.parent)
-    assert (status, err) == (1, f"{table.parent} is a folder without JPEG files\n")
+    assert (status, err) == (1, f"{table.parent} is a folder that contains no JPEG files\n")
 
 
 def test_a_video_that_was_not_copied_to_its_end_is_named(trained, predict, tmp_path):
@@ -161,7 +161,7 @@ def test_a_video_that_was_not_copied_to_its_end_is_named(trained, predict, tmp_p
     cut.write_bytes(whole.read_bytes()[:-3000])
     status, out, err = predict("--checkpoint", trained, "--top", 1, whole, cut)
     assert (status, len(out.splitlines())) == (0, 4)
-    assert re.fullmatch(f"warning: {cut} is cut off: \\d+ of its frames are missing.*\n", err)
+    assert re.fullmatch(f"warning: {cut} is truncated: \\d+ frames are missing.*\n", err)
 
 
 def test_a_video_of_which_a_part_decodes_and_one_of_a_frame_are_named(trained, predict, tmp_path):
@@ -170,7 +170,7 @@ def test_a_video_of_which_a_part_decodes_and_one_of_a_frame_are_named(trained, p
     status, out, err = predict("--checkpoint", trained, "--top", 1, part, one)
     assert (status, len(out.splitlines())) == (0, 4)
     first, second = err.splitlines()
-    assert first.startswith(f"warning: {part} cannot be decoded whole: 1 of 50 frames")
+    assert first.startswith(f"warning: {part} cannot be decoded completely: 1 of 50 frames")
     assert second.startswith(f"warning: {one} has one frame")
 
 

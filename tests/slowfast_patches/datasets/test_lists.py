@@ -187,7 +187,7 @@ def test_repeated_videos_and_classes_without_any_are_named_in_training(
 def test_a_training_list_of_one_class_is_warned_of(tmp_path):
     videos = [LabelledVideo("a.mp4", 0), LabelledVideo("b.mp4", 0)]
     (warning,) = list_warnings(recipe(tmp_path, "kinetics", CLASSES, 1), "train", videos)
-    assert "all videos have the label 0: there is nothing to learn" in warning
+    assert "all videos have the label 0, so there is nothing to learn" in warning
 
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])

@@ -67,7 +67,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("SLOWFAST.ALPHA", 4), ("SLOWFAST.ALPHA 4", "ALPHA of at most 2")),
         (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),
         (("DATA.PATH_PREFIX", "/nowhere"), ("none of the first", "DATA.PATH_PREFIX")),
-        (("MODEL.NUM_CLASSES", 5), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),
+        (("MODEL.NUM_CLASSES", 5), ("has the names of 8 classes. Set MODEL.NUM_CLASSES 8",)),
         (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),
         (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "nothing to inflate")),
         (("TRAIN.FREEZE", "s1"), ("TRAIN.FREEZE s1 would keep random", "CHECKPOINT_FILE_PATH")),

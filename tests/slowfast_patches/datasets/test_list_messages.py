@@ -59,7 +59,7 @@ def read(recipe):
         ("charades", "train.csv", 'b 1 0 3.jpg ""', "video b: the frame ids are not in ascending"),
         ("charades", "train.csv", 'b 1 3.5 3.jpg ""', "video b: .*3.5"),
         ("charades", "train.csv", 'b 1 1 3.jpg "1;2"', "video b: .*1;2"),
-        ("charades", "train.csv", 'b 1 1 3.jpg "-1"', "label -1 is outside"),
+        ("charades", "train.csv", 'b 1 1 3.jpg "-1"', "the label is -1, but must"),
         ("charades", "train.csv", 'b 1 1 3.jpg "4,6"', "video b: the label is 6, but must be"),
         ("ava", AVA, "a,0899,0.1,0.2,0.5,0.6,1", "line 2: .* second 899 is not in 902 to 1798"),
         ("ava", AVA, "a,0902,0.1,0.2,0.5,0.6,4", "line 2: .*label 4 is not one of 1 to MODEL.NUM"),
@@ -115,8 +115,8 @@ ENTRY = {"id": 1, "template": "Doing nothing"}
         ("charades", "train.csv", 'a 0 0 a/1.jpg ""', f"the first line .*'{HEADER}'"),
         ("charades", "train.csv", None, "does not exist. Set DATA.PATH_TO_DATA_DIR"),
         ("ssv2", TRAIN, "[", "cannot be read as JSON: Expecting"),
-        ("ssv2", TRAIN, "{}", "has a dict"),
-        ("ssv2", TRAIN, [{"id": 1}], "entry 0: .* no id, or no template"),
+        ("ssv2", TRAIN, "{}", "is a dict"),
+        ("ssv2", TRAIN, [{"id": 1}], "entry 0: .* no id, or its template"),
         ("ssv2", TRAIN, [{"id": 1, "template": "Doing [it]"}], "entry 0: .*Doing it"),
         ("ssv2", TRAIN, [ENTRY, ENTRY], "entry 1: the id 1 occurs twice"),
         ("ssv2", LABELS, {"A": "0", "B": "6"}, "entry 'B': '6' is not .* below .* 6"),
@@ -151,14 +151,14 @@ def test_a_wrong_file_is_named(tmp_path, dataset, file, content, said):
 @pytest.mark.parametrize(
     ("dataset", "overrides", "split", "message"),
     [
-        ("ucf", (), "train", r"TRAIN.DATASET 'ucf' .* kinetics, ssv2, charades, ava"),
-        ("kinetics", ("TEST.DATASET", "ucf"), "test", r"TEST.DATASET 'ucf' .* kinetics, ssv2"),
+        ("ucf", (), "train", r"TRAIN.DATASET is 'ucf'.* kinetics, ssv2, charades, ava"),
+        ("kinetics", ("TEST.DATASET", "ucf"), "test", r"TEST.DATASET is 'ucf'.* kinetics, ssv2"),
         ("ava", (), "train", r"DETECTION.ENABLE True, because the videos of train have boxes"),
         ("kinetics", ("DETECTION.ENABLE", True), "train", r"set DETECTION\.ENABLE False"),
         ("charades", ("DATA.MULTI_LABEL", False), "train", "MULTI_LABEL True.* several labels"),
         ("charades", ("TEST.DATASET", "ssv2"), "test", "MULTI_LABEL False.* one label"),
         ("ssv2", ("DATA.RANDOM_FLIP", True), "train", "RANDOM_FLIP False .*horizontal flip"),
-        ("kinetics", ("DATA.PATH_TO_DATA_DIR", ""), "train", "set DATA.PATH_TO_DATA_DIR"),
+        ("kinetics", ("DATA.PATH_TO_DATA_DIR", ""), "train", "Set DATA.PATH_TO_DATA_DIR"),
     ],
 )
 def test_what_a_data_set_cannot_give_is_refused(tmp_path, dataset, overrides, split, message):

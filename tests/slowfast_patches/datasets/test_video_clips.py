@@ -77,7 +77,7 @@ def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
     assert clips.videos == list(listed.videos)
     assert np.array_equal(clips[REQUESTS[0]]["clip"], listed[REQUESTS[0]]["clip"])
     scanned = [line for line in caplog.messages if line.endswith("must be scanned")]
-    assert [line.split()[-4] for line in scanned] == ["24", "0"]
+    assert [line.split()[0] for line in scanned] == ["24", "0"]
     assert len(list(cache.iterdir())) == 1
 
 

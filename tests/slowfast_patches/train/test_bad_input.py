@@ -65,7 +65,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("SOLVER.BASE_RL", 1), ("SOLVER.BASE_RL is not a config key", "SOLVER.BASE_LR?")),
         (("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2), ("NUM_SHARDS 2", "--init-method")),
         (("SLOWFAST.ALPHA", 4), ("SLOWFAST.ALPHA 4", "ALPHA of at most 2")),
-        (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),
+        (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv does not exist",)),
         (("DATA.PATH_PREFIX", "/nowhere"), ("none of the first", "DATA.PATH_PREFIX")),
         (("MODEL.NUM_CLASSES", 5), ("has the names of 8 classes. Set MODEL.NUM_CLASSES 8",)),
         (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),

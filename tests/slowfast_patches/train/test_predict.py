@@ -171,7 +171,7 @@ def test_a_video_of_which_a_part_decodes_and_one_of_a_frame_are_named(trained, p
     assert (status, len(out.splitlines())) == (0, 4)
     first, second = err.splitlines()
     assert first.startswith(f"warning: {part} cannot be decoded completely: 1 of 50 frames")
-    assert second.startswith(f"warning: {one} has one frame")
+    assert second.startswith(f"warning: {one} has only one frame")
 
 
 def test_weights_alone_need_their_recipe(trained, weights, recipe, videos, predict):

@@ -275,7 +275,7 @@ class TestOutcome:
         self, cli: Callable, tmp_path: Path
     ) -> None:
         status, out, _ = cli("tsm", "--output", tmp_path, "--seeds", 0)
-        assert (status, "1 runs in all" in out) == (0, True)
+        assert (status, "Total: 1 runs" in out) == (0, True)
         rows = [line.split() for line in out.splitlines() if line.startswith("TSM")][-4:]
         assert rows[0][2:] == ["74.0", "missing", "1×", "missing", "0", "of", "1"]
         assert [row[-5:] for row in rows[1:]] == [
@@ -397,4 +397,4 @@ def test_the_command_queues_what_is_missing(
     keys = ["MODEL.NUM_CLASSES", 8, "SOLVER.LENGTH", 2]
     status, out, err = cli("table4", "--slurm", "gpu", "--output", tmp_path / "out", *inputs, *keys)
     assert status == 0, err
-    assert "2 jobs queued: 4242_0, 4242_1" in out
+    assert "2 jobs submitted: 4242_0, 4242_1" in out

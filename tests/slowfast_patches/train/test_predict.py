@@ -108,7 +108,7 @@ def test_all_classes_at_most_and_numbers_where_there_are_no_names(
     lines = out.splitlines()[1:]
     assert sorted(line.split("%")[1].strip() for line in lines) == [f"class {n}" for n in range(8)]
     assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
-    assert err.startswith("warning: classes are shown by number")
+    assert err.startswith("warning: the class names are unknown")
 
 
 def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_reported(
@@ -122,7 +122,7 @@ def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_report
     status, out, err = predict(*options, videos[0], "no/such.mp4", bad, *nowhere)
     assert status == 1
     first, second, third = err.splitlines()
-    assert first == f"the checkpoint is {trained}"
+    assert first == f"Using the checkpoint {trained}"
     assert second == "no/such.mp4 cannot be opened: No such file or directory"
     assert third.startswith(f"{bad} cannot be opened: ")
     assert out == predict("--checkpoint", trained, videos[0])[1]
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
         (
             ("--checkpoint", trained, "--classes", few),
             (),
-            "few.txt has 2 names, and the model has 8",
+            "few.txt has 2 names, but the model has 8",
         ),
     ]
     for options, overrides, message in cases:
@@ -235,7 +235,7 @@ def test_a_model_is_loaded_by_its_folder_and_exported(
     path = tmp_path / "new" / "model.pt2"
     status, out, err = predict("--checkpoint", multigrid_run, "--export", path)
     assert (status, out) == (0, "")
-    assert err.endswith(f"the program is {path}\n")
+    assert err.endswith(f"Program written to {path}\n")
     extra = {"classes.json": ""}
     program = torch.export.load(path, extra_files=extra).module()
     assert json.loads(extra["classes.json"]) == list(model.class_names)

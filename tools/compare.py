@@ -45,8 +45,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/compare")
     text = (
-        "result file of benchmarks/step_time.py (docs/performance.md), from which the speed-ups and "
-        "the expected time of all runs are computed; can be repeated"
+        "result file of benchmarks/step_time.py (docs/performance.md); the speed-ups and "
+        "the expected time of all runs are computed from these times; can be repeated"
     )
     command_line.add_list(parser, "--step-times", text)
     either = parser.add_mutually_exclusive_group()

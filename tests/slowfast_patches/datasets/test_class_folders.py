@@ -72,11 +72,11 @@ def test_a_split_that_is_given_is_kept(run, tmp_path, given, missing):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "no such folder"),
-        (["1.mp4"], "one for each class"),
+        ([], "does not exist"),
+        (["1.mp4"], "has no subfolders"),
         (["train/a/1.mp4", "val/b/1.mp4"], "b has no corresponding class folder in train/"),
         (["train/a/1.mp4"], "contains only train"),
-        (["a/1.mp4", "b/1.mp4"], "none can be set aside"),
+        (["a/1.mp4", "b/1.mp4"], "no video can be held out"),
         (["a/1\n.mp4", "a/2.mp4"], "cannot be written to a csv file"),
     ],
 )
@@ -98,4 +98,4 @@ def test_folders_are_prepared(run, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"b", "ä"}
     write_empty(folder, "a/x.mp4")
     status, output = run("--folder", folder, "--output", out)
-    assert (status, "classes.json exists" in output) == (2, True)
+    assert (status, "classes.json already exists" in output) == (2, True)

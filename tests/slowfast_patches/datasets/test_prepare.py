@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused_before_the_disk_is_full(prepare, data, out
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
         status, output = prepare(*command)
-    assert (status, "the other 12 videos will take" in output) == (2, True)
+    assert (status, "the remaining 12 videos will need" in output) == (2, True)
     before = inodes(out)
     assert len(before) == 8
     assert prepare(*command)[0] == 0
@@ -291,7 +291,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(prepare, d
     (tmp_path / "foreign").mkdir()
     shutil.copy(csv, tmp_path / "foreign")
     for options, said in (
-        ([data / "val.csv", "--short-side", 128], "with short_side 256 (now 128); choose"),
+        ([data / "val.csv", "--short-side", 128], "with short_side 256 (now 128). Choose"),
         ([csv], f"root {data} (now {tmp_path}). Choose another folder, or pass all lists"),
         ([csv, "--output", tmp_path / "foreign"], "was not written by multigrid-prepare"),
     ):
@@ -304,10 +304,10 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(prepare, d
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--csv", "data/train.csv"], "--output is needed"),
+        (["--csv", "data/train.csv"], "--output is required"),
         (["--csv", "data/nothing.csv", "--output", "out"], "nothing.csv does not exist"),
         (["--csv", "data/train.csv", "--csv", "data/train.csv", "--output", "out"], "same name"),
-        (["--csv", "data/train.csv", "--output", "out", "--short-side", "2"], "--short-side 2"),
+        (["--csv", "data/train.csv", "--output", "out", "--short-side", "2"], "--short-side (2)"),
         (["--csv", "gone.csv", "--output", "out", "--workers", "2"], "lists and --prefix"),
         (["--csv", "data/train.csv", "--output", "out", "--val-fraction", "0.5"], "no effect"),
         (

@@ -137,7 +137,7 @@ def test_a_run_that_is_continued_keeps_its_number_of_classes(
 ):
     """Its checkpoints have a head of that size: a refusal would strand it."""
     cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
-    with pytest.raises(ValueError, match=r"set MODEL.NUM_CLASSES 8"):
+    with pytest.raises(ValueError, match=r"Set MODEL.NUM_CLASSES 8"):
         run_module._check_training(cfg, 1)
     checkpoints.save(tmp_path, made())
     run_module._check_training(cfg, 1)

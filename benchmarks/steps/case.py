@@ -125,7 +125,7 @@ class Steps(ABC):
 
 
 class Bench(Steps):
-    """Training step of this package.
+    """Training step as implemented by this package, in contrast to PySlowFast.
 
     Args:
         recipe: The recipe, with the switches to measure.
@@ -160,7 +160,7 @@ class Case:
     Args:
         bench: The implementation of the training step.
         shape: Shape of the global mini-batch, which all processes share.
-        bn_size: Number of clips per BN group. None stands for the BN of the baseline.
+        bn_size: Number of clips per BN group. None stands for the whole batch of the process.
         batch: Mini-batch of one process. By default synthetic clips are made.
     """
 

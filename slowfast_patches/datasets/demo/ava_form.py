@@ -62,7 +62,8 @@ class _Actor:
 
     Attributes:
         sprite: Picture of the object, (S, S, 4).
-        start: x and y in pixels, angle in radians, and size phase in [0, 1), all at frame 0.
+        start: x and y in pixels, angle in radians, and size phase at frame 0. The size phase is
+            from 0 (smallest) to 1 (largest).
         turn: Change of the angle in radians per frame.
         zoom: Change of the size phase per frame.
         swing: Amplitude of the swing in x and in y, in pixels.
@@ -142,7 +143,7 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
 
 
 def _annotations(spec: DemoSpec, job: tuple[str, int]) -> Iterator[str]:
-    """Yield the lines of a video in the csv files of boxes, one line per label."""
+    """Yield the lines of the csv file of boxes that belong to one video, a line for each label."""
     _, actors = _draw(spec, job)
     for second in _seconds(spec):
         for number, actor in enumerate(actors):
@@ -167,7 +168,11 @@ def _draw(spec: DemoSpec, job: tuple[str, int]) -> tuple[Image, list[_Actor]]:
 
 
 def _draw_actor(rng: np.random.Generator, spec: DemoSpec, number: int, count: int) -> _Actor:
-    """Return a random object near the middle of the `number`-th of `count` vertical strips."""
+    """Return a random object.
+
+    Divide the frame into `count` vertical strips, and place the object near the middle of the strip
+    with the index `number`.
+    """
     label = int(rng.integers(4))
     swing = int(rng.integers(3))
     reach = rng.uniform(*_SWING) * min(spec.width, spec.height) / UNITS

@@ -118,10 +118,17 @@ class DemoSpec:
 
 @dataclass(frozen=True)
 class Thing:
-    """Textured object, with its position and size at the anchor frame of the scene."""
+    """Textured object of a scene.
 
-    sprite: Image  # (SPRITE, SPRITE, 4): RGB times opacity, and opacity, both in [0, 1]
-    state: tuple[float, float, float, float]  # x, y in pixels, angle in radians, size phase
+    Attributes:
+        sprite: Picture of the object, (SPRITE, SPRITE, 4): RGB times opacity, and opacity, both in
+            [0, 1].
+        state: x and y in pixels, angle in radians, and size phase from 0 (smallest) to 1 (largest),
+            all in the frame `Scene.anchor`.
+    """
+
+    sprite: Image
+    state: tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -370,7 +377,7 @@ def radius_at(size: float, radii: tuple[float, float], short_side: int) -> float
     """Return the radius in pixels of an object.
 
     Args:
-        size: Size phase in [0, 1].
+        size: Size phase, from 0 (smallest) to 1 (largest).
         radii: Radii at the phases 0 and 1, in 1/80 of the short side of the frame.
         short_side: Short side of the frame in pixels.
     """
@@ -394,7 +401,7 @@ def paint(
         x: Horizontal position of the centre in pixels.
         y: Vertical position of the centre in pixels.
         angle: Clockwise rotation in radians.
-        size: Size phase in [0, 1).
+        size: Size phase, from 0 (smallest) to 1 (largest).
         radii: Radii at the phases 0 and 1, in 1/80 of the short side of the canvas.
     """
     height, width = canvas.shape[:2]

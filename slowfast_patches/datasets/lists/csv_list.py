@@ -27,7 +27,7 @@ class LabelledVideo(NamedTuple):
         return str(self.label)
 
     def classes(self, first: int = 0, last: int | None = None) -> set[int]:
-        """Return the set of labels, which contains the same single label for any frames."""
+        """Return the labels of the frames from `first` to `last`: always the label of the video."""
         return {self.label}
 
 

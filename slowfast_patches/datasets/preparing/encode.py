@@ -29,7 +29,7 @@ Picture = NDArray[np.uint8]
 
 
 X264 = {
-    # These parameters define the prepared form.
+    # The prepared form requires these values, because the reader relies on the group structure.
     "keyint": GROUP,
     "min-keyint": GROUP,
     "scenecut": 0,

@@ -382,7 +382,7 @@ def _write_lists(
         rows[videos.name] = [(s.target, label) for s, label in listed if s not in reasons]
         if not rows[videos.name]:
             raise ValueError(
-                f"none of the videos for {videos.name} can be read (listed by {videos.origin})"
+                f"none of the videos that {videos.origin} lists for {videos.name} can be read"
             )
     for name, made in rows.items():
         write_text(out / name, format_csv(made, separator))

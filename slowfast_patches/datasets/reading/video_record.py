@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 class UnreadableVideoError(ValueError):
-    """Error raised when a video is missing or does not decode. The message gives the reason."""
+    """Error raised when a video is missing or cannot be decoded. The message gives the reason."""
 
 
 class Kind(IntEnum):

@@ -300,7 +300,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return batch
 
     def _add_targets(self, batch: VideoBatch, items: Sequence[dict[str, Any]]) -> None:
-        """Add the targets of parts of clips, such as boxes, to a mini-batch. Subclass hook."""
+        """Add targets other than clip labels to a mini-batch. Subclasses override this method."""
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
         """Return the number of frames of a clip and the side of its crop in pixels."""

@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether the entry stays valid until the video changes."""
+        """Whether the entry may be reused for an unchanged video, so that no new scan is needed."""
         return self.reason in ("", KILLER)
 
 

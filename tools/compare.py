@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
             if len(runs):
                 report.write(study.output)
     if args.json:
-        print(json.dumps(report.data, indent=2, ensure_ascii=False))
+        print(json.dumps(report.results.to_json(), indent=2, ensure_ascii=False))
         return 0
     print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
     print(report)

@@ -3,17 +3,20 @@
     multigrid-pilot --cfg RECIPE.yaml DATA.PATH_TO_DATA_DIR data
 
 The pilot trains the baseline and one cycle or more for equal times, from
-TRAIN.CHECKPOINT_FILE_PATH or from scratch. Each training ends at the baseline's shape, where all
-are scored. The pilot prints the scores, whether to use multigrid, how probable that is, and the
-expected speed-up. It writes the same to pilot.md, pilot.json and pilot.png in the output folder,
-and the recipe with the best cycle to multigrid.yaml.
+TRAIN.CHECKPOINT_FILE_PATH or from scratch. These are ordinary runs of the recipe with a smaller
+SOLVER.LENGTH. It times the steps of each shape first, and the lengths follow from these times. Each
+training ends at the baseline's shape, where it is scored on the validation set. The pilot prints
+the scores, whether to use multigrid, how probable that is, and the expected speed-up. It writes the
+same to pilot.md and pilot.json in the output folder, and the recipe with the best cycle to
+multigrid.yaml.
 
 By default the pilot takes a tenth of the baseline's time, but no less than about 600 iterations of
-the baseline. It times a few steps first. If --minutes is too short, it stops at once. If the whole
-baseline takes no longer than the pilot, it prints the command that trains both.
+the baseline. If --minutes is too short, it stops at once. If the whole baseline takes no longer
+than the pilot, it prints the command that trains both. To continue an interrupted pilot, repeat the
+command. Runs that have finished are not repeated, also if you add seeds.
 
-The pilot is one process. For a recipe of several GPUs, it trains the share of one of them. It uses
-neither CUDA graphs nor averaged weights, whatever the recipe says.
+The runs use the GPUs of the recipe on this machine. They do not average weights, whatever the
+recipe says.
 """
 
 import argparse
@@ -36,11 +39,17 @@ if __name__ == "__main__":
 from multigrid import PAPER, Cycles
 from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe, recipe_path
-from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
-from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
+from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.launch.device import check_gpus
 from slowfast_patches.launch.placement import find_placement
-from slowfast_patches.study.pilot.race import ShortBaselineError, one_process, run_pilot
-from slowfast_patches.study.pilot.report import pilot_report, recipe_text
+from slowfast_patches.study.pilot import (
+    ShortBaselineError,
+    pilot_arms,
+    pilot_study,
+    step_seconds,
+    train_pilot,
+)
+from slowfast_patches.study.pilot_verdict import Pilot, pilot_report, recipe_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
@@ -48,18 +57,19 @@ _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_line.command_parser(__doc__)
-    text = "config of the baseline"
-    parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help=text)
+    command_line.add_cfg(parser)
     text = (
-        "approximate time of the pilot (default: a tenth of the baseline's time, if that is enough)"
+        "approximate time of the pilot for each seed (default: a tenth of the baseline's time, if "
+        "that is enough)"
     )
-    parser.add_argument("--minutes", type=float, metavar="M", help=text)
-    text = "folder for the report (default: %(default)s)"
-    parser.add_argument("--output", type=Path, default=Path("runs/pilot"), metavar="DIR", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    text = "config keys to set"
-    command_line.add_overrides(parser, text)
+    command_line.add_option(parser, "--minutes", "M", text, float)
+    command_line.add_seeds(parser)
+    command_line.add_output(parser, "runs/pilot")
+    text = "file of step times of benchmarks/step_time.py, instead of timing some steps"
+    command_line.add_list(parser, "--step-times", text)
+    command_line.add_overrides(parser, "config keys to set")
     args = parser.parse_intermixed_args(argv)
+    command_line.take_numbers(args, "seeds", command_line.whole_number)
     if args.minutes is not None and not 0 < args.minutes < math.inf:
         parser.error(f"--minutes takes a number above 0, not {args.minutes:g}.")
     return args
@@ -80,14 +90,12 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bo
     recipe.write_text(recipe_text(cycles, str(given)), encoding="utf-8")
     if not compare:
         return shlex.join(["multigrid-train", "--cfg", str(recipe), *args.overrides])
-    pairs = zip(args.overrides[::2], args.overrides[1::2], strict=True)
-    shared = [text for pair in pairs if pair[0] not in ("OUTPUT_DIR", "RNG_SEED") for text in pair]
     baseline = args.cfg
     if load_recipe(given, args.overrides).uses_multigrid:
         baseline = args.output / "baseline.yaml"
         baseline.write_text(recipe_text(_OFF, str(given)), encoding="utf-8")
     both = ["--cfg", str(baseline), "--cfg", str(recipe), "--equal-iterations"]
-    return shlex.join(["multigrid-compare", *both, *shared])
+    return shlex.join(["multigrid-compare", *both, *args.overrides])
 
 
 def show(text: str, data: Mapping[str, Any], *, as_json: bool) -> None:
@@ -95,36 +103,37 @@ def show(text: str, data: Mapping[str, Any], *, as_json: bool) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
 
 
-@command_line.tool()
+@command_line.tool(interrupted="interrupted; repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
     """Run the pilot, print its report, and return the exit status."""
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("slowfast_patches.study.pilot.race").setLevel(logging.INFO)
+    logging.getLogger("slowfast_patches.study.pilot").setLevel(logging.INFO)
     patching.apply()
-    recipe = load_with_classes(recipe_path(args.cfg), args.overrides)
-    check_gpus(recipe, find_placement(recipe, os.environ))
-    alone = one_process(recipe)
-    set_up_device(alone)
-    seconds = None if args.minutes is None else 60 * args.minutes
+    cfg_file = recipe_path(args.cfg)
+    arms = pilot_arms(cfg_file, args.overrides)
+    check_gpus(arms[0].recipe, find_placement(arms[0].recipe, os.environ))
+    seconds = step_seconds(arms, args.step_times, args.output)
+    seeds = list(dict.fromkeys(args.seeds))
     try:
-        pilot = run_pilot(recipe, seconds, process_device(alone, 0))
+        study = pilot_study(arms, seconds, args.minutes, seeds, args.output)
     except ShortBaselineError as error:
-        advised = next_command(args, error.cycles, compare=True)
+        advised = next_command(args, cycles_of(arms[1].recipe), compare=True)
         data = {"advice": "train both", "reason": str(error), "command": advised}
         show(f"{error}\n\n    {advised}", data, as_json=args.json)
         return 0
-    except FloatingPointError as error:
-        raise command_line.ToolError(str(error)) from error
+    study = train_pilot(study, Path(__file__).with_name("run_net.py"))
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
-    report = pilot_report(pilot, command)
+    pilot = Pilot(study, study.runs(), command, seconds[0])
+    report = pilot_report(pilot)
     report.write(args.output)
-    advised = next_command(args, pilot.best.cycles, compare=pilot.verdict != "use multigrid")
+    best = cycles_of(pilot.best.recipe)
+    advised = next_command(args, best, compare=pilot.verdict != "use multigrid")
     text = str(report)
     if pilot.verdict != "do not use multigrid":
         text += f"\n\n    {advised}"
-    text += f"\n\nReport: {args.output / 'pilot.md'}, pilot.json, pilot.png"
-    show(text, report.data, as_json=args.json)
+    text += f"\n\nReport: {args.output / 'pilot.md'}, pilot.json"
+    show(text, pilot.to_json(), as_json=args.json)
     return 0
 
 

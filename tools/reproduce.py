@@ -135,7 +135,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
     def report() -> list[reproduce.PaperTable]:
         runs = study.runs()
         tables = [
-            reproduce.PaperTable(name, experiment, arms, runs, study.seeds, command)
+            reproduce.PaperTable(study, runs, command, name, experiment)
             for name, experiment in experiments.items()
         ]
         for table in tables:

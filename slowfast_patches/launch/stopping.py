@@ -133,6 +133,18 @@ class StopRequest:
         """Signal for which the processes agreed to stop."""
         return signal.Signals(self._agreed)
 
+    def begin(self, name: str) -> None:
+        """Begin a step of the preparation, unless the run was asked to stop.
+
+        Raises:
+            TrainingInterruptedError: The run was asked to stop. All processes raise it.
+        """
+        self.ask()
+        if self.agreed():
+            raise TrainingInterruptedError(
+                f"stopped by {self.signal.name} before {name}, when the training had not begun"
+            )
+
     def between(self, batches: Iterable[T], rounds: int) -> Iterator[T]:
         """Yield the mini-batches of an evaluation until the run is asked to stop.
 

@@ -1,4 +1,4 @@
-"""Iterations after which a run evaluates, and the cost of evaluations and the test."""
+"""Iterations after which a run evaluates and saves, and the cost of evaluations and the test."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ def epoch_ends(epochs: int, schedule: Schedule) -> list[int]:
     period = epochs * schedule.num_videos
     ends = range(period, schedule.clips + 1, period)
     return sorted({*map(schedule.first_iteration_after, ends), schedule.iterations})
+
+
+def checkpoint_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
+    """Return the numbers of finished iterations at which to save.
+
+    These are every CHECKPOINT_PERIOD epochs and the end of each phase.
+    """
+    return phase_ends(schedule).union(epoch_ends(recipe.train.checkpoint_period, schedule))
+
+
+def phase_ends(schedule: Schedule) -> frozenset[int]:
+    """Return the numbers of finished iterations at which a phase ends."""
+    return frozenset(phase.stop for phase in schedule.phases)
 
 
 def affordable_evaluations(

@@ -11,8 +11,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
@@ -20,6 +23,8 @@ from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
+from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.machine import machine
 
 FORMAT = 1
 """Version of the file format."""
@@ -190,6 +195,42 @@ def model_of(recipe: Recipe) -> dict[str, object]:
 def device_of(recipe: Recipe) -> str:
     """Return the kind of device that a recipe trains on, "cuda" or "cpu"."""
     return "cuda" if recipe.num_gpus > 0 else "cpu"
+
+
+def write_step_times(
+    path: Path,
+    recipe: Recipe,
+    device: torch.device,
+    seconds: Mapping[tuple[Shape, int | None], float],
+) -> None:
+    """Write the step times of a recipe, to be read by `read_step_times`.
+
+    Args:
+        path: the file. Its folder is made.
+        recipe: the recipe.
+        device: where the steps were timed.
+        seconds: seconds of a step by shape and BN size.
+    """
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
+    rows = [
+        {
+            "shape": [shape.batch, shape.frames, shape.crop],
+            "local_clips": shape.batch // recipe.world_size,
+            "bn_size": bn_size,
+            "seconds": {"median": median},
+        }
+        for (shape, bn_size), median in seconds.items()
+    ]
+    content = {
+        "format": FORMAT,
+        "device": {"type": device.type, "name": name},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": model_of(recipe),
+        "shapes": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_step_times(path: str | Path) -> StepTimes:

@@ -88,11 +88,9 @@ def at_lengths(arm: Arm, lengths: Sequence[float]) -> list[Arm]:
     if not all(0 < length < math.inf for length in lengths) or len(set(lengths)) < len(lengths):
         given = " ".join(f"{length:g}" for length in lengths)
         raise ValueError(f"--lengths takes different numbers above 0, not {given}.")
-    arms = [
+    return [
         scaled(arm, x, f"{arm.name} at {x:g}×", f"{arm.folder}_x{x:g}") for x in sorted(lengths)
     ]
-    pairs = zip(arms, sorted(lengths), strict=True)
-    return [replace(longer, label=arm.name, length=length) for longer, length in pairs]
 
 
 def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
@@ -103,7 +101,8 @@ def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
     if length == 1:
         return arm
     pairs = as_overrides(scaled_lengths(arm.recipe, length))
-    return make_arm(name, folder, arm.cfg_file, (*arm.overrides, *pairs))
+    other = make_arm(name, folder, arm.cfg_file, (*arm.overrides, *pairs))
+    return replace(other, label=arm.label, baseline=arm.baseline, length=length)
 
 
 def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:

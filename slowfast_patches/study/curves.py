@@ -6,8 +6,10 @@ trainings that cost no more. Between neighbouring lengths it is linear in the lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import cycle, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +17,8 @@ import pandas as pd
 
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.study.report import Table
-from slowfast_patches.utils.pictures import COLOURS, MUTED
-from slowfast_patches.utils.tables import format_duration
+from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure
+from slowfast_patches.utils.tables import format_duration, format_flops
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,25 +176,26 @@ def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, fl
     if low >= high:
         return []
 
-    def read(curve: pd.DataFrame, column: str) -> Any:
-        return np.interp(costs, np.log(curve["cost"]), curve[column])
+    def read(column: str, cost: float) -> tuple[float, float]:
+        values = [np.interp(np.log(cost), np.log(c["cost"]), c[column]) for c in (first, second)]
+        return float(values[0]), float(values[1])
 
-    costs = np.log(np.unique([low, high, *pd.concat([first, second])["cost"].clip(low, high)]))
-    leads = read(second, "best") - read(first, "best")
-    before, after = leads[:-1], leads[1:]
-    crosses = before * after < 0
-    parts = before[crosses] / (before - after)[crosses]
-    costs = np.sort(np.append(costs, costs[:-1][crosses] + parts * np.diff(costs)[crosses]))
-    leads = np.round(read(second, "best") - read(first, "best"), 9)
-    spreads = np.hypot(read(first, "best_std"), read(second, "best_std"))
-    signs = np.sign(leads[:-1] + leads[1:])
+    def lead(cost: float) -> float:
+        before, after = read("best", cost)
+        return round(after - before, 9)
+
+    costs = set(pd.concat([first, second])["cost"].clip(low, high))
+    for start, stop in pairwise(sorted(costs)):
+        if lead(start) * lead(stop) < 0:
+            costs.add(start * (stop / start) ** (lead(start) / (lead(start) - lead(stop))))
     found = list[tuple[float, float, float, float]]()
-    for _, group in groupby(range(len(signs)), key=lambda number: signs[number]):
-        inside = list(group)
-        inside.append(inside[-1] + 1)
-        largest = inside[np.argmax(np.abs(leads[inside]))]
-        start, stop = np.exp(costs[inside[0]]), np.exp(costs[inside[-1]])
-        found.append((float(start), float(stop), float(leads[largest]), float(spreads[largest])))
+    for start, stop in pairwise(sorted(costs)):
+        largest = max(start, stop, key=lambda cost: abs(lead(cost)))
+        part = (start, stop, lead(largest), math.hypot(*read("best_std", largest)))
+        if found and np.sign(found[-1][2]) == np.sign(part[2]):
+            before = found.pop()
+            part = (before[0], stop, *max(before, part, key=lambda part: abs(part[2]))[2:])
+        found.append(part)
     return found
 
 
@@ -236,50 +239,55 @@ def explain_curves(step_times: str | None) -> str:
     )
 
 
-def draw_curves(axes: Axes, curves: Curves, seeds: Mapping[str, int]) -> None:
-    """Draw curves with error bars, and the number of seeds in the legend.
-
-    The points of a curve are marked by their lengths, a single point by its label.
+def draw_panels(
+    path: Path,
+    panels: Mapping[str, Curves],
+    seeds: Mapping[str, int],
+    titles: tuple[str, str, str],
+    add: Callable[[Axes, Mapping[str, str]], None],
+    *,
+    logarithmic: bool,
+) -> None:
+    """Draw curves with error bars into a file, one panel for each kind of cost.
 
     Args:
-        axes: where to draw.
-        curves: what to draw. An empty curve gets a legend entry only.
-        seeds: number of seeds by label.
+        path: the file.
+        panels: curves by the title of the x axis. An empty curve gets a legend entry only.
+        seeds: number of seeds by label, for the legend.
+        titles: titles of the figure, of the y axis and of the legend.
+        add: function that draws more into a panel, given the colours by label.
+        logarithmic: whether costs are on a logarithmic axis, and points are marked by their
+            lengths.
     """
+    from matplotlib.ticker import LogLocator  # Lazy import, which takes most of a second.
+
+    number = len(panels)
+    figure, all_axes = new_figure(rows=1, columns=number, width=4 + 4 * number, height=5)
     style: dict[str, Any] = {"marker": "o", "mec": "white", "lw": 2, "capsize": 4}
-    middle = max((curve["cost"].max() for curve in curves.values() if len(curve)), default=0.0) / 2
-    for number, (label, curve) in enumerate(curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        name = f"{label} (n = {seeds[label]})" if len(curve) else f"{label} (missing)"
-        spread = curve["std"].fillna(0.0)
-        axes.errorbar(
-            curve["cost"], curve["accuracy"], yerr=spread, color=colour, label=name, **style
-        )
-        for cost, accuracy, length in curve[["cost", "accuracy", "length"]].to_numpy():
-            is_alone = curve["length"].nunique() == 1
-            on_right = is_alone and cost > middle
-            axes.annotate(
-                label if is_alone else f"{length:g}×",
-                (cost, accuracy),
-                xytext=(-9 if on_right else 9, -4 if is_alone else -12),
-                ha="right" if on_right else "left",
-                textcoords="offset points",
-                fontsize=8,
-                color=colour,
-            )
-
-
-def draw_chance(axes: Axes, chance: float) -> None:
-    """Draw the chance level as a dashed line."""
-    axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
-
-
-def set_log_axis(axes: Axes, write: Callable[[float], str]) -> None:
-    """Make the x axis logarithmic, and format its ticks by `write`."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_xscale("log")
-    axes.margins(x=0.1)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    for axes, (title, curves) in zip(all_axes, panels.items(), strict=True):
+        colours = dict(zip(curves, cycle(COLOURS), strict=False))
+        for label, curve in curves.items():
+            name = f"{label} (n = {seeds[label]})" if len(curve) else f"{label} (missing)"
+            style |= {"color": colours[label], "label": name, "yerr": curve["std"].fillna(0.0)}
+            axes.errorbar(curve["cost"], curve["accuracy"], **style)
+            for point in curve.itertuples() if logarithmic else []:
+                axes.annotate(
+                    f"{point.length:g}×",
+                    (point.cost, point.accuracy),
+                    xytext=(9, -12),
+                    textcoords="offset points",
+                    fontsize=8,
+                    color=colours[label],
+                )
+        add(axes, colours)
+        axes.set_xlabel(title)
+        if logarithmic:
+            axes.set_xscale("log")
+            axes.margins(x=0.1)
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(lambda x, _: format_flops(x).removesuffix("FLOP"))
+            axes.minorticks_off()
+    all_axes[0].set_ylabel(titles[1])
+    add_legend(figure, all_axes[0], titles[2], columns=2)
+    figure.suptitle(titles[0], fontsize=11)
+    save_figure(figure, path)

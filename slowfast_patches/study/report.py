@@ -1,31 +1,34 @@
-"""Reports of studies: tables, means over seeds, and the files that a report is written to."""
+"""Reports of studies: tables of runs, and the files that a report is written to."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from slowfast_patches.config.metrics import metric_title
+from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.runs import Study, mean
+from slowfast_patches.study.verdict import chance_of
 from slowfast_patches.utils.tables import (
     Mean,
     format_count,
     format_duration,
     format_flops,
     format_table,
-    mean_of,
 )
 
 MISSING = "missing"
 """Table cell of a run that has not finished."""
 
 COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "length": ("length", "{:.3g}×".format),
     "iterations": ("iterations", format_count),
     "iteration_factor": ("iteration\nfactor", "{:.2f}×".format),
     "epochs": ("epochs", "{:.1f}".format),
@@ -34,6 +37,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "seconds": ("wall-clock,\ntraining", format_duration),
     "total": ("wall-clock,\nwith evaluation", format_duration),
     "clock": ("steps\nalone", format_duration),
+    "loading": ("waiting\nfor data", "{:.0%}".format),
 }
 """Columns of `Study.runs` that tables show: the header and the number format of each."""
 
@@ -45,45 +49,145 @@ class Table:
     Attributes:
         headers: one for each column. Line breaks are kept on a terminal only.
         rows: the cells, row by row.
-        left: number of leading columns that are aligned to the left.
     """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    left: int = 1
+
+
+@dataclass(frozen=True)
+class Results:
+    """Study with its finished runs.
+
+    Attributes:
+        study: the arms and the seeds.
+        runs: table of `Study.runs`.
+        command: command line that reproduces the report.
+    """
+
+    study: Study
+    runs: pd.DataFrame
+    command: str
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics, the primary one first."""
+        return metric_names(self.study.arms[0].recipe)
+
+    @cached_property
+    def chance(self) -> float | None:
+        """Accuracy in per cent of always predicting the most common class."""
+        return chance_of(self.study.arms[0].recipe)
+
+    def cell(self, arm: Arm, name: str) -> str:
+        """Return the mean over seeds of a column as text."""
+        found = mean(self.runs, arm.name, name)
+        if found is None:
+            return MISSING
+        if name in COLUMNS:
+            return COLUMNS[name][1](found.mean)
+        if name == "speed_up":
+            return "1×" if arm.name == arm.baseline else f"{found.format(2)}×"
+        return found.format()
+
+    def table(self, columns: Sequence[str], scores: Mapping[str, Mean] | None = None) -> Table:
+        """Return a table with a row for each arm, and one for the chance level.
+
+        Args:
+            columns: names of the columns, apart from those of the metrics.
+            scores: values of the primary metric by arm, instead of all metrics over seeds.
+        """
+        titles = {name: header for name, (header, _) in COLUMNS.items()} | {"speed_up": "speed-up"}
+        metrics = self.metrics if scores is None else self.metrics[:1]
+        headers = ["config", "seeds", *(titles[name] for name in columns)]
+        rows = list[list[str]]()
+        for arm in self.study.arms:
+            finished = int((self.runs["arm"] == arm.name).sum())
+            absent = len(self.study.seeds) - finished
+            cells = [arm.name, f"{finished} ({absent} {MISSING})" if absent else f"{finished}"]
+            cells += [self.cell(arm, name) for name in columns]
+            accuracies = [self.cell(arm, name) for name in metrics]
+            rows.append(cells + (accuracies if scores is None else [scores[arm.name].format()]))
+        if self.chance is not None:
+            blank = [""] * (len(headers) - 1)
+            rows.append(["chance", *blank, f"{self.chance:.1f}", *[""] * (len(metrics) - 1)])
+        return Table([*headers, *(f"{metric_title(name)}, %" for name in metrics)], rows)
+
+    def arm_json(self, arm: Arm, metrics: Iterable[str]) -> dict[str, Any]:
+        """Return an arm and its finished runs as plain data.
+
+        The config of a run is left out, because it differs from the arm's in the seed only. Means
+        are dictionaries of `mean` and `std`, or None without a run.
+        """
+        names = (*COLUMNS, "speed_up", *metrics)
+        means = {name: mean(self.runs, arm.name, name) for name in names}
+        runs = self.runs[self.runs["arm"] == arm.name]
+        ratios = runs["speed_up"].astype(object).where(runs["speed_up"].notna(), None)
+        return {
+            "name": arm.name,
+            "label": arm.label,
+            "cfg_file": str(arm.cfg_file),
+            "overrides": arm.overrides,
+            **{name: value and value._asdict() for name, value in means.items()},
+            "length": arm.length,
+            "config": parse_yaml(arm.recipe.text),
+            "runs": [
+                {"seed": seed, "speed_up": ratio} | {k: v for k, v in run.items() if k != "config"}
+                for seed, ratio, run in zip(runs["seed"], ratios, runs["result"], strict=True)
+            ],
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the runs of all arms as plain data."""
+        return {
+            "command": self.command,
+            "metric": self.metrics[0],
+            "seeds": self.study.seeds,
+            "chance": self.chance,
+            "configs": [self.arm_json(arm, self.metrics) for arm in self.study.arms],
+        }
 
 
 @dataclass(frozen=True)
 class Report:
     """Result of a study, for people and for programs.
 
+    On a terminal, the result comes last, where it is seen. In the Markdown file it comes first.
+
     Attributes:
         name: file name of the report, without a suffix.
         title: heading of the Markdown file.
-        summary: paragraphs for the terminal. Empty ones are skipped.
-        body: paragraphs of the Markdown file. Empty ones are skipped.
-        command: command line that reproduces the report.
-        data: content of the JSON file.
+        results: the runs. They are the content of the JSON file.
+        tables: tables, and texts that belong to them. Empty texts are skipped.
+        result: warnings and a verdict.
+        notes: explanations for the Markdown file.
+        picture: title of the picture.
         draw: function that draws the picture into a file, or None for a report without a picture.
     """
 
     name: str
     title: str
-    summary: Sequence[str | Table]
-    body: Sequence[str | Table]
-    command: str
-    data: Mapping[str, Any]
+    results: Results
+    tables: Sequence[str | Table]
+    result: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    picture: str = ""
     draw: Callable[[Path], None] | None = None
 
     def __str__(self) -> str:
-        return _format(self.summary, markdown=False)
+        return _format([*self.tables, *self.result], markdown=False)
 
     def write(self, folder: Path) -> None:
         """Write NAME.md, NAME.json and, for a report with a picture, NAME.png."""
         folder.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(self.data, indent=2, ensure_ascii=False)
+        content = json.dumps(self.results.to_json(), indent=2, ensure_ascii=False)
         (folder / f"{self.name}.json").write_text(content + "\n", encoding="utf-8")
-        paragraphs = [f"# {self.title}", *self.body, f"To reproduce:\n\n    {self.command}"]
+        picture = "" if self.draw is None else f"![{self.picture}]({self.name}.png)"
+        paragraphs = [f"# {self.title}", *self.result, picture, *self.tables, *self.notes]
+        for name in ("machine", "versions"):
+            values = " | ".join(self.results.runs[name].unique())
+            paragraphs.append(f"{name.capitalize()}: {values or MISSING}")
+        paragraphs.append(f"To reproduce:\n\n    {self.results.command}")
         text = _format(paragraphs, markdown=True)
         (folder / f"{self.name}.md").write_text(text + "\n", encoding="utf-8")
         if self.draw is not None:
@@ -92,67 +196,12 @@ class Report:
 
 def _format(paragraphs: Iterable[str | Table], *, markdown: bool) -> str:
     texts = [
-        format_table(part.headers, part.rows, markdown=markdown, left=part.left)
+        format_table(part.headers, part.rows, markdown=markdown)
         if isinstance(part, Table)
         else part
         for part in paragraphs
     ]
     return "\n\n".join(filter(None, texts))
-
-
-def mean(runs: pd.DataFrame, arm: str, column: str) -> Mean | None:
-    """Return the mean over seeds of a column, or None if the arm has no finished run."""
-    return mean_of(map(float, runs.loc[runs["arm"] == arm, column].dropna()))
-
-
-def format_mean(value: Mean | None, digits: int = 1, unit: str = "") -> str:
-    """Format a mean as `76.4 ± 0.2`, and None as "missing"."""
-    return MISSING if value is None else f"{value.format(digits)}{unit}"
-
-
-def title_of(metrics: Iterable[str]) -> str:
-    """Return the titles of metrics as a list in words: "top-1 and top-5"."""
-    return " and ".join(map(metric_title, metrics))
-
-
-def arm_json(arm: Arm, runs: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return an arm and its finished runs as plain data.
-
-    The config of a run is left out, because it differs from the arm's in the seed only.
-
-    Args:
-        arm: the arm.
-        runs: table of `Study.runs`.
-        metrics: names of the metrics to include.
-
-    Returns:
-        A dictionary for JSON. Means are dictionaries of `mean` and `std`, or None without a run.
-    """
-    means = {name: mean(runs, arm.name, name) for name in (*COLUMNS, "speed_up", *metrics)}
-    ratios = runs["speed_up"].astype(object).where(runs["speed_up"].notna(), None)
-    finished = zip(runs["arm"], runs["seed"], ratios, runs["result"], strict=True)
-    return {
-        "name": arm.name,
-        "label": arm.label,
-        "length": arm.length,
-        "cfg_file": str(arm.cfg_file),
-        "overrides": arm.overrides,
-        **{name: value and value._asdict() for name, value in means.items()},
-        "config": parse_yaml(arm.recipe.text),
-        "runs": [
-            {"seed": seed, "speed_up": ratio} | {k: v for k, v in run.items() if k != "config"}
-            for name, seed, ratio, run in finished
-            if name == arm.name
-        ],
-    }
-
-
-def provenance(runs: pd.DataFrame) -> list[str]:
-    """Return two paragraphs: the machines of some runs, and their package versions."""
-    return [
-        f"Machines: {' | '.join(runs['machine'].unique()) or MISSING}",
-        f"Versions: {' | '.join(runs['versions'].unique()) or MISSING}",
-    ]
 
 
 def machine_warnings(runs: pd.DataFrame) -> list[str]:

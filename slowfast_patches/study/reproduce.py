@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from multigrid import Cost
 from multigrid.cost import FlopsPerClip
@@ -22,22 +20,22 @@ from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
 from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times
-from slowfast_patches.study.curves import curves_of, draw_curves, make_curve, set_log_axis
+from slowfast_patches.study.curves import curves_of, draw_panels, make_curve
 from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
 from slowfast_patches.study.report import (
     COLUMNS,
     MISSING,
     Report,
+    Results,
     Table,
-    arm_json,
-    format_mean,
     machine_warnings,
-    mean,
-    provenance,
-    title_of,
 )
-from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure
-from slowfast_patches.utils.tables import Mean, format_duration, format_table
+from slowfast_patches.study.runs import mean
+from slowfast_patches.study.verdict import title_of
+from slowfast_patches.utils.tables import format_duration, format_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Experiment]:
@@ -166,32 +164,26 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
 
 
 @dataclass(frozen=True)
-class PaperTable:
+class PaperTable(Results):
     """Experiment with the finished runs of its arms.
 
     Attributes:
         name: its key in `EXPERIMENTS`.
         experiment: its rows, with the published numbers.
-        arms: arms by `Row.folder`.
-        runs: table of `Study.runs`.
-        seeds: seeds of the study.
-        command: command line that reproduces the report.
     """
 
     name: str
     experiment: Experiment
-    arms: Mapping[str, Arm]
-    runs: pd.DataFrame
-    seeds: Sequence[int]
-    command: str
 
     @property
-    def is_figure(self) -> bool:
-        return self.name.startswith("figure")
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the published metrics."""
+        return tuple(self.experiment.metrics)
 
-    def mean(self, row: Row, column: str) -> Mean | None:
-        """Return the mean over seeds of a column, or None if the row has no finished run."""
-        return None if row.published_only else mean(self.runs, row.folder, column)
+    @cached_property
+    def arms(self) -> dict[str, Arm]:
+        """Arms by `Row.folder`."""
+        return {arm.name: arm for arm in self.study.arms}
 
     def iterations(self, row: Row) -> int:
         """Return the iterations of a row's runs, or the planned ones if none has finished."""
@@ -200,21 +192,16 @@ class PaperTable:
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as plain data. Missing values are None."""
-        names = self.experiment.metrics
         rows = list[dict[str, Any]]()
         for row in self.experiment.rows:
-            published = {
-                **{name: value._asdict() for name, value in row.metrics.items()},
-                "speed_up": row.speed_up,
-                "source": row.source,
-            }
-            measured = arm_json(self.arms[row.folder], self.runs, names)
+            published = {name: value._asdict() for name, value in row.metrics.items()}
+            measured = self.arm_json(self.arms[row.folder], self.metrics)
             rows.append(
                 {
                     "label": row.label,
                     "curve": row.curve,
                     "iterations": self.iterations(row),
-                    "published": published,
+                    "published": {**published, "speed_up": row.speed_up, "source": row.source},
                     "measured": None if row.published_only else measured,
                 }
             )
@@ -223,7 +210,7 @@ class PaperTable:
             "title": self.experiment.title,
             "note": self.experiment.note,
             "command": self.command,
-            "seeds": self.seeds,
+            "seeds": self.study.seeds,
             "published_runs": self.experiment.published_runs,
             "rows": rows,
         }
@@ -233,7 +220,10 @@ def paper_report(table: PaperTable) -> Report:
     """Return the report of an experiment, with a picture if it is a figure."""
     experiment = table.experiment
     runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
-    cells = _table(table)
+    headers = ["", "iterations"]
+    for name in table.metrics:
+        headers += [f"{metric_title(name)}, %\n{whose}" for whose in ("published", "measured")]
+    headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
     notes = (
         f"Published: {experiment.published}{runs}. "
         "Measured: means over seeds, ± the sample standard deviation. The measured speed-up is the "
@@ -243,28 +233,13 @@ def paper_report(table: PaperTable) -> Report:
     return Report(
         name=table.name,
         title=experiment.title,
-        summary=[cells],
-        body=[
-            cells,
-            f"![{experiment.title}]({table.name}.png)" if table.is_figure else "",
-            notes,
-            experiment.note,
-            *machine_warnings(table.runs),
-            *provenance(table.runs),
-        ],
-        command=table.command,
-        data=table.to_json(),
-        draw=partial(_draw, table) if table.is_figure else None,
+        results=table,
+        tables=[Table(headers, [_cells(table, row) for row in experiment.rows])],
+        result=machine_warnings(table.runs),
+        notes=[notes, experiment.note],
+        picture=experiment.title,
+        draw=partial(_draw, table) if table.name.startswith("figure") else None,
     )
-
-
-def _table(table: PaperTable) -> Table:
-    headers = ["", "iterations"]
-    for name in table.experiment.metrics:
-        title = metric_title(name)
-        headers += [f"{title}, %\npublished", f"{title}, %\nmeasured"]
-    headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
-    return Table(headers, [_cells(table, row) for row in table.experiment.rows])
 
 
 def _cells(table: PaperTable, row: Row) -> list[str]:
@@ -272,20 +247,21 @@ def _cells(table: PaperTable, row: Row) -> list[str]:
 
     Published numbers have the decimals of the paper: one for a mean, two for a standard deviation.
     """
-    finished = int((table.runs["arm"] == row.folder).sum())
-    published = "–" if row.speed_up is None else f"{row.speed_up:.1f}×"
-    speed_up = format_mean(table.mean(row, "speed_up"), 2, "×")
-    if row.folder == row.reference.folder and not row.published_only:
-        published = "1×"
-        speed_up = "1×" if finished else MISSING
+    arm = table.arms[row.folder]
+
+    def measured(name: str) -> str:
+        return "–" if row.published_only else table.cell(arm, name)
+
     cells = [row.label, f"{table.iterations(row):,}"]
-    for name in table.experiment.metrics:
+    for name in table.metrics:
         theirs = row.metrics.get(name)
-        cells += [theirs.format(1, 2) if theirs else "–", format_mean(table.mean(row, name))]
-    cells += [published, speed_up, f"{finished} of {len(table.seeds)}"]
+        cells += [theirs.format(1, 2) if theirs else "–", measured(name)]
+    published = "–" if row.speed_up is None else f"{row.speed_up:.1f}×"
+    finished = f"{(table.runs['arm'] == arm.name).sum()} of {len(table.study.seeds)}"
     if row.published_only:
-        return ["–" if cell == MISSING else cell for cell in cells[:-1]] + ["–"]
-    return cells
+        return [*cells, published, "–", "–"]
+    is_baseline = arm.name == arm.baseline
+    return [*cells, "1×" if is_baseline else published, measured("speed_up"), finished]
 
 
 def _draw(table: PaperTable, path: Path) -> None:
@@ -295,28 +271,29 @@ def _draw(table: PaperTable, path: Path) -> None:
         table: a figure of the paper.
         path: the picture's file.
     """
-    figure, [axes] = new_figure(rows=1, width=8.5, height=5.5)
     rows = {row.folder: row for row in table.experiment.rows}
     runs = table.runs[table.runs["arm"].isin(list(rows))]
     whole = table.arms[table.experiment.rows[0].reference.folder].schedule.epochs
     runs = runs.assign(
-        label=runs["arm"].map({name: row.curve for name, row in rows.items()}),
-        length=runs["arm"].map({name: table.arms[name].schedule.epochs / whole for name in rows}),
+        label=[rows[name].curve for name in runs["arm"]],
+        length=[table.arms[name].schedule.epochs / whole for name in runs["arm"]],
         clock=1 / runs["speed_up"],
     )
-    labels = list(dict.fromkeys(row.curve for row in rows.values()))
-    curves = curves_of(runs, "seconds", "top1")
-    curves = {label: curves.get(label, make_curve([], [], [], [])) for label in labels}
-    draw_curves(axes, curves, runs.groupby("label")["seed"].nunique().to_dict())
-    for row in rows.values():
-        if "top1" in row.metrics:
-            point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
-            colour = COLOURS[labels.index(row.curve) % len(COLOURS)]
-            axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colour, ms=10)
-    set_log_axis(axes, "{:g}".format)
-    axes.set_xlabel("training time, relative to the baseline's (loading included)")
-    axes.set_ylabel("top-1 accuracy (%)")
+    curves = {row.curve: make_curve([], [], [], []) for row in rows.values()}
+
+    def add_published(axes: Axes, colours: Mapping[str, str]) -> None:
+        for row in rows.values():
+            if "top1" in row.metrics:
+                point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
+                axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colours[row.curve], ms=10)
+
     explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
-    add_legend(figure, axes, explained, columns=2)
-    axes.set_title(table.experiment.title, fontsize=10)
-    save_figure(figure, path)
+    time = "training time, relative to the baseline's (loading included)"
+    draw_panels(
+        path,
+        {time: curves | curves_of(runs, "seconds", "top1")},
+        runs.groupby("label")["seed"].nunique().to_dict(),
+        (table.experiment.title, "top-1 accuracy (%)", explained),
+        add_published,
+        logarithmic=True,
+    )

@@ -24,14 +24,14 @@ from slowfast_patches.plan.evaluations import (
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
-from slowfast_patches.utils.tables import format_duration, shorten_list
+from slowfast_patches.utils.tables import Mean, format_duration, mean_of, shorten_list
 
 _POLL = 0.1
 """Seconds between two checks of the training processes."""
 
 _COLUMNS = (
     *("arm", "label", "length", "seed", "iterations", "epochs", "clips", "flops"),
-    *("seconds", "evaluating", "total", "waiting", "machine", "versions", "result"),
+    *("seconds", "loading", "evaluating", "total", "waiting", "machine", "versions", "result"),
 )
 
 
@@ -82,6 +82,7 @@ class Study:
             - iterations, epochs, clips, flops: totals of training. FLOPs are those of forward and
               backward.
             - seconds: wall-clock time of training, including loading.
+            - loading: share of that time spent waiting for data.
             - evaluating: wall-clock time of the evaluations and the test.
             - total: the sum of both.
             - waiting: share of training spent waiting for a core, for one process on the CPU.
@@ -116,6 +117,11 @@ class Study:
         return runs
 
 
+def mean(runs: pd.DataFrame, arm: str, column: str) -> Mean | None:
+    """Return the mean over seeds of a column, or None if the arm has no finished run."""
+    return mean_of(map(float, runs.loc[runs["arm"] == arm, column].dropna()))
+
+
 def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
     """Return the command line that trains an arm.
 
@@ -144,6 +150,7 @@ def _row(arm: Arm, seed: int, result: dict[str, Any], metrics: Iterable[str]) ->
         "seed": seed,
         **{name: result[name] for name in ("iterations", "epochs", "clips", "flops")},
         "seconds": training,
+        "loading": seconds["loading"] / training,
         "evaluating": evaluating,
         "total": training + evaluating,
         "waiting": seconds["waiting"] / seconds["training"],
@@ -232,32 +239,36 @@ def _time_left(
 ) -> str:
     """Return how long some runs will take, including evaluations and the test.
 
-    Times are assumed to be proportional to the pixels of all forward and backward passes. The
-    factor follows from finished runs, or else from step times.
+    Times are assumed to be proportional to step times, or else to the pixels of all forward and
+    backward passes. Finished runs calibrate them.
     """
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
-    training = {arm.name: schedule_cost(arm.schedule, _pixels).flops or 0.0 for arm in study.arms}
-    work = {arm.name: training[arm.name] + _evaluation_pixels(arm) for arm in study.arms}
+    steps = study.step_seconds or {arm.name: _training_pixels(arm) for arm in study.arms}
+    work = {arm.name: steps[arm.name] * (1 + evaluation_share(arm)) for arm in study.arms}
+    seconds = sum(work[arm.name] for arm, _ in runs)
     if len(finished):
-        took = finished["total"].sum()
-        seconds = took / finished["arm"].map(work).sum() * sum(work[arm.name] for arm, _ in runs)
-    elif study.step_seconds:
-        seconds = sum(
-            study.step_seconds[arm.name] * work[arm.name] / training[arm.name] for arm, _ in runs
-        )
-    else:
+        seconds *= finished["total"].sum() / finished["arm"].map(work).sum()
+    elif not study.step_seconds:
         return number
     return f"{number}, about {format_duration(seconds / min(at_once, len(runs)))}"
 
 
-def _evaluation_pixels(arm: Arm) -> float:
-    """Return the pixels of an arm's evaluations and test, or 0 without their lists."""
+def evaluation_share(arm: Arm) -> float:
+    """Return the time of an arm's evaluations and test relative to that of its training steps.
+
+    Times are assumed to be proportional to pixels. Without lists the result is 0.
+    """
     recipe = arm.recipe
     validated = count_list(recipe, "val") or 0
     tested = count_list(recipe, "test") or 0
     evaluations = affordable_evaluations(recipe, arm.schedule, validated, _pixels)
     one = evaluation_flops(recipe, arm.schedule, validated, _pixels)
-    return len(evaluations) * one + multi_view_flops(recipe, tested, _pixels)
+    pixels = len(evaluations) * one + multi_view_flops(recipe, tested, _pixels)
+    return pixels / _training_pixels(arm)
+
+
+def _training_pixels(arm: Arm) -> float:
+    return schedule_cost(arm.schedule, _pixels).flops or 0.0
 
 
 def _pixels(frames: int, crop: int) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -12,7 +13,7 @@ from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.report import mean
+from slowfast_patches.study.runs import mean
 from slowfast_patches.utils.tables import Mean, format_list
 
 _CLEAR = 2
@@ -84,23 +85,36 @@ def _score(runs: pd.DataFrame, arm: str, metric: str) -> Mean | None:
     if found is None:
         return None
     results = runs.loc[runs["arm"] == arm, "result"]
-    videos = min(_scored(result) for result in results)
-    variance = (found.std or 0.0) ** 2 / len(results)
-    if metric == "top1" and videos:
-        part = min(max(found.mean / 100, 1 / videos), 1 - 1 / videos)
-        variance += 100**2 * part * (1 - part) / videos
-    return Mean(found.mean, math.sqrt(variance) or None)
+    videos = scored_videos(results)
+    of_videos = videos_error(found.mean, videos) if metric == "top1" and videos else 0.0
+    of_seeds = (found.std or 0.0) / math.sqrt(len(results))
+    return Mean(found.mean, math.hypot(of_videos, of_seeds) or None)
 
 
-def _scored(result: dict[str, int]) -> int:
-    return int(result.get("videos", 0) - result.get("unreadable", 0))
+def title_of(metrics: Iterable[str]) -> str:
+    """Return the titles of metrics as a list in words: "top-1 and top-5"."""
+    return " and ".join(map(metric_title, metrics))
+
+
+def videos_error(score: float, videos: int) -> float:
+    """Return the standard error of a proportion of some videos; all in per cent.
+
+    No hit at all is as uncertain as one hit.
+    """
+    part = min(max(score / 100, 1 / videos), 1 - 1 / videos)
+    return 100 * math.sqrt(part * (1 - part) / videos)
+
+
+def scored_videos(results: Iterable[Mapping[str, Any]]) -> int:
+    """Return the smallest number of videos that a run was scored on."""
+    return min(int(run.get("videos", 0) - run.get("unreadable", 0)) for run in results)
 
 
 def explain_errors(runs: pd.DataFrame, metric: str) -> str:
     """Return a sentence that explains ± in the verdict."""
     seeds = int(runs.groupby("arm").size().min())
     parts = [f"{seeds} seed{'s' if seeds > 1 else ''}"]
-    videos = min(_scored(result) for result in runs["result"])
+    videos = scored_videos(runs["result"])
     if metric == "top1" and videos:
         parts.insert(0, f"{videos} videos")
     return f"± in the verdict is the standard error of {format_list(parts)}."
@@ -128,8 +142,9 @@ def chance_of(recipe: Recipe) -> float | None:
     if recipe.multi_label:
         return None
     split = "test" if recipe.test.enable else "val"
-    labels = Counter[object]()
-    if list_path(recipe, split).is_file():
-        labels.update(getattr(video, "label", None) for video in read_list(recipe, split))
-    known = [count for label, count in labels.items() if label is not None]
-    return 100 * max(known) / sum(known) if known else 100 / recipe.model.num_classes
+    videos = read_list(recipe, split) if list_path(recipe, split).is_file() else []
+    labels = Counter(getattr(video, "label", None) for video in videos)
+    del labels[None]
+    if not labels:
+        return 100 / recipe.model.num_classes
+    return 100 * max(labels.values()) / labels.total()

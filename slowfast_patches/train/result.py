@@ -28,7 +28,7 @@ from slowfast_patches.train.record.tables import (
     write_predictions,
     write_tables,
 )
-from slowfast_patches.train.state import Run
+from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World, broadcast_from_main
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine, versions
@@ -36,13 +36,13 @@ from slowfast_patches.utils.machine import machine, versions
 logger = logging.getLogger(__name__)
 
 
-def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, float]:
+def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> dict[str, float]:
     """Test a trained model, and write tables and predictions to OUTPUT_DIR.
 
     Args:
         recipe: says what is tested and how.
         world: this process among all.
-        run: the training whose model is tested, with its average if there is one. None tests a
+        trainer: the training whose model is tested, with its average if there is one. None tests a
             checkpoint.
 
     Returns:
@@ -55,8 +55,8 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
     dataset = build_dataset(recipe, "test")
     metrics = dict[str, float]()
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
-    models = [_tested_model(recipe, world)] if run is None else run.models
-    stop = None if run is None else run.stop
+    models = [_tested_model(recipe, world)] if trainer is None else trainer.models
+    stop = None if trainer is None else trainer.stop
     for model, suffix in zip(models, ("", EMA), strict=False):
         evaluation = evaluate(model, recipe, dataset, local, world, stop)
         metrics |= with_suffix(evaluation.metrics, suffix)
@@ -71,9 +71,9 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
             continue
         with explain_write_errors("the test's tables", recipe.output_dir):
             names = names_of_data(recipe)
-            name = "test" if run is None else "result"
+            name = "test" if trainer is None else "result"
             write_tables(Path(recipe.output_dir), name, evaluation, names)
-            if path := predictions_path(recipe, "test_" if run is None else ""):
+            if path := predictions_path(recipe, "test_" if trainer is None else ""):
                 videos = (str(getattr(video, "path", video)) for video in dataset.videos)
                 paths = evaluation.names or list(videos)
                 scores = zip(evaluation.probabilities.cpu(), evaluation.scored, strict=True)
@@ -106,14 +106,14 @@ def tested_file(recipe: Recipe) -> tuple[str, str, str]:
 
 
 def write_result(
-    recipe: Recipe, world: World, run: Run | None, metrics: Mapping[str, float] | None
+    recipe: Recipe, world: World, trainer: Trainer | None, metrics: Mapping[str, float] | None
 ) -> None:
     """Write result.json for a complete run, or test.json for a test alone.
 
     Args:
         recipe: the recipe of the run.
         world: this process among all.
-        run: the training, or None.
+        trainer: the training, or None.
         metrics: metrics of the test. Without them, those of the last validation are written.
     """
     result: dict[str, Any] = {
@@ -126,19 +126,19 @@ def write_result(
         "finished": True,
         "metric": metric_names(recipe)[0],
     }
-    if run is not None:
-        progress = run.progress
-        cost = schedule_cost(run.schedule, run.flops)
+    if trainer is not None:
+        progress = trainer.progress
+        cost = schedule_cost(trainer.schedule, trainer.flops)
         # A test follows the last checkpoint, and is repeated with the same command.
-        seconds = progress.seconds | {"testing": run.record.clock.seconds["testing"]}
+        seconds = progress.seconds | {"testing": trainer.record.clock.seconds["testing"]}
         result |= {
             "seconds": {key: round(value, 3) for key, value in seconds.items()},
             "iterations": cost.iterations,
-            "baseline_iterations": baseline_cost(run.schedule).iterations,
+            "baseline_iterations": baseline_cost(trainer.schedule).iterations,
             "epochs": round(cost.epochs, 4),
             "clips": cost.clips,
             "flops": cost.flops,
-            "global_batch": run.schedule.base.batch,
+            "global_batch": trainer.schedule.base.batch,
             "evaluations": progress.evaluations,
         }
         more = {"best": progress.best, "rate_changes": progress.rate_changes}
@@ -147,7 +147,7 @@ def write_result(
             when = ("iteration", "epoch", "seconds")
             metrics = {k: v for k, v in progress.evaluations[-1].items() if k not in when}
     result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
-    path = Path(recipe.output_dir, "test.json" if run is None else "result.json")
+    path = Path(recipe.output_dir, "test.json" if trainer is None else "result.json")
     save_result(path, result)
 
 

@@ -11,8 +11,6 @@ from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 
-import torch
-
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -29,7 +27,6 @@ from slowfast_patches.launch.launch import launch
 from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import (
     StopRequest,
-    TrainingInterruptedError,
     TrainingStoppedError,
 )
 from slowfast_patches.launch.workers import JoiningError
@@ -41,21 +38,17 @@ from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
 from slowfast_patches.train.checkpoint import (
-    DivergedError,
     best_checkpoint,
     describe_last,
     explain_write_errors,
     last_checkpoint,
 )
-from slowfast_patches.train.loop import train
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
 from slowfast_patches.train.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.resume import continues, find_resumable, start_over
-from slowfast_patches.train.state import Hook, Run, build_run
-from slowfast_patches.train.step import parallel
-from slowfast_patches.train.warm_up import dry_run, without_compiling
-from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
+from slowfast_patches.train.trainer import Hook, Trainer
+from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import locked
 
@@ -200,111 +193,53 @@ def _check_same_lists(recipe: Recipe, splits: Sequence[str], world: World) -> No
                 )
 
 
-def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook]) -> Run:
-    """Build the run, or resume it, and train it to the end of its schedule."""
+def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook]) -> Trainer:
+    """Build the trainer, or resume it, and train to the end of its schedule."""
     resumable = None
     if world.is_main:
         with explain_write_errors("OUTPUT_DIR", recipe.output_dir):
             start_over(recipe)
         resumable = find_resumable(recipe)
-    run = build_run(recipe, world, stop, resumable)
-    run.hooks = hooks
+    trainer = Trainer(recipe, world, stop, resumable, hooks=hooks)
     if world.is_main:
         with explain_write_errors("the plan", recipe.output_dir):
-            _prepare_folder(run)
-    with opened(run):
-        prepare(run)
-        compiled = without_compiling() if recipe.train.compile else nullcontext()
-        with run.record.clock.time("training"), compiled:
-            train(run)
-    return run
+            _prepare_folder(trainer)
+    trainer.train()
+    return trainer
 
 
-@contextmanager
-def opened(run: Run) -> Iterator[None]:
-    """Open the run's files for the body and close them after it.
-
-    Where the run ends early, its error says from which checkpoint it continues.
-    """
-    output_dir = run.recipe.output_dir
-    run.record.open(run.progress)
-    try:
-        yield
-    except DivergedError as error:
-        error.add_note(describe_last(output_dir))
-        raise
-    except TrainingInterruptedError as error:
-        raise TrainingInterruptedError(
-            f"{error}; {describe_last(output_dir)}. Repeat the command to continue"
-        ) from error
-    finally:
-        run.record.close()
-
-
-def prepare(run: Run) -> None:
-    """Take a dry step of each shape on a GPU or with a compiler, then wrap the model in DDP.
-
-    Raises:
-        TrainingInterruptedError: the run was asked to stop.
-        ValueError: a shape does not fit into memory or cannot be compiled.
-    """
-    world = run.world
-
-    def begin(name: str) -> None:
-        run.stop.ask()
-        if run.stop.agreed():
-            raise TrainingInterruptedError(
-                f"stopped by {run.stop.signal.name} before {name}, when the training had not begun"
-            )
-
-    if world.device.type == "cuda" or run.recipe.train.compile:
-        logger.info("a dry step of each shape before the training")
-        with run.record.clock.time("preparing"):
-            # Connections between GPUs claim memory of their own, while there is some.
-            sum_over_ranks(torch.zeros(1, device=world.device))
-            dry_run(
-                run.stepper,
-                run.schedule,
-                start=run.progress.iteration,
-                rank=world.rank,
-                world_size=world.size,
-                begin=begin,
-            )
-    run.stepper.network = parallel(run.stepper.network, world)
-
-
-def _prepare_folder(run: Run) -> None:
+def _prepare_folder(trainer: Trainer) -> None:
     """Write config.yaml and the plan to OUTPUT_DIR.
 
     Results of a run that this one does not continue are deleted.
     """
-    recipe = run.recipe
+    recipe = trainer.recipe
     folder = Path(recipe.output_dir)
-    best = None if run.progress.best else best_checkpoint(folder)
+    best = None if trainer.progress.best else best_checkpoint(folder)
     names = ("result.json", "result_classes.csv", "result_confusion.png")
     left = [*(folder / name for name in names), predictions_path(recipe), best]
     for path in filter(None, [*left, *folder.glob(f"checkpoints/*{TEMPORARY}")]):
         path.unlink(missing_ok=True)
     (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
-    if run.progress.iteration == 0 or run.progress.rate_changes:
-        _write_plan(run, folder)
+    if trainer.progress.iteration == 0 or trainer.progress.rate_changes:
+        _write_plan(trainer, folder)
 
 
-def _write_plan(run: Run, folder: Path) -> None:
+def _write_plan(trainer: Trainer, folder: Path) -> None:
     """Write the plan as text, JSON and picture, and log its summary."""
-    plan = make_plan(run.schedule, run.flops)
+    plan = make_plan(trainer.schedule, trainer.flops)
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=2), encoding="utf-8")
-    plot_plan(run.schedule, learning_rate_of(run.recipe), folder / "plan.png")
-    if run.recipe.log_model_info:
-        base = run.schedule.base
+    plot_plan(trainer.schedule, learning_rate_of(trainer.recipe), folder / "plan.png")
+    if trainer.recipe.log_model_info:
+        base = trainer.schedule.base
         logger.info(
             "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
-            *(run.recipe.model.arch, sum(p.numel() for p in run.model.parameters())),
-            *(run.flops(base.frames, base.crop), base.frames, base.crop),
+            *(trainer.recipe.model.arch, sum(p.numel() for p in trainer.model.parameters())),
+            *(trainer.flops(base.frames, base.crop), base.frames, base.crop),
         )
     logger.info("%s", plan_summary(plan))
-    for text in plan_warnings(run.schedule):
+    for text in plan_warnings(trainer.schedule):
         logger.warning("%s", text)
 
 

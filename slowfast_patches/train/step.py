@@ -26,7 +26,6 @@ from slowfast_patches.models.solver import (
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.mixing import Mixing
 from slowfast_patches.train.running_stats import MicroBatchStats
-from slowfast_patches.utils.distributed import World
 
 
 class Outcome(NamedTuple):
@@ -226,14 +225,12 @@ def expect_graphs(count: int) -> None:
     dynamo.recompile_limit = max(dynamo.recompile_limit, count)
 
 
-def parallel(network: nn.Module, world: World) -> nn.Module:
-    """Wrap a network in DistributedDataParallel if there are several processes.
+def in_parallel(network: nn.Module, device: torch.device) -> nn.Module:
+    """Wrap a network in DistributedDataParallel.
 
     Buffers are not broadcast: running statistics are averaged where they are used.
     """
-    if world.size == 1:
-        return network
-    ids = [world.device] if world.device.type == "cuda" else None
+    ids = [device] if device.type == "cuda" else None
     with warnings.catch_warnings():
         # torch 2.13 announces another name for it, which earlier releases do not have.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)

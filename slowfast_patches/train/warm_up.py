@@ -1,14 +1,17 @@
-"""Dry steps of each shape before the training.
+"""Steps of each shape on random clips: dry ones before a training, and timed ones for a pilot.
 
-They compile and tune the kernels, and measure the memory.
+Dry steps compile and tune the kernels, and measure the memory.
 """
 
 from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from statistics import median
 from typing import Any, cast
 
 import torch
@@ -25,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 """In messages of CUDA's libraries where memory is short."""
+_ROUNDS, _STEPS = 2, 3
+"""Rounds in which shapes are timed, and the steps of each. Another one before them is not timed."""
+_RATE = 1e-4
+"""Learning rate of timed steps, so low that activations keep their usual range."""
 _STATE = {"sgd": 1, "adam": 2, "adamw": 2}
 """Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
 
@@ -158,6 +165,38 @@ def _undone(stepper: Stepper) -> Iterator[None]:
         put_back()
         set_group_size(stepper.model, None)
         stepper.optimizer.zero_grad(set_to_none=True)
+
+
+def time_steps(
+    stepper: Stepper, kinds: Sequence[tuple[Shape, int | None]]
+) -> dict[tuple[Shape, int | None], float]:
+    """Return the seconds of a training step of each shape and BN size, timed in turns.
+
+    They are the steps of one process, which has its share of the clips. The weights change.
+
+    Raises:
+        ValueError: a shape does not fit into the device's memory, or cannot be compiled.
+    """
+    expect_graphs(len(kinds))
+    # CPU time of a single thread excludes the time it waits for a core on a busy machine.
+    alone = stepper.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+    times: dict[tuple[Shape, int | None], list[float]] = defaultdict(list)
+    for _ in range(_ROUNDS):
+        for shape, bn_size in kinds:
+            clips = shape.batch // stepper.recipe.world_size
+            group = None if bn_size is None else min(bn_size, clips)
+            step = Step(0, 0, shape, _RATE, group, 0, 0.0)
+            batch = made_up_batch(stepper.recipe, clips, shape)
+            with _explained(stepper, step):
+                for number in range(1 + _STEPS):
+                    began = clock()
+                    stepper(step, batch)
+                    if stepper.device.type == "cuda":
+                        torch.cuda.synchronize(stepper.device)
+                    if number:
+                        times[shape, bn_size].append(clock() - began)
+    return {kind: median(seconds) for kind, seconds in times.items()}
 
 
 def without_compiling() -> AbstractContextManager[Any]:

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from multigrid import Batch, Step
-from slowfast_patches.train import loop
-from slowfast_patches.train import run as run_module
 from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -84,11 +83,11 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
     torch does not detect that a copy from ordinary memory waits, so the test also checks that
     mini-batches are in pinned memory.
     """
-    waits = {Record: ("report",), loop: ("validate", "save")}
+    waits = {Record: ("report",), Trainer: ("validate", "save")}
     for owner, names in waits.items():
         for name in names:
             monkeypatch.setattr(owner, name, in_mode("default", getattr(owner, name)))
-    monkeypatch.setattr(run_module, "train", in_mode("error", run_module.train))
+    monkeypatch.setattr(Trainer, "_loop", in_mode("error", Trainer._loop))
     pinned, passes = list[bool](), Stepper.forward_backward
 
     def look(stepper: Stepper, step: Step, batch: Batch, *rest: object):

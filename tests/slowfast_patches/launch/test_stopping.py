@@ -93,9 +93,9 @@ class Slow(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 40
 
-    def __getitem__(self, number: int) -> int:
+    def __getitem__(self, number: int) -> dict[str, int]:
         time.sleep(0.01)
-        return number
+        return {"labels": number}
 
 
 def reading() -> Iterator[object]:
@@ -111,7 +111,7 @@ def test_a_worker_outlives_signals_to_all_and_ends_with_its_loader():
     signal_from_elsewhere(worker.pid)  # before it is set up, perhaps
     first = next(batches)
     signal_from_elsewhere(worker.pid)
-    assert [int(first), *map(int, batches)] == list(range(40))
+    assert [int(batch["labels"]) for batch in (first, *batches)] == list(range(40))
     worker.join(60)
     assert worker.exitcode == 0
 

@@ -1,4 +1,4 @@
-"""After which iterations a run evaluates, and what that costs, worked out by hand."""
+"""After which iterations a run evaluates and saves, and what that costs, worked out by hand."""
 
 import logging
 
@@ -8,9 +8,11 @@ from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.plan.evaluations import (
     affordable_evaluations,
+    checkpoint_iterations,
     evaluation_flops,
     evaluation_iterations,
     multi_view_flops,
+    phase_ends,
 )
 
 
@@ -90,3 +92,13 @@ def test_precise_bn_averaged_weights_and_views_are_counted(schedule):
     views = config().replaced({"TEST.NUM_ENSEMBLE_VIEWS": 4, **data})
     assert multi_view_flops(views, 10, _clips) == 10 * 4 * 3 * 4
     assert multi_view_flops(views.replaced({"TEST.ENABLE": False}), 10, _clips) == 0
+
+
+def test_checkpoints_come_after_each_period_of_epochs_and_each_phase(schedule: Schedule):
+    ends = {6, 12, 18, 24, 30, 36}
+    assert phase_ends(schedule) == ends
+    # 272 clips are passed in the fifth iteration (320), 544 are reached by the eleventh. 680 are
+    # reached by the first iteration of the fourth phase.
+    for epochs, more in ((2, {5, 11}), (5, {19}), (100, set())):
+        recipe = config(TRAIN_CHECKPOINT_PERIOD=epochs)
+        assert checkpoint_iterations(recipe, schedule) == ends | more

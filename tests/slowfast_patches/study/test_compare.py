@@ -141,7 +141,7 @@ def test_step_times_take_the_place_of_seconds_in_table_json_and_plot(study, writ
         write_run(study, arm, 0, seconds, top1=80.0, top5=90.0, seconds=spent)
     drawn = []
     monkeypatch.setattr(
-        "slowfast_patches.study.compare.save_figure", lambda figure, path: drawn.append(figure)
+        "slowfast_patches.study.curves.save_figure", lambda figure, path: drawn.append(figure)
     )
     report, text = report_of(study, "command", "steps.json")
     assert cells_of(text, "multigrid")[7:11] == ["3.33 min", "3.45 min", "100 s", "2.80×"]
@@ -389,12 +389,10 @@ def test_a_damaged_result_and_one_of_several_rates_are_refused(study, write_run)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["SOLVER.BASE_LRR", "1"], "SOLVER.BASE_LR?"),
         (["RNG_SEED", "1"], "--seeds"),
         (["DATA.NUM_TRAIN_VIDEOS", "0"], "NUM_TRAIN_VIDEOS N"),
         (["--cfg", "{0}"], "different file names"),
         (["--lengths", "0"], "above 0, not 0"),
-        (["--lengths", "nan"], "above 0, not nan"),
         (["--lengths", "1", "0.5", "1.0"], "different numbers above 0, not 1 0.5 1"),
         (["--lengths", "half"], "--lengths takes numbers, not half"),
         (["--lengths", "0.5", "1", "0.01"], "baseline at 0.01×: the training is too short"),
@@ -433,15 +431,10 @@ def test_the_command_reports_what_is_there(
     for arm, seconds in zip(study.arms, (300, 100), strict=True):
         for seed in (0, 1):
             write_run(study, arm, seed, seconds, top1=80.0 + seed, top5=90.0)
-    assert tool.main([*files, *command]) == 0
-    assert "3.00 ± 0.00×" in capsys.readouterr().out
     assert tool.main([*files, "--json", *command]) == 0
     assert json.loads(capsys.readouterr().out)["configs"][1]["speed_up"]["mean"] == 3
-    text = (study.output / "report.md").read_text()
-    assert "    multigrid-compare --cfg" in text
-    assert "--seeds 0 1 SOLVER.BASE_LR 0.1" in text
+    assert "--seeds 0 1 SOLVER.BASE_LR 0.1" in (study.output / "report.md").read_text()
     timing = Timing(lambda shape: 1.0, lambda shape: 1.0, "made up")
     monkeypatch.setattr(tool, "measured_times", lambda paths: lambda recipe, flops: timing)
     assert tool.main([*files, "--step-times", "steps.json", *command]) == 0
-    cells = capsys.readouterr().out.partition("\nmultigrid")[2].split()
-    assert cells[11:16] == ["36", "s", "2.83", "±", "0.00×"]
+    assert "36 s  2.83 ± 0.00×" in capsys.readouterr().out

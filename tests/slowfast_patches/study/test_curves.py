@@ -135,7 +135,11 @@ def test_what_accuracies_cost_and_where_arms_break_even(finished: Study) -> None
     factors = [row["iteration_factor"]["mean"] for row in comparison.to_json()["configs"][:3]]
     assert factors == [2, 1, 0.5]
     # At 56 s the baseline has 50; multigrid, with 80 at 48 s and 85 at 96 s, 81.1.
-    text = str(comparison_report(comparison))
+    report = comparison_report(comparison)
+    report.write(finished.output)
+    assert (finished.output / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "| 1 point below its best |" in (finished.output / "report.md").read_text()
+    text = str(report)
     assert "- from 56 s to 96 s: above by up to 31.1 points (the seeds' spread: ± 2.0)" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["at", "0.5×", "50.0", "56", "s", "≤", "24", "s", "≥", "2.33×"] in lines
@@ -147,18 +151,3 @@ def test_before_the_baseline_has_a_result_there_are_no_curves(study: Study, writ
     comparison = Comparison(study, study.runs(), "command")
     assert comparison.levels == []
     assert "break even" not in str(comparison_report(comparison))
-
-
-@pytest.mark.slow
-def test_the_command_reuses_runs_and_reports_curves(
-    finished: Study, configs: list[Path], load_program, capsys
-) -> None:
-    files = [word for path in configs for word in ("--cfg", str(path))]
-    command = [*files, "--seeds", "0", "1", "--output", str(finished.output)]
-    lengths = ["--lengths", "0.5", "1", "2", "LOG_PERIOD", "10"]
-    assert load_program("tools/compare.py").main([*command, *lengths]) == 0
-    assert "1 point below its best" in capsys.readouterr().out
-    assert (finished.output / "report.png").read_bytes().startswith(b"\x89PNG")
-    text = (finished.output / "report.md").read_text()
-    assert "| 1 point below its best |" in text
-    assert "linearly in the logarithm of the time" in text

@@ -173,15 +173,12 @@ class TestDryRun:
         assert "no step times for I3D_8x8_R50_1GPU.yaml: " in out
         assert "step_time_demo.json" in out
 
-    def test_unknown_table_and_options_without_effect(
+    def test_options_without_effect(
         self, cli: Callable, capsys: pytest.CaptureFixture[str]
     ) -> None:
         for argv, message in (
-            (["table7"], "invalid choice: 'table7'"),
             (["table1a", "--slurm-limit", "3"], "--slurm-limit has no effect without --slurm"),
             (["table1a", "--at-once", "2"], "--at-once has no effect without --local"),
-            (["table1a", "--local", "--at-once", "0"], "expected a whole number from 1, not 0"),
-            ([], "required: name\n"),
         ):
             with pytest.raises(SystemExit) as stopped:
                 cli(*argv)
@@ -198,7 +195,6 @@ class TestDryRun:
                 "no.pyth, but there is no such",
             ),
             (["table1a", "--dry-run", "--add", "no.yaml"], "no.yaml"),
-            (["table1a", "--seeds", "one"], "--seeds takes whole numbers, not one"),
             (["table1a", "--seeds", "0", "-1", "A", "1"], "--seeds takes whole numbers, not -1"),
             (["table1a", "--local", "OUTPUT_DIR", "x"], "OUTPUT_DIR is set for each run"),
             (["table6", "--dry-run", "--add", I3D], "are top-1 and top-5, those of table6 are mAP"),
@@ -267,27 +263,6 @@ class TestOutcome:
         (baseline,) = (line for line in out.splitlines()[-11:] if line.startswith("baseline  "))
         assert "60.9 ± 0.31" in baseline
         assert "87.2 ± 0.13" in baseline
-        _, out, _ = cli("table1a", "--output", tmp_path)
-        (row,) = (line for line in out.splitlines()[-9:] if line.startswith("1 long-cycle"))
-        assert "4.0×" in row
-
-    def test_tsms_abstract_is_published_beside_its_one_training(
-        self, cli: Callable, tmp_path: Path
-    ) -> None:
-        status, out, _ = cli("tsm", "--output", tmp_path, "--seeds", 0)
-        assert (status, "Total: 1 runs" in out) == (0, True)
-        rows = [line.split() for line in out.splitlines() if line.startswith("TSM")][-4:]
-        assert rows[0][2:] == ["74.0", "missing", "1×", "missing", "0", "of", "1"]
-        assert [row[-5:] for row in rows[1:]] == [
-            [*"––", s, *"––"] for s in ("1.6×", "2.9×", "1.8×")
-        ]
-        report = (tmp_path / "tsm.md").read_text()
-        assert 'Published: Lin, Gan and Han, "Training Kinetics in 15 Minutes"' in report
-
-    def test_a_result_of_another_recipe_is_refused(self, cli: Callable, output: Path) -> None:
-        status, _, err = cli("table4", "--output", output, "SOLVER.BASE_LR", "0.5")
-        assert status == 2
-        assert "SOLVER.BASE_LR 0.00125 there, 0.5 now" in err
 
     @pytest.mark.slow
     def test_where_the_data_was_need_not_be_given_to_read_results(

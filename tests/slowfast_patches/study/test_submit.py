@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import submitit
 
-CONFIGS = Path(__file__).parents[3] / "configs"
-
 
 @pytest.fixture
 def submit(
@@ -151,19 +149,3 @@ def test_a_batch_that_grows_without_its_learning_rate_is_warned_of(
         said = dry_run(f"SOLVER.{key}", value)
         assert "learning rates are for" not in said
         assert "SOLVER.BASE_LR 0.02" in said
-
-
-@pytest.mark.slow
-def test_the_paper_s_recipe_on_its_128_gpus(
-    load_program: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = CONFIGS / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
-    command = [
-        *("--cfg", str(recipe), "--partition", "gpu", "--nodes", "16", "--dry-run"),
-        *("SOLVER.REFERENCE_WORLD_SIZE", "8", "DATA.PATH_TO_DATA_DIR", "/data/kinetics"),
-    ]
-    assert load_program("tools/submit.py").main(command) == 0
-    said = capsys.readouterr()
-    assert "128 processes. Global batch: 16 × TRAIN.BATCH_SIZE 64 = 1024 clips" in said.err
-    for option in ("nodes=16", "gpus-per-node=8", "cpus-per-task=64", "time=1440"):
-        assert f"#SBATCH --{option}\n" in said.out, option

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -10,6 +11,7 @@ import pytest
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.train import run as run_module
 from slowfast_patches.train.record import tables
+from slowfast_patches.train.trainer import Hook, Trainer
 
 OneBlock = Callable[[], AbstractContextManager[None]]
 
@@ -34,6 +36,30 @@ def no_pictures() -> Iterator[None]:
         mock.patch.object(tables, "_plot_confusion"),
     ):
         yield
+
+
+class At(Hook):
+    """Acts once so many iterations are done: `hooked(At(7, save_and_die))`."""
+
+    def __init__(self, done: int, act: Callable[[Trainer], object]) -> None:
+        self.done, self.act = done, act
+
+    def after_step(self, trainer: Trainer, step: object, outcome: object) -> None:
+        if trainer.progress.iteration == self.done:
+            self.act(trainer)
+
+
+def save_and_die(trainer: Trainer) -> None:
+    """Stands in for whatever ends a process."""
+    trainer.record.report(trainer.schedule.at(trainer.progress.iteration - 1))
+    trainer.save()
+    raise SystemExit
+
+
+def hooked(hook: Hook) -> AbstractContextManager[object]:
+    """Runs that are started in the body have the hook."""
+    made = partial(Trainer, hooks=[hook])
+    return mock.patch.object(run_module, "Trainer", lambda *given, hooks: made(*given))
 
 
 @pytest.fixture(scope="session")

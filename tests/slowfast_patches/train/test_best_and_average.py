@@ -13,13 +13,13 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
-from slowfast_patches.train import loop
 from slowfast_patches.train.resume import Resumable, check_same_recipe
-from slowfast_patches.train.state import Run, build_run
+from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.utils.distributed import World
+from tests.slowfast_patches.train.test_transformer import KEYS as TRANSFORMER
 
-Start = Callable[..., Run]
+Start = Callable[..., Trainer]
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def start(tiny_config: Callable, tmp_path: Path) -> Start:
     """`start("KEY", value, ..., top1=[...], found=Resumable(...))`: a run whose evaluations give
     these, evaluated every second iteration and saved every fourth."""
 
-    def make(*keys: object, top1: Iterable[float] = (), found=None) -> Run:
+    def make(*keys: object, top1: Iterable[float] = (), found=None) -> Trainer:
         world = World(0, 1, torch.device("cpu"))
-        run = build_run(tiny_config(tmp_path, *keys), world, StopRequest(world), found)
+        run = Trainer(tiny_config(tmp_path, *keys), world, StopRequest(world), found)
         values, names = iter(top1), ("top1", "top1_ema")[: len(run.models)]
         if top1:
             run.validation = lambda *_: {name: next(values) for name in names}
@@ -40,17 +40,17 @@ def start(tiny_config: Callable, tmp_path: Path) -> Start:
     return make
 
 
-def leave(run: Run, done: int) -> None:
+def leave(run: Trainer, done: int) -> None:
     """As if `done` iterations had been trained, each of which moved the weights by 1."""
     for weight in run.models[-1].parameters():
         nn.init.constant_(weight, done)
     run.progress.iteration = done
-    loop.after_step(run, run.schedule.at(done - 1))
+    run.after_step(run.schedule.at(done - 1))
 
 
-def save(run: Run, done: int) -> None:
+def save(run: Trainer, done: int) -> None:
     run.progress.iteration = done
-    loop.save(run)
+    run.save()
 
 
 def best(folder: Path) -> tuple[int, float]:
@@ -110,7 +110,7 @@ def test_what_cannot_be_evaluated_was_saved_before_and_is_evaluated_again(
     monkeypatch.setattr(evaluate_module, "evaluate", evaluate)
     run.progress.iteration = 2
     with pytest.raises(TooManyUnreadableError):
-        loop.after_step(run, run.schedule.at(1))
+        run.after_step(run.schedule.at(1))
     assert list(evaluated) == list(run.models)
     found = last(tmp_path)
     assert (found.checkpoint.iteration, found.checkpoint.last_evaluation) == (2, 0)
@@ -137,14 +137,23 @@ def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
     assert not any(weight.requires_grad for weight in average.parameters())
 
 
+FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
+"""The optimizer has no state of frozen weights."""
+
+
 @pytest.mark.slow
-def test_a_continued_run_mixes_and_averages_as_one_that_was_not_stopped(start, tmp_path):
-    def take(run: Run, iterations: range) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [("MODEL.ACT_CHECKPOINT", True, "MIXUP.ENABLE", True), FROZEN, TRANSFORMER],
+    ids=["recomputed and mixed", "frozen", "transformer"],
+)
+def test_a_continued_run_trains_and_averages_as_one_that_was_not_stopped(start, tmp_path, keys):
+    def take(run: Trainer, iterations: range) -> None:
         for step in map(run.schedule.at, iterations):
             clips = range(step.first_clip, step.first_clip + step.shape.batch)
             run.stepper(step, made_up_batch(run.recipe, len(clips), step.shape), clips)
 
-    keys = ["MODEL.EMA_DECAY", 0.9, "MODEL.ACT_CHECKPOINT", True, "MIXUP.ENABLE", True]
+    keys = (*keys, "MODEL.EMA_DECAY", 0.9)
     whole = start(*keys)
     scratch = {name: value.clone() for name, value in whole.model.state_dict().items()}
     take(whole, range(2))
@@ -155,7 +164,7 @@ def test_a_continued_run_mixes_and_averages_as_one_that_was_not_stopped(start, t
     ours, theirs = continued.models.state_dict(), whole.models.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
-    name = "head.projection.weight"
+    name = next(name for name in reversed(scratch) if name.endswith("weight"))
     weights, average = whole.model.state_dict()[name], whole.models[1].state_dict()[name]
     assert 0 < (average - scratch[name]).norm() < 0.5 * (weights - scratch[name]).norm()
 

@@ -8,7 +8,7 @@ import torch
 
 from slowfast_patches.datasets.lists.dataset_lists import label_counts
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.train.state import build_run
+from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.utils.distributed import World
 
@@ -30,11 +30,11 @@ def test_a_run_has_the_weights_of_its_list(
         (folder / f"{name}.csv").write_text("\n".join(few) + "\n")
         (folder / name).symlink_to(tiny_recipe.parent / name)
     recipe = recipe.replaced({"DATA.PATH_TO_DATA_DIR": str(folder)})
-    run = build_run(recipe, WORLD, StopRequest(WORLD), None)
-    assert label_counts(recipe, run.dataset.videos) == [3, 3, 3, 2, 0, 0, 0, 0]
+    trainer = Trainer(recipe, WORLD, StopRequest(WORLD))
+    assert label_counts(recipe, trainer.dataset.videos) == [3, 3, 3, 2, 0, 0, 0, 0]
     # 1/3, 1/3, 1/3 and 1/2 of 11 videos have a mean of 4/11.
     expected = [11 / 12] * 3 + [11 / 8] + [11 / 4] * 4
-    assert run.stepper._loss_function.weight.tolist() == pytest.approx(expected)
-    step = run.schedule.at(0)
+    assert trainer.stepper._loss_function.weight.tolist() == pytest.approx(expected)
+    step = trainer.schedule.at(0)
     batch = made_up_batch(recipe, step.shape.batch, step.shape)
-    assert torch.isfinite(run.stepper.forward_backward(step, batch).loss)
+    assert torch.isfinite(trainer.stepper.forward_backward(step, batch).loss)

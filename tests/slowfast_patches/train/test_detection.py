@@ -21,7 +21,7 @@ from slowfast_patches.datasets.loader import build_dataset, training_loader
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights.fit import fit_weights
-from slowfast_patches.train.step import Stepper, parallel
+from slowfast_patches.train.step import Stepper, in_parallel
 from slowfast_patches.utils.distributed import World
 
 pytestmark = pytest.mark.slow
@@ -117,7 +117,8 @@ def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
     form_groups(schedule)
     world = World(rank, size, torch.device("cpu"))
     stepper = Stepper(recipe, model, world.device)
-    stepper.network = parallel(stepper.network, world)
+    if size > 1:
+        stepper.network = in_parallel(stepper.network, world.device)
     found = list[tuple[float, int]]()
     batches = training_loader(recipe, dataset, schedule, 0, rank, size)
     for step, batch in zip(schedule.steps(0), batches, strict=True):
@@ -137,7 +138,7 @@ def test_losses_are_those_of_one_process_however_boxes_fall_to_others(tiny_confi
     context = multiprocessing.get_context("fork")
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    places = [(whole, rank, size, "whole") for size in (1, 2, 4) for rank in range(size)]
+    places = [(whole, rank, size, "whole") for size in (1, 2) for rank in range(size)]
     started = [
         context.Process(target=losses, args=(*place, tmp_path / name))
         for *place, name in [*places, (parts, 0, 1, "parts")]
@@ -146,21 +147,17 @@ def test_losses_are_those_of_one_process_however_boxes_fall_to_others(tiny_confi
         process.start()
     for process in started:
         process.join()
-    assert [process.exitcode for process in started] == [0] * 8
+    assert [process.exitcode for process in started] == [0] * 4
     alone, weights = torch.load(tmp_path / "whole/1_0.pt", weights_only=False)
     in_parts, _ = torch.load(tmp_path / "parts/1_0.pt", weights_only=False)
     expected = [loss for loss, _ in alone]
     assert [loss for loss, _ in in_parts] == pytest.approx(expected, rel=1e-3)
-    for size in (2, 4):
-        ranks = [
-            torch.load(tmp_path / f"whole/{size}_{rank}.pt", weights_only=False)
-            for rank in range(size)
-        ]
-        steps = list(zip(*(found for found, _ in ranks), strict=True))
-        boxes = [[count for _, count in step] for step in steps]
-        assert any(len(set(counts)) > 1 for counts in boxes), "ranks have as many boxes"
-        assert [sum(counts) for counts in boxes] == [count for _, count in alone]
-        means = [fmean(loss for loss, _ in step) for step in steps]
-        assert means == pytest.approx(expected, rel=1e-3)
-        name = "head.projection.weight"
-        torch.testing.assert_close(ranks[0][1][name], weights[name], atol=1e-4, rtol=1e-2)
+    ranks = [torch.load(tmp_path / f"whole/2_{rank}.pt", weights_only=False) for rank in range(2)]
+    steps = list(zip(*(found for found, _ in ranks), strict=True))
+    boxes = [[count for _, count in step] for step in steps]
+    assert any(len(set(counts)) > 1 for counts in boxes), "ranks have as many boxes"
+    assert [sum(counts) for counts in boxes] == [count for _, count in alone]
+    means = [fmean(loss for loss, _ in step) for step in steps]
+    assert means == pytest.approx(expected, rel=1e-3)
+    name = "head.projection.weight"
+    torch.testing.assert_close(ranks[0][1][name], weights[name], atol=1e-4, rtol=1e-2)

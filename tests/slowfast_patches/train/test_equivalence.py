@@ -29,10 +29,8 @@ from slowfast_patches.datasets import items
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.train import loop
-from slowfast_patches.train import run as run_module
-from slowfast_patches.train import state as state_module
-from slowfast_patches.train.state import Run
+from slowfast_patches.train import trainer as trainer_module
+from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World
 
 pytestmark = pytest.mark.slow
@@ -66,18 +64,18 @@ def recorded_states() -> Iterator[list[dict[str, Tensor]]]:
     """A list that grows by the model's state before and after each evaluation; nothing is saved,
     which is tested elsewhere."""
     states = list[dict[str, Tensor]]()
-    validate = loop.validate
+    validate = Trainer.validate
 
-    def keep(run: Run) -> None:
-        states.append({k: v.clone() for k, v in run.model.state_dict().items()})
+    def keep(trainer: Trainer) -> None:
+        states.append({k: v.clone() for k, v in trainer.model.state_dict().items()})
 
-    def recording(run: Run, step: Step) -> None:
-        average_running_stats(run.model)
-        keep(run)
-        validate(run, step)
-        keep(run)
+    def recording(trainer: Trainer, step: Step) -> None:
+        average_running_stats(trainer.model)
+        keep(trainer)
+        validate(trainer, step)
+        keep(trainer)
 
-    with mock.patch.object(loop, "validate", recording), mock.patch.object(loop, "save"):
+    with mock.patch.object(Trainer, "validate", recording), mock.patch.object(Trainer, "save"):
         yield states
 
 
@@ -93,7 +91,7 @@ def in_double() -> Iterator[None]:
         return [pathway.double() for pathway in transform(*args)]
 
     with (
-        mock.patch.object(state_module, "build_model", build),
+        mock.patch.object(trainer_module, "build_model", build),
         mock.patch.object(InputTransform, "__call__", doubled),
     ):
         yield
@@ -119,15 +117,13 @@ def train_one(name: str, cfg: Recipe, world: World, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cfg = cfg.replaced({"OUTPUT_DIR": str(folder)})
     with recorded_clips() as seen, recorded_states() as states:
-        run = state_module.build_run(cfg, world, StopRequest(world), None)
+        trainer = Trainer(cfg, world, StopRequest(world))
         if name != "single":
-            run.validation(run.models, run.schedule.at(0))
-            torch.save(run.model.state_dict(), folder / f"precise{world.rank}.pt")
-            run = state_module.build_run(cfg, world, StopRequest(world), None)
+            trainer.validation(trainer.models, trainer.schedule.at(0))
+            torch.save(trainer.model.state_dict(), folder / f"precise{world.rank}.pt")
+            trainer = Trainer(cfg, world, StopRequest(world))
         if name != "plain":
-            with run_module.opened(run):
-                run_module.prepare(run)
-                loop.train(run)
+            trainer.train()
             torch.save({"clips": seen, "states": states}, folder / f"rank{world.rank}.pt")
 
 

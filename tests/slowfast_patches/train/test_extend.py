@@ -1,5 +1,6 @@
 """The examples of docs/extend.md, in a module of the user's own: they train as printed."""
 
+import math
 import re
 import shlex
 import sys
@@ -65,7 +66,12 @@ def test_an_example_of_the_page_trains(
     assert status == 0, said
     run = opened(folder / "run")
     assert len(run.metrics()) == run.result["iterations"] == 2
-    assert run.result["metric"] == ("map" if "my_noise" in command else "top1")
+    several = "my_noise" in command
+    assert run.result["metric"] == ("map" if several else "top1")
+    assert ("mAP" in run.log, "top-1" in run.log) == (several, not several)
+    assert any("top1" in record for record in run.metrics()) != several
+    if several:  # logits near 0 say 1/2 of each class
+        assert run.metrics()[0]["loss"] == pytest.approx(math.log(2), abs=0.03)
 
 
 def test_a_registered_model_trains_at_all_shapes_and_predicts_if_its_module_is_trusted(

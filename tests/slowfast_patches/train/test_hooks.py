@@ -9,7 +9,7 @@ import pytest
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train.run import run
-from slowfast_patches.train.state import Hook
+from slowfast_patches.train.trainer import Hook
 from tests.slowfast_patches.train.conftest import no_pictures
 
 pytestmark = pytest.mark.slow
@@ -21,11 +21,11 @@ class Seen(Hook):
     def __init__(self) -> None:
         self.steps, self.evaluations = [], []
 
-    def after_step(self, run, step, outcome) -> None:
+    def after_step(self, trainer, step, outcome) -> None:
         assert outcome.loss.isfinite()
         self.steps.append(step.iteration)
 
-    def after_evaluation(self, run, evaluation) -> None:
+    def after_evaluation(self, trainer, evaluation) -> None:
         self.evaluations.append(evaluation["iteration"])
 
 

@@ -27,14 +27,13 @@ from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.step import Stepper, parallel
+from slowfast_patches.train.step import Stepper, in_parallel
 from slowfast_patches.train.warm_up import (
     dry_run,
     kinds_of_steps,
     made_up_batch,
     without_compiling,
 )
-from slowfast_patches.utils.distributed import World
 
 CPU = torch.device("cpu")
 
@@ -183,7 +182,7 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        made.network = parallel(made.network, World(0, 2, CPU))
+        made.network = in_parallel(made.network, CPU)
 
         def count(_, bucket):
             exchanged.append(bucket.index())

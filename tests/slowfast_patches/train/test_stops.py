@@ -4,7 +4,6 @@ as if never stopped, bit for bit; tests/faults kills for it."""
 import multiprocessing
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -17,11 +16,11 @@ import pytest
 from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
-from slowfast_patches.train import loop
 from slowfast_patches.train import result as result_module
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.state import Run
+from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS
+from tests.slowfast_patches.train.conftest import At, hooked, save_and_die
 
 pytestmark = pytest.mark.slow
 
@@ -53,22 +52,6 @@ def before(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callable) -
         yield
 
 
-def at_iteration(number: int, act: Callable[[Run], object]) -> Callable[..., None]:
-    """For `before(..., loop, "train_step", ...)`."""
-
-    def check(run: Run, step, batch: object) -> None:
-        if step.iteration == number:
-            act(run)
-
-    return check
-
-
-def save_and_die(run: Run) -> None:
-    """Stands in for whatever ends a process."""
-    loop.save(run)
-    raise SystemExit
-
-
 def test_stopped_anywhere_it_ends_as_if_never_stopped(
     train: Callable[..., Path],
     command_line: Callable[..., tuple[int, str]],
@@ -80,18 +63,22 @@ def test_stopped_anywhere_it_ends_as_if_never_stopped(
 ):
     records, (*before_due, due, _) = map(opened(multigrid_run).metrics, ("train", "val"))
 
-    def stopped(owner: object, function: str, act: Callable, error: type) -> dict:
-        with before(monkeypatch, owner, function, act), pytest.raises(error):
+    def stopped(owner: object, function: str, act: Callable) -> dict:
+        with (
+            before(monkeypatch, owner, function, act),
+            pytest.raises(TrainingInterruptedError),
+        ):
             train(tmp_path)
         return opened(tmp_path).checkpoint
 
     # Killed in the middle of epoch, phase and short cycle.
     assert records[6]["phase"] == records[7]["phase"]
     assert 7 % 3 != 0 < records[7]["epoch"] % 1
-    content = stopped(loop, "train_step", at_iteration(7, save_and_die), SystemExit)
-    assert content["iteration"] == 7
-    # Asked in the eleventh iteration: the next is the last.
-    with before(monkeypatch, loop, "train_step", at_iteration(10, lambda _: send(signal.SIGTERM))):
+    with hooked(At(7, save_and_die)), pytest.raises(SystemExit):
+        train(tmp_path)
+    assert opened(tmp_path).checkpoint["iteration"] == 7
+    # Asked after the eleventh iteration: the next is the last.
+    with hooked(At(11, lambda _: send(signal.SIGTERM))):
         status, error = command_line(tmp_path, "DATA_LOADER.NUM_WORKERS", 1)
     content, last = opened(tmp_path).checkpoint, checkpoints.last_checkpoint(tmp_path)
     assert (status, content["iteration"]) == (INTERRUPTED_STATUS, 12)
@@ -102,13 +89,11 @@ def test_stopped_anywhere_it_ends_as_if_never_stopped(
         def ask(*_: object, number: signal.Signals = number) -> None:
             send(number)
 
-        content = stopped(evaluate_module, function, ask, TrainingInterruptedError)
+        content = stopped(evaluate_module, function, ask)
         assert content["iteration"] == due["iteration"]
         evaluated = opened(tmp_path).metrics("val")
         assert len(content["evaluations"]) == len(evaluated) == len(before_due)
-    content = stopped(
-        result_module, "evaluate", lambda *_: send(signal.SIGTERM), TrainingInterruptedError
-    )
+    content = stopped(result_module, "evaluate", lambda *_: send(signal.SIGTERM))
     assert (content["iteration"], len(content["evaluations"])) == (
         len(records),
         len(before_due) + 2,
@@ -163,14 +148,14 @@ def test_stopped_in_the_dry_steps_it_ends_before_the_next(
 
 
 def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
-    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Callable[..., Path], tmp_path: Path
 ):
-    def kill(run: Run) -> None:
+    def kill(_: Trainer) -> None:
         for worker in multiprocessing.active_children():
             os.kill(worker.pid, signal.SIGKILL)
 
     with (
-        before(monkeypatch, loop, "train_step", at_iteration(8, kill)),
+        hooked(At(8, kill)),
         pytest.raises(TrainingStoppedError) as caught,
     ):
         train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
@@ -181,39 +166,19 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
 # What the disk refuses.
 
 
-def full_checkpoint(run: Run) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))
-
-
-def full_metrics(run: Run) -> None:
-    run.record._lines = open("/dev/full", "w")  # noqa: SIM115
-
-
-@pytest.mark.parametrize(
-    ("fill", "said"),
-    [
-        (full_checkpoint, "the checkpoint cannot be written after iteration 12: File too large"),
-        (full_metrics, "the record of the run cannot be written after iteration 9: No space left"),
-    ],
-)
 def test_a_training_does_not_go_on_where_the_disk_refuses(
-    command_line: Callable[..., tuple[int, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    opened: type,
-    fill: Callable[[Run], None],
-    said: str,
+    command_line: Callable[..., tuple[int, str]], tmp_path: Path, opened: type
 ):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        with before(monkeypatch, loop, "train_step", at_iteration(8, fill)):
-            status, error = command_line(tmp_path, *PLAIN)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    """Its metrics; test_checkpoint.py is about checkpoints."""
+
+    def fill(trainer: Trainer) -> None:
+        trainer.record._lines = open("/dev/full", "w")  # noqa: SIM115
+
+    with hooked(At(8, fill)):
+        status, error = command_line(tmp_path, *PLAIN)
     (last,) = (tmp_path / "checkpoints").iterdir()
     assert status == 2
-    assert said in error
+    assert "the record of the run cannot be written after iteration 8: No space left" in error
     assert f"the last checkpoint is {last}, after iteration 6" in error
     assert "Traceback" not in error
     assert opened(tmp_path).checkpoint["iteration"] == 6

@@ -16,9 +16,8 @@ from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.layers.convolution import convert_convolutions
-from slowfast_patches.train import loop
-from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
+from slowfast_patches.train import trainer as trainer_module
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False),
@@ -157,9 +156,9 @@ def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_a
 ):
     made = Counter[str]()
     for module, name in (
-        (state_module, "build_model"),
+        (trainer_module, "build_model"),
         (step_module, "build_optimizer"),
-        (loop, "training_loader"),
+        (trainer_module, "training_loader"),
     ):
         original = getattr(module, name)
 
@@ -185,9 +184,6 @@ def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_a
     weight = content["s2.pathway0_res0.branch2.b.weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert content["s1.pathway0_stem.bn.num_batches_tracked"] == len(found)
-    scores = {e["iteration"]: e["top1_ema"] for e in result["evaluations"]}
-    best = torch.load(tmp_path / "checkpoints" / "checkpoint_best.pyth", weights_only=True)
-    assert best["iteration"] == result["best"]["iteration"] == max(scores, key=scores.get)
     assert 0 <= result["top1_ema"] <= 100
 
 

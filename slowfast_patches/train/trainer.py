@@ -1,0 +1,394 @@
+"""The trainer: how a training is built, run, saved and restored."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from multigrid import (
+    Batch,
+    Step,
+    average_running_stats,
+    clip_numbers,
+    form_groups,
+    form_neighbours,
+)
+from slowfast_patches.config.metrics import EMA, metric_names
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import recipe_at, schedule_of
+from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_digest, list_path
+from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
+from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.solver import load_optimizer
+from slowfast_patches.models.weights import load_weights
+from slowfast_patches.plan.evaluations import (
+    affordable_evaluations,
+    checkpoint_iterations,
+    phase_ends,
+)
+from slowfast_patches.plan.flops import flops_per_clip
+from slowfast_patches.train.checkpoint import (
+    Checkpoint,
+    DivergedError,
+    Progress,
+    describe_last,
+    to_cpu,
+    write_checkpoint,
+)
+from slowfast_patches.train.evaluate import Validation
+from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.record.tables import names_of_data
+from slowfast_patches.train.resume import Resumable, check_same_list, check_same_schedule
+from slowfast_patches.train.running_stats import buffers_of_ranks, set_buffers
+from slowfast_patches.train.step import Outcome, Stepper, in_parallel
+from slowfast_patches.train.warm_up import dry_run, without_compiling
+from slowfast_patches.utils.distributed import World, broadcast_from_main, sum_over_ranks
+
+logger = logging.getLogger(__name__)
+
+
+class Hook:
+    """User code that the trainer calls in every process. Override the methods you need.
+
+    To end the training, raise `TrainingStoppedError` in all processes alike. The last checkpoint
+    stays, and the same command resumes from it.
+    """
+
+    def after_step(self, trainer: Trainer, step: Step, outcome: Outcome) -> None:
+        """Act after an iteration, before it is saved or validated.
+
+        Args:
+            trainer: the trainer. `trainer.progress.iteration` iterations are done.
+            step: the iteration's shape, learning rate and BN size.
+            outcome: its loss, scores and labels, on the device.
+        """
+
+    def after_evaluation(self, trainer: Trainer, evaluation: Mapping[str, Any]) -> None:
+        """Act after a validation, when it has been saved.
+
+        Args:
+            trainer: the trainer.
+            evaluation: the entry that result.json lists under "evaluations".
+        """
+
+
+class Trainer:
+    """One model, one optimizer and one loader, which live through all shapes of a schedule.
+
+    Everything about iteration i follows from `schedule.at(i)`. The rest is in `progress`. It
+    is resumed, or starts from given weights or from scratch. Every process must build its trainer.
+
+    Args:
+        recipe: what to train.
+        world: this process among all.
+        stop: tells whether the run was asked to stop.
+        resumable: the checkpoint to resume from. Only the main process needs it.
+        hooks: user code to call after each step and each validation.
+
+    Raises:
+        ValueError: the checkpoint is of another list or schedule, or weights do not fit.
+
+    Attributes:
+        dataset: the training videos.
+        schedule: the schedule of all iterations.
+        stepper: the model with loss and optimizer, which takes the steps.
+        models: the model and, with MODEL.EMA_DECAY, the average of its weights.
+        validation: computes the metrics of `models`.
+        record: log, metrics and times.
+        progress: how far the training has come.
+        flops: training FLOPs of a clip of (frames, crop).
+        evaluated_after: numbers of finished iterations after which to validate.
+        saved_after: numbers of finished iterations after which to save.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        world: World,
+        stop: StopRequest,
+        resumable: Resumable | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.recipe = recipe
+        self.world = world
+        self.stop = stop
+        self.hooks = hooks
+        self.progress = Progress()
+        self.dataset = build_dataset(recipe, "train")
+        self.schedule = schedule_of(recipe, len(self.dataset))
+        torch.manual_seed(recipe.rng_seed)
+        # Without a group size it is the host's BN, until precise BN takes whole mini-batches.
+        self.model = build_model(recipe, grouped_bn=True).to(world.device)
+        weighted = recipe.solver.class_weights
+        counts = label_counts(recipe, self.dataset.videos) if weighted else None
+        self.stepper = Stepper(recipe, self.model, world.device, counts)
+        self.models = nn.ModuleList(filter(None, [self.model, self.stepper.average]))
+        patience = timedelta(seconds=recipe.dist_stall_seconds)
+        form_groups(self.schedule, patience)
+        if recipe.bn.use_precise_stats:
+            form_neighbours(world.size, patience)
+        self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
+        self.record = Record(recipe, world, self.schedule, loading_advice(recipe, self.dataset))
+        self.flops = flops_per_clip(recipe)
+        videos = len(self.validation.videos)
+        evaluated = affordable_evaluations(recipe, self.schedule, videos, self.flops)
+        self.evaluated_after = frozenset(evaluated)
+        self.saved_after = checkpoint_iterations(recipe, self.schedule)
+        self._list_digest = list_digest(recipe, self.dataset.videos) if world.is_main else ""
+        self._class_names = names_of_data(recipe) if world.is_main else None
+        self._set_start(resumable)
+
+    def _set_start(self, resumable: Resumable | None) -> None:
+        """Restore the checkpoint, or load the weights that the recipe names."""
+        if resumable is not None:
+            path = list_path(self.recipe, "train")
+            check_same_list(resumable, path, self.schedule.num_videos, self._list_digest)
+            check_same_schedule(resumable, self.schedule)
+            iteration = resumable.checkpoint.iteration
+            logger.info("continuing after iteration %d, from %s", iteration, resumable.path)
+        checkpoint = broadcast_from_main(lambda: resumable and resumable.checkpoint)
+        train = self.recipe.train
+        if checkpoint is not None:
+            self.restore(checkpoint)
+        elif train.checkpoint_file_path:
+            if self.world.is_main:
+                load_weights(
+                    self.model,
+                    train.checkpoint_file_path,
+                    kind=train.checkpoint_type,
+                    inflate=train.checkpoint_inflate,
+                )
+            weights = broadcast_from_main(lambda: to_cpu(self.model.state_dict()))
+            for model in self.models:
+                model.load_state_dict(weights)
+
+    # Training.
+
+    def train(self) -> None:
+        """Run the schedule from iteration `progress.iteration` to its end.
+
+        Raises:
+            TrainingInterruptedError: the run was asked to stop. Its state is saved.
+            TrainingStoppedError: the training cannot go on. The message has the reason.
+            ValueError: a shape does not fit into memory or cannot be compiled.
+        """
+        compiles = bool(self.recipe.train.compile)
+        with self._opened():
+            if compiles or self.world.device.type == "cuda":
+                self._take_dry_steps()
+            if self.world.size > 1:
+                self.stepper.network = in_parallel(self.stepper.network, self.world.device)
+            with (
+                self.record.clock.time("training"),
+                without_compiling() if compiles else nullcontext(),
+            ):
+                self._loop()
+
+    def _loop(self) -> None:
+        """Train step by step.
+
+        Nothing is rebuilt at a phase boundary: the loader returns mini-batches of the new shape,
+        the model accepts any shape, and each step sets its own learning rate and BN size.
+        """
+        start = self.progress.iteration
+        if start in self.evaluated_after and self.progress.last_evaluation < start:
+            self.validate(self.schedule.at(start - 1))  # the run was stopped before or during it
+        for step, batch in zip(self.schedule.steps(start), self._batches(start), strict=True):
+            assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
+            if step.iteration in (start, self.schedule.phases[step.phase].start):
+                self.record.enter_phase(step)
+            clips = clip_numbers(step, self.world.rank, self.world.size)
+            outcome = self.stepper(step, batch, clips)
+            self.progress.iteration = step.iteration + 1
+            self.record.add(step, outcome, batch["failures"], cast(Any, batch).get("redrawn", 0))
+            for hook in self.hooks:
+                hook.after_step(self, step, outcome)
+            self.after_step(step)
+
+    def after_step(self, step: Step) -> None:
+        """Report, save, stop and validate, as each is due after an iteration.
+
+        The state is saved before a validation. If the run ends during the validation, the resumed
+        run repeats it.
+        """
+        done = self.progress.iteration
+        validates = done in self.evaluated_after
+        saves = done in self.saved_after
+        stops = self.stop.agreed()
+        if stops or validates or saves or done % self.recipe.log_period == 0:
+            self.record.report(step)
+        if stops or validates or saves:
+            self.save()
+        if stops:
+            raise TrainingInterruptedError(f"stopped by {self.stop.signal.name}")
+        if validates:
+            self.validate(step)
+
+    def validate(self, step: Step) -> None:
+        """Validate after an iteration, and save the weights if they are the best so far.
+
+        If a checkpoint is due, it is written again after the validation. It then includes the
+        metrics and the running statistics of precise BN, which tests and predictions need.
+        """
+        progress = self.progress
+        with self.record.clock.time("evaluating"):
+            metrics = self.validation(self.models, step)
+        evaluation = {
+            "iteration": progress.iteration,
+            "epoch": round((step.first_clip + step.shape.batch) / len(self.dataset), 4),
+            "seconds": round(self.record.clock.working, 3),
+            **metrics,
+        }
+        progress.evaluations.append(evaluation)
+        self.record.evaluated(evaluation, metrics)
+        metric = metric_names(self.recipe)[0] + EMA * (len(self.models) > 1)
+        if self.recipe.train.keep_best and metrics[metric] > progress.best.get(metric, -math.inf):
+            progress.best = evaluation
+            self._write(self._best_checkpoint)
+        if progress.iteration in self.saved_after:
+            self.save()
+        for hook in self.hooks:
+            hook.after_evaluation(self, evaluation)
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        """Yield the remaining mini-batches.
+
+        Each one starts an asynchronous exchange of stop requests, which overlaps with the step.
+        """
+        clock = self.record.clock
+        world = self.world
+        order = (self.schedule, start, world.rank, world.size)
+        with clock.time("loading"):
+            batches = iter(training_loader(self.recipe, self.dataset, *order))
+        for _ in range(start, self.schedule.iterations):
+            with clock.wait(world.device):
+                batch: Batch = next(batches)
+            self.stop.ask()
+            yield batch
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Open the files of the record for the body.
+
+        Where the training ends early, its error says from which checkpoint it continues.
+        """
+        output_dir = self.recipe.output_dir
+        self.record.open(self.progress)
+        try:
+            yield
+        except DivergedError as error:
+            error.add_note(describe_last(output_dir))
+            raise
+        except TrainingInterruptedError as error:
+            raise TrainingInterruptedError(
+                f"{error}; {describe_last(output_dir)}. Repeat the command to continue"
+            ) from error
+        finally:
+            self.record.close()
+
+    def _take_dry_steps(self) -> None:
+        """Take a dry step of each shape, before any of which the run can be stopped."""
+        logger.info("a dry step of each shape before the training")
+        with self.record.clock.time("preparing"):
+            # Connections between GPUs claim memory of their own, while there is some.
+            sum_over_ranks(torch.zeros(1, device=self.world.device))
+            dry_run(
+                self.stepper,
+                self.schedule,
+                start=self.progress.iteration,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                begin=self.stop.begin,
+            )
+
+    # State.
+
+    def save(self) -> None:
+        """Write a checkpoint.
+
+        Every rank must call this, because running statistics are averaged.
+        """
+        of_ranks = None
+        with self.record.clock.time("saving"):
+            if self.progress.iteration not in self.evaluated_after | self.saved_after:
+                of_ranks = buffers_of_ranks(self.models, self.world)
+            average_running_stats(self.models)
+            self.progress.seconds = self.record.clock.seconds
+        self._write(partial(self.checkpoint, of_ranks))
+
+    def _write(self, make: Callable[[], Checkpoint]) -> None:
+        """Write a checkpoint in the main process."""
+        if self.world.is_main:
+            train = self.recipe.train
+            with self.record.clock.time("saving"):
+                ends = phase_ends(self.schedule)
+                write_checkpoint(self.recipe.output_dir, make(), train.checkpoints_kept, ends)
+
+    def checkpoint(self, running_stats: Tensor | None = None) -> Checkpoint:
+        """Return the state after the last iteration.
+
+        Args:
+            running_stats: BN statistics of each rank, if they differ.
+        """
+        step = self.schedule.at(self.progress.iteration - 1)
+        average = self.stepper.average
+        return Checkpoint(
+            **vars(self.progress),
+            epoch=step.epoch,
+            cfg=self.recipe.text,
+            cfg_at_iteration=recipe_at(self.recipe, self.schedule, step.iteration).text,
+            model_state=self.model.state_dict(),
+            ema_state=None if average is None else average.state_dict(),
+            optimizer_state=self.stepper.optimizer.state_dict(),
+            scaler_state=self.stepper.precision.state_dict(),
+            running_stats=running_stats,
+            world_size=self.world.size,
+            phases=self.schedule.phase_lines(),
+            num_videos=len(self.dataset),
+            list_digest=self._list_digest,
+            class_names=self._class_names,
+        )
+
+    def _best_checkpoint(self) -> Checkpoint:
+        """Return the best checkpoint, right after the best validation.
+
+        It has the best weights, averaged ones if there are any, but nothing needed to resume.
+        """
+        return replace(
+            self.checkpoint(),
+            model_state=self.models[-1].state_dict(),
+            ema_state=None,
+            optimizer_state=None,
+            scaler_state=None,
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore the state of a checkpoint that can be resumed."""
+        by_process = self.recipe.model.has_batchnorm and not self.recipe.groups_batchnorm
+        if checkpoint.world_size != self.world.size and self.world.is_main and by_process:
+            logger.warning(
+                "trained on %d processes before, now on %d: BN statistics are over the clips of "
+                "each process; BN.GROUP_SIZE would fix them",
+                *(checkpoint.world_size, self.world.size),
+            )
+        self.model.load_state_dict(checkpoint.model_state)
+        if self.stepper.average is not None:
+            assert checkpoint.ema_state is not None
+            self.stepper.average.load_state_dict(checkpoint.ema_state)
+        set_buffers(self.models, checkpoint.running_stats, self.world)
+        assert checkpoint.optimizer_state is not None
+        assert checkpoint.scaler_state is not None
+        load_optimizer(self.stepper.optimizer, checkpoint.optimizer_state)
+        self.stepper.precision.load_state_dict(checkpoint.scaler_state)
+        self.progress = Progress(**{f.name: getattr(checkpoint, f.name) for f in fields(Progress)})
+        self._class_names = self._class_names or checkpoint.class_names

@@ -114,7 +114,7 @@ def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tm
     assert {row["bn_size"] for row in found["host"]["shapes"]} == {None}
     table = capsys.readouterr().out
     assert "fused: SOLVER.FUSED True\n" in table
-    assert "host is pyslowfast's model" in table
+    assert "host uses the model" in table
     assert "tf32 is not measured: TRAIN.TF32 requires a GPU" in table
 
 

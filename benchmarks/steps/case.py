@@ -16,7 +16,7 @@ import torch
 from common import Mark, StepClock, Timed, quartiles, take_turns, wait_for
 from torch import Tensor, nn
 
-from multigrid import Batch, Shape, Step
+from multigrid import Batch, ScheduleStep, Shape
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import keep_memory_whole, process_device, set_up_device
@@ -75,7 +75,7 @@ class Steps(ABC):
         self.device = device
         set_up_device(recipe)
 
-    def time(self, step: Step, batch: Batch, iterations: int) -> Timed:
+    def time(self, step: ScheduleStep, batch: Batch, iterations: int) -> Timed:
         """Train several iterations, and return the mean time of an iteration and of its parts.
 
         Raises:
@@ -94,14 +94,14 @@ class Steps(ABC):
         return clock.read()
 
     @abstractmethod
-    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
+    def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
         """Train one iteration, and call `mark` each time the work of a part has been queued."""
 
     @abstractmethod
-    def model_and_optimizer(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Return the model and the optimizer that are used in a step."""
 
-    def clean_up(self, step: Step) -> None:
+    def clean_up(self, step: ScheduleStep) -> None:
         """Free memory that is still allocated because an iteration was interrupted."""
         self.model_and_optimizer(step)[1].zero_grad(set_to_none=True)
         if self.device.type == "cuda":
@@ -111,7 +111,7 @@ class Steps(ABC):
         """Return the precision of the model: "float32", "bfloat16" or "float16"."""
         return "float32"
 
-    def kept_bytes(self, step: Step) -> int:
+    def kept_bytes(self, step: ScheduleStep) -> int:
         """Return the bytes that stay allocated between steps.
 
         These are the weights, buffers, gradients and the optimizer state.
@@ -137,13 +137,13 @@ class Bench(Steps):
         self.model = build_model(recipe, grouped_bn=True).to(device)
         self.stepper = Stepper(recipe, self.model, device)
 
-    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
+    def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
         self.stepper(step, batch, mark=mark)
 
-    def model_and_optimizer(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:
         return self.model, self.stepper.optimizer
 
-    def clean_up(self, step: Step) -> None:
+    def clean_up(self, step: ScheduleStep) -> None:
         super().clean_up(step)
         self.stepper.precision = Precision(self.recipe, self.device)
 
@@ -172,7 +172,7 @@ class Case:
         self.bn_size = bn_size
         self.clips = shape.batch // bench.recipe.world_size
         shared = None if bn_size is None else min(bn_size, self.clips)
-        self.step = Step(0, 0, shape, RATE, shared, 0, 0.0)
+        self.step = ScheduleStep(0, 0, shape, RATE, shared, 0, 0.0)
         self.batch = made_up_batch(bench.recipe, self.clips, shape) if batch is None else batch
         self.iterations = 0
         self.rounds = list[float]()

@@ -12,7 +12,7 @@ import torch
 from common import Mark
 from torch import Tensor, nn
 
-from multigrid import Batch, Shape, Step
+from multigrid import Batch, ScheduleStep, Shape
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.inputs import InputTransform
@@ -58,7 +58,7 @@ class HostBench(Steps):
         self._to_floats = InputTransform.of_recipe(recipe, torch.device("cpu"))
         self._loss_function: nn.Module = get_loss_func(recipe.model.loss_func)(reduction="mean")
 
-    def model_and_optimizer(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:
         key = (step.shape.frames, step.shape.crop)
         if key not in self._trained:
             self._trained[key] = self._build(step.shape)
@@ -86,7 +86,7 @@ class HostBench(Steps):
             self._inputs[key] = [x.pin_memory() if pinned else x for x in tensors]
         return self._inputs[key]
 
-    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
+    def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
         model, optimizer = self.model_and_optimizer(step)
         inputs = [x.to(self.device, non_blocking=True) for x in self._floats(batch)]
         labels = batch["labels"].to(self.device, non_blocking=True)

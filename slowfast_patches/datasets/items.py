@@ -193,7 +193,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     - `failures`: The (path, reason) of each unreadable video that this clip replaces. The request
       determines the replacement, so it does not depend on the worker.
     - `unread`: True for an unreadable evaluation clip, and otherwise missing.
-    - `extents`: Only in training, see `ClipPlan`.
+    - `coverage`: Only in training, see `ClipPlan`.
 
     Args:
         videos: The listed videos, each with a `path` and a `label`.
@@ -293,8 +293,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
         )
         batch = cast(VideoBatch, _WholeBatch(batch))
-        if "extents" in items[0]:
-            batch["extents"] = torch.tensor([item["extents"] for item in items])
+        if "coverage" in items[0]:
+            batch["coverage"] = torch.tensor([item["coverage"] for item in items])
         if read:
             self._add_targets(batch, read)
         return batch
@@ -348,7 +348,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 "flip": plan.flip,
                 "video": index,
                 "iteration": request.iteration,
-                "extents": plan.extents,
+                "coverage": plan.coverage,
                 "failures": failures,
             }
         raise self._too_many(failures)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
+from multigrid import ClipRequest, MultigridBatchSampler, Schedule, ScheduleStep, collate, stream
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.key_frames import KeyFrameClips
@@ -185,7 +185,7 @@ def precise_bn_loader(
     recipe: Recipe,
     dataset: VideoDataset,
     schedule: Schedule,
-    step: Step,
+    step: ScheduleStep,
     rank: int,
     world_size: int,
 ) -> DataLoader[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 
-from multigrid import Schedule, Step
+from multigrid import Schedule, ScheduleStep
 from slowfast_patches.datasets.items import TooManyUnreadableError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
 
 
 def count_unreadable(
-    counts: dict[int, int], schedule: Schedule, step: Step, number: int, fraction: float
+    counts: dict[int, int], schedule: Schedule, step: ScheduleStep, number: int, fraction: float
 ) -> None:
     """Add the number of unreadable videos of an iteration to the count of its epoch.
 

@@ -96,7 +96,7 @@ def update_precise_bn(
     This is precise BN (Wu and Johnson, 2021) over all processes, which `update_bn_stats` of fvcore
     does not support. Clips are normalised over `global_batch` of them, on any number of processes.
     Frozen layers stay as they are. All BN must be `GroupedBatchNorm3d`, and each process must have
-    called `form_neighbours`.
+    called `form_bn_process_groups`.
 
     Args:
         model: the model, which is set to training mode.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 from torch import Tensor
 
-from multigrid import Schedule, Step
+from multigrid import Schedule, ScheduleStep
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadable
@@ -94,7 +94,7 @@ class Record:
                 if file is not None:
                     file.close()
 
-    def enter_phase(self, step: Step) -> None:
+    def enter_phase(self, step: ScheduleStep) -> None:
         """Log the shapes, batch, learning rate and BN size of the phase that starts here."""
         if not self._now:  # the wait for the first mini-batch is no evidence
             self._take_time()
@@ -114,7 +114,7 @@ class Record:
 
     def add(
         self,
-        step: Step,
+        step: ScheduleStep,
         outcome: Outcome,
         failures: Sequence[tuple[str, str]],
         redrawn: int = 0,
@@ -137,7 +137,7 @@ class Record:
         seconds = self.clock.seconds
         self._now = (self._progress.iteration, seconds["training"], seconds["loading"])
 
-    def report(self, step: Step) -> None:
+    def report(self, step: ScheduleStep) -> None:
         """Sum up the iterations since the last report. All processes call this.
 
         Raises:
@@ -166,7 +166,7 @@ class Record:
                 *(record["iteration"], record["epoch"], format_metrics(metrics)),
             )
 
-    def _sum_up(self, steps: Sequence[Step]) -> tuple[float, float, int]:
+    def _sum_up(self, steps: Sequence[ScheduleStep]) -> tuple[float, float, int]:
         """Sum the iterations since the last report over all processes, in one reduction.
 
         Returns:
@@ -212,7 +212,7 @@ class Record:
         }
 
     def _write_progress(
-        self, step: Step, loss: float, top1: float, spent: Mapping[str, float]
+        self, step: ScheduleStep, loss: float, top1: float, spent: Mapping[str, float]
     ) -> None:
         """Log the loss, the speed and, if there is one, the accuracy since the last report."""
         if not self._world.is_main:
@@ -247,7 +247,7 @@ class Record:
             record,
         )
 
-    def _write_phase(self, step: Step, spent: dict[str, float]) -> None:
+    def _write_phase(self, step: ScheduleStep, spent: dict[str, float]) -> None:
         """Log how a phase spent its time, and advice if it waited for data too much."""
         if not self._world.is_main:
             return

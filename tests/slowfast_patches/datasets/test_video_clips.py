@@ -53,9 +53,9 @@ def test_clips_are_those_of_a_recipe(demo_data, keys, options, sampling):
         one, other = ours[request], theirs[request]
         assert np.array_equal(one.pop("clip"), other.pop("clip"))
         assert one == other
-    extents = collate(ours.__getitems__(coarse))["extents"].tolist()
-    assert extents == [pytest.approx(ours[request]["extents"], rel=1e-6) for request in coarse]
-    assert len({*map(tuple, extents)}) > 1
+    coverage = collate(ours.__getitems__(coarse))["coverage"].tolist()
+    assert coverage == [pytest.approx(ours[request]["coverage"], rel=1e-6) for request in coarse]
+    assert len({*map(tuple, coverage)}) > 1
 
 
 def test_a_number_is_the_centre_clip_of_that_video(demo_data):
@@ -65,7 +65,7 @@ def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     assert [n for batch in batches for n in batch["videos"]] == list(range(8))
     clips = [clip for batch in batches for clip in batch["clips"]]
     assert np.array_equal(clips, [theirs[n]["clip"] for n in range(8)])
-    assert "extents" not in batches[0]
+    assert "coverage" not in batches[0]
 
 
 def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from multigrid import Shape, Step, prepare_step
+from multigrid import ScheduleStep, Shape, prepare_step
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models import transformer
@@ -173,7 +173,9 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     endless = ("HF.CONFIG.layer_norm_eps", "1e400")
     assert "HF.CONFIG.layer_norm_eps is inf. Give a finite number" in message("videomae", *endless)
     assert "is not a multiple of the number of attention heads" in message(hidden_size=9)
-    assert "16 pixels, which do not divide 40" in message("videomae", "DATA.TRAIN_CROP_SIZE", 40)
+    assert "multiple of 16, the pixels of a patch, but is 40" in message(
+        "videomae", "DATA.TRAIN_CROP_SIZE", 40
+    )
     shutil.copy(folder / "config.json", tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     assert "pytorch_model.bin, a pickle, which can run code" in message(tmp_path)
@@ -293,9 +295,9 @@ def test_what_transformers_do_not_have_is_said(caplog):
 
 def test_a_shape_that_is_no_whole_number_of_patches_is_refused_with_the_way_out():
     check_shapes(recipe(), [Shape(8, 2, 48)])
-    with pytest.raises(ValueError, match=r"8×4×45²: a patch is 16 pixels.*SIZE_DIVISOR 16"):
+    with pytest.raises(ValueError, match=r"8×4×45²: the crop .* multiple of 16,.*SIZE_DIVISOR 16"):
         check_shapes(recipe(), [Shape(8, 4, 45)])
-    with pytest.raises(ValueError, match=r"8×3×32²: a patch is 2 frames"):
+    with pytest.raises(ValueError, match=r"8×3×32²: the number of frames must be a multiple of 2"):
         check_shapes(recipe(), [Shape(8, 3, 32)])
     with pytest.raises(ValueError, match=r"×4×40²"):
         check_shapes(recipe("videomae", "DATA.TEST_CROP_SIZE", 40), [])
@@ -341,7 +343,7 @@ def test_a_layers_rate_is_a_part_of_the_next_ones_and_positions_do_not_decay():
     asked += ["SOLVER.LAYER_DECAY", 0.5, "SOLVER.ZERO_WD_1D_PARAM", True]
     model = built("vivit")
     optimizer = build_optimizer(recipe("vivit", *asked), model)
-    prepare_step(Step(0, 0, Shape(1, 4, 16), 0.8, None, 0, 0.0), model, optimizer)
+    prepare_step(ScheduleStep(0, 0, Shape(1, 4, 16), 0.8, None, 0, 0.0), model, optimizer)
     names = {parameter: name for name, parameter in model.named_parameters()}
     found = {
         names[parameter]: (group["lr"], group["weight_decay"])

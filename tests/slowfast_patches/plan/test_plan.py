@@ -82,7 +82,7 @@ def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_e
     assert rows[6][:3] == ["5", "2", "fine-tuning"]
     assert ["iterations", "36", "102", "2.83×", "fewer"] in rows
     assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "equal"] in rows
-    assert "warning: 18 iterations follow the last coarse shape" in text
+    assert "warning: the training ends with 18 iterations at the baseline's shape" in text
     enough = make_plan(long_cycle(136 * (MIN_FINAL_ITERATIONS // 18 + 1)), lambda *_: 1.0)
     assert "iterations follow" not in format_plan(enough)
 

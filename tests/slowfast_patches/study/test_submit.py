@@ -75,7 +75,7 @@ def test_a_refusal_of_sbatch_is_passed_on(submit: Callable, cluster: Any, tmp_pa
     (cluster.folder / "sbatch").write_text("#!/bin/sh\necho 'invalid partition' >&2; exit 1\n")
     status, _, said = submit(data=tmp_path)
     assert status == 2
-    assert "sbatch refuses the jobs" in said
+    assert "SLURM rejected the jobs" in said
     assert "invalid partition" in said
     assert not list(tmp_path.rglob("jobs.json"))
 
@@ -102,8 +102,8 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
         (["--gpus-per-node", 3], "does not divide over 3 processes"),
         (["--nodes", 2, "NUM_SHARDS", 2], "--nodes 2 sets NUM_SHARDS"),
         (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
-        (["--hours", 0.01], "too short for a warning 120"),
-        (["--warning-seconds", 0], "1 to 65535 seconds before its end, not 0"),
+        (["--hours", 0.01], "longer than the warning time of 120"),
+        (["--warning-seconds", 0], "is 0 seconds, but must be from 1 to 65535"),
         (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "not a PyTorch checkpoint"),
     ],
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 _HEAD = "head."
 _COUNTER = ".num_batches_tracked"
@@ -63,24 +63,24 @@ class Fit:
             lines.append(f"repeated along time: {len(self.inflated)} convolutions")
         if self.partly:
             lines.append(
-                f"partly: {first_few([f'{n} ({part})' for n, part in self.partly.items()])}"
+                f"partly: {shorten_list([f'{n} ({part})' for n, part in self.partly.items()])}"
             )
         groups = defaultdict[str, list[str]](list)
         for name, reason in self.kept.items():
             part = _PARTS.search(name)
             groups[f"{part[0] if part else 'others'}, {reason}"].append(name)
         lines += [
-            f"{part}: {len(names)} tensors: {first_few(names)}" for part, names in groups.items()
+            f"{part}: {len(names)} tensors: {shorten_list(names)}" for part, names in groups.items()
         ]
         if self.unused:
-            lines.append(f"unused: {first_few(self.unused)}")
+            lines.append(f"unused: {shorten_list(self.unused)}")
         return "\n  ".join(lines)
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Return a text that names the tensors with NaN or infinite values, or "" if there are none."""
     names = [name for name, tensor in tensors if not tensor.isfinite().all()]
-    return f"has values that are not finite in {first_few(names)}" if names else ""
+    return f"has values that are not finite in {shorten_list(names)}" if names else ""
 
 
 def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fit:

@@ -10,10 +10,10 @@ from pathlib import Path
 from torch import nn
 
 from slowfast_patches.models.tsm import ShiftedConv3d
-from slowfast_patches.models.weights.files import check_kind, local_file, read_weights
 from slowfast_patches.models.weights.fit import Fit, fit_weights, not_finite
 from slowfast_patches.models.weights.names import host_names
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.models.weights.weight_files import check_kind, local_file, read_weights
+from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
         return f"is from another model: no tensor fits ({', '.join(wrong[:3])}, ...)"
     if complete and wrong:
         return (
-            f"is not from this model: {first_few(wrong, 1)}. Give the recipe that the weights were "
+            f"is not from this model: {shorten_list(wrong, 1)}. Give the recipe that the weights were "
             "trained with"
         )
     return None
@@ -115,7 +115,7 @@ def _frozen_problem(fit: Fit, model: nn.Module) -> str | None:
     if not frozen:
         return None
     return (
-        f"lacks parameters that TRAIN.FREEZE freezes: {first_few(frozen, 1)} would stay random. "
+        f"lacks parameters that TRAIN.FREEZE freezes: {shorten_list(frozen, 1)} would stay random. "
         "Freeze fewer parameters"
     )
 

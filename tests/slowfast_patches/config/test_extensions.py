@@ -163,8 +163,14 @@ class Clips:
     [
         (("MODEL.HEAD_ACT", "softmax"), "HEAD_ACT 'softmax' does not match DATA.MULTI_LABEL True"),
         (("MODEL.LOSS_FUNC", "cross_entropy"), "LOSS_FUNC 'cross_entropy' does not match"),
-        (("DATA.MULTI_LABEL", False), "set DATA.MULTI_LABEL True: the videos of train have sev"),
-        (("TRAIN.DATASET", "kinetics"), "set DATA.MULTI_LABEL True: the videos of test have sev"),
+        (
+            ("DATA.MULTI_LABEL", False),
+            "set DATA.MULTI_LABEL True, because the videos of train have sev",
+        ),
+        (
+            ("TRAIN.DATASET", "kinetics"),
+            "set DATA.MULTI_LABEL True, because the videos of test have sev",
+        ),
     ],
 )
 def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax(keys, said):

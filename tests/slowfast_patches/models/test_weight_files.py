@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from slowfast_patches.models.weights import check_file, files, load_weights
+from slowfast_patches.models.weights import check_file, load_weights, weight_files
 
 
 class Evil:
@@ -124,9 +124,9 @@ class Answers(BaseHTTPRequestHandler):
     ],
 )
 def test_a_server_that_answers_badly_leaves_nothing(tmp_path, monkeypatch, path, reason):
-    monkeypatch.setattr(files, "urlopen", without_tls)
-    monkeypatch.setattr(files, "_SILENT_SECONDS", 0.1)
-    monkeypatch.setattr(files, "_MOST_BYTES", 4095)
+    monkeypatch.setattr(weight_files, "urlopen", without_tls)
+    monkeypatch.setattr(weight_files, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(weight_files, "_MOST_BYTES", 4095)
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "in" / "cache"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -139,9 +139,9 @@ def test_a_server_that_answers_badly_leaves_nothing(tmp_path, monkeypatch, path,
 def test_an_address_stays_within_the_cache_and_is_https(tmp_path, monkeypatch):
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path))
     fetched = list[Path]()
-    monkeypatch.setattr(files, "_fetch", lambda _, file: fetched.append(file))
+    monkeypatch.setattr(weight_files, "_fetch", lambda _, file: fetched.append(file))
     for path in ("a/../../../b.pyth", "..", "%2e%2e%2fb", "", 300 * "x"):
-        files.local_file(f"https://host/{path}")
+        weight_files.local_file(f"https://host/{path}")
     assert {file.resolve().parent for file in fetched} == {tmp_path}
     assert len(set(fetched)) == 5
     with pytest.raises(ValueError, match="give an https address"):
@@ -150,7 +150,7 @@ def test_an_address_stays_within_the_cache_and_is_https(tmp_path, monkeypatch):
 
 def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
     """After that the server may be gone; what is in the file is refused as in others."""
-    monkeypatch.setattr(files, "urlopen", without_tls)
+    monkeypatch.setattr(weight_files, "urlopen", without_tls)
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "served").mkdir()

@@ -40,7 +40,7 @@ def test_its_job_is_the_run_itself_and_there_is_one_at_a_time(
     short += ["TRAIN.EVAL_PERIOD", 99, "BN.USE_PRECISE_STATS", False]
     status, said, _ = submit(*short)
     assert status == 0
-    assert "job 4242 is queued" in said
+    assert "Submitted job 4242" in said
     assert "Global batch: 1 × TRAIN.BATCH_SIZE 4 = 4 clips; SOLVER.BASE_LR 0.01" in said
     cluster.state("PENDING")
     status, _, refused = submit(*short, data=tmp_path)  # no list, no plan

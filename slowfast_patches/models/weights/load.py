@@ -98,8 +98,8 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
         return f"is from another model: no tensor fits ({', '.join(wrong[:3])}, ...)"
     if complete and wrong:
         return (
-            f"is not from this model: {shorten_list(wrong, 1)}. Give the recipe that the weights were "
-            "trained with"
+            f"is not from this model: {shorten_list(wrong, 1)}. Give the recipe that the weights "
+            "were trained with"
         )
     return None
 

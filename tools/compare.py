@@ -1,16 +1,17 @@
-r"""Train two or more configs, and compare their training cost and accuracy.
+r"""Train two or more configs, and report the cost and the accuracy of each.
 
-To continue an interrupted comparison, repeat the command. Finished runs in the output folder are
-not repeated. Example:
+Finished runs in the output folder are not repeated. To continue an interrupted comparison, repeat
+the command. Example:
 
     multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds 0 1 2 \
         --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
 
-With --lengths, each config is trained for several multiples of its own length. The report then
-shows accuracy against wall-clock time, iterations and FLOPs. It also shows how long each config
-takes to reach the accuracies of the first config, and the training times at which two configs are
-equally accurate. Runs of length 1 are shared with comparisons without --lengths.
+With --lengths, each config is trained several times, with its number of epochs multiplied by each
+of the given factors. The report then shows accuracy over training time, iterations and FLOPs, the
+time after which each config reaches the accuracies of the first config, and the training time from
+which on each config is better than the first. Runs of length 1 are shared with comparisons without
+--lengths.
 
     multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --lengths 0.125 0.25 0.5 1 2 \
@@ -39,21 +40,21 @@ from slowfast_patches.study.runs import Study, train
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
     parser = command_line.command_parser(__doc__)
-    text = "config file; give this option at least twice, first for the baseline"
+    text = "config to train; repeat this option for each config, with the baseline first"
     command_line.add_list(parser, "--cfg", text, required=True)
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/compare")
     text = (
-        "step-time file measured on an idle machine (docs/performance.md), used to compute "
-        "speed-ups and to estimate the remaining time; can be repeated"
+        "result file of benchmarks/step_time.py (docs/performance.md); the speed-ups and "
+        "the expected time of all runs are computed from these times; can be repeated"
     )
     command_line.add_list(parser, "--step-times", text)
     either = parser.add_mutually_exclusive_group()
-    text = "also train the first config for as many iterations as the second config"
+    text = "also train the first config shortened to as many iterations as the second config has"
     either.add_argument("--equal-iterations", action="store_true", help=text)
     text = (
-        "multiples of its own length to train each config for, such as 0.25 0.5 1 2; the report "
-        "then shows accuracy against cost"
+        "train each config with its number of epochs multiplied by each of these factors, such as "
+        "0.25 0.5 1 2, and draw curves"
     )
     command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")
     command_line.add_at_once(parser)
@@ -64,7 +65,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@command_line.tool(interrupted="interrupted; repeat the command to continue")
+@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
     """Train the missing runs, write and print the report, and return the exit status."""
     args = parse_args(argv)

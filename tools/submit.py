@@ -1,17 +1,16 @@
-r"""Train a recipe as a SLURM job that resumes after preemption and time-out.
+r"""Train a recipe as a SLURM job that resumes after preemption and after its time limit.
 
-Before its time limit, and when it is preempted, the job saves a checkpoint and requeues itself
-with the same job ID. It starts NUM_GPUS processes on each of NUM_SHARDS machines. Each machine
-trains on TRAIN.BATCH_SIZE clips per iteration. The recipe is checked before the job is submitted.
-
-An example with 16 nodes:
+When it is preempted, and shortly before its time limit, the job saves a checkpoint and is requeued
+under the same job ID. The job starts NUM_GPUS processes on each of NUM_SHARDS machines. The
+mini-batch has TRAIN.BATCH_SIZE clips per machine. Before the job is submitted, the recipe and all
+files that exist on this machine are checked. Example:
 
     multigrid-submit --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --partition gpu --nodes 16 --gpus-per-node 8 --hours 24 --option account=vision \
         DATA.PATH_TO_DATA_DIR /data/kinetics OUTPUT_DIR runs/k400 SOLVER.REFERENCE_WORLD_SIZE 8
 
-With --dry-run, the batch file is printed but not submitted. To resume a training whose job failed
-or was cancelled, repeat the command. KEY VALUE pairs after the options override the recipe.
+With --dry-run, the batch file is printed but not submitted. To resume a job that failed or was
+cancelled, repeat the command. KEY VALUE pairs after the options replace keys of the recipe.
 """
 
 import argparse
@@ -37,26 +36,27 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_cfg(parser)
     add("--partition", "P", "SLURM partition", required=True)
     add("--nodes", "N", "number of machines (default: NUM_SHARDS of the recipe)", int)
-    add("--gpus-per-node", "N", "number of GPUs per machine (default: NUM_GPUS of the recipe)", int)
-    text = "time limit in hours, after which the job is requeued and resumes (default: %(default)g)"
+    text = "number of GPUs per machine (default: NUM_GPUS of the recipe)"
+    add("--gpus-per-node", "N", text, int)
+    text = "hours after which the job saves a checkpoint and is requeued (default: %(default)g)"
     add("--hours", "H", text, float, Slurm.hours)
-    text = "CPU cores per GPU, or per machine without GPUs (default: %(default)s)"
+    text = "number of CPU cores per GPU, or per machine without GPUs (default: %(default)s)"
     add("--cpus-per-gpu", "N", text, int, Slurm.cpus)
     text = (
-        "maximum number of times that the job is requeued after its time limit; preemptions do "
-        "not count (default: %(default)s)"
+        "how often the job may be requeued after its time limit; requeueing after preemption is "
+        "not counted (default: %(default)s)"
     )
     add("--requeues", "N", text, int, Slurm.requeues)
     text = (
-        "seconds before the time limit at which the job is told to save a checkpoint; must be "
-        "enough for one iteration and the checkpoint (default: %(default)s)"
+        "seconds before the time limit at which the job is told to save a checkpoint; they must "
+        "be enough for one iteration and the checkpoint (default: %(default)s)"
     )
     add("--warning-seconds", "S", text, int, Slurm.warning_seconds)
     add("--job-name", "NAME", "name of the job (default: %(default)s)", default="multigrid")
     command_line.add_pairs(parser, "--option")
     text = "check the recipe and print the batch file without submitting it"
     parser.add_argument("--dry-run", action="store_true", help=text)
-    command_line.add_overrides(parser, "config keys that override the recipe")
+    command_line.add_overrides(parser, "keys of the recipe to replace")
     return parser.parse_intermixed_args(argv)
 
 
@@ -89,8 +89,8 @@ def main(argv: list[str] | None = None) -> int:
     command = [sys.executable, str(run_net), "--cfg", str(cfg), *pairs]
     number = jobs.submit_recipe(recipe, command, slurm, args.job_name)
     print(
-        f"\njob {number} is queued\n"
-        f"  show the status:   squeue --jobs {number}\n"
+        f"\nSubmitted job {number}\n"
+        f"  status:            squeue --jobs {number}\n"
         f"  log:               {folder / 'train.log'}\n"
         f"  output:            {folder / FOLDER / f'{number}_*_log.out'} and .err\n"
         f"  save and end:      scancel {number}\n"

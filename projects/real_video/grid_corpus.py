@@ -18,7 +18,7 @@ from pathlib import Path
 from av.video.frame import VideoFrame
 
 from slowfast_patches.datasets.lists.csv_list import read_utf8
-from slowfast_patches.datasets.reading.files import open_video, translate_decode_errors
+from slowfast_patches.datasets.reading.containers import open_video, translate_decode_errors
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.tables import format_list
 

@@ -15,7 +15,7 @@ from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """Names of the ten digits. The index of a name is its label."""
@@ -49,7 +49,7 @@ def make_subset(
         missing = [word for word in classes if word not in {word for _, word in clips}]
         if missing and split == "train":
             raise ValueError(
-                f"{path} has no clip of {first_few(missing)}. Give other words as --classes"
+                f"{path} has no clip of {shorten_list(missing)}. Give other words as --classes"
             )
         kept = [pair for word in classes for pair in _first(clips, word, most, split)]
         lines = (f"{os.path.abspath(p)} {classes.index(w)}\n" for p, w in sorted(kept))

@@ -38,7 +38,7 @@ from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
-from slowfast_patches.utils.tables import first_few, format_table
+from slowfast_patches.utils.tables import format_table, shorten_list
 
 PLACES = ("adverb", "color", "command", "digit")
 CLASSES = tuple(sorted(word for place in PLACES for word in VOCABULARY[place]))
@@ -190,7 +190,7 @@ def format_report(report: SpeakerReport) -> str:
         lines = [f"{len(bad)} videos are left out:"]
         lines += [f"  {path}: {reason}" for path, reason in bad[:_MAX_REASONS]]
         if more := bad[_MAX_REASONS:]:
-            lines.append(f"  and {first_few([Path(path).name for path, _ in more])}")
+            lines.append(f"  and {shorten_list([Path(path).name for path, _ in more])}")
         parts.append("\n".join(lines))
     keys = f"DATA.PATH_TO_DATA_DIR {report.folder} MODEL.NUM_CLASSES {len(CLASSES)}"
     return "\n\n".join([*parts, f"To train on these clips, use the config keys {keys}"])

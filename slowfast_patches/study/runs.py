@@ -27,7 +27,7 @@ from slowfast_patches.plan.evaluations import (
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
-from slowfast_patches.utils.tables import Mean, first_few, format_duration, mean_of
+from slowfast_patches.utils.tables import Mean, format_duration, mean_of, shorten_list
 
 _POLL = 0.1
 """Seconds between two checks of the training processes."""
@@ -185,7 +185,7 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
     # Ignore OUTPUT_DIR, because a relative path changes when the command runs in another folder.
     if differing := differences(stored, wanted, "now", {"OUTPUT_DIR", *arm.open_keys}):
         raise ValueError(
-            f"{path} was trained with another config ({first_few(differing, 5)}). Choose another "
+            f"{path} was trained with another config ({shorten_list(differing, 5)}). Choose another "
             "--output, or delete the folder of that run."
         )
     return result

@@ -75,7 +75,7 @@ def format_factor(ours: float, baseline: float) -> str:
     return f"{factor}× {'fewer' if ours < baseline else 'more'}"
 
 
-def first_few(items: Sequence[object], named: int = 3) -> str:
+def shorten_list(items: Sequence[object], named: int = 3) -> str:
     """Format the first `named` items and the number of the others: "a, b, c and 7 more"."""
     more = len(items) - named
     return format_list([*items[:named], f"{more} more"] if more > 0 else items)

@@ -98,13 +98,13 @@ def test_cycles_that_do_not_fit_the_length_are_warned_of_with_the_line_to_write(
 
 def test_a_training_is_summed_up_in_a_paragraph():
     assert plan_summary(make_plan(long_cycle(136), lambda *_: 1.0)) == (
-        "the training has 36 iterations (the baseline: 102), or 6.0 passes over 136 videos. A "
-        "mini-batch has 64 clips of 4 frames of 45² pixels, in the end 8 clips of 16 frames of "
-        "64² pixels. plan.txt lists all phases"
+        "The training has 36 iterations (the baseline: 102), or 6.0 epochs of 136 videos. A "
+        "mini-batch has 64 clips of 4 frames of 45² pixels, and in the end 8 clips of 16 frames "
+        "of 64² pixels. plan.txt lists all phases."
     )
     baseline = make_schedule(Shape(8, 16, 64), 136, CosineRate(0.1, 6.0), cycles=None)
     text = plan_summary(make_plan(baseline, lambda *_: 1.0))
-    assert "102 iterations, or 6.0 passes" in text
+    assert "102 iterations, or 6.0 epochs" in text
     assert "A mini-batch has 8 clips of 16 frames of 64² pixels. " in text
 
 
@@ -131,7 +131,7 @@ def test_the_size_of_the_data_set_is_found_in_order(plan_json, short_cycle_recip
     [
         (["DATA.NUM_TRAIN_VIDEOS", "0"], "--dataset-size"),
         (["--dataset-size", "4", *LONG], "too short"),
-        (["--plot", "/nonexistent/plan.png"], "there is no folder /nonexistent"),
+        (["--plot", "/nonexistent/plan.png"], "the folder /nonexistent does not exist"),
         (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes"),
     ],
 )

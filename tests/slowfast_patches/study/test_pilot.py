@@ -277,7 +277,7 @@ def test_of_a_baseline_that_is_shorter_than_a_pilot_the_command_is_said_that_tra
     short = ["SOLVER.MAX_EPOCH", "6", "SOLVER.STEPS", "[0,4]"]
     assert run(*short) == 0
     reason, command = capsys.readouterr().out.rstrip().split("\n\n    ")
-    assert reason.startswith("No pilot is needed: the whole baseline takes about")
+    assert reason.startswith("No pilot is needed: a full training of the baseline takes about")
     program, *arguments = shlex.split(command)
     assert program == "multigrid-compare"
     compared = load_program("tools/compare.py").parse_args(arguments)

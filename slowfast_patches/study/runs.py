@@ -185,8 +185,8 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
     # Ignore OUTPUT_DIR, because a relative path changes when the command runs in another folder.
     if differing := differences(stored, wanted, "now", {"OUTPUT_DIR", *arm.open_keys}):
         raise ValueError(
-            f"{path} was trained with another config ({shorten_list(differing, 5)}). Choose another "
-            "--output, or delete the folder of that run."
+            f"{path} was trained with another config ({shorten_list(differing, 5)}). Choose "
+            "another --output, or delete the folder of that run."
         )
     return result
 

@@ -46,7 +46,7 @@ from slowfast_patches.train.checkpoint import (
     write_checkpoint,
 )
 from slowfast_patches.train.evaluate import Validation
-from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.record.metrics_logger import MetricsLogger
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import Resumable, check_same_list, check_same_schedule
 from slowfast_patches.train.running_stats import buffers_of_ranks, set_buffers
@@ -138,7 +138,9 @@ class Trainer:
         if recipe.bn.use_precise_stats:
             form_neighbours(world.size, patience)
         self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
-        self.record = Record(recipe, world, self.schedule, loading_advice(recipe, self.dataset))
+        self.record = MetricsLogger(
+            recipe, world, self.schedule, loading_advice(recipe, self.dataset)
+        )
         self.flops = flops_per_clip(recipe)
         videos = len(self.validation.videos)
         evaluated = affordable_evaluations(recipe, self.schedule, videos, self.flops)

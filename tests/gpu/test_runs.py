@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from multigrid import Batch, Step
-from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.record.metrics_logger import MetricsLogger
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Trainer
 
@@ -83,7 +83,7 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
     torch does not detect that a copy from ordinary memory waits, so the test also checks that
     mini-batches are in pinned memory.
     """
-    waits = {Record: ("report",), Trainer: ("validate", "save")}
+    waits = {MetricsLogger: ("report",), Trainer: ("validate", "save")}
     for owner, names in waits.items():
         for name in names:
             monkeypatch.setattr(owner, name, in_mode("default", getattr(owner, name)))

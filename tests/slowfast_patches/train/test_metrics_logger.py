@@ -18,9 +18,9 @@ from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.unreadable import count_unreadable
 from slowfast_patches.train.checkpoint import Progress
 from slowfast_patches.train.record import clock as clock_module
-from slowfast_patches.train.record import record as record_module
+from slowfast_patches.train.record import metrics_logger as metrics_logger_module
 from slowfast_patches.train.record.clock import Clock
-from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.record.metrics_logger import MetricsLogger
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World
 
@@ -82,8 +82,10 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
         plan = make_schedule(shape, 8, rate, cycles=None, bn_size=4)
         recipe = default_recipe().replaced({"OUTPUT_DIR": str(tmp_path)})
         world = World(0, 1, CPU)
-        monkeypatch.setattr(record_module, "max_over_ranks", lambda share: share.clamp(min=waited))
-        record = Record(recipe, world, plan, ADVICE)
+        monkeypatch.setattr(
+            metrics_logger_module, "max_over_ranks", lambda share: share.clamp(min=waited)
+        )
+        record = MetricsLogger(recipe, world, plan, ADVICE)
         labels = torch.eye(3)[[0, 0, 1, 1, 1, 1, 1, 1]].lerp(torch.eye(3)[[2] * 8], 0.4)
         # of mixed labels the larger counts: the first two are right
         outcome = Outcome(torch.tensor(2.0), torch.eye(3)[[0] * 8], labels)
@@ -110,7 +112,7 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
         record.close()
         return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
-    def evaluate(record: Record, done: int) -> None:
+    def evaluate(record: MetricsLogger, done: int) -> None:
         with record.clock.time("evaluating"):
             now.now += 7
         found = {"iteration": done, "epoch": 1, "seconds": round(record.clock.working, 3)}

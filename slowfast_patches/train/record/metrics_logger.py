@@ -38,7 +38,7 @@ that a phase must last to say so."""
 _NOT_DRAWN = {"type", "iteration", "epoch", "seconds", "phase", "seconds_left", "shape", *COUNTS}
 
 
-class Record:
+class MetricsLogger:
     """Metrics of a training: sums over all processes, written by the main one.
 
     The main process writes metrics.jsonl, events for TensorBoard and lines of the log. Methods that

@@ -11,7 +11,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import GroupedBatchNorm3d, set_group_size
 from multigrid.batchnorm import channel_moments
-from slowfast_patches.models.layers.dropout import set_clips
+from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
 
 
@@ -125,7 +125,7 @@ def update_precise_bn(
         sums[norm] += channel_moments(inputs[0])
 
     set_group_size(model, global_batch)
-    set_clips(model, None)
+    seed_dropout(model, None)
     hooks = [norm.register_forward_pre_hook(observe) for norm in norms]
     try:
         with autocast():

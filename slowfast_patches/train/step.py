@@ -16,7 +16,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.layers.dropout import set_clips
+from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
     Precision,
@@ -145,7 +145,7 @@ class Stepper:
             micro = slice(part, None, self.parts)
             of_part = task.part(batch, micro)
             numbers = None if clips is None else clips[micro]
-            set_clips(self.model, numbers, self.device, task.items_of_clips(of_part))
+            seed_dropout(self.model, numbers, self.device, task.items_of_clips(of_part))
             self._set_extents(batch, micro)
             arguments = task.arguments(of_part, self.transform, self.device)
             targets = of_part["labels"].to(self.device, non_blocking=True)

@@ -18,8 +18,8 @@ class ClipDropout(nn.Dropout):
     The mask of clip n of the stream is drawn from a generator seeded by (`seed`, n). It does not
     depend on the other clips of the mini-batch, on the rank, or on earlier random numbers.
 
-    `set_clips` draws the masks before the forward pass, because a compiled network cannot draw them
-    by NumPy. Without masks, and in evaluation, this module is `nn.Dropout`.
+    `seed_dropout` draws the masks before the forward pass, because a compiled network cannot draw
+    them by NumPy. Without masks, and in evaluation, this module is `nn.Dropout`.
 
     Args:
         p: Probability of an element to be zeroed.
@@ -63,7 +63,7 @@ class ClipDropout(nn.Dropout):
         return torch.from_numpy(np.concatenate(drawn))
 
 
-def set_clips(
+def seed_dropout(
     model: nn.Module,
     clips: Sequence[int] | None,
     device: torch.device | None = None,

@@ -20,7 +20,7 @@ class Detection(MultiLabel):
     (m, C).
     """
 
-    def part(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
+    def slice_batch(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
         """Return the part of a mini-batch that belongs to some of its clips, with their boxes.
 
         The indices of the clips are changed to those in the part.

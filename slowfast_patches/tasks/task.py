@@ -39,7 +39,7 @@ class Task:
 
     # Inputs.
 
-    def part(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
+    def slice_batch(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
         """Return the part of a mini-batch that belongs to some of its clips."""
         names = ("clips", "flips", "videos", "labels")
         return {name: batch[name][clips] for name in names if name in batch}

@@ -72,7 +72,7 @@ def evaluate(
     for batch in batches:
         failures |= batch["failures"]
         for first in range(0, len(batch["videos"]), batch_size):
-            part = task.part(batch, slice(first, first + batch_size))
+            part = task.slice_batch(batch, slice(first, first + batch_size))
             arguments = task.arguments(part, transform, world.device)
             with precision.autocast():
                 predictions = model(*arguments)

@@ -143,7 +143,7 @@ class Stepper:
         for part in range(self.parts):
             statistics.restart()
             micro = slice(part, None, self.parts)
-            of_part = task.part(batch, micro)
+            of_part = task.slice_batch(batch, micro)
             numbers = None if clips is None else clips[micro]
             seed_dropout(self.model, numbers, self.device, task.items_of_clips(of_part))
             self._set_extents(batch, micro)

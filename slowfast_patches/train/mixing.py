@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from slowfast_patches.config.recipe import Recipe
 
 _MIXING = 2
-"""Part of every seed in this module, so that other uses of the recipe's seed draw different values."""
+"""Part of every seed of this module, so that no other module draws the same random numbers."""
 
 
 class Mixing:
@@ -98,7 +98,11 @@ def _neighbours(clips: Sequence[int]) -> list[int]:
 
 
 def _added(drawn: Tensor, crop: int) -> Tensor:
-    """Convert rows of `Mixing.draw` to the neighbour's weight at each pixel, (N, 1, 1, crop, crop)."""
+    """Convert rows of `Mixing.draw` to the neighbour's weight at each pixel.
+
+    Returns:
+        (N, 1, 1, crop, crop), from 0 to 1.
+    """
     share, top, bottom, left, right = drawn.view(-1, 5, 1, 1).unbind(1)
     columns = torch.arange(crop, device=drawn.device)
     rows = columns.view(-1, 1)

@@ -32,7 +32,8 @@ class Outcome(NamedTuple):
     """Loss, logits and labels of a training step, on the device of the model.
 
     Attributes:
-        loss: Mean loss over the items of this process, a scalar. An item is a clip or a box.
+        loss: Sum of the losses of this process's items, divided by the mean number of items per
+            process. A scalar. An item is a clip or a box.
         scores: Logits of the N items, (N, C).
         labels: Class indices (N,). Multi-hot or mixed labels have the shape (N, C).
     """

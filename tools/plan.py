@@ -1,18 +1,19 @@
-r"""Print the phases of a training, and its cost beside that of the baseline.
+r"""Print the phases of a training, and compare its cost with the cost of the baseline.
 
-Neither data nor a GPU is needed. Example:
+This needs neither data nor a GPU. Example:
 
     multigrid-plan --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --dataset-size 240436 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
 
-With the seconds of an iteration, it predicts the training time and the speed-up. Give the seconds
-at the baseline's shape, or a file of benchmarks/step_time.py for all shapes (docs/performance.md):
+To predict the training time and the speed-up, give the seconds of an iteration at the shape of the
+baseline, or a file of benchmarks/step_time.py with the times of all shapes (docs/performance.md):
 
     multigrid-plan --cfg RECIPE.yaml --step-seconds 0.4
     multigrid-plan --cfg RECIPE.yaml --step-times steps.json
 
-With --gpus, it predicts the training time on clusters of 1 to 2,048 GPUs from computation, gradient
-exchange and data loading, and the clips per second that the storage must deliver (docs/cluster.md):
+With --gpus, predict the training time on clusters of 1 to 2,048 GPUs. The prediction includes
+computation, gradient exchange and data loading. The output also shows how many clips per second the
+storage must deliver (docs/cluster.md):
 
     multigrid-plan --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \
         --network 12.5 --node-network 100 --loader 3000
@@ -59,31 +60,32 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "number of training videos (default: the length of the list, or DATA.NUM_TRAIN_VIDEOS)"
     add("--dataset-size", "N", text, int)
     command_line.add_json(parser)
-    add("--plot", "FILE.png", "draw shapes and learning rate over the iterations", Path)
+    add("--plot", "FILE.png", "plot shapes and learning rate over the iterations", Path)
     speed = parser.add_mutually_exclusive_group()
-    text = "file of step times at every shape; of several files, the first that fits is used"
+    text = "file with the step times of all shapes; can be repeated, then the first that matches the recipe "
+        "is used"
     command_line.add_list(speed, "--step-times", text)
-    text = "seconds of an iteration at the baseline's shape; other shapes are estimated by FLOPs"
+    text = "seconds of an iteration at the baseline's shape; other shapes are estimated from FLOPs"
     command_line.add_option(speed, "--step-seconds", "S", text, above_zero)
-    text = "--gpus needs step times, --gpus-per-node and --network."
+    text = "--gpus requires --gpus-per-node, --network, and --step-times or --step-seconds."
     add = partial(command_line.add_option, parser.add_argument_group("on a cluster", text))
-    add("--gpus", "N", "GPUs in all", at_least_one)
-    add("--gpus-per-node", "M", "GPUs on each node", at_least_one)
-    text = "bandwidth of a node in each direction; 10 Gb/s are 1.25 GB/s (inf: no limit)"
+    add("--gpus", "N", "total number of GPUs", at_least_one)
+    add("--gpus-per-node", "M", "number of GPUs on each node", at_least_one)
+    text = "network bandwidth of a node in each direction, in GB/s: 1.25 for 10 Gb/s, inf for no limit"
     add("--network", "GB/s", text, above_zero)
-    text = "bandwidth between two GPUs of a node (default: no limit)"
+    text = "bandwidth between two GPUs of the same node (default: no limit)"
     add("--node-network", "GB/s", text, above_zero)
-    add("--latency", "US", f"latency of a message in µs (default: {1e6 * LATENCY:g})", float)
-    text = "clips that a node reads per second (default: reading is left out)"
+    add("--latency", "US", f"network latency of a message in µs (default: {1e6 * LATENCY:g})", float)
+    text = "number of clips that a node reads per second (default: ignore data loading)"
     add("--loader", "CLIPS/s", text, above_zero)
-    command_line.add_overrides(parser, "keys to set in the config")
+    command_line.add_overrides(parser, "keys of the recipe to replace; KEY=VALUE is also accepted")
     args = parser.parse_intermixed_args(argv)
     if args.gpus is None and any(getattr(args, name) is not None for name in (*_UNITS, "loader")):
-        parser.error("the options of a cluster need --gpus N, too")
+        parser.error("--gpus-per-node, --network, --node-network, --latency and --loader require --gpus N")
     if args.gpus and not (args.step_times or args.step_seconds):
-        parser.error("--gpus needs --step-seconds S or --step-times FILE")
+        parser.error("--gpus requires --step-seconds S or --step-times FILE")
     if args.gpus and not (args.gpus_per_node and args.network):
-        parser.error("--gpus needs --gpus-per-node and --network")
+        parser.error("--gpus requires --gpus-per-node and --network")
     if args.gpus and args.plot:
         parser.error("--plot cannot be combined with --gpus")
     return args
@@ -97,10 +99,10 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
 
 
 def show_plan(args: argparse.Namespace) -> str:
-    """Draw the picture if it is asked for, and return the plan as text or JSON."""
+    """Return the plan as text or JSON, and write the picture of --plot."""
     if args.plot and not args.plot.parent.is_dir():
         raise ValueError(
-            f"--plot {args.plot}: there is no folder {args.plot.parent}. Make it first."
+            f"--plot is {args.plot}, but the folder {args.plot.parent} does not exist. Create it."
         )
     recipe = load_with_classes(args.cfg, args.overrides)
     if args.gpus is not None:
@@ -116,7 +118,7 @@ def show_plan(args: argparse.Namespace) -> str:
     recipe = resolve(recipe)
     check_recipe(recipe)
     if recipe.data.path_to_data_dir:
-        class_names(recipe)  # raises an error if their number is not MODEL.NUM_CLASSES
+        class_names(recipe)  # raises an error if the number of names is not MODEL.NUM_CLASSES
     plan = plan_of(recipe, args.dataset_size, find_timing(recipe, args))
     if args.plot:
         plot_plan(plan.schedule, learning_rate_of(recipe), args.plot)
@@ -124,15 +126,21 @@ def show_plan(args: argparse.Namespace) -> str:
 
 
 def find_timing(recipe: Recipe, args: argparse.Namespace) -> Timing:
-    """Return the step times that the options give, or `UNTIMED`."""
+    """Return the step times of --step-seconds or --step-times.
+
+    Return `UNTIMED` if neither option is given.
+
+    Raises:
+        ValueError: No file of --step-times matches the recipe.
+    """
     if args.step_seconds is not None:
         return estimated_timing(recipe, args.step_seconds, flops_per_clip(recipe))
     try:
         return measured_times(args.step_times)(recipe, flops_per_clip(recipe))
     except MisfitError as error:
         raise ValueError(
-            f"{error}. Measure this recipe (docs/performance.md), or estimate its times by "
-            "--step-seconds S."
+            f"{error}. Measure the step times of this recipe (docs/performance.md), or give "
+            "--step-seconds S for an estimate."
         ) from error
 
 

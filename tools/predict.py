@@ -2,33 +2,39 @@
 
     multigrid-predict --checkpoint runs/ab/multigrid/seed0 some.mp4 another.mp4 --top 3
 
---checkpoint is a file or the folder of a run (its OUTPUT_DIR). Of a folder, the best checkpoint is
-used if TRAIN.KEEP_BEST kept it, and the last one otherwise. Standard error says which.
+--checkpoint is a checkpoint file or the OUTPUT_DIR of a run. For an OUTPUT_DIR, the best checkpoint
+is used if TRAIN.KEEP_BEST is True, and the last checkpoint otherwise. The path of the checkpoint is
+printed to standard error.
 
-A video is a file or a folder of JPEG frames. A folder of video files stands for all of them. As in
-the test, a video is scored on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose
-probabilities are averaged, or combined as DATA.ENSEMBLE_METHOD says. With several labels per video,
-each class has an independent probability. There is a warning for a video that decodes only in part,
-for an incomplete MP4 or MOV file, and for a video of a single frame. To find damage, up to 3,000
-frames are decoded. For a longer video, only the structure of the file is checked.
+A video is a file or a folder of JPEG frames. For a folder of video files, all files are predicted.
+As in the test, a video is scored on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips.
+DATA.ENSEMBLE_METHOD selects the mean or the maximum over the clips. With several labels per video,
+the probabilities of the classes are independent of each other.
 
-The recipe is read from the checkpoint. For weights without a recipe, give it as --cfg. KEY VALUE
-pairs after the videos replace keys of the recipe. Class names are those of --classes, or those in
-the checkpoint, or those beside the lists in DATA.PATH_TO_DATA_DIR. Without any, classes are shown
-by number, with a warning.
+A warning is printed for a video that decodes only in part, for an incomplete MP4 or MOV file, and
+for a video with a single frame. To find damage, videos of up to 3,000 frames are decoded. For
+longer videos, only the structure of the file is checked.
 
-A detection model (DETECTION.ENABLE) needs --boxes FILE.csv in the format of AVA: the video's name
-without its suffix, second, x1, y1, x2, y2 as fractions of the frame's sides, and a final comma.
---draw DIR writes a picture of each key frame with its boxes and their most probable classes.
+The recipe is read from the checkpoint. If the checkpoint has no recipe, give a recipe by --cfg. KEY
+VALUE pairs after the videos replace keys of the recipe. Class names are read from --classes, from
+the checkpoint, or from DATA.PATH_TO_DATA_DIR, in this order. If there are no names, class indices
+are printed, with a warning.
 
---output FILE.csv writes a table with the columns video, prediction, probability, and a column with
-the probability of each class. For a video that cannot be read, the other columns are empty.
+A detection model (DETECTION.ENABLE True) needs --boxes FILE.csv in the format of AVA. Each line is
+VIDEO,SECOND,X1,Y1,X2,Y2, with a comma at the end. VIDEO is the file name without suffix. The
+corners are fractions of the width and height of the frame. --draw DIR writes a picture of each key
+frame with the boxes and their most probable classes.
 
---export FILE.pt2 writes a program for torch.export.load, which does not need this package. It takes
-a batch of clips (N, 3, T, S, S) of RGB pixels as uint8, with the frames T and the crop S of the
-test, and returns probabilities (N, classes). Its extra file classes.json has the class names.
+--output FILE.csv writes a table with the columns video, prediction and probability, and one column
+for each class with its probability. For a video that cannot be read, only the column video is
+filled.
 
-Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
+--export FILE.pt2 writes a program for torch.export.load, which runs without this package. The input
+of the program is a batch of clips, (N, 3, T, S, S) RGB pixels as uint8. T is DATA.NUM_FRAMES and S
+is DATA.TEST_CROP_SIZE. The output are probabilities (N, classes). The extra file classes.json in
+the program contains the class names.
+
+Exit status: 0 if all videos were predicted, 1 if a video cannot be read, 2 for any other error.
 """
 
 import argparse
@@ -71,20 +77,20 @@ from slowfast_patches.train.record.tables import names_of_data, write_prediction
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line, and split `videos` from the KEY VALUE pairs after them."""
+    """Parse the command line, and separate the videos from the KEY VALUE pairs after them."""
     parser = command_parser(__doc__)
     add = partial(add_option, parser)
-    add("--checkpoint", "FILE|DIR", "checkpoint, or folder of a run", Path, required=True)
-    add("--cfg", "FILE", "recipe of the model, for weights without one", Path)
+    add("--checkpoint", "FILE|DIR", "checkpoint file, or OUTPUT_DIR of a run", Path, required=True)
+    add("--cfg", "FILE", "recipe of the model, for a checkpoint without recipe", Path)
     text = "number of classes to print (default: %(default)s)"
     add("--top", "K", text, at_least_one, 5)
-    names = "class names: a name on each line, or in .json a list, or a mapping from name to number"
+    names = "file of class names: one name per line, or JSON (a list, or a map from name to index)"
     add("--classes", "FILE", names, Path)
-    add("--output", "FILE.csv", "write a table of the probabilities of all classes", Path)
-    text = "write the model as a program of torch.export; videos are optional then"
+    add("--output", "FILE.csv", "write a table with the probabilities of all classes", Path)
+    text = "write the model as a torch.export program; videos are then optional"
     add("--export", "FILE.pt2", text, Path)
     add("--boxes", "FILE.csv", "boxes to score, in the format of AVA", Path)
-    add("--draw", "DIR", "write pictures of the boxes and their classes", Path)
+    add("--draw", "DIR", "folder for pictures of the boxes and their classes", Path)
     add_json(parser)
     add_imports(parser)
     text = "videos, then keys of the recipe to replace"
@@ -94,11 +100,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
     args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
     if not (args.videos or args.export):
-        parser.error("give a video, or --export")
+        parser.error("at least one video or --export is required")
     if args.boxes and (args.output or args.export):
-        parser.error("--boxes takes no --output or --export")
+        parser.error("--boxes cannot be combined with --output or --export")
     if args.draw and not args.boxes:
-        parser.error("--draw needs --boxes")
+        parser.error("--draw requires --boxes")
     return args
 
 
@@ -114,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     path = checkpoint_of(args.checkpoint)
     if path != args.checkpoint:
-        print(f"the checkpoint is {path}", file=sys.stderr)
+        print(f"Using the checkpoint {path}.", file=sys.stderr)
     if args.export:
         args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
@@ -127,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
         from slowfast_patches.train.predict.export import write_program  # lazy import: slow
 
         write_program(predictor, args.export)
-        print(f"the program is {args.export}", file=sys.stderr)
+        print(f"Program written to {args.export}.", file=sys.stderr)
     results = list[dict[str, Any]]()
     probabilities = dict[str, Tensor | None]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
@@ -156,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def predict_boxes(args: argparse.Namespace, predictor: BoxPredictor) -> int:
-    """Predict the boxes of all videos with a detection model, as `main` does for videos."""
+    """Predict the boxes in all videos, print the results, and return the exit status."""
     names = predictor.class_names
     boxes = read_boxes(args.boxes, predictor.recipe.model.num_classes)
     results = list[dict[str, Any]]()
@@ -194,33 +200,38 @@ def _class_text(row: dict[str, Any]) -> str:
 
 
 def videos_at(path: str) -> list[str]:
-    """Return the video files in a folder, or the path itself if it is a video."""
+    """Return the video files in a folder. Return [path] for a video file or a folder of frames."""
     is_of_videos = os.path.isdir(path) and not frame_files(path)
     return (video_files(path) if is_of_videos else []) or [path]
 
 
 def find_names(given: Path | None, predictor: Predictor) -> tuple[str, ...] | None:
-    """Return the class names in a file, or else those of the model.
+    """Return the class names in the file `given`, or the class names of the model without a file.
 
-    Without any, print a warning and return None.
+    If there are no names, print a warning and return None.
 
     Raises:
-        ValueError: The file has another number of names than the model has classes.
+        ValueError: The number of names in the file is not the number of classes of the model.
     """
     count = predictor.recipe.model.num_classes
     names = read_class_names(given) if given else predictor.class_names
     if given and names and len(names) != count:
-        raise ValueError(f"{given} has {len(names)} names, and the model has {count} classes.")
+        raise ValueError(
+            f"{given} has {len(names)} class names, but the model has {count} classes."
+        )
     if names is None:
         print(
-            "warning: classes are shown by number. Give --classes FILE for their names",
+            "warning: Class indices are shown. To show class names, set --classes FILE.",
             file=sys.stderr,
         )
     return names
 
 
 def best(scores: Tensor, top: int, names: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return the most probable classes with their number, probability, and name or None."""
+    """Return a dict for each of the `top` most probable classes.
+
+    The keys are "number" (the class index), "name" (or None) and "probability".
+    """
     values, numbers = scores.topk(min(top, len(scores)))
     return [
         {"number": number, "name": names[number] if names else None, "probability": value}

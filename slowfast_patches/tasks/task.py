@@ -120,7 +120,7 @@ class Task:
     # Evaluation.
 
     def scores(self, dataset: Any, device: torch.device) -> Any:
-        """Return an object that collects the scores of a split, with the methods of `VideoScores`."""
+        """Return an object with the methods of `VideoScores` to collect the scores of a split."""
         return VideoScores(self.recipe, dataset, device, self.judge)
 
     def judge(self, scores: Tensor, labels: Tensor) -> Judgement:

@@ -123,7 +123,8 @@ def _check_training(recipe: Recipe, starts_main: bool) -> None:
     if recipe.train.checkpoint_inflate and not given:
         raise ValueError(
             "TRAIN.CHECKPOINT_INFLATE is True, but there are no weights to inflate. Set "
-            "TRAIN.CHECKPOINT_FILE_PATH, or set TRAIN.CHECKPOINT_INFLATE False to start from scratch."
+            "TRAIN.CHECKPOINT_FILE_PATH to image weights, or set TRAIN.CHECKPOINT_INFLATE False to "
+            "start from scratch."
         )
     if given and starts_main and not resumes:
         check_file(given, recipe.train.checkpoint_type)

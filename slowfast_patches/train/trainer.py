@@ -131,8 +131,8 @@ class Trainer:
         self.dataset = build_dataset(recipe, "train")
         self.schedule = schedule_of(recipe, len(self.dataset))
         torch.manual_seed(recipe.rng_seed)
-        # Build grouped BN in any case: precise BN sets its group size even if the training does
-        # not.
+        # Grouped BN without a group size equals ordinary BN. Precise BN needs a group size even if
+        # the training does not.
         self.model = build_model(recipe, grouped_bn=True).to(world.device)
         weighted = recipe.solver.class_weights
         counts = label_counts(recipe, self.dataset.videos) if weighted else None
@@ -340,7 +340,7 @@ class Trainer:
         self._write(partial(self.checkpoint, of_ranks))
 
     def _write(self, make: Callable[[], Checkpoint]) -> None:
-        """Write the checkpoint that `make` returns. Only the main process calls `make` and writes."""
+        """Write the checkpoint that `make` returns. Do nothing outside the main process."""
         if self.world.is_main:
             train = self.recipe.train
             with self.record.clock.time("saving"):
@@ -391,9 +391,9 @@ class Trainer:
         by_process = self.recipe.model.has_batchnorm and not self.recipe.groups_batchnorm
         if checkpoint.world_size != self.world.size and self.world.is_main and by_process:
             logger.warning(
-                "The checkpoint was trained on %d processes, and this run has %d. BN normalizes over "
-                "the clips of each process, so the results change. Set BN.GROUP_SIZE to make them "
-                "independent of the number of processes.",
+                "The checkpoint was trained on %d processes, and this run has %d. BN normalizes "
+                "over the clips of each process, so the results change. Set BN.GROUP_SIZE to make "
+                "the results independent of the number of processes.",
                 *(checkpoint.world_size, self.world.size),
             )
         self.model.load_state_dict(checkpoint.model_state)

@@ -5,6 +5,7 @@
 #   make test     the same with all tests
 #   make docs     the site, in site/, with every link and anchor checked
 #   make demo     train baseline, shortened baseline and multigrid on real files, compare them
+#   make gpu      on a machine with a GPU: its tests and measurements, into benchmarks/results
 #   make demo-start          the first iterations of the demo alone
 #   make update-constraints  choose the newest versions that pyproject.toml allows for constraints.txt
 PYTHON ?= python3
@@ -18,7 +19,7 @@ SEEDS ?= 0
 # Modules are compiled by who imports them first, not all of torch's by pip.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install check test docs demo demo-start update-constraints lint quick-tests all-tests clean
+.PHONY: install check test docs demo demo-start gpu update-constraints lint quick-tests all-tests clean
 
 install: $(VENV)/.installed
 
@@ -62,7 +63,7 @@ demo: export OMP_NUM_THREADS := 1
 demo: install
 	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
 	$(BIN)/python benchmarks/step_time.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \
-	    --rounds 11 --seconds 5 --dataset-size 640 --output $(DEMO)/step_times.json
+	    --rounds 7 --seconds 2 --dataset-size 640 --output $(DEMO)/step_times.json
 	$(BIN)/python tools/compare.py --at-once 2 --cfg configs/Demo/SLOWFAST_DEMO.yaml \
 	    --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds $(SEEDS) \
 	    --step-times $(DEMO)/step_times.json --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
@@ -71,6 +72,9 @@ demo-start: install
 	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
 	$(BIN)/python tools/run_net.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml SOLVER.LENGTH 0.05 \
 	    TEST.ENABLE False OUTPUT_DIR $(DEMO)/start DATA.PATH_TO_DATA_DIR $(DEMO)/data
+
+gpu: install
+	$(BIN)/python benchmarks/gpu.py
 
 # torch keeps the version of constraints.in; all others become the newest for Python 3.11 to 3.14.
 update-constraints: install

@@ -3,19 +3,23 @@
     python benchmarks/loader.py                                  # on videos that it renders
     python benchmarks/loader.py --csv /data/kinetics/val.csv --videos 40
 
-One core reads clips of the same videos in three ways, in interleaved rounds:
+One core reads clips of the same videos in several ways, in interleaved rounds:
 
     pyslowfast 1.0    PySlowFast's Kinetics data set on the files, with the grid's mean stride
+    torchcodec        torchcodec, if it is installed: the same frames, crop and size as "files"
+    decord            decord or decord2, if it is installed: likewise
     files             this package's data set on the same files
     prepared          this package's data set on the output of multigrid-prepare
 
-The benchmark prints the clips per second of wall-clock time and the ratios to PySlowFast, as
-medians and quartiles over the rounds.
+The benchmark prints the clips per second of processor time and the ratios to the other packages,
+as medians and quartiles over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import os
 import random
 import statistics
@@ -45,9 +49,10 @@ from common import (
     write_result,
 )
 from matplotlib.container import BarContainer
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from multigrid import PAPER, ClipRequest, Shape, make_grid
+from multigrid import PAPER, ClipRequest, Shape, clip_generator, make_grid
 from slowfast_patches import patching
 from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -55,6 +60,7 @@ from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.command_line import tool
@@ -63,7 +69,7 @@ from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 __all__ = ["main", "measure"]
 
 HOST = "pyslowfast 1.0"
-WAYS = (HOST, "files", "prepared")
+OURS = ("files", "prepared")
 KINETICS = 240_000
 """Number of training videos. The shapes of a schedule do not depend on it."""
 RENDERED = [
@@ -82,6 +88,8 @@ RENDERED = [
 Result = dict[str, Any]
 Read = Callable[[int, int], object]
 """Function that reads a clip, given a video and a round."""
+Decode = Callable[[str, list[int]], Sequence[NDArray[np.uint8]]]
+"""Function that decodes the frames of a file at some positions to RGB pictures (H, W, 3)."""
 
 
 @tool()
@@ -182,7 +190,7 @@ def use_one_core() -> None:
 def measure(
     files: Path, prepared: Path, cfg_file: str, overrides: Sequence[str], rounds: int
 ) -> Result:
-    """Measure the clips per second at every shape, in each of the three ways.
+    """Measure the clips per second at every shape, in each way whose package is installed.
 
     Args:
         files: folder with the list of the videos.
@@ -203,13 +211,20 @@ def measure(
     videos = len(ours["files"])
     met = schedule_of(recipe, KINETICS).shapes
     shapes = sorted(met, key=lambda s: (s.frames * s.crop**2, s.frames))
+    peers = {way: decode for way, decode in PEERS.items() if importlib.util.find_spec(way)}
     rows = list[Result]()
     for shape in shapes:
         reads = {HOST: _host(recipe, shape)}
+        reads |= {
+            way: _peer(decode, ours["files"], recipe.rng_seed, shape)
+            for way, decode in peers.items()
+        }
         reads |= {way: _ours(dataset, shape) for way, dataset in ours.items()}
         turns = {way: partial(_seconds, read, videos, count()) for way, read in reads.items()}
         rows.append(_row(shape, take_turns(turns, rounds, warm_up=1)))
-    return {"videos": videos, "shapes": rows, **provenance()}
+    result = {"videos": videos, "shapes": rows, **provenance()}
+    result["versions"] |= {way: importlib.import_module(way).__version__ for way in peers}
+    return result
 
 
 def _host(recipe: Recipe, shape: Shape) -> Read:
@@ -237,42 +252,100 @@ def _host(recipe: Recipe, shape: Shape) -> Read:
 
 
 def _ours(dataset: ClipDataset, shape: Shape) -> Read:
-    return lambda video, number: dataset[ClipRequest(video, number, shape, 0)]
+    return lambda video, number: dataset[ClipRequest(video, number, shape, 0)]["clip"]
+
+
+def _peer(decode: Decode, dataset: ClipDataset, seed: int, shape: Shape) -> Read:
+    """Return a function that reads the clips of `_ours` with another decoder.
+
+    It crops and resizes the decoded pictures with OpenCV.
+    """
+    index = dataset.index
+    assert index is not None
+
+    def read(number: int, epoch: int) -> object:
+        video = index.record(number).video
+        rng = clip_generator(seed, epoch, number)
+        plan = dataset.sampling.training_plan(rng, shape, video)
+        positions = np.minimum(plan.positions, video.frames - 1).tolist()
+        cropper = Cropper(plan.box(video), (video.width, video.height), shape.crop)
+        clip = np.empty((shape.frames, shape.crop, shape.crop, 3), np.uint8)
+        pictures = decode(dataset.videos[number].path, positions)
+        for picture, out in zip(pictures, clip, strict=True):
+            cropper.image(picture, out)
+        return clip
+
+    return read
+
+
+def _torchcodec(path: str, positions: list[int]) -> Sequence[NDArray[np.uint8]]:
+    """Decode without a scan of the file, which is the fastest way."""
+    from torchcodec.decoders import VideoDecoder
+
+    decoder = VideoDecoder(
+        path, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="approximate"
+    )
+    frames: NDArray[np.uint8] = decoder.get_frames_at(positions).data.numpy()
+    return list(frames)
+
+
+def _decord(path: str, positions: list[int]) -> Sequence[NDArray[np.uint8]]:
+    from decord import VideoReader
+
+    frames: NDArray[np.uint8] = VideoReader(path, num_threads=1).get_batch(positions).asnumpy()
+    return list(frames)
+
+
+PEERS: dict[str, Decode] = {"torchcodec": _torchcodec, "decord": _decord}
+"""Other decoders, by the name of their module."""
 
 
 def _seconds(read: Read, videos: int, rounds: count[int]) -> float:
-    """Return the seconds per clip, averaged over one clip of each video."""
+    """Return the seconds per clip of all threads, averaged over one clip of each video."""
     number = next(rounds)
-    start = time.perf_counter()
+    start = time.process_time()
     for video in range(videos):
         read(video, number)
-    return (time.perf_counter() - start) / videos
+    return (time.process_time() - start) / videos
 
 
 def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
+    times_the = {
+        other: {way: ratios(seconds[other], seconds[way]) for way in OURS}
+        for other in seconds
+        if other not in OURS
+    }
     return {
         "frames": shape.frames,
         "crop": shape.crop,
         "batch": shape.batch,
-        "clips_per_second": {way: quartiles([1 / s for s in seconds[way]]) for way in WAYS},
-        "times_the_hosts": {way: ratios(seconds[HOST], seconds[way]) for way in WAYS[1:]},
+        "clips_per_second": {
+            way: quartiles([1 / s for s in took]) for way, took in seconds.items()
+        },
+        "times": times_the,
         "reading_seconds_per_iteration": {
-            way: shape.batch * statistics.median(seconds[way]) for way in WAYS
+            way: shape.batch * statistics.median(took) for way, took in seconds.items()
         },
     }
 
 
 def format_result(result: Result) -> str:
-    """Format a table of speeds, and the machine."""
+    """Format a table of speeds, one of ratios, and the machine."""
     rows = [{"name": _name(row), **row} for row in result["shapes"]]
-    ratio = partial(spread_text, digits=1)
+    ways = list(rows[0]["clips_per_second"])
+    clip: dict[str, Column] = {"clip": ("name", str)}
+    speeds = {
+        f"{way}, clips/s": (f"clips_per_second|{way}|median", "{:.1f}".format) for way in ways
+    }
     seconds = "reading_seconds_per_iteration"
-    columns: dict[str, Column] = {"clips a second and core": ("name", str)}
-    columns |= {way: (f"clips_per_second|{way}|median", "{:.1f}".format) for way in WAYS}
-    columns |= {f"{way} / host": (f"times_the_hosts|{way}", ratio) for way in WAYS[1:]}
-    columns |= {f"{way}, s an iteration": (f"{seconds}|{way}", "{:.2f}".format) for way in WAYS}
+    speeds |= {f"{way}, s an iteration": (f"{seconds}|{way}", "{:.2f}".format) for way in ways}
+    ratio = partial(spread_text, digits=2)
+    times = {
+        f"{way} / {other}": (f"times|{other}|{way}", ratio) for other in ways[:-2] for way in OURS
+    }
+    tables = [table(rows, clip | columns, markdown=True) for columns in (speeds, times)]
     machine = f"{result['machine']['processor']}, one core; {result['versions']}"
-    return f"{table(rows, columns, markdown=True)}\n\n{machine}"
+    return "\n\n".join([*tables, machine])
 
 
 def _name(row: Result) -> str:
@@ -282,12 +355,13 @@ def _name(row: Result) -> str:
 def plot(result: Result, path: Path) -> None:
     """Plot clips per second, and seconds of reading per iteration, as bars for every shape."""
     figure, (speeds, seconds) = new_figure(rows=2, width=9, height=7)
+    ways = list(result["shapes"][0]["clips_per_second"])
     rows = pd.DataFrame(result["shapes"], index=list(map(_name, result["shapes"])))
-    spreads = [rows["clips_per_second"].str[way].apply(pd.Series) for way in WAYS]
-    medians = pd.concat([spread["median"] for spread in spreads], axis=1, keys=WAYS)
+    spreads = [rows["clips_per_second"].str[way].apply(pd.Series) for way in ways]
+    medians = pd.concat([spread["median"] for spread in spreads], axis=1, keys=ways)
     quartiles = [[s["median"] - s["quartile_1"], s["quartile_3"] - s["median"]] for s in spreads]
-    took = rows["reading_seconds_per_iteration"].apply(pd.Series)[list(WAYS)]
-    style = {"width": 0.8, "rot": 0, "logy": True, "color": COLOURS[: len(WAYS)]}
+    took = rows["reading_seconds_per_iteration"].apply(pd.Series)[ways]
+    style = {"width": 0.8, "rot": 0, "logy": True, "color": COLOURS[: len(ways)]}
     medians.plot.bar(ax=speeds, yerr=np.array(quartiles, dtype=float), **style)
     took.plot.bar(ax=seconds, legend=False, **style)
     for axes, digits in ((speeds, "%.0f"), (seconds, "%.1f")):

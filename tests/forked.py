@@ -28,7 +28,8 @@ IMPORTED = (
     "slowfast_patches.datasets.preparing.prepare",
     "torch._dynamo",
     "torch.utils.tensorboard",
-    "matplotlib.figure",
+    "matplotlib.pyplot",
+    "sklearn.metrics",
 )
 DEADLINE = 600
 """Seconds after which any program ends, whatever it waits for."""

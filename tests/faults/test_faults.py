@@ -3,13 +3,19 @@
     TRAININGS=10 python -m pytest tests/faults
 
 does so with ten trainings, each at other moments and in another order; by default it is one.
+kills.py does so for an hour, with other kinds of trainings.
 """
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+
+from slowfast_patches.train.checkpoint import last_checkpoint
+from tests.faults.kills import find_difference
 
 MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
 """Places of faulty_run_net.py, and the calls that a process certainly comes to."""
@@ -41,3 +47,15 @@ def test_a_killed_training_ends_as_if_undisturbed(
     assert_same_run(opened(tmp_path), opened(multigrid_run))
     left = [path.name for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".damaged")]
     assert left == []
+
+
+def test_the_comparison_of_kills_notices_a_single_bit(multigrid_run, tmp_path):
+    same = tmp_path / "same"
+    shutil.copytree(multigrid_run, same)
+    assert find_difference(same, multigrid_run) == ""
+    path = last_checkpoint(same)
+    content = torch.load(path, weights_only=True)
+    name, weight = next(iter(content["model_state"].items()))
+    weight.view(torch.int32).flatten()[0] ^= 1
+    torch.save(content, path)
+    assert f".model_state.{name}" in find_difference(same, multigrid_run)

@@ -366,12 +366,11 @@ def _sample(sprite: Image, u: NDArray[np.float64], v: NDArray[np.float64]) -> Im
     """
     last = sprite.shape[0] - 1
     column, row = (np.clip((c + 1) * (last / 2), 0, last - 1e-3)[..., None] for c in (u, v))
-    left = column[..., 0].astype(np.intp)
-    top = row[..., 0].astype(np.intp)
-    upper, lower = (
-        sprite[line, left] + np.float32(column % 1) * (sprite[line, left + 1] - sprite[line, left])
-        for line in (top, top + 1)
-    )
+    points = sprite.reshape(-1, sprite.shape[2])
+    corner = row[..., 0].astype(np.intp) * sprite.shape[1] + column[..., 0].astype(np.intp)
+    lines = (corner, corner + sprite.shape[1])
+    nearest = [(points.take(at, 0), points.take(at + 1, 0)) for at in lines]
+    upper, lower = (near + np.float32(column % 1) * (next_ - near) for near, next_ in nearest)
     return np.asarray(upper + np.float32(row % 1) * (lower - upper), np.float32)
 
 

@@ -1,0 +1,207 @@
+"""Kill trainings at random moments, resume them, and compare them with undisturbed trainings.
+
+    python -m tests.faults.kills --minutes 60 --output runs/kills
+
+Trainings of several kinds take turns (CASES). Each is killed (-9) and resumed again and again, at
+moments drawn from the time that an undisturbed training takes, until it ends. Its last checkpoint,
+metrics and result must then equal those of the undisturbed training bit for bit. When the time or
+the number of kills is reached, the last training ends without further kills.
+
+OUTPUT/summary.json counts kills, trainings and mismatches by case. The folder of a training that
+differs is kept. Repeat the command to add further kills. Do not change the code during a run. After
+a change, give another --output, because the undisturbed trainings are trained once. The exit
+status is 1 if any differ.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import TimeoutExpired
+
+from slowfast_patches.datasets.demo.ava_form import make_ava_form
+from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
+from tests.conftest import RECIPE, Folder, assert_same_bits, without_times
+from tests.forked import Process, Server
+from tests.slowfast_patches.train.test_detection import KEYS as DETECTION
+
+PROGRAM = "tests/faults/faulty_run_net.py"
+PLAIN = (
+    *("OUTPUT_DIR", "out", "TRAIN.CHECKPOINT_PERIOD", 1, "DATA_LOADER.NUM_WORKERS", 1),
+    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1]] * 4),
+)
+CASES = {
+    "one process": (),
+    "two processes": ("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2),
+    "moving average": ("MODEL.EMA_DECAY", 0.9, "TRAIN.KEEP_BEST", True),
+    "augmentation": ("AUG.ENABLE", True, "MIXUP.ENABLE", True),
+    "detection": (*DETECTION, "DATA.PATH_TO_DATA_DIR", "../ava"),
+}
+"""Keys by case. All cases train one block in each stage and save after each iteration."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Kill until the end, print the summary, and return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="stop after (%(default)s)")
+    parser.add_argument("--kills", type=int, metavar="N", help="stop after N kills, if earlier")
+    parser.add_argument("--output", type=Path, default=Path("runs/kills"), metavar="DIR")
+    args = parser.parse_args(argv)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    end = time.monotonic() + 60 * args.minutes
+    make_data(args.output)
+    most = None if args.kills is None else args.kills + count_kills(args.output)
+
+    def is_over() -> bool:
+        return time.monotonic() > end or (most is not None and count_kills(args.output) >= most)
+
+    server = Server()
+    try:
+        while not is_over():
+            kill_one_training(server, args.output, is_over)
+    finally:
+        server.close()
+    summary = summarize(args.output)
+    print(json.dumps(summary, indent=2))
+    return int(any(counts["different"] for counts in summary.values()))
+
+
+def make_data(output: Path) -> None:
+    """Render the videos, unless they exist."""
+    whole = output / "data.whole"
+    if whole.exists():
+        return
+    make_demo_data(output / "data", DemoSpec(24, 8, 8, frames=20, width=48, height=40), 1)
+    make_ava_form(output / "ava", DemoSpec(12, 4, 0, frames=40, width=64, height=40), 1)
+    (output / "tiny.yaml").write_text(RECIPE)
+    whole.touch()
+
+
+def kill_one_training(server: Server, output: Path, is_over: Callable[[], bool]) -> None:
+    """Kill and resume one training until it ends, and record whether it ends as undisturbed."""
+    number = sum(event["what"] != "kill" for event in events(output))
+    case = list(CASES)[number % len(CASES)]
+    seconds = undisturbed(server, output, case)
+    folder = output / f"training_{number:05d}"
+    moment = random.uniform(0, seconds)
+    while not finished(server, folder, case, moment):
+        record(output, case=case, what="kill", moment=moment)
+        moment = None if is_over() else random.uniform(0, seconds)
+    difference = find_difference(folder / "out", output / f"undisturbed_{case}" / "out")
+    record(output, case=case, what="different" if difference else "same", why=difference)
+    if not difference:
+        shutil.rmtree(folder)
+
+
+def undisturbed(server: Server, output: Path, case: str) -> float:
+    """Train without a kill, unless that was done, and return the seconds in which to kill."""
+    folder = output / f"undisturbed_{case}"
+    took = folder / "seconds.json"
+    if not took.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        start = time.monotonic()
+        finished(server, folder, case, None)
+        outcome(folder / "out")  # raises if the training failed, as said.txt explains
+        took.write_text(json.dumps(time.monotonic() - start))
+    return 0.7 * json.loads(took.read_text())  # the machine may be less busy later
+
+
+def finished(server: Server, folder: Path, case: str, moment: float | None) -> bool:
+    """Start or resume a training, kill it after some seconds, and return whether it ended before.
+
+    A training that ends with an error has ended, too. If `moment` is None, it is not killed.
+    """
+    folder.mkdir(exist_ok=True)
+    end = None if moment is None else time.monotonic() + moment
+    processes = start(server, folder, case)
+    try:
+        for process in processes:
+            process.wait(None if end is None else max(0.0, end - time.monotonic()))
+    except TimeoutExpired:
+        for process in random.sample(processes, len(processes)):
+            time.sleep(random.uniform(0, 0.1))
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return False
+    return True
+
+
+def start(server: Server, folder: Path, case: str) -> list[Process]:
+    """Start the processes of a training, each in a process group of its own."""
+    keys = ("DATA.PATH_TO_DATA_DIR", "../data", *PLAIN, *CASES[case])
+    ranks = 2 if "NUM_SHARDS" in keys else 1
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    environment = os.environ | {"ONE_BLOCK": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = (PROGRAM, "--cfg", "../tiny.yaml", "--init-method", address)
+    with (folder / "said.txt").open("a") as said:
+        return [
+            server.start(
+                *(*command, "--shard-id", rank, *keys), cwd=folder, env=environment, stderr=said
+            )
+            for rank in range(ranks)
+        ]
+
+
+def find_difference(found: Path, expected: Path) -> str:
+    """Return what differs between the output folders of two trainings, or an empty text."""
+    try:
+        assert_same_bits(outcome(found), outcome(expected))
+    except (AssertionError, OSError, KeyError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def outcome(path: Path) -> dict[str, object]:
+    """Return all that a training leaves, without times."""
+    folder = Folder(path)
+    content = {name: value for name, value in folder.checkpoint.items() if name != "seconds"}
+    content["best"], *content["evaluations"] = without_times(
+        [content["best"], *content["evaluations"]]
+    )
+    metric = folder.result["metric"]
+    metrics = {kind: without_times(folder.metrics(kind)) for kind in ("train", "val")}
+    return content | metrics | {"test": folder.result[metric]}
+
+
+def record(output: Path, **event: object) -> None:
+    """Append an event to the log of kills and trainings."""
+    with (output / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def events(output: Path) -> list[dict]:
+    """Return the events so far."""
+    path = output / "events.jsonl"
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
+def count_kills(output: Path) -> int:
+    """Return the number of kills so far."""
+    return sum(event["what"] == "kill" for event in events(output))
+
+
+def summarize(output: Path) -> dict[str, dict[str, int]]:
+    """Count kills and trainings by case, and write the counts to summary.json."""
+    counts = Counter((event["case"], event["what"]) for event in events(output))
+    whats = {"kills": "kill", "same": "same", "different": "different"}
+    summary = {case: {key: counts[case, what] for key, what in whats.items()} for case in CASES}
+    summary["all"] = {key: sum(s[key] for s in summary.values()) for key in whats}
+    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -62,8 +62,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_json(parser)
     add("--plot", "FILE.png", "plot shapes and learning rate over the iterations", Path)
     speed = parser.add_mutually_exclusive_group()
-    text = "file with the step times of all shapes; can be repeated, then the first that matches the recipe "
-        "is used"
+    text = (
+        "file with the step times of all shapes; can be repeated, then the first file that matches "
+        "the recipe is used"
+    )
     command_line.add_list(speed, "--step-times", text)
     text = "seconds of an iteration at the baseline's shape; other shapes are estimated from FLOPs"
     command_line.add_option(speed, "--step-seconds", "S", text, above_zero)
@@ -71,17 +73,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = partial(command_line.add_option, parser.add_argument_group("on a cluster", text))
     add("--gpus", "N", "total number of GPUs", at_least_one)
     add("--gpus-per-node", "M", "number of GPUs on each node", at_least_one)
-    text = "network bandwidth of a node in each direction, in GB/s: 1.25 for 10 Gb/s, inf for no limit"
+    text = "network bandwidth of a node in each direction (1.25 for 10 Gb/s, inf for no limit)"
     add("--network", "GB/s", text, above_zero)
     text = "bandwidth between two GPUs of the same node (default: no limit)"
     add("--node-network", "GB/s", text, above_zero)
-    add("--latency", "US", f"network latency of a message in µs (default: {1e6 * LATENCY:g})", float)
+    add("--latency", "US", f"latency of a message in µs (default: {1e6 * LATENCY:g})", float)
     text = "number of clips that a node reads per second (default: ignore data loading)"
     add("--loader", "CLIPS/s", text, above_zero)
     command_line.add_overrides(parser, "keys of the recipe to replace; KEY=VALUE is also accepted")
     args = parser.parse_intermixed_args(argv)
     if args.gpus is None and any(getattr(args, name) is not None for name in (*_UNITS, "loader")):
-        parser.error("--gpus-per-node, --network, --node-network, --latency and --loader require --gpus N")
+        parser.error("--gpus-per-node, --network, --node-network, --latency and --loader need --gpus")
     if args.gpus and not (args.step_times or args.step_seconds):
         parser.error("--gpus requires --step-seconds S or --step-times FILE")
     if args.gpus and not (args.gpus_per_node and args.network):

@@ -71,7 +71,7 @@ def read_checkpoint(
     except ValueError as error:  # not written by the trainer, but `Predictor` may read the weights
         if recipe_file is None:
             raise ValueError(
-                f"{error} If the file contains only weights, give their recipe: --cfg FILE"
+                f"{error}\nIf the file contains only weights, give their recipe: --cfg FILE"
             ) from error
         checkpoint = None
     if recipe_file is not None:

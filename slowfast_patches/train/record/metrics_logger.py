@@ -98,7 +98,7 @@ class MetricsLogger:
                     file.close()
 
     def enter_phase(self, step: Step) -> None:
-        """Log the shapes, batch, learning rate and BN group size of the phase that `step` starts."""
+        """Log the shapes, batch, learning rate and BN group sizes of the phase of `step`."""
         if not self._now:  # leave out the first mini-batch, for which every run waits
             self._take_time()
             self._report_start = self._now

@@ -83,7 +83,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_overrides(parser, "keys of the recipe to replace; KEY=VALUE is also accepted")
     args = parser.parse_intermixed_args(argv)
     if args.gpus is None and any(getattr(args, name) is not None for name in (*_UNITS, "loader")):
-        parser.error("--gpus-per-node, --network, --node-network, --latency and --loader need --gpus")
+        parser.error("the cluster options need --gpus N")
     if args.gpus and not (args.step_times or args.step_seconds):
         parser.error("--gpus requires --step-seconds S or --step-times FILE")
     if args.gpus and not (args.gpus_per_node and args.network):

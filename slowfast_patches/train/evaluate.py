@@ -81,7 +81,7 @@ def evaluate(
             scores.add(part, predictions)
     for path, reason in itertools.chain(*map(dict.items, gather_objects(failures))):
         if world.is_main:
-            log_unreadable(path, reason, "its unreadable clips are not scored")
+            log_unreadable(path, reason, "unreadable clips are not scored")
     result: Evaluation = scores.result()
     if world.is_main:
         seconds = time.perf_counter() - start

@@ -61,7 +61,7 @@ def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> di
         evaluation = evaluate(model, recipe, dataset, local, world, stop)
         metrics |= with_suffix(evaluation.metrics, suffix)
         logger.info(
-            "Test%s on %d views × %d crops: %s%s",
+            "test%s on %d views × %d crops: %s%s",
             " of the averaged weights" if suffix else "",
             *(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
             format_metrics(evaluation.metrics),

@@ -168,8 +168,7 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
     with locked(output_dir) if trains and world.is_main else nullcontext():
         setup_logging(output_dir, world, "train" if trains else "test")
         logger.info(
-            "Running %d processes with %d clips in a global mini-batch, SOLVER.BASE_LR %g and "
-            "TRAIN.MIXED_PRECISION %s.",
+            "World size %d, global batch size %d, SOLVER.BASE_LR %g, TRAIN.MIXED_PRECISION %s",
             *(world.size, recipe.base_shape.batch, recipe.solver.base_lr),
             recipe.train.mixed_precision,
         )

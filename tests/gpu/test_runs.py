@@ -38,7 +38,7 @@ def test_a_continued_training_is_the_undisturbed_one_bit_for_bit(
         later.unlink()
     (parts / "result.json").unlink()
     finish(start_run_net(parts, *DETERMINISTIC, *keys))
-    assert "continuing after iteration" in last.log
+    assert "Resuming after iteration" in last.log
     expected = opened(whole).checkpoint["model_state"]
     for name, value in last.checkpoint["model_state"].items():
         assert torch.equal(value, expected[name]), name

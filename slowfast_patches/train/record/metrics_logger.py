@@ -133,7 +133,7 @@ class MetricsLogger:
             redrawn: Number of clips whose crop was drawn again, because it showed no box.
         """
         for path, reason in failures:
-            log_unreadable(path, reason, "another video replaces it")
+            log_unreadable(path, reason, "another video is used instead")
         right = self._task.count_right(outcome.scores, outcome.labels)
         self._iterations.append((outcome.loss, right, len(failures), redrawn))
         self._take_time()

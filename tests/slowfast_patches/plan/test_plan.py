@@ -131,7 +131,7 @@ def test_the_size_of_the_data_set_is_found_in_order(plan_json, short_cycle_recip
     [
         (["DATA.NUM_TRAIN_VIDEOS", "0"], "--dataset-size"),
         (["--dataset-size", "4", *LONG], "too short"),
-        (["--plot", "/nonexistent/plan.png"], "there is no folder /nonexistent"),
+        (["--plot", "/nonexistent/plan.png"], "the folder /nonexistent does not exist"),
         (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes"),
     ],
 )

@@ -141,7 +141,7 @@ def test_each_phase_says_what_its_time_went_to(train, caplog):
     assert "20 iterations took 8 s, 50 % waiting for data (reading gave 20.0 clips" in caplog.text
     assert "training could take 40.0" in caplog.text
     [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert "the limit of phase 2 of 2" in warning
+    assert "limited the speed of phase 2 of 2" in warning
     assert warning.endswith(ADVICE)
 
 
@@ -149,7 +149,7 @@ def test_the_rank_that_waits_most_for_data_is_what_counts(train, caplog):
     records = train(seconds=lambda i: (1.0, 0.0), waited=0.25)
     assert {r["loading_share"] for r in records if r["type"] != "val"} == {0.25}
     assert "(25 % waiting for data), 38 s left" in caplog.text
-    assert caplog.text.count("loading was the limit of phase") == 2
+    assert caplog.text.count("limited the speed of phase") == 2
 
 
 # What is left.
@@ -233,7 +233,7 @@ def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(
         # Lines that are no records, and one in which the run was killed.
         file.write('[2]\n{"type": "val"}\n{"type": "val", "iteration": "2"}\n{"type": "tra')
     records = train(14)
-    assert "metrics.jsonl: 4 of " in caplog.text
+    assert "metrics.jsonl: deleted 4 invalid lines" in caplog.text
     assert curves(tmp_path) == {
         tag: [(step, pytest.approx(seconds), value) for step, seconds, value in points]
         for tag, points in expected.items()

@@ -108,7 +108,7 @@ def test_all_classes_at_most_and_numbers_where_there_are_no_names(
     lines = out.splitlines()[1:]
     assert sorted(line.split("%")[1].strip() for line in lines) == [f"class {n}" for n in range(8)]
     assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
-    assert err.startswith("warning: classes are shown by number")
+    assert err.startswith("warning: Class indices are shown")
 
 
 def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_reported(
@@ -122,7 +122,7 @@ def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_report
     status, out, err = predict(*options, videos[0], "no/such.mp4", bad, *nowhere)
     assert status == 1
     first, second, third = err.splitlines()
-    assert first == f"the checkpoint is {trained}"
+    assert first == f"Using the checkpoint {trained}."
     assert second == "no/such.mp4 cannot be opened: No such file or directory"
     assert third.startswith(f"{bad} cannot be opened: ")
     assert out == predict("--checkpoint", trained, videos[0])[1]
@@ -193,8 +193,8 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
     few = tmp_path / "few.txt"
     few.write_text("a\nb\n")
     cases = [
-        (("--checkpoint", tmp_path / "none.pyth"), (), "there is no checkpoint"),
-        (("--checkpoint", tmp_path), (), "there is no checkpoint"),
+        (("--checkpoint", tmp_path / "none.pyth"), (), "There is no checkpoint"),
+        (("--checkpoint", tmp_path), (), "There is no checkpoint"),
         (("--checkpoint", garbage), (), "cannot be read"),
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
         (recipe, ("MODEL.NUM_CLASSES", 5), "is not of this model"),
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
         (
             ("--checkpoint", trained, "--classes", few),
             (),
-            "few.txt has 2 names, and the model has 8",
+            "few.txt has 2 class names, but the model has 8",
         ),
     ]
     for options, overrides, message in cases:

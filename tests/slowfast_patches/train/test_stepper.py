@@ -253,7 +253,7 @@ def test_a_network_that_does_not_compile_is_refused_by_its_key(monkeypatch):
     monkeypatch.setattr(step_module, "compiled", lambda model, mode: broken(model))
     made = stepper(TRAIN__COMPILE=True)
     with pytest.raises(
-        ValueError, match=r"^TRAIN.COMPILE True: .* no compiler and .*; set it to False$"
+        ValueError, match=r"^TRAIN.COMPILE is True.* no compiler and .* Set TRAIN.COMPILE False.$"
     ):
         dry_run(made, schedule())
 

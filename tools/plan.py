@@ -101,7 +101,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
 
 
 def show_plan(args: argparse.Namespace) -> str:
-    """Return the plan as text or JSON, and write the picture of --plot."""
+    """Return the plan as text or JSON. With --plot, also write the picture."""
     if args.plot and not args.plot.parent.is_dir():
         raise ValueError(
             f"--plot is {args.plot}, but the folder {args.plot.parent} does not exist. Create it."

@@ -200,7 +200,7 @@ def _class_text(row: dict[str, Any]) -> str:
 
 
 def videos_at(path: str) -> list[str]:
-    """Return the video files in a folder. Return [path] for a video file or a folder of frames."""
+    """Return the video files in a folder, or [path] for a video file or a folder of frames."""
     is_of_videos = os.path.isdir(path) and not frame_files(path)
     return (video_files(path) if is_of_videos else []) or [path]
 

@@ -1,4 +1,4 @@
-"""Scores of boxes at key frames, and their average precision by AVA's protocol."""
+"""Collect scores of boxes at key frames, and compute average precision by AVA's protocol."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class BoxScores:
 
 
 def weights_of(shares: Tensor) -> Tensor:
-    """Convert the fraction of each box that a clip shows to the weight of the clip, float64."""
+    """Convert the visible fraction of each box in a clip to the weight of the box's score."""
     return shares.double().clamp(min=_LEAST)
 
 

@@ -51,7 +51,7 @@ def class_weights(
     Args:
         given: Value of SOLVER.CLASS_WEIGHTS: a weight for each class, or "balanced".
         counts: Number of videos of each class.
-        shares: Weight of each class in the mean.
+        shares: Weight of each class in the weighted mean, such as its number of videos.
 
     Returns:
         A float32 tensor (C,).

@@ -222,8 +222,8 @@ def parse(content: Any, path: Path) -> Checkpoint:
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise ValueError(
             f"{path} was not written by this version of the trainer, which cannot resume from the "
-            "file. To start a new training from its weights, set TRAIN.CHECKPOINT_FILE_PATH to the "
-            "file and choose another OUTPUT_DIR."
+            "file. To start a new training from these weights, set TRAIN.CHECKPOINT_FILE_PATH to "
+            "the file and choose another OUTPUT_DIR."
         )
     try:
         return Checkpoint(**content)
@@ -234,8 +234,8 @@ def parse(content: Any, path: Path) -> Checkpoint:
 def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint atomically.
 
-    The file name contains the iteration. A checkpoint without `optimizer_state` replaces the best
-    checkpoint instead.
+    The file name contains the iteration. A checkpoint without `optimizer_state` is
+    written as the best checkpoint.
 
     Returns:
         The path of the file.

@@ -132,7 +132,7 @@ class Validation:
         return {name: round(value, 4) for name, value in metrics.items()}
 
     def _update_precise_bn(self, model: nn.Module, step: Step) -> None:
-        """Replace the running statistics of a model by precise BN on clips of the training set."""
+        """Recompute the running statistics of a model with precise BN, on training clips."""
         recipe = self._recipe
         world = self._world
         task = task_of(recipe)

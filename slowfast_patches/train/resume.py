@@ -78,7 +78,7 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
     Raises:
         ValueError: All checkpoints are damaged, or the newest undamaged checkpoint was trained with
             a different recipe or written by another version of the trainer.
-        OSError: A checkpoint cannot be read from the disk, although it may be undamaged.
+        OSError: The disk cannot read a checkpoint. The file itself may be undamaged.
     """
     damaged = dict[Path, ValueError]()
     for path in reversed(all_checkpoints(recipe.output_dir)) if continues(recipe) else ():

@@ -60,7 +60,7 @@ class MicroBatchStats:
             model: The model.
             parts: Number of micro-batches.
         """
-        # Leave out frozen modules, because the mean of equal numbers may differ by rounding.
+        # Leave out frozen modules, whose mean over micro-batches could differ by rounding errors.
         modules = [module for module in model.modules() if module.training] if parts > 1 else []
         self._parts = parts
         self._current = [buffer for module in modules for buffer in _own(module)]

@@ -91,8 +91,7 @@ class Stepper:
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
         self.transform = InputTransform.of_recipe(recipe, device)
         self.precision = Precision(recipe, device)
-        # Without `fused`, the gradient scaler waits for the GPU to learn whether gradients are
-        # finite.
+        # Other implementations wait for the GPU to check that the scaled gradients are finite.
         self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
         self._task = task_of(recipe)
         self._loss_function = self._task.loss(label_counts).to(device)

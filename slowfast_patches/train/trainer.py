@@ -131,8 +131,7 @@ class Trainer:
         self.dataset = build_dataset(recipe, "train")
         self.schedule = schedule_of(recipe, len(self.dataset))
         torch.manual_seed(recipe.rng_seed)
-        # Grouped BN without a group size equals ordinary BN. Precise BN needs a group size even if
-        # the training does not.
+        # Precise BN needs grouped BN. Without a group size, grouped BN equals ordinary BN.
         self.model = build_model(recipe, grouped_bn=True).to(world.device)
         weighted = recipe.solver.class_weights
         counts = label_counts(recipe, self.dataset.videos) if weighted else None

@@ -76,7 +76,7 @@ class BoxPredictor(Predictor):
         texts: Sequence[str],
         out: Path,
     ) -> None:
-        """Draw boxes and texts on the key frame at a second, and write the picture to `out`."""
+        """Draw boxes and texts on the key frame at `second`, and write the picture to `out`."""
         picture = self._frame(path, second)
         height, width = picture.shape[:2]
         figure, [axes] = new_figure(rows=1, width=8 * width / height, height=8)
@@ -91,7 +91,7 @@ class BoxPredictor(Predictor):
         save_figure(figure, out)
 
     def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
-        """Read the key frame at a second, (H, W, 3) RGB."""
+        """Read the key frame at `second`, (H, W, 3) RGB."""
         record = scan(path, reading_limits(self.recipe))
         wanted = int(frame_of(second, record.video))
         if record.kind == Kind.FRAMES:

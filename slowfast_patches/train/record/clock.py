@@ -87,7 +87,7 @@ class Clock:
 
 
 def _mark(device: torch.device) -> Any:
-    """Record a CUDA event after the queued kernels and return the event, or None on the CPU."""
+    """Record a CUDA event after the queued kernels. Return the event, or None on the CPU."""
     if device.type != "cuda":
         return None
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -63,8 +63,7 @@ class MetricsLogger:
         self.clock = Clock(alone=world.size == 1 and world.device.type == "cpu")
         self._progress = Progress()
         self._iterations = list[tuple[Tensor, Tensor, int, int]]()  # since the last report
-        # (finished iterations, seconds of training, seconds of loading) at three times: now, at the
-        # last report, and at the start of the phase.
+        # Each of these is (finished iterations, seconds of training, seconds of loading).
         self._now: tuple[float, ...] = ()
         self._report_start: tuple[float, ...] = ()
         self._phase_start: tuple[float, ...] = ()
@@ -124,7 +123,7 @@ class MetricsLogger:
     ) -> None:
         """Store the results of an iteration for the next report.
 
-        The loss stays on the device until the report, so that this does not wait for the GPU.
+        The loss stays on the device until the report, so that `add` does not wait for the GPU.
 
         Args:
             step: The iteration.
@@ -238,7 +237,7 @@ class MetricsLogger:
         """
         if not self._world.is_main:
             return
-        # Extrapolate from this phase, as all iterations of multigrid training take similar time.
+        # Extrapolate from this phase: iterations of all phases take about the same time.
         iterations, *seconds = map(sub, self._now, self._phase_start)
         left = sum(seconds) / iterations * (self._schedule.iterations - self._progress.iteration)
         has_top1 = not math.isnan(top1)

@@ -152,7 +152,7 @@ def test_a_loss_that_is_not_finite_ends_it_and_the_checkpoint_before_stays_whole
     answer = command_line(tmp_path, *OFF, *rates)
     assert_refused(answer, "The loss of iteration ", "LR 1e+18", "a lower SOLVER.BASE_LR to resume")
     assert "checkpoint_iter_00000006.pyth, after iteration 6" in answer[1]
-    stopped = int(re.findall(r"the loss of iteration (\d+)", answer[1])[0])
+    stopped = int(re.findall(r"The loss of iteration (\d+)", answer[1])[0])
     logged = [record["iteration"] for record in opened(tmp_path).metrics()]
     assert logged == list(range(1, stopped + 1))
     assert not (tmp_path / "result.json").exists()

@@ -183,7 +183,7 @@ def test_what_is_not_finite_is_not_saved_and_a_lower_rate_goes_on_from_what_is(
     lower = ("SOLVER.BASE_LR", 0.001)
     assert command_line(tmp_path, *keys, *lower)[0] == 0
     run, change = opened(tmp_path), "after iteration 6: SOLVER.BASE_LR 0.001 in place of 0.01"
-    assert f"WARNING another learning rate {change}" in run.log
+    assert f"WARNING The learning rate changes {change}" in run.log
     assert run.checkpoint["rate_changes"] == run.result["rate_changes"] == [change]
     rates = {record["iteration"]: record["lr"] for record in run.metrics()}
     assert (rates[6], rates[7]) == (pytest.approx(0.01), pytest.approx(0.0001))

@@ -235,7 +235,7 @@ def test_a_model_is_loaded_by_its_folder_and_exported(
     path = tmp_path / "new" / "model.pt2"
     status, out, err = predict("--checkpoint", multigrid_run, "--export", path)
     assert (status, out) == (0, "")
-    assert err.endswith(f"the program is {path}\n")
+    assert err.endswith(f"Program written to {path}.\n")
     extra = {"classes.json": ""}
     program = torch.export.load(path, extra_files=extra).module()
     assert json.loads(extra["classes.json"]) == list(model.class_names)

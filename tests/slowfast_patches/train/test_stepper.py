@@ -134,7 +134,7 @@ def test_a_shape_that_does_not_fit_is_refused_with_what_may(raised, refused, mon
         raise raised
 
     monkeypatch.setattr(Stepper, "forward_backward", run_short)
-    said = f"^the shape {largest} does not fit .*BATCH_SIZE" if refused else "illegal"
+    said = f"^The shape {largest} does not fit .*BATCH_SIZE" if refused else "illegal"
     with pytest.raises(ValueError if refused else RuntimeError, match=said):
         dry_run(made, schedule())
     assert_equal(state(made), before)

@@ -5,7 +5,7 @@ from setuptools import find_packages, setup
 FOLDERS = {
     "multigrid": "projects/multigrid",
     "slowfast_patches": "slowfast_patches",
-    "slowfast_patches.commands": "tools",
+    "slowfast_patches.tools": "tools",
     "slowfast_patches.configs": "configs",
 }
 

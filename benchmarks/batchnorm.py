@@ -4,10 +4,11 @@
     python benchmarks/batchnorm.py --device cpu --clips 16 --rounds 5
     python benchmarks/batchnorm.py --device cpu --small
 
-The benchmark times forward and backward in training, on the inputs of every BN layer of a SlowFast
-R50 in clips of 8 × 158², the first shape of its long cycle, and on I3D's first. In every round both
-modules run on the same tensors in random order, so that other load affects both alike, and each
-round gives one ratio. The sum over the network counts each layer as often as it occurs.
+The benchmark measures forward and backward in training mode. The inputs have the sizes of the
+inputs of all BN layers in SlowFast R50 for clips of 8 × 158², which is the first shape of the long
+cycle, and in the first layer of I3D. In every round, both modules run once on the same tensors in
+random order. Other load therefore affects both modules alike, and each round gives one ratio. In
+the sum over the network, each layer size is counted as often as it occurs in SlowFast R50.
 
 On a GPU, times are measured by CUDA events.
 """
@@ -43,7 +44,7 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.utils.command_line import add_option, tool
 
-# Number of layers by the (C, T, H, W) of their input.
+# Maps the size (C, T, H, W) of the input to the number of BN layers.
 SMALL: dict[tuple[int, ...], int] = {
     (64, 8, 28, 28): 1,
     (16, 4, 45, 45): 1,
@@ -57,10 +58,11 @@ BAR = 1.10
 
 
 def network_layers() -> dict[tuple[int, ...], int]:
-    """Count the BN layers of SLOWFAST_8x8_R50 in clips of 8 × 158² by their input.
+    """Count the BN layers of SLOWFAST_8x8_R50 by input size, for clips of 8 × 158².
 
     Returns:
-        The number of layers by the (C, T, H, W) of their input. I3D's first layer has a count of 0.
+        A dict from the size (C, T, H, W) of the input to the number of BN layers. The size in the
+        first layer of I3D is included with the number 0.
     """
     recipe = load_recipe(ROOT / "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml")
     model = build_on_meta(recipe)
@@ -80,7 +82,11 @@ def network_layers() -> dict[tuple[int, ...], int]:
 def measure(
     shape: tuple[int, ...], layout: str, args: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
-    """Measure both modules on the input (C, T, H, W) of one layer, in seconds per round."""
+    """Measure both modules on an input of size (C, T, H, W).
+
+    Returns:
+        The seconds of each module per round, and the quartiles of their ratio.
+    """
     dtype = getattr(torch, args.dtype)
     x = torch.randn(args.clips, *shape, device=device, dtype=dtype)
     x = x.contiguous(memory_format=FORMATS[layout])
@@ -95,7 +101,7 @@ def measure(
 
 
 def _step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
-    """Return a function that runs forward and backward once."""
+    """Return a function that runs the forward and backward pass of a module once."""
     inputs = (x, *module.parameters())
 
     def step() -> object:
@@ -107,7 +113,16 @@ def _step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
 def network_ratios(
     rows: Sequence[dict[str, Any]], layout: str, network: dict[tuple[int, ...], int]
 ) -> dict[str, Any]:
-    """Compute the ratio of the sums over a network's layers, and find the worst layer."""
+    """Compute the ratio of the times summed over all layers of a network.
+
+    Args:
+        rows: Results of `measure` for the layers.
+        layout: Memory format, a key of `FORMATS`.
+        network: Maps the input size of a layer to the number of such layers.
+
+    Returns:
+        The ratio with quartiles, and the layer with the largest ratio.
+    """
     rows = [row for row in rows if row["memory_format"] == layout]
     worst = max(rows, key=lambda row: row["ratio"]["median"])
     layers = np.array([network[tuple(row["shape"][1:])] for row in rows])
@@ -121,12 +136,12 @@ def network_ratios(
 
 
 def format_result(result: dict[str, Any]) -> str:
-    """Format a table of the layers, and a summary for each memory format."""
+    """Return a table of the layers, followed by a sentence for each memory format."""
     verdicts = [
-        f"{layers['memory_format']}: the network's layers take "
+        f"{layers['memory_format']}: all layers together take "
         f"{spread_text(layers['ratio'], 3)} the time of nn.BatchNorm3d "
-        f"(target: at most {BAR:.2f}); the slowest layer is "
-        f"{_shape(layers['worst']['shape'])} at {layers['worst']['ratio']:.2f}"
+        f"(target: at most {BAR:.2f}). The largest ratio of a layer is "
+        f"{layers['worst']['ratio']:.2f} for the input {_shape(layers['worst']['shape'])}"
         for layers in result["network"]
     ]
     columns: dict[str, Column] = {
@@ -152,16 +167,21 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = new_parser(__doc__, rounds=15, keys=False)
     gpu = "cuda" if torch.cuda.is_available() else "cpu"
     add = partial(add_option, parser)
-    add("--clips", "N", "clips in the batch (%(default)s)", int, 64)
-    add("--group-size", "N", "clips per group (%(default)s)", int, 8)
+    add("--clips", "N", "number of clips in the batch (%(default)s)", int, 64)
+    add("--group-size", "N", "number of clips per BN group (%(default)s)", int, 8)
     dtypes = ["float32", "bfloat16"]
-    add("--dtype", None, "(%(default)s)", default="float32", choices=dtypes)
-    parser.add_argument("--small", action="store_true", help="measure four small layers only")
-    add("--threads", "N", "CPU threads (torch's default)", int)
-    add("--device", None, "(%(default)s)", default=gpu, choices=["cpu", "cuda"])
+    text = "data type of the inputs (%(default)s)"
+    add("--dtype", None, text, default="float32", choices=dtypes)
+    parser.add_argument("--small", action="store_true", help="measure only four small layers")
+    add("--threads", "N", "number of CPU threads (the default of torch)", int)
+    text = "device to measure (%(default)s)"
+    add("--device", None, text, default=gpu, choices=["cpu", "cuda"])
     args = parser.parse_args(argv)
     if args.clips % args.group_size or args.clips == args.group_size:
-        parser.error(f"--clips is {args.clips}: give a multiple of {args.group_size}, at least two")
+        parser.error(
+            f"--clips is {args.clips}, but must be a multiple of --group-size {args.group_size} "
+            "and give at least two groups"
+        )
     return args
 
 

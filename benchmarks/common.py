@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: options, interleaved rounds, a clock, quartiles and results."""
+"""Functions shared by the benchmarks: options, interleaved rounds, timing, quartiles and output."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ T = TypeVar("T")
 def new_parser(
     doc: str | None, *, rounds: int, folder: str | None = None, keys: bool = True
 ) -> argparse.ArgumentParser:
-    """Create a parser with --rounds, --output and config keys.
+    """Create a parser with the options --rounds and --output, and with config keys.
 
     Args:
-        doc: the description of the program.
-        rounds: the default of --rounds.
-        folder: the default of --output, which is then a folder. If None, --output is a JSON file.
-        keys: whether KEY VALUE pairs may follow.
+        doc: Description of the program.
+        rounds: Default of --rounds.
+        folder: Default of --output. If None, --output is an optional JSON file instead of a folder.
+        keys: Whether the parser accepts KEY VALUE pairs.
     """
     parser = command_line.command_parser(doc or "")
-    text = "measurements of each variant, interleaved; 2 or more (%(default)s)"
+    text = "number of interleaved measurements of each variant, at least 2 (%(default)s)"
     add = partial(command_line.add_option, parser)
     add("--rounds", "N", text, int_at_least(2), rounds)
     if folder is None:
@@ -58,7 +58,7 @@ def int_at_least(lowest: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if (number := int(text)) < lowest:
-            raise argparse.ArgumentTypeError(f"takes {lowest} or more, not {number}")
+            raise argparse.ArgumentTypeError(f"must be at least {lowest}, not {number}")
         return number
 
     return parse
@@ -70,18 +70,18 @@ def take_turns(
     *,
     warm_up: int = 0,
 ) -> dict[Key, list[T]]:
-    """Call functions in interleaved rounds and collect their results.
+    """Call functions in interleaved rounds and collect the results.
 
     Each round calls every function once, in random order. Other load on the machine therefore
-    affects all of them alike, and ratios can be computed within a round.
+    affects all functions alike, and ratios can be computed within a round.
 
     Args:
-        turns: the functions, by key.
-        rounds: the number of rounds.
-        warm_up: the number of rounds before them whose results are dropped.
+        turns: Maps keys to functions.
+        rounds: Number of rounds.
+        warm_up: Number of additional rounds at the beginning whose results are discarded.
 
     Returns:
-        The results of each function, one per round.
+        Maps each key to the results of the function, one per round.
     """
     results = {key: list[T]() for key in turns}
     for number in range(-warm_up, rounds):
@@ -95,7 +95,7 @@ def take_turns(
 
 
 def quartiles(rounds: Sequence[float]) -> dict[str, Any]:
-    """Return the median, the quartiles and the values of some rounds."""
+    """Return the median, the first and third quartile, and the values themselves as a dict."""
     low, median, high = statistics.quantiles(rounds, n=4, method="inclusive")
     return {"median": median, "quartile_1": low, "quartile_3": high, "rounds": list(rounds)}
 
@@ -106,25 +106,26 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
 
 
 def spread_text(spread: Mapping[str, Any], digits: int = 2, unit: str = "×") -> str:
-    """Format a median and its quartiles, as in `1.25× (1.20 to 1.31)`."""
+    """Format the median and the quartiles of a dict from `quartiles`: `1.25× (1.20 to 1.31)`."""
     keys = ("quartile_1", "median", "quartile_3")
     low, median, high = (f"{spread[key]:.{digits}f}" for key in keys)
     return f"{median}{unit} ({low} to {high})"
 
 
 Column = tuple[str, Callable[[Any], str]]
-"""Path of a column's values in a nested row, such as "seconds|median", and their formatter."""
+"""Path of a value in a nested row, such as "seconds|median", and a function that formats the
+value."""
 
 
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], *, markdown: bool = False
 ) -> str:
-    """Format a table of nested rows, with – for missing values.
+    """Format nested rows as a table. Missing values are shown as –.
 
     Args:
-        rows: nested plain data.
-        columns: the columns, by header.
-        markdown: whether to format the table as Markdown.
+        rows: Rows, which are nested dicts of plain data.
+        columns: Maps the header of each column to the column.
+        markdown: Whether to format the table as Markdown.
     """
 
     def cell(value: Any, path: str, show: Callable[[Any], str]) -> str:
@@ -137,7 +138,7 @@ def table(
 
 
 def provenance(device: torch.device = CPU) -> dict[str, Any]:
-    """Return the device, machine, versions and date of a result."""
+    """Return the device, the machine, the versions of packages and the date as plain data."""
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
     return {
@@ -151,7 +152,14 @@ def provenance(device: torch.device = CPU) -> dict[str, Any]:
 def write_result(
     path: Path | None, program: str, argv: Sequence[str] | None, result: dict[str, Any]
 ) -> None:
-    """Write a result and the command that made it as JSON; do nothing if `path` is None."""
+    """Write a result and the command line to a JSON file. Do nothing if `path` is None.
+
+    Args:
+        path: The file to write.
+        program: File name of the benchmark, such as "step_time.py".
+        argv: Arguments of the benchmark. None stands for `sys.argv[1:]`.
+        result: The result, plain data.
+    """
     if path is None:
         return
     command = ["python", f"benchmarks/{program}", *(sys.argv[1:] if argv is None else argv)]
@@ -161,22 +169,28 @@ def write_result(
 
 
 Mark = Callable[[str], None]
-"""Function that is called with the name of a part of a step once its work is queued."""
+"""Function that takes the name of a part of a step. It is called when the work of this part has
+been queued on the device."""
 
 
 class Timed(NamedTuple):
-    """Mean seconds of a step and of each of its parts, in order."""
+    """Mean time of a step and of the parts of a step, in seconds.
+
+    Attributes:
+        seconds: Mean seconds of a step.
+        parts: Maps each part, in order of execution, to its mean seconds.
+    """
 
     seconds: float
     parts: dict[str, float]
 
 
 class StepClock:
-    """Clock of training steps and their parts.
+    """Measures the time of training steps and of their parts.
 
-    On a GPU, it records events in the current stream without waiting for them. The times are those
-    of the GPU's work, including gaps in which it waits for the CPU. On the CPU, it uses `now`, in
-    seconds.
+    On a GPU, the clock records CUDA events in the current stream and does not wait for them. The
+    times are those of the work on the GPU, including gaps in which the GPU waits for the CPU. On
+    the CPU, the clock calls `now`, which returns seconds.
     """
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
@@ -189,7 +203,7 @@ class StepClock:
         self._steps.append([("start", self._stamp())])
 
     def mark(self, part: str) -> None:
-        """Record the end of a part, whose work has been queued."""
+        """Record the end of a part. Call this when the work of the part has been queued."""
         self._steps[-1].append((part, self._stamp()))
 
     def _stamp(self) -> Any:
@@ -200,10 +214,10 @@ class StepClock:
         return event
 
     def read(self) -> Timed:
-        """Return the means over the steps, whose work must be finished.
+        """Return the mean times over all steps. The work of all steps must be finished.
 
-        The time of a step includes what happens between steps: it is the time from the first step's
-        start to the last step's end, divided by their number.
+        The time of a step includes the time between steps: it is the time from the start of the
+        first step to the end of the last step, divided by the number of steps.
         """
         parts = dict[str, float]()
         for stamps in self._steps:
@@ -225,7 +239,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def seconds_of(action: Callable[[], object], device: torch.device = CPU) -> float:
-    """Return the seconds of one call on a device."""
+    """Call a function, and return the seconds that its work takes on a device."""
     wait_for(device)
     clock = StepClock(device)
     clock.start()

@@ -1,4 +1,4 @@
-r"""Measure the seconds of a training step, at every shape of a recipe's schedule.
+r"""Measure the time of a training step in seconds, at every shape of a recipe's schedule.
 
     python benchmarks/step_time.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \
         --output demo_steps.json
@@ -8,31 +8,35 @@ r"""Measure the seconds of a training step, at every shape of a recipe's schedul
     python benchmarks/step_time.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --variants each --output steps.json
 
-A step on synthetic clips does what a training step does: normalising and packing into pathways,
-forward, loss, backward and optimizer, in the recipe's precision and with the recipe's BN at each
-shape. The baseline's shape is also measured with the baseline's BN. One process trains the share of
-the clips of one of the recipe's NUM_GPUS × NUM_SHARDS processes, so one GPU is enough.
-Communication between processes and loading are not measured. NUM_GPUS 0 measures the CPU.
+A measured step consists of the same operations as a training step: normalize the clips, pack them
+into pathways, forward, loss, backward and optimizer. The clips are synthetic. The precision is that
+of the recipe, and each shape uses the BN groups of the recipe. The shape of the baseline is also
+measured with the BN of the baseline. The benchmark runs one process with the clips of one of the
+NUM_GPUS × NUM_SHARDS training processes, so one GPU is enough. Communication between processes and
+data loading are not measured. Set NUM_GPUS 0 to measure the CPU.
 
-The tables show the seconds of a step and of its parts. They also show clips, pixels and FLOPs per
-second, the share of this device's rate of matrix products in the same precision, and, on a GPU, the
-peak memory. The last table shows the time of the whole schedule and its speed-up over the baseline.
+The tables show the seconds of a step and of the parts of a step. They also show the clips, pixels
+and FLOPs per second, the FLOPs per second relative to matrix products on this device in the same
+precision, and, on a GPU, the peak memory. The last table shows the time of the whole schedule and
+its speed-up over the baseline.
 
-One run can measure several variants of a recipe:
+A run can measure several variants of a recipe:
 
-    recipe       the recipe unchanged (the default). multigrid-plan reads only this variant.
-    plain        every switch off
-    tf32, ...    one switch on: the switch's name
-    all          every switch on that the device supports
-    host         the model of pyslowfast in a plain loop, in fp32
-    host_tf32    the same with TF32
-    each         all of these except recipe
+    recipe       the unchanged recipe (the default). multigrid-plan reads only this variant.
+    plain        all switches off
+    tf32, ...    only the switch of this name on
+    all          all switches on that the device supports
+    host         the model of pyslowfast in a plain training loop, in fp32
+    host_tf32    like host, but in TF32
+    each         all of these variants except recipe
 
-Every round times each shape of each variant once, in random order, so that other load affects all
-of them alike, and ratios are computed within a round. A shape that does not fit into the GPU's
-memory is reported, and the others are still measured. On a GPU, times are measured by CUDA events.
-On the CPU, they are wall-clock times. With a single thread (OMP_NUM_THREADS=1) they are the
-thread's CPU time, which excludes the time that other processes take.
+Every round measures each shape of each variant once, in random order. Other load on the machine
+therefore affects all measurements alike, and ratios are computed within a round. If a shape does
+not fit into the memory of the GPU, this is reported and the other shapes are still measured.
+
+On a GPU, times are measured by CUDA events. On the CPU, wall-clock time is measured. With a single
+thread (OMP_NUM_THREADS=1), the CPU time of this thread is measured instead, which other processes
+on the machine affect less.
 """
 
 from __future__ import annotations
@@ -56,14 +60,17 @@ from slowfast_patches.utils.command_line import above_zero, add_option, tool
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = new_parser(__doc__, rounds=7)
-    text = "approximate time for each shape of each variant, at least a step a round (%(default)g)"
+    text = (
+        "approximate seconds for all rounds of each shape of each variant; a round has at least "
+        "one step (%(default)g)"
+    )
     add = partial(add_option, parser)
     add("--seconds", "S", text, above_zero, 20.0)
     add("--cfg", "FILE", "the recipe, a YAML file", required=True)
-    text = f"{', '.join(NAMES)}, or each: all but recipe that the device supports (recipe)"
+    text = f"variants to measure: {', '.join(NAMES)}, or each for all except recipe (recipe)"
     names = (*NAMES, "each")
     add("--variants", "NAME", text, default=["recipe"], nargs="+", choices=names)
-    text = "number of training videos, for times of the whole schedule (as in multigrid-plan)"
+    text = "number of training videos, which determines the time of the whole schedule"
     add("--dataset-size", "N", text, int)
     return parser.parse_intermixed_args(argv)
 
@@ -80,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            "the networks of all variants do not fit into memory together. Give fewer --variants: "
-            f"{error}"
+            "the networks of all variants together do not fit into memory. Choose fewer --variants "
+            f"({error})"
         ) from error
     print(format_result(result))
-    # multigrid-plan reads the times of the unchanged recipe at the top level.
+    # multigrid-plan expects the times of the unchanged recipe at the top level of the file.
     recipe_rows = [v for v in result["variants"] if v["name"] == "recipe"]
     result["shapes"] = recipe_rows[0].pop("shapes") if recipe_rows else []
     write_result(args.output, "step_time.py", argv, result)

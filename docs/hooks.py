@@ -1,4 +1,7 @@
-"""mkdocs hooks that add pages from outside docs/, generated pages, and the version to the site."""
+"""mkdocs hooks.
+
+They add pages from outside docs/, generated pages, and the version of the package to the site.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from slowfast_patches.commands import COMMANDS
+from slowfast_patches.tools import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -31,14 +34,14 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
 }
-"""Page of the site by Markdown file of the repository."""
+"""Maps Markdown files of the repository to pages of the site."""
 TOUR = "examples/quickstart.ipynb"
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"^(```.*?^```|(?: {4}[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the version to the title, and link the repository if its address is known."""
+    """Add the version to the title of the site, and link the repository if its URL is known."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     config.site_name = f"{config.site_name} {project['version']}"
     config.repo_name = project["name"]
@@ -49,7 +52,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def remote_url() -> str | None:
-    """Return the https address of the git remote `origin`, or None without one."""
+    """Return the https URL of the git remote `origin`, or None if there is no such remote."""
     command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -81,7 +84,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links between files of the repository to pages and files of the site."""
+    """Replace links to files of the repository by links to the pages and files of the site."""
     path = origin(page.file.src_uri)
 
     def on_site(match: re.Match[str]) -> str:
@@ -102,20 +105,28 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def origin(page: str) -> str:
-    """Return the path in the repository of a page of the site."""
+    """Return the path in the repository of the file that becomes this page of the site."""
     outside = {name: path for path, name in PAGES.items()} | {"tour.md": TOUR}
     return outside.get(page, f"docs/{page}")
 
 
 def site_path(path: str) -> str:
-    """Return the path on the site of a file of the repository."""
+    """Return the path that a file of the repository has on the site."""
     if path in PAGES:
         return PAGES[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"
 
 
 def resolve(target: str, path: str) -> Path | None:
-    """Return the file of the repository that a link points to, or None for other links."""
+    """Return the path of the file in the repository to which a link points.
+
+    Args:
+        target: Target of the link.
+        path: Path in the repository of the file that contains the link.
+
+    Returns:
+        The absolute path, or None if the link points to something outside the repository.
+    """
     if not target or ":" in target:
         return None
     file = Path(os.path.normpath(ROOT / Path(path).parent / target))
@@ -123,7 +134,7 @@ def resolve(target: str, path: str) -> Path | None:
 
 
 def linked_files(markdown: str, path: str) -> Iterator[str]:
-    """Yield the files outside docs/ that a page links to."""
+    """Yield the paths of the files outside docs/ to which a page links."""
     for match in LINK.finditer(markdown):
         file = resolve(match[3], path)
         if file is not None and file.is_file() and not file.is_relative_to(ROOT / "docs"):
@@ -131,7 +142,11 @@ def linked_files(markdown: str, path: str) -> Iterator[str]:
 
 
 def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
-    """Return a notebook as Markdown, and its pictures by file name."""
+    """Convert a notebook to Markdown.
+
+    Returns:
+        The Markdown text, and a dict from the file name of each picture to the PNG bytes.
+    """
     parts = list[str]()
     pictures = dict[str, bytes]()
     for cell in json.loads(path.read_text())["cells"]:
@@ -149,7 +164,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def printed(output: dict[str, Any]) -> str:
-    """Return the text of a cell's output."""
+    """Return the text in an output of a notebook cell."""
     return "".join(output.get("text") or output.get("data", {}).get("text/plain", "")).rstrip()
 
 
@@ -163,7 +178,7 @@ def commands_page() -> str:
 
 def help_of(name: str) -> str:
     """Return the --help text of a command."""
-    program = import_module(f"slowfast_patches.commands.{COMMANDS[name]}")
+    program = import_module(f"slowfast_patches.tools.{COMMANDS[name]}")
     text = io.StringIO()
     with (
         patch.object(sys, "argv", [name, "--help"]),

@@ -29,10 +29,11 @@ def main() -> None:
     model = VideoMAEForVideoClassification.from_pretrained(
         folder, id2label=names, label2id=numbers, ignore_mismatched_sizes=True
     )  # The head is new. To train the head alone, add model.videomae.requires_grad_(False).
-    mg.convert_positions(model)  # position embeddings follow the grid of each mini-batch
+    mg.convert_positions(model)  # Interpolate position embeddings to the shape of each mini-batch.
 
     base = mg.Shape(batch=8, frames=model.config.num_frames, crop=model.config.image_size)
-    # Sample frames from the whole video. Or leave segments out and give VideoClips a stride.
+    # Clips span the whole video. To use a stride instead, pass segments=False here and `stride`
+    # to VideoClips.
     sampling = mg.SamplingOptions(segments=True, flip=False)
     kinds = {"sampling": sampling, "short_sides": (base.crop, base.crop * 9 // 8)}
     train, val = (VideoClips(prepared / f"{s}.csv", base, **kinds) for s in ("train", "val"))
@@ -40,7 +41,7 @@ def main() -> None:
         base,
         len(train),
         mg.CosineRate(RATE, EPOCHS, 1e-6, mg.Warmup(1e-6, EPOCHS / 20)),
-        # Factors of the frames and of the crop. Give None instead to train the baseline.
+        # (t/T, h/H) of each long-cycle shape. To train the baseline, replace Cycles(...) by None.
         mg.Cycles(((0.25, 1), (0.5, 1), (1, 1)), batch_exponent=0.5),
         bn_size=None,
         size_divisor=model.config.patch_size,

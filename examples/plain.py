@@ -25,7 +25,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     training = mg.Training(schedule, model, optimizer)
     for batch in training.loader(clips, num_workers=1):
-        training.begin(batch)  # sets the learning rate and the BN group size of this iteration
+        training.begin(batch)  # Set the learning rate and the BN group size of this iteration.
         loss = nn.functional.cross_entropy(network(mg.network_input(batch)), batch["labels"])
         optimizer.zero_grad()
         loss.backward()

@@ -2,7 +2,7 @@
 
 python examples/pyslowfast_loop.py DATA     # or torchrun --nproc_per_node 2 ...
 
-Config keys may follow DATA as KEY VALUE pairs.
+To change config keys, add KEY VALUE pairs after DATA.
 """
 
 import sys
@@ -27,7 +27,8 @@ RECIPE = Path(__file__).with_suffix(".yaml")
 def errors(scores: torch.Tensor, labels: torch.Tensor) -> list[float]:
     """Return top-1 and top-5 errors in %.
 
-    slowfast.utils.metrics fails here, because it calls view on a tensor that is not contiguous.
+    The function in slowfast.utils.metrics cannot be used, because it calls `view` on a tensor that
+    is not contiguous.
     """
     right = scores.topk(5).indices == labels[:, None]
     return [100 - 100 * right[:, :k].any(1).float().mean().item() for k in (1, 5)]
@@ -42,8 +43,8 @@ def main() -> None:
     if distributed := torch.distributed.is_torchelastic_launched():
         torch.distributed.init_process_group("gloo")
     logging.setup_logging()
-    patching.apply()  # replaces the layer of detectron2 that the models import
-    from slowfast.models.model_builder import _MODEL_TYPES  # build_model requires a GPU
+    patching.apply()  # Replace the detectron2 layer that slowfast.models imports.
+    from slowfast.models.model_builder import _MODEL_TYPES  # slowfast's build_model needs a GPU.
 
     torch.manual_seed(cfg.RNG_SEED)
     train, val = Kinetics(cfg, "train"), Kinetics(cfg, "val")

@@ -1,7 +1,7 @@
-"""Patches that let PySlowFast 1.0 run with the packages that can be installed today.
+"""Patches that make PySlowFast 1.0 work with current packages.
 
-`slowfast.models` always imports ROIAlign from detectron2, which no package registry has. The
-evaluation of AVA in `slowfast.utils` uses names that NumPy has removed.
+`slowfast.models` imports ROIAlign from detectron2, which is not on PyPI. `slowfast.utils` evaluates
+AVA with np.float and np.bool, which NumPy has removed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 def apply() -> None:
     """Make `slowfast.models` importable without detectron2.
 
-    Call this before the import. It only adds the submodule `detectron2.layers`, so other packages
-    still see that detectron2 is not installed.
+    Call this before importing `slowfast.models`. It adds only a module `detectron2.layers`, not
+    `detectron2` itself, so other packages still find that detectron2 is not installed.
     """
     if "detectron2.layers" in sys.modules or importlib.util.find_spec("detectron2"):
         return
-    from slowfast_patches.roi_align import ROIAlign  # lazy: imports torch
+    from slowfast_patches.roi_align import ROIAlign  # Lazy import, because roi_align imports torch.
 
     layers = ModuleType("detectron2.layers", "ROIAlign of slowfast_patches, for detectron2's.")
     layers.ROIAlign = ROIAlign  # type: ignore[attr-defined]
@@ -29,9 +29,9 @@ def apply() -> None:
 
 
 def restore_numpy_names() -> None:
-    """Give `slowfast.utils.ava_evaluation` the names np.float and np.bool, removed in NumPy 1.24.
+    """Define np.float and np.bool in `slowfast.utils.ava_evaluation`. NumPy 1.24 removed them.
 
-    NumPy itself is not changed.
+    The names are added to the `np` of that module. NumPy itself is not changed.
     """
     from slowfast.utils.ava_evaluation import metrics
 

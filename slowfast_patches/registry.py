@@ -1,4 +1,7 @@
-"""Functions with which a module of IMPORTS registers models, data sets and augmentations."""
+"""Functions that register models, data sets and augmentations.
+
+Call them in a module of yours, and name the module in the config key IMPORTS.
+"""
 
 from slowfast_patches.config.extensions import register_augmentation
 from slowfast_patches.config.families import ModelFamily, register_model

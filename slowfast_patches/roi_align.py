@@ -1,9 +1,9 @@
 """ROIAlign (He et al., "Mask R-CNN", 2017, section 3) in plain torch, with detectron2's arguments.
 
-Bilinear sampling on a grid is separable. The mean over the samples of each bin is therefore a
-product of the feature map with two small matrices, one for its rows and one for its columns:
+Bilinear interpolation at the points of a grid is separable in rows and columns. For each box, the
+means over the sampling points of all bins are therefore a product of three matrices:
 
-    output (C, h, w) = rows (h, H) @ features (C, H, W) @ columns (w, W)ᵀ      for each box
+    output (C, h, w) = row weights (h, H) @ features (C, H, W) @ column weights (w, W)ᵀ
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from torch import Tensor, nn
 
 
 class ROIAlign(nn.Module):
-    """Pool the features inside each box into a grid of bins.
+    """Divide each box into a grid of bins, and average the features in each bin.
 
-    A sample that is more than one position outside the feature map is 0. No gradients flow to the
-    boxes.
+    Features are interpolated bilinearly at sampling points in the bin. The value at a point more
+    than one position outside the feature map is 0. No gradients flow to the boxes.
 
     Args:
-        output_size: Height and width of the grid of bins.
-        spatial_scale: Factor from the coordinates of the boxes to positions in the feature map.
-        sampling_ratio: Samples per side of a bin. With 0, a bin has about one sample for each
-            position of the feature map inside it: ceil(height / h) × ceil(width / w).
-        aligned: Put position n of the feature map at coordinate n + 0.5. If False, it is at n, and
-            a box is at least 1 wide and high, as in earlier releases of detectron2.
+        output_size: Number of bins (h, w) per box.
+        spatial_scale: Factor that converts box coordinates to positions in the feature map.
+        sampling_ratio: Number of sampling points along each side of a bin. 0 means about one point
+            per position of the feature map: ceil(box height / h) × ceil(box width / w) per bin.
+        aligned: If True, element n of the feature map is at coordinate n + 0.5. If False, it is at
+            coordinate n, and boxes are enlarged to at least 1 × 1, as in earlier releases of
+            detectron2.
 
     Shape:
         - input: Features (N, C, H, W).
-        - rois: Boxes (M, 5), each (index of the feature map, x1, y1, x2, y2).
-        - output: (M, C, *output_size).
+        - rois: Boxes (M, 5). Each row is (index of the feature map, x1, y1, x2, y2).
+        - output: (M, C, h, w).
     """
 
     def __init__(
@@ -52,18 +53,19 @@ class ROIAlign(nn.Module):
         edges = rois[:, 1:].detach() * self.spatial_scale - 0.5 * self.aligned
         left, top, right, bottom = edges.to(torch.promote_types(edges.dtype, torch.float32)).T
         sides = zip(self.output_size, ((top, bottom), (left, right)), input.shape[2:], strict=True)
-        # Half precision is too coarse for sample positions, so only the weights are converted.
+        # Positions need float32. Only the weights are converted to the dtype of the features.
         rows, columns = (self._bin_weights(*side).to(input) for side in sides)
         by_rows = torch.einsum("mih,mchw->mciw", rows, input[maps])
         return torch.einsum("mjw,mciw->mcij", columns, by_rows)
 
     def _bin_weights(self, bins: int, edges: tuple[Tensor, Tensor], size: int) -> Tensor:
-        """Compute the weights of the positions along one side in the mean of each bin.
+        """Compute the weight of each row (or column) of the feature map in the mean of each bin.
 
         Args:
-            bins: Number of bins along the side.
-            edges: Start and end of each box, (M,) each.
-            size: Number of positions of the feature map along the side.
+            bins: Number of bins along this axis.
+            edges: Start and end of each box along this axis, (M,) each, in positions of the feature
+                map.
+            size: Number of rows (or columns) of the feature map.
 
         Returns:
             Weights (M, bins, size).

@@ -1,4 +1,4 @@
-"""Command lines of the package, and the entry point of the installed commands."""
+"""Command-line programs of the package, and the entry point of all installed commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slowfast_patches.utils.command_line import ends_early
 
 __all__ = ["COMMANDS", "main"]
 
-# Commands of pyproject.toml, and their modules.
+# Maps the commands that pyproject.toml installs to the modules of this package.
 COMMANDS = {
     "multigrid-train": "run_net",
     "multigrid-plan": "plan",
@@ -25,7 +25,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Run the module of the command that was called, and return its exit status."""
+    """Run the program that `sys.argv[0]` names, and return its exit status."""
     name = COMMANDS[Path(sys.argv[0]).stem]
     ends_early(resumes=name == "run_net")
     program = import_module(f"{__name__}.{name}")

@@ -1,16 +1,17 @@
-r"""Train two configs or more, and report the cost and the accuracy of each.
+r"""Train two or more configs, and report the cost and the accuracy of each.
 
-Runs that are in the output folder already are not repeated. To continue an interrupted comparison,
-repeat the command. Example:
+Finished runs in the output folder are not repeated. To continue an interrupted comparison, repeat
+the command. Example:
 
     multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds 0 1 2 \
         --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
 
-With --lengths, each config is trained at several multiples of its length. The report then has
-curves of accuracy against wall-clock time, iterations and FLOPs, the time that each config needs to
-reach the accuracies of the first, and the times at which they break even. Length 1 is the same run
-with and without --lengths.
+With --lengths, each config is trained several times, with its number of epochs multiplied by each
+of the given factors. The report then shows accuracy over training time, iterations and FLOPs, the
+time after which each config reaches the accuracies of the first config, and the training time from
+which on each config is better than the first. Runs of length 1 are shared with comparisons without
+--lengths.
 
     multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --lengths 0.125 0.25 0.5 1 2 \
@@ -39,20 +40,21 @@ from slowfast_patches.study.runs import Study, train
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
     parser = command_line.command_parser(__doc__)
-    text = "a config; give two or more, the baseline first"
+    text = "config to train; repeat this option for each config, with the baseline first"
     command_line.add_list(parser, "--cfg", text, required=True)
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/compare")
     text = (
-        "file of step times that were measured alone (docs/performance.md); speed-ups and the "
-        "expected time of all runs follow from them"
+        "result file of benchmarks/step_time.py (docs/performance.md); the speed-ups and "
+        "the expected time of all runs are computed from these times; can be repeated"
     )
     command_line.add_list(parser, "--step-times", text)
     either = parser.add_mutually_exclusive_group()
-    text = "also train the first config, shortened to the iterations of the second"
+    text = "also train the first config shortened to as many iterations as the second config has"
     either.add_argument("--equal-iterations", action="store_true", help=text)
     text = (
-        "train each config at these multiples of its length and draw curves, such as 0.25 0.5 1 2"
+        "train each config with its number of epochs multiplied by each of these factors, such as "
+        "0.25 0.5 1 2, and draw curves"
     )
     command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")
     command_line.add_at_once(parser)
@@ -63,9 +65,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@command_line.tool(interrupted="interrupted; repeat the command to continue")
+@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
-    """Train what is missing, write and print the report, and return the exit status."""
+    """Train the missing runs, write and print the report, and return the exit status."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-compare", *(sys.argv[1:] if argv is None else argv)])
     arms = make_arms(

@@ -3,7 +3,8 @@
 multigrid-demo-data --output DIR [--train N] [--val N] [--test N] [--seed S] ...
 multigrid-demo-data --output DIR --form ava [--train N] [--val N] ...
 
-With --form ava, each video has several objects, and the lists are boxes with actions, as in AVA.
+With --form ava, each video shows several objects, and the lists contain boxes and actions as in
+AVA.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@tool(interrupted="interrupted; repeat the command to continue")
+@tool(interrupted="Interrupted. Repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
     """Render the missing videos, and return the exit status."""
     args = parse_args(argv)
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     counts = {split: getattr(args, split) for split in SPLITS}
     spec = DemoSpec(**counts, seed=args.seed, frames=args.frames, width=width, height=height)
     if args.form == "ava":
-        del counts["test"]  # the validation videos are used for the test, too
+        del counts["test"]  # there is no test split, and the test uses the validation videos
     make = make_ava_form if args.form == "ava" else make_demo_data
     made = make(args.output, spec, args.workers)
     total = sum(counts.values())

@@ -1,19 +1,20 @@
-r"""Print the phases of a training, and compare its cost with the cost of the baseline.
+r"""Print the phases of a training schedule, and its cost compared with the baseline.
 
-This needs neither data nor a GPU. Example:
+The command needs neither data nor a GPU. Example:
 
     multigrid-plan --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --dataset-size 240436 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
 
-To predict the training time and the speed-up, give the seconds of an iteration at the shape of the
-baseline, or a file of benchmarks/step_time.py with the times of all shapes (docs/performance.md):
+If the time of an iteration is given, the command also predicts the training time and the speed-up.
+Give the seconds per iteration at the baseline's shape, or a result file of benchmarks/step_time.py
+with the times at all shapes (docs/performance.md):
 
     multigrid-plan --cfg RECIPE.yaml --step-seconds 0.4
     multigrid-plan --cfg RECIPE.yaml --step-times steps.json
 
-With --gpus, predict the training time on clusters of 1 to 2,048 GPUs. The prediction includes
-computation, gradient exchange and data loading. The output also shows how many clips per second the
-storage must deliver (docs/cluster.md):
+With --gpus, the command predicts the training time on clusters of 1 to 2,048 GPUs. The prediction
+includes computation, gradient exchange and data loading. The command also prints how many clips per
+second the storage must deliver (docs/cluster.md):
 
     multigrid-plan --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \
         --network 12.5 --node-network 100 --loader 3000
@@ -57,33 +58,43 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line.command_parser(__doc__)
     add = partial(command_line.add_option, parser)
     command_line.add_cfg(parser)
-    text = "number of training videos (default: the length of the list, or DATA.NUM_TRAIN_VIDEOS)"
+    text = (
+        "number of training videos (default: the number in the list, or DATA.NUM_TRAIN_VIDEOS if "
+        "there is no list)"
+    )
     add("--dataset-size", "N", text, int)
     command_line.add_json(parser)
-    add("--plot", "FILE.png", "plot shapes and learning rate over the iterations", Path)
+    text = "file for a plot of the shapes and the learning rate over the iterations"
+    add("--plot", "FILE.png", text, Path)
     speed = parser.add_mutually_exclusive_group()
     text = (
-        "file with the step times of all shapes; can be repeated, then the first file that matches "
-        "the recipe is used"
+        "result file of benchmarks/step_time.py with the times at all shapes; if this option is "
+        "repeated, the first file that fits the recipe is used"
     )
     command_line.add_list(speed, "--step-times", text)
-    text = "seconds of an iteration at the baseline's shape; other shapes are estimated from FLOPs"
+    text = (
+        "seconds per iteration at the baseline's shape; times at other shapes are estimated from "
+        "their FLOPs"
+    )
     command_line.add_option(speed, "--step-seconds", "S", text, above_zero)
     text = "--gpus requires --gpus-per-node, --network, and --step-times or --step-seconds."
     add = partial(command_line.add_option, parser.add_argument_group("on a cluster", text))
     add("--gpus", "N", "total number of GPUs", at_least_one)
-    add("--gpus-per-node", "M", "number of GPUs on each node", at_least_one)
-    text = "network bandwidth of a node in each direction (1.25 for 10 Gb/s, inf for no limit)"
+    add("--gpus-per-node", "M", "number of GPUs per node", at_least_one)
+    text = (
+        "network bandwidth of a node in each direction, where 10 Gb/s are 1.25 GB/s, or inf for "
+        "no limit"
+    )
     add("--network", "GB/s", text, above_zero)
     text = "bandwidth between two GPUs of the same node (default: no limit)"
     add("--node-network", "GB/s", text, above_zero)
     add("--latency", "US", f"latency of a message in µs (default: {1e6 * LATENCY:g})", float)
-    text = "number of clips that a node reads per second (default: ignore data loading)"
+    text = "clips that a node can load per second (default: loading takes no time)"
     add("--loader", "CLIPS/s", text, above_zero)
-    command_line.add_overrides(parser, "keys of the recipe to replace; KEY=VALUE is also accepted")
+    command_line.add_overrides(parser, "keys to set in the config")
     args = parser.parse_intermixed_args(argv)
     if args.gpus is None and any(getattr(args, name) is not None for name in (*_UNITS, "loader")):
-        parser.error("the cluster options need --gpus N")
+        parser.error("the options of a cluster require --gpus N")
     if args.gpus and not (args.step_times or args.step_seconds):
         parser.error("--gpus requires --step-seconds S or --step-times FILE")
     if args.gpus and not (args.gpus_per_node and args.network):
@@ -94,17 +105,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
-    """Return the cluster that the command line describes."""
+    """Return the `Cluster` that the options describe."""
     values = {name: getattr(args, name) for name in _UNITS}
     given = {name: _UNITS[name] * value for name, value in values.items() if value is not None}
     return Cluster(**given)
 
 
 def show_plan(args: argparse.Namespace) -> str:
-    """Return the plan as text or JSON. With --plot, also write the picture."""
+    """Return the plan as text or JSON. With --plot, also draw the schedule."""
     if args.plot and not args.plot.parent.is_dir():
         raise ValueError(
-            f"--plot is {args.plot}, but the folder {args.plot.parent} does not exist. Create it."
+            f"--plot {args.plot}: the folder {args.plot.parent} does not exist. Create it first."
         )
     recipe = load_with_classes(args.cfg, args.overrides)
     if args.gpus is not None:
@@ -128,21 +139,15 @@ def show_plan(args: argparse.Namespace) -> str:
 
 
 def find_timing(recipe: Recipe, args: argparse.Namespace) -> Timing:
-    """Return the step times of --step-seconds or --step-times.
-
-    Return `UNTIMED` if neither option is given.
-
-    Raises:
-        ValueError: No file of --step-times matches the recipe.
-    """
+    """Return the step times from --step-seconds or --step-times, or `UNTIMED` without options."""
     if args.step_seconds is not None:
         return estimated_timing(recipe, args.step_seconds, flops_per_clip(recipe))
     try:
         return measured_times(args.step_times)(recipe, flops_per_clip(recipe))
     except MisfitError as error:
         raise ValueError(
-            f"{error}. Measure the step times of this recipe (docs/performance.md), or give "
-            "--step-seconds S for an estimate."
+            f"{error}. Measure the step times of this recipe (docs/performance.md), or estimate "
+            "them with --step-seconds S."
         ) from error
 
 

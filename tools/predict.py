@@ -2,39 +2,39 @@
 
     multigrid-predict --checkpoint runs/ab/multigrid/seed0 some.mp4 another.mp4 --top 3
 
---checkpoint is a checkpoint file or the OUTPUT_DIR of a run. For an OUTPUT_DIR, the best checkpoint
-is used if TRAIN.KEEP_BEST is True, and the last checkpoint otherwise. The path of the checkpoint is
-printed to standard error.
+--checkpoint is a checkpoint file or the OUTPUT_DIR of a run. If it is a folder, the command uses
+the best checkpoint if TRAIN.KEEP_BEST has kept one, and otherwise the last checkpoint. The path of
+the checkpoint is printed to standard error.
 
-A video is a file or a folder of JPEG frames. For a folder of video files, all files are predicted.
-As in the test, a video is scored on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips.
-DATA.ENSEMBLE_METHOD selects the mean or the maximum over the clips. With several labels per video,
-the probabilities of the classes are independent of each other.
+A video is a video file or a folder of JPEG frames. If a folder contains video files, all of them
+are predicted. As in the test, a video is scored on TEST.NUM_ENSEMBLE_VIEWS ×
+TEST.NUM_SPATIAL_CROPS clips. Their probabilities are combined as set by DATA.ENSEMBLE_METHOD. In
+multi-label models, each class has an independent probability.
 
-A warning is printed for a video that decodes only in part, for an incomplete MP4 or MOV file, and
-for a video with a single frame. To find damage, videos of up to 3,000 frames are decoded. For
-longer videos, only the structure of the file is checked.
+The command warns if only part of a video can be decoded, if an MP4 or MOV file is truncated, or if
+a video has a single frame. To find damage, it decodes videos of up to 3,000 frames completely. For
+longer videos, it checks only the structure of the file.
 
-The recipe is read from the checkpoint. If the checkpoint has no recipe, give a recipe by --cfg. KEY
-VALUE pairs after the videos replace keys of the recipe. Class names are read from --classes, from
-the checkpoint, or from DATA.PATH_TO_DATA_DIR, in this order. If there are no names, class indices
-are printed, with a warning.
+The recipe is read from the checkpoint. If the checkpoint contains no recipe, give a recipe with
+--cfg. KEY VALUE pairs after the videos replace keys of the recipe. Class names are read from
+--classes, else from the checkpoint, else from the file beside the lists in DATA.PATH_TO_DATA_DIR.
+If there are no class names, the command prints a warning and the class indices.
 
-A detection model (DETECTION.ENABLE True) needs --boxes FILE.csv in the format of AVA. Each line is
-VIDEO,SECOND,X1,Y1,X2,Y2, with a comma at the end. VIDEO is the file name without suffix. The
-corners are fractions of the width and height of the frame. --draw DIR writes a picture of each key
-frame with the boxes and their most probable classes.
+A detection model (DETECTION.ENABLE) needs --boxes FILE.csv in the format of AVA. Each line is
+name,second,x1,y1,x2,y2, with a comma at the end. The name is the file name of the video without
+suffix, and the coordinates are fractions of the width and height of the frame. --draw DIR writes a
+picture of each key frame with its boxes and the most probable classes of each box.
 
---output FILE.csv writes a table with the columns video, prediction and probability, and one column
-for each class with its probability. For a video that cannot be read, only the column video is
-filled.
+--output FILE.csv writes a table with the columns video, prediction, probability, and one column per
+class with the probability of this class. If a video cannot be read, all columns except video are
+empty.
 
 --export FILE.pt2 writes a program for torch.export.load, which runs without this package. The input
-of the program is a batch of clips, (N, 3, T, S, S) RGB pixels as uint8. T is DATA.NUM_FRAMES and S
-is DATA.TEST_CROP_SIZE. The output are probabilities (N, classes). The extra file classes.json in
-the program contains the class names.
+is a batch of clips (N, 3, T, S, S) of uint8 RGB pixels, where T and S are the frames and the crop
+of the test. The output is the probabilities (N, classes). The extra file classes.json in the
+program has the class names.
 
-Exit status: 0 if all videos were predicted, 1 if a video cannot be read, 2 for any other error.
+Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
 """
 
 import argparse
@@ -68,7 +68,7 @@ from torch import Tensor
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.datasets.lists.ava_list import read_boxes
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.reading.files import frame_files, video_files, video_name
+from slowfast_patches.datasets.reading.containers import frame_files, video_files, video_name
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoint import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
@@ -77,30 +77,33 @@ from slowfast_patches.train.record.tables import names_of_data, write_prediction
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line, and separate the videos from the KEY VALUE pairs after them."""
+    """Parse the command line, and split `videos` from the KEY VALUE pairs after them."""
     parser = command_parser(__doc__)
     add = partial(add_option, parser)
-    add("--checkpoint", "FILE|DIR", "checkpoint file, or OUTPUT_DIR of a run", Path, required=True)
-    add("--cfg", "FILE", "recipe of the model, for a checkpoint without recipe", Path)
+    add("--checkpoint", "FILE|DIR", "checkpoint, or OUTPUT_DIR of a run", Path, required=True)
+    add("--cfg", "FILE", "recipe of the model, if the checkpoint does not contain it", Path)
     text = "number of classes to print (default: %(default)s)"
     add("--top", "K", text, at_least_one, 5)
-    names = "file of class names: one name per line, or JSON (a list, or a map from name to index)"
+    names = (
+        "file of class names: a text file with a name per line, or a .json file with a list of "
+        "names or an object from name to class index"
+    )
     add("--classes", "FILE", names, Path)
-    add("--output", "FILE.csv", "write a table with the probabilities of all classes", Path)
-    text = "write the model as a torch.export program; videos are then optional"
+    add("--output", "FILE.csv", "write a table of the probabilities of all classes", Path)
+    text = "write the model as a torch.export program; with this option, videos are optional"
     add("--export", "FILE.pt2", text, Path)
-    add("--boxes", "FILE.csv", "boxes to score, in the format of AVA", Path)
-    add("--draw", "DIR", "folder for pictures of the boxes and their classes", Path)
+    add("--boxes", "FILE.csv", "boxes to classify, in the format of AVA", Path)
+    add("--draw", "DIR", "folder for pictures of the boxes with their classes", Path)
     add_json(parser)
     add_imports(parser)
-    text = "videos, then keys of the recipe to replace"
+    text = "videos, followed by keys of the recipe to replace"
     add("videos", "VIDEO [KEY VALUE]", text, default=[], nargs="*")
     args = parser.parse_intermixed_args(argv)
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
     args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
     if not (args.videos or args.export):
-        parser.error("at least one video or --export is required")
+        parser.error("at least one video, or --export, is required")
     if args.boxes and (args.output or args.export):
         parser.error("--boxes cannot be combined with --output or --export")
     if args.draw and not args.boxes:
@@ -120,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     path = checkpoint_of(args.checkpoint)
     if path != args.checkpoint:
-        print(f"Using the checkpoint {path}.", file=sys.stderr)
+        print(f"Using the checkpoint {path}", file=sys.stderr)
     if args.export:
         args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
@@ -133,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
         from slowfast_patches.train.predict.export import write_program  # lazy import: slow
 
         write_program(predictor, args.export)
-        print(f"Program written to {args.export}.", file=sys.stderr)
+        print(f"Program written to {args.export}", file=sys.stderr)
     results = list[dict[str, Any]]()
     probabilities = dict[str, Tensor | None]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
@@ -146,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
             results.append({"video": video, "error": str(error)})
             continue
         if damage:
-            print(f"warning: {video} {damage}; only the readable part is scored", file=sys.stderr)
+            print(f"warning: {video} {damage}. Only the readable part is used", file=sys.stderr)
         classes = best(scores, args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:
@@ -162,7 +165,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def predict_boxes(args: argparse.Namespace, predictor: BoxPredictor) -> int:
-    """Predict the boxes in all videos, print the results, and return the exit status."""
+    """Classify the boxes of all videos with a detection model, and print the results.
+
+    Returns:
+        The exit status: 0 if all boxes are classified, 1 if a video cannot be read or has no box.
+    """
     names = predictor.class_names
     boxes = read_boxes(args.boxes, predictor.recipe.model.num_classes)
     results = list[dict[str, Any]]()
@@ -200,15 +207,18 @@ def _class_text(row: dict[str, Any]) -> str:
 
 
 def videos_at(path: str) -> list[str]:
-    """Return the video files in a folder, or [path] for a video file or a folder of frames."""
+    """Return the paths of the video files in a folder.
+
+    If `path` is a video file or a folder of JPEG frames, return `[path]`.
+    """
     is_of_videos = os.path.isdir(path) and not frame_files(path)
     return (video_files(path) if is_of_videos else []) or [path]
 
 
 def find_names(given: Path | None, predictor: Predictor) -> tuple[str, ...] | None:
-    """Return the class names in the file `given`, or the class names of the model without a file.
+    """Return the class names from the file `given`, or else the class names of the model.
 
-    If there are no names, print a warning and return None.
+    If there are no class names, print a warning and return None.
 
     Raises:
         ValueError: The number of names in the file is not the number of classes of the model.
@@ -216,21 +226,25 @@ def find_names(given: Path | None, predictor: Predictor) -> tuple[str, ...] | No
     count = predictor.recipe.model.num_classes
     names = read_class_names(given) if given else predictor.class_names
     if given and names and len(names) != count:
-        raise ValueError(
-            f"{given} has {len(names)} class names, but the model has {count} classes."
-        )
+        raise ValueError(f"{given} has {len(names)} names, but the model has {count} classes.")
     if names is None:
         print(
-            "warning: Class indices are shown. To show class names, set --classes FILE.",
+            "warning: the class names are unknown, so class indices are shown. Use --classes FILE",
             file=sys.stderr,
         )
     return names
 
 
 def best(scores: Tensor, top: int, names: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return a dict for each of the `top` most probable classes.
+    """Return the `top` most probable classes, in descending order of probability.
 
-    The keys are "number" (the class index), "name" (or None) and "probability".
+    Args:
+        scores: Probabilities, (classes,).
+        top: Number of classes to return.
+        names: The class names, or None.
+
+    Returns:
+        A dict per class: the class index "number", the "name" or None, and the "probability".
     """
     values, numbers = scores.topk(min(top, len(scores)))
     return [

@@ -1,30 +1,38 @@
 r"""Prepare a data set for multigrid training, so that clips are read several times as fast.
 
-Every video in the lists is encoded as H.264 in DIR/videos, with short groups of pictures and a
-short side of at most 256 pixels. Lists with the paths of these files are written to DIR. To train
-on the result, give DATA.PATH_TO_DATA_DIR DIR.
+The command encodes every video in the lists as H.264 in DIR/videos, where DIR is the folder given
+as --output. The encoded videos have short groups of pictures and a short side of at most 256
+pixels. The command also writes lists with the paths of the encoded videos to DIR. To train on the
+prepared data set, set the key DATA.PATH_TO_DATA_DIR to DIR.
+
+From csv files with a line "path label" per video:
 
     multigrid-prepare --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \
         --output k400_prepared
 
-prepares the videos of three lists, with "path label" on each line. A video in several lists is
-encoded once. Class names (classes.json or classes.txt beside the first list) are copied.
+A video in several lists is encoded once. Class names are copied from classes.json or classes.txt in
+the folder of the first list.
+
+From folders named after the classes:
 
     multigrid-prepare --folder videos --output videos_prepared
 
-takes the classes from folder names: videos/<class>/*.mp4 (.avi, .mkv, .webm, .mov, .mpg, ...), or
-videos/{train,val,test}/<class>/*.mp4. Without such a split, some videos of each class are held out
-for validation, the same ones each time. Folders inside a class are reported and skipped. Without
---output, only the lists and classes.json (the number of each class) are written, into the folder.
+The videos are in videos/<class>/*.mp4 or videos/{train,val,test}/<class>/*.mp4. Other suffixes such
+as .avi, .mkv, .webm, .mov and .mpg are accepted. If there are no folders train, val and test, a
+fraction of the videos of each class is held out for validation, always the same videos. Folders
+inside a class folder are reported and skipped. Without --output, no video is encoded, and only the
+lists and classes.json (from class name to class index) are written to the folder of the videos.
+
+From the JSON files of Something-Something V2:
 
     multigrid-prepare --ssv2 ssv2 --output ssv2_prepared
 
-prepares Something-Something V2 from its JSON files in a folder. The WebM files are in that folder,
-in its subfolder 20bn-something-something-v2, or in --prefix.
+The WebM files are in the folder of the JSON files, in its subfolder 20bn-something-something-v2, or
+in the folder given as --prefix.
 
-After a few videos, it stops if the disk is too small for the rest. To continue after an
-interruption or a full disk, repeat the command. Complete videos are kept unless their source has
-changed. A video that cannot be read is left out of the lists, and reported at the end and in
+After a few videos, the command stops if the disk is too small for all videos. To continue after an
+interruption or a full disk, repeat the command. It keeps the encoded videos unless their source has
+changed. Unreadable videos are left out of the lists. They are reported at the end and in
 DIR/unreadable.txt.
 
 Exit status: 0 if all videos are prepared, 1 if some cannot be read, 2 for an error, 130 for Ctrl-C.
@@ -70,26 +78,32 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__)
     data = parser.add_mutually_exclusive_group(required=True)
-    add_list(data, "--csv", "list of videos; can be repeated")
+    add_list(data, "--csv", 'csv file with a line "path label" per video; can be repeated')
     add_option(data, "--folder", "DIR", "folder with a subfolder for each class", Path)
     text = "folder with the JSON files of Something-Something V2"
     add_option(data, "--ssv2", "DIR", text, Path)
     add = partial(add_option, parser)
     add("--output", "DIR", "folder for the prepared data set", Path)
-    add_json(parser, "; needs --output")
+    add_json(parser, "; requires --output")
     add("--workers", "N", "number of processes (default: one per core)", int)
-    text = "largest short side of the videos (default: %(default)s)"
+    text = "resize larger frames to this short side (default: %(default)s)"
     add("--short-side", "PIXELS", text, int, 256)
-    text = "refuse videos with larger frames, as DATA.MAX_FRAME_PIXELS (default: %(default)s)"
+    text = (
+        "treat videos whose frames have more pixels as unreadable, like DATA.MAX_FRAME_PIXELS "
+        "(default: %(default)s)"
+    )
     add("--max-frame-pixels", "N", text, int, LIMITS.pixels)
-    text = "folder that paths in the lists are relative to (default: that of the list)"
+    text = "folder to which the paths in a list are relative (default: the folder of the list)"
     add("--prefix", "DIR", text, default="")
-    text = r'separator of path and label in the lists (default: " "); \t is a tab'
+    text = r'separator between path and label in the lists; \t is a tab (default: " ")'
     add("--separator", "C", text, default=" ")
-    add("--val-fraction", "F", "share of each class to hold out (default: 0.1)", float)
+    text = "fraction of the videos of each class to hold out for validation (default: 0.1)"
+    add("--val-fraction", "F", text, float)
     args = parser.parse_args(argv)
     if args.output is None and (args.json or not args.folder):
-        parser.error("--output is needed. Only --folder can write lists alone.")
+        parser.error(
+            "--output is required. It may be omitted only with --folder and without --json"
+        )
     if args.folder and args.prefix:
         parser.error("--prefix has no effect with --folder")
     if args.val_fraction is not None and not args.folder:
@@ -97,7 +111,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@tool(interrupted="interrupted; repeat the command to continue")
+@tool(interrupted="Interrupted. Repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
     """Prepare the data set or write its lists, and return the exit status."""
     args = parse_args(argv)
@@ -107,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
             write_class_lists(lists, classes, args.folder, args.separator)
             keys = ["DATA.PATH_TO_DATA_DIR", str(args.folder.absolute())]
             keys += ["MODEL.NUM_CLASSES", str(len(classes))]
-            print(f"To train on it, give: {shlex.join(keys)}")
+            print(f"To train on this data set, add these keys: {shlex.join(keys)}")
             return 0
         report = prepare(
             lists,
@@ -123,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[str]]:
-    """Return the lists to prepare and the class names, which are empty if there are none."""
+    """Return the lists to prepare, and the class names or an empty sequence if they are unknown."""
     if args.csv:
         lists = read_lists(args.csv, prefix=args.prefix, separator=args.separator)
         for listed in lists:

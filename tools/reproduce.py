@@ -1,18 +1,27 @@
 r"""Reproduce a table or figure of the paper.
 
-Without --local or --slurm, it prints the runs and their costs, then the table with the results that
-are in --output so far ("missing" for the others).
+Print the runs and their costs, and the table with the results of the finished runs:
 
-    multigrid-reproduce table5                          # the plan, and the table so far
-    multigrid-reproduce all --dry-run                   # every run of every table and figure
+    multigrid-reproduce table5
+
+Print only the runs and costs, here of all tables and figures:
+
+    multigrid-reproduce all --dry-run
+
+Train on this machine, one run after another:
+
     multigrid-reproduce table5 --local --seeds 0 1 2 \
-        --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train, one run after another
+        --ssv2 /data/ssv2 --kinetics-weights k400.pyth
+
+Train as SLURM jobs:
+
     multigrid-reproduce table5 --slurm gpu --seeds 0 1 2 \
-        --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train as SLURM jobs
+        --ssv2 /data/ssv2 --kinetics-weights k400.pyth
 
 To continue after an interruption, repeat the command. Finished runs are not repeated. The reports
-in --output are NAME.md, NAME.json and, for figures, NAME.png. KEY VALUE pairs after the options
-apply to every recipe, for example NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8.
+are written to the folder given as --output: NAME.md, NAME.json and, for figures, NAME.png. KEY
+VALUE pairs after the options apply to every recipe, for example NUM_GPUS 4
+SOLVER.REFERENCE_WORLD_SIZE 8.
 """
 
 import argparse
@@ -46,25 +55,28 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
     parser = command_line.command_parser(__doc__)
     parser.add_argument(
-        "name", choices=[*EXPERIMENTS, "all"], help="table or figure; all stands for every one"
+        "name", choices=[*EXPERIMENTS, "all"], help="table or figure, or all tables and figures"
     )
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/reproduce")
-    command_line.add_list(parser, "--add", "your own recipe as an additional row; can be repeated")
+    command_line.add_list(parser, "--add", "recipe of an additional row; can be repeated")
 
     group = parser.add_argument_group("how to run")
     ways = group.add_mutually_exclusive_group()
-    ways.add_argument("--dry-run", action="store_true", help="only print what would run")
-    text = "train on this machine, --at-once N runs at a time"
+    text = "only print the runs and their costs"
+    ways.add_argument("--dry-run", action="store_true", help=text)
+    text = "train on this machine; see --at-once"
     ways.add_argument("--local", action="store_true", help=text)
-    command_line.add_option(ways, "--slurm", "PARTITION", "train as SLURM jobs")
+    text = "train as SLURM jobs in this partition"
+    command_line.add_option(ways, "--slurm", "PARTITION", text)
     command_line.add_at_once(group)
     add = partial(command_line.add_option, group)
-    text = "time limit of a job, which is then requeued (default: %(default)g)"
+    text = "hours after which a job saves a checkpoint and is requeued (default: %(default)g)"
     add("--slurm-hours", "H", text, float, Slurm.hours)
-    text = "jobs of an array that run at a time (default: %(default)s)"
+    text = "maximum number of jobs of an array that run simultaneously (default: %(default)s)"
     add("--slurm-limit", "N", text, int, Slurm.limit)
-    add("--slurm-cpus", "N", "CPU cores for each GPU (default: %(default)s)", int, Slurm.cpus)
+    text = "number of CPU cores per GPU (default: %(default)s)"
+    add("--slurm-cpus", "N", text, int, Slurm.cpus)
     command_line.add_pairs(group, "--slurm-option")
 
     group = parser.add_argument_group("what to run on")
@@ -72,13 +84,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     for name in _DATA:
         add(f"--{name}", "DIR", "folder with the lists of the data set")
     for name in _STARTS:
-        text = f"{name} checkpoint, for the recipes that start from one"
+        text = f"{name} checkpoint for the recipes that start from pre-trained {name} weights"
         add(f"--{name}-weights", "FILE", text)
     times = group.add_mutually_exclusive_group()
-    text = "file of step times, for the expected times; can be repeated"
+    text = (
+        "result file of benchmarks/step_time.py, from which the expected training times are "
+        "computed; can be repeated"
+    )
     command_line.add_list(times, "--step-times", text)
     text = (
-        "seconds of an iteration of the first run, for the expected times; others follow by FLOPs"
+        "seconds per iteration of the first run, from which the expected training times of all "
+        "runs are estimated in proportion to FLOPs"
     )
     command_line.add_option(times, "--step-seconds", "S", text, float)
     command_line.add_overrides(parser, "keys to set in every recipe")
@@ -95,10 +111,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
-    """Print the costs, run what is asked for, then write and print the tables.
+    """Print the costs, train the missing runs if requested, and write and print the tables.
 
     Returns:
-        The tables as plain data, or with --dry-run the costs.
+        The tables as plain data. With --dry-run, the costs as plain data.
     """
     patching.apply()
     check_study(args.add, args.overrides)
@@ -143,17 +159,17 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
             options=dict(args.slurm_option),
         )
         queued = jobs.submit_study(study, run_net, slurm)
-        numbers = ", ".join(queued.values()) or "all have finished or are queued"
-        print(f"{len(queued)} jobs queued: {numbers}")
+        numbers = ", ".join(queued.values()) or "all runs are finished or already queued"
+        print(f"{len(queued)} jobs submitted: {numbers}")
     for table in tables:
         print(f"\n{table.experiment.title}\n\n{reproduce.paper_report(table)}")
     print(f"\nReports: {args.output}")
     return [table.to_json() for table in tables]
 
 
-@command_line.tool(interrupted="interrupted; repeat the command to continue")
+@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
-    """Reproduce what the command line names, and return the exit status."""
+    """Reproduce the requested table or figure, and return the exit status."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
@@ -164,14 +180,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _format_size(study: Study, seconds: Sequence[float | None]) -> str:
-    """Return a sentence on the number of runs, and on their time if it is known for each recipe."""
+    """Return a sentence about the number of runs and their total time.
+
+    The total time is unknown if the time of any recipe is unknown.
+    """
     known = [value for value in seconds if value is not None]
     total = "unknown (give --step-times FILE)"
     if len(known) == len(seconds):
         total = format_duration(sum(known) * len(study.seeds))
     return (
-        f"{study.size} runs in all: {len(seconds)} different recipes × {len(study.seeds)} seeds. "
-        f"Training time, without loading and evaluation: {total}"
+        f"Total: {study.size} runs ({len(seconds)} different recipes × {len(study.seeds)} seeds). "
+        f"Training time, excluding data loading and evaluation: {total}"
     )
 
 

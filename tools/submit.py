@@ -1,16 +1,16 @@
-r"""Train a recipe as a SLURM job that resumes after preemption and time-out.
+r"""Train a recipe as a SLURM job that resumes after preemption and after its time limit.
 
-Before its time limit, and when it is preempted, the job saves a checkpoint and requeues itself
-under the same number. It starts NUM_GPUS processes on each of NUM_SHARDS machines, with
-TRAIN.BATCH_SIZE clips on each machine. What can be checked on this machine is checked before the
-job is queued. Example:
+When it is preempted, and shortly before its time limit, the job saves a checkpoint and is requeued
+under the same job ID. The job starts NUM_GPUS processes on each of NUM_SHARDS machines. The
+mini-batch has TRAIN.BATCH_SIZE clips per machine. Before the job is submitted, the recipe and all
+files that exist on this machine are checked. Example:
 
     multigrid-submit --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --partition gpu --nodes 16 --gpus-per-node 8 --hours 24 --option account=vision \
         DATA.PATH_TO_DATA_DIR /data/kinetics OUTPUT_DIR runs/k400 SOLVER.REFERENCE_WORLD_SIZE 8
 
-With --dry-run, the batch file is printed and not submitted. To resume after a job that failed or
-was cancelled, repeat the command. KEY VALUE pairs after the options replace keys of the recipe.
+With --dry-run, the batch file is printed but not submitted. To resume a job that failed or was
+cancelled, repeat the command. KEY VALUE pairs after the options replace keys of the recipe.
 """
 
 import argparse
@@ -34,18 +34,22 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line.command_parser(__doc__)
     add = partial(command_line.add_option, parser)
     command_line.add_cfg(parser)
-    add("--partition", "P", "partition of SLURM", required=True)
+    add("--partition", "P", "SLURM partition", required=True)
     add("--nodes", "N", "number of machines (default: NUM_SHARDS of the recipe)", int)
-    add("--gpus-per-node", "N", "GPUs of each machine (default: NUM_GPUS of the recipe)", int)
-    text = "time limit of the job, which is then requeued (default: %(default)g)"
+    text = "number of GPUs per machine (default: NUM_GPUS of the recipe)"
+    add("--gpus-per-node", "N", text, int)
+    text = "hours after which the job saves a checkpoint and is requeued (default: %(default)g)"
     add("--hours", "H", text, float, Slurm.hours)
-    text = "CPU cores for each GPU, or for each machine without GPUs (default: %(default)s)"
+    text = "number of CPU cores per GPU, or per machine without GPUs (default: %(default)s)"
     add("--cpus-per-gpu", "N", text, int, Slurm.cpus)
-    text = "largest number of time-outs; preemptions do not count (default: %(default)s)"
+    text = (
+        "how often the job may be requeued after its time limit; requeueing after preemption is "
+        "not counted (default: %(default)s)"
+    )
     add("--requeues", "N", text, int, Slurm.requeues)
     text = (
-        "time between the signal to save and the time limit; it must be enough for an iteration "
-        "and a checkpoint (default: %(default)s)"
+        "seconds before the time limit at which the job is told to save a checkpoint; they must "
+        "be enough for one iteration and the checkpoint (default: %(default)s)"
     )
     add("--warning-seconds", "S", text, int, Slurm.warning_seconds)
     add("--job-name", "NAME", "name of the job (default: %(default)s)", default="multigrid")
@@ -72,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     pairs = jobs.job_keys(cfg, args.overrides, args.nodes, args.gpus_per_node)
     recipe = load_with_classes(cfg, pairs)
     plan, warnings = jobs.check(load_with_classes(cfg, args.overrides), recipe)
-    # With --dry-run, only the batch file goes to standard output, so that it can be redirected.
+    # With --dry-run, print only the batch file to standard output, so that it can be redirected.
     print(plan, file=sys.stderr if args.dry_run else sys.stdout)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -85,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     command = [sys.executable, str(run_net), "--cfg", str(cfg), *pairs]
     number = jobs.submit_recipe(recipe, command, slurm, args.job_name)
     print(
-        f"\njob {number} is queued\n"
+        f"\nSubmitted job {number}\n"
         f"  status:            squeue --jobs {number}\n"
         f"  log:               {folder / 'train.log'}\n"
         f"  output:            {folder / FOLDER / f'{number}_*_log.out'} and .err\n"

@@ -1,1 +1,1 @@
-"""Timing of training steps on synthetic clips, for shapes and variants of a recipe."""
+"""Measure training steps on synthetic clips, for all shapes and several variants of a recipe."""

@@ -1,4 +1,7 @@
-"""Implementations of a training step, and cases: one shape timed with one implementation."""
+"""Training step implementations to measure, and cases.
+
+A case is one shape that is measured with one implementation.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import torch
 from common import Mark, StepClock, Timed, quartiles, take_turns, wait_for
 from torch import Tensor, nn
 
-from multigrid import Batch, Shape, Step
+from multigrid import Batch, ScheduleStep, Shape
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import keep_memory_whole, process_device, set_up_device
@@ -25,36 +28,39 @@ from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.train.warm_up import made_up_batch
 
 WARM_UP = 2
-"""Iterations of each shape before timing, in which kernels are chosen and memory is allocated."""
+"""Number of iterations of each shape before the measurement. In these iterations, kernels are
+chosen and memory is allocated."""
 
 _KERNELS = "16384"
-"""Size of oneDNN's cache of kernels.
+"""Capacity of oneDNN's kernel cache.
 
-The default of 1,024 holds the kernels of three shapes of a SlowFast, enough for a training. Here
-there are shapes × variants, whose kernels would be compiled again in each round.
+The default of 1,024 is enough for the kernels of three shapes of a SlowFast model, and for
+training. The benchmark alternates between many more shapes and variants. With the default capacity,
+their kernels would be compiled again in each round.
 """
 
 RATE = 1e-4
-"""Learning rate, so low that training on noise keeps activations in the usual range."""
+"""Learning rate. It is so low that activations stay in the usual range in training on noise."""
 
 
 def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
-    """Load a recipe, scale it to this run's processes and check it.
+    """Load a recipe, scale it to the number of training processes, and check it.
 
     Raises:
-        ValueError: the recipe cannot be trained, or needs a GPU and there is none.
+        ValueError: The recipe cannot be trained, or it needs a GPU but this machine has no GPU.
     """
     recipe = resolve(load_recipe(path, overrides))
     check_recipe(recipe)
     if device_of(recipe) == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"NUM_GPUS is {recipe.num_gpus}, but there is no GPU. Set NUM_GPUS 0 to use the CPU"
+            f"NUM_GPUS is {recipe.num_gpus}, but this machine has no GPU. Set NUM_GPUS 0 to "
+            "measure the CPU"
         )
     return recipe
 
 
 def prepare_device(recipe: Recipe) -> torch.device:
-    """Set up memory allocation and random numbers as in training, and return the device."""
+    """Set up memory allocation and the random seed as in training, and return the device."""
     keep_memory_whole()
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
     torch.manual_seed(recipe.rng_seed)
@@ -69,15 +75,16 @@ class Steps(ABC):
         self.device = device
         set_up_device(recipe)
 
-    def time(self, step: Step, batch: Batch, iterations: int) -> Timed:
-        """Return the mean seconds of an iteration and its parts.
+    def time(self, step: ScheduleStep, batch: Batch, iterations: int) -> Timed:
+        """Train several iterations, and return the mean time of an iteration and of its parts.
 
         Raises:
-            torch.OutOfMemoryError: the shape does not fit into the GPU's memory.
+            torch.OutOfMemoryError: The shape does not fit into the memory of the GPU.
         """
         set_up_device(self.recipe)  # the previous variant may have changed global settings
         wait_for(self.device)
-        # CPU time of a single thread excludes the time it waits for a core on a busy machine.
+        # With a single thread, measure CPU time, which excludes waiting for a core on a busy
+        # machine.
         single = torch.get_num_threads() == 1
         clock = StepClock(self.device, time.process_time if single else time.perf_counter)
         for _ in range(iterations):
@@ -87,15 +94,15 @@ class Steps(ABC):
         return clock.read()
 
     @abstractmethod
-    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
-        """Train one iteration, and call `mark` once the work of a part is queued."""
+    def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
+        """Train one iteration, and call `mark` each time the work of a part has been queued."""
 
     @abstractmethod
-    def model_and_optimizer(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Return the model that trains a step, and its optimizer."""
+    def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Return the model and the optimizer that are used in a step."""
 
-    def clean_up(self, step: Step) -> None:
-        """Free the memory that an interrupted iteration has left allocated."""
+    def clean_up(self, step: ScheduleStep) -> None:
+        """Free memory that is still allocated because an iteration was interrupted."""
         self.model_and_optimizer(step)[1].zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -104,8 +111,11 @@ class Steps(ABC):
         """Return the precision of the model: "float32", "bfloat16" or "float16"."""
         return "float32"
 
-    def kept_bytes(self, step: Step) -> int:
-        """Count the bytes kept between steps: weights, buffers, gradients, optimizer state."""
+    def kept_bytes(self, step: ScheduleStep) -> int:
+        """Return the bytes that stay allocated between steps.
+
+        These are the weights, buffers, gradients and the optimizer state.
+        """
         model, optimizer = self.model_and_optimizer(step)
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [p.grad for p in model.parameters() if p.grad is not None]
@@ -115,11 +125,11 @@ class Steps(ABC):
 
 
 class Bench(Steps):
-    """Training step of this package.
+    """Training step as implemented by this package, in contrast to PySlowFast.
 
     Args:
-        recipe: the recipe, with the switches to measure.
-        device: the device to measure on.
+        recipe: The recipe, with the switches to measure.
+        device: The device to measure on.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -127,13 +137,13 @@ class Bench(Steps):
         self.model = build_model(recipe, grouped_bn=True).to(device)
         self.stepper = Stepper(recipe, self.model, device)
 
-    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
+    def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
         self.stepper(step, batch, mark=mark)
 
-    def model_and_optimizer(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:
         return self.model, self.stepper.optimizer
 
-    def clean_up(self, step: Step) -> None:
+    def clean_up(self, step: ScheduleStep) -> None:
         super().clean_up(step)
         self.stepper.precision = Precision(self.recipe, self.device)
 
@@ -145,13 +155,13 @@ class Bench(Steps):
 
 
 class Case:
-    """A shape to time with one implementation, and its measurements so far.
+    """Shape to measure with one implementation, and the measurements so far.
 
     Args:
-        bench: the implementation of the training step.
-        shape: the shape of the mini-batch of all processes.
-        bn_size: clips per BN group.
-        batch: the clips of one process. None means synthetic clips.
+        bench: The implementation of the training step.
+        shape: Shape of the global mini-batch, which all processes share.
+        bn_size: Number of clips per BN group. None stands for the whole batch of the process.
+        batch: Mini-batch of one process. By default synthetic clips are made.
     """
 
     def __init__(
@@ -162,7 +172,7 @@ class Case:
         self.bn_size = bn_size
         self.clips = shape.batch // bench.recipe.world_size
         shared = None if bn_size is None else min(bn_size, self.clips)
-        self.step = Step(0, 0, shape, RATE, shared, 0, 0.0)
+        self.step = ScheduleStep(0, 0, shape, RATE, shared, 0, 0.0)
         self.batch = made_up_batch(bench.recipe, self.clips, shape) if batch is None else batch
         self.iterations = 0
         self.rounds = list[float]()
@@ -171,10 +181,10 @@ class Case:
         self.failure: str | None = None
 
     def warm_up(self, seconds: float) -> None:
-        """Choose the number of iterations per round, and measure the memory of one.
+        """Choose the number of iterations per round, and measure the peak memory of an iteration.
 
-        A round should take about `seconds`. The first steps do not count, because cuDNN tries
-        algorithms in them, some of which need much memory.
+        A round should take about `seconds`. The first iterations are excluded, because cuDNN tries
+        several algorithms in them, and some of these algorithms need much memory.
         """
         if self._try(WARM_UP) is None:
             return
@@ -185,7 +195,7 @@ class Case:
                 self.peak_bytes = torch.cuda.max_memory_allocated() - others
 
     def time(self) -> None:
-        """Measure one more round."""
+        """Measure another round, unless an earlier round has failed."""
         if self.failure is None and (took := self._try(self.iterations)) is not None:
             self.rounds.append(took.seconds)
             for part, seconds in took.parts.items():
@@ -197,18 +207,19 @@ class Case:
         except torch.OutOfMemoryError:
             self.failure = "out of memory"
         except RuntimeError as error:
-            # Only compilation may fail here. Any other error is a bug.
+            # With TRAIN.COMPILE, the compiler may fail. Any other RuntimeError is a bug.
             if not self.bench.recipe.train.compile:
                 raise
             self.failure = " ".join(str(error).split())[:200]
-        self.bench.clean_up(self.step)  # outside of except, where the error refers to activations
+        # Not in an `except` block, because there the error still keeps activations alive.
+        self.bench.clean_up(self.step)
         return None
 
     def _bytes_of_others(self) -> int | None:
-        """Start measuring the GPU's peak memory.
+        """Reset the peak memory statistics of the GPU.
 
         Returns:
-            The bytes that other cases keep on the GPU, or None without a GPU.
+            The bytes that the models of other cases occupy on the GPU, or None on the CPU.
         """
         if self.bench.device.type != "cuda":
             return None
@@ -216,7 +227,10 @@ class Case:
         return torch.cuda.memory_allocated() - self.bench.kept_bytes(self.step)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the seconds of an iteration, or None and the "failure"."""
+        """Return the measurements as plain data.
+
+        If the case has failed, "seconds" is None and "failure" is the reason.
+        """
         if self.failure is not None:
             return {"seconds": None, "failure": self.failure}
         return {
@@ -228,12 +242,13 @@ class Case:
 
 
 def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
-    """Time cases in interleaved rounds.
+    """Measure cases in interleaved rounds.
 
     Args:
-        cases: the cases to time.
-        rounds: the number of rounds.
-        seconds: approximate time for all rounds of a case. Each round has at least one iteration.
+        cases: The cases to measure.
+        rounds: Number of rounds.
+        seconds: Approximate time in seconds for all rounds of one case. Each round has at least one
+            iteration.
     """
     expect_graphs(sum(bool(case.bench.recipe.train.compile) for case in cases))
     for case in cases:

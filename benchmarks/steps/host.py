@@ -1,9 +1,9 @@
-"""Training step of PySlowFast 1.0 in a plain loop, the reference of all other variants.
+"""Training step of PySlowFast 1.0 in a plain loop, with which all other variants are compared.
 
-It uses the unchanged model, head, loss and optimizer of pyslowfast 1.0, with nn.BatchNorm3d over
-the batch and float clips that are copied to the device in each step. The head pools over a window
-that follows from the config's crop and frames, so a model can train at one shape only. Every shape
-therefore has its own model.
+The step uses the unchanged model, head, loss and optimizer of pyslowfast 1.0. BN is nn.BatchNorm3d
+over the whole batch, and float clips are copied to the device in each step. The head of a model
+pools over a window whose size is fixed by the crop and the frames in the config, so each model can
+be trained at one shape only. A separate model is therefore built for each shape.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from common import Mark
 from torch import Tensor, nn
 
-from multigrid import Batch, Shape, Step
+from multigrid import Batch, ScheduleStep, Shape
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.inputs import InputTransform
@@ -20,11 +20,11 @@ from slowfast_patches.tasks import task_of
 from steps.case import Steps
 
 _STRIDE = 32
-"""Total spatial stride that PySlowFast's head assumes, in pixels."""
+"""Factor by which PySlowFast's head assumes that the model downsamples the crop."""
 
 
 def host_problem(recipe: Recipe) -> str | None:
-    """Return why PySlowFast's code cannot train a recipe, or None if it can."""
+    """Return the reason why PySlowFast cannot train a recipe, or None if PySlowFast can."""
     patching.apply()
     from slowfast.models.losses import _LOSSES
     from slowfast.models.model_builder import _MODEL_TYPES
@@ -39,12 +39,15 @@ def host_problem(recipe: Recipe) -> str | None:
 
 
 def _builder_name(recipe: Recipe) -> str:
-    """Return the name in PySlowFast's table of builders, which has no `_nopool` variants."""
+    """Return the name of the model builder in PySlowFast.
+
+    PySlowFast has no builders for the `_nopool` variants, so remove this suffix.
+    """
     return recipe.model.arch.removesuffix("_nopool")
 
 
 class HostBench(Steps):
-    """Training step of PySlowFast 1.0, with a model for each (frames, crop)."""
+    """Training step of PySlowFast 1.0, with a separate model for each (frames, crop)."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         from slowfast.models.losses import get_loss_func
@@ -55,7 +58,7 @@ class HostBench(Steps):
         self._to_floats = InputTransform.of_recipe(recipe, torch.device("cpu"))
         self._loss_function: nn.Module = get_loss_func(recipe.model.loss_func)(reduction="mean")
 
-    def model_and_optimizer(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:
         key = (step.shape.frames, step.shape.crop)
         if key not in self._trained:
             self._trained[key] = self._build(step.shape)
@@ -67,14 +70,15 @@ class HostBench(Steps):
 
         config = host_config(self.recipe)
         config.DATA.NUM_FRAMES = shape.frames
-        # Strided convolutions round up, but the head's window rounds down. Feature maps are 5
-        # pixels wide at a crop of 158 and of 160, so build the head for 160.
+        # Strided convolutions round the size of feature maps up, but PySlowFast rounds the window
+        # of the head down. For example, the last feature map is 5 pixels wide for crops of 158 and
+        # of 160, so build the head for 160 in both cases.
         config.DATA.CROP_SIZE = -(-shape.crop // _STRIDE) * _STRIDE
         model = _MODEL_TYPES[_builder_name(self.recipe)](config).to(self.device).train()
         return model, construct_optimizer(model, config)
 
     def _floats(self, batch: Batch) -> list[Tensor]:
-        """Return the clips as PySlowFast's loader does: float, one tensor per pathway."""
+        """Return the clips in the form of PySlowFast's loader: one float tensor per pathway."""
         key = tuple(batch["clips"].shape)
         if key not in self._inputs:
             tensors = self._to_floats(batch["clips"], batch["flips"])
@@ -82,7 +86,7 @@ class HostBench(Steps):
             self._inputs[key] = [x.pin_memory() if pinned else x for x in tensors]
         return self._inputs[key]
 
-    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
+    def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
         model, optimizer = self.model_and_optimizer(step)
         inputs = [x.to(self.device, non_blocking=True) for x in self._floats(batch)]
         labels = batch["labels"].to(self.device, non_blocking=True)

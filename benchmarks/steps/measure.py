@@ -1,4 +1,4 @@
-"""Measurement of a recipe: its variants at each shape, and derived results."""
+"""Measure the variants of a recipe at each shape, and derive rates and ratios."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ def measure(
     *,
     num_videos: int | None = None,
 ) -> dict[str, Any]:
-    """Measure the times of each shape in each variant, and derive rates and ratios.
+    """Measure the time of a step at each shape in each variant, and derive rates and ratios.
 
     Args:
-        recipe: the recipe to measure.
-        names: names of variants. "each" means all. Unsupported variants are reported.
-        rounds: the number of rounds.
-        seconds: approximate time for each shape of each variant.
-        num_videos: videos in the training set. None means those of the recipe.
+        recipe: The recipe to measure.
+        names: Names of variants. "each" stands for all variants except "recipe".
+        rounds: Number of rounds.
+        seconds: Approximate time in seconds for all rounds of one shape in one variant.
+        num_videos: Number of training videos. By default taken from the recipe.
+
+    Returns:
+        The result as plain data. For a variant that is not supported, "failure" is the reason.
 
     Raises:
-        ValueError: the model cannot take a shape, or the device supports no variant.
+        ValueError: The model does not support a shape, or no variant is supported.
     """
     chosen = dict.fromkeys(n for name in names for n in (EACH if name == "each" else [name]))
     check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
@@ -77,7 +80,7 @@ def measure(
 def _variant_row(
     variant: Variant, rates: Mapping[str, float], flops: FlopsPerClip, num_videos: int | None
 ) -> Row:
-    """Return the results of a variant: those of its shapes and of the whole schedule."""
+    """Return the results of a variant for each shape and for the whole schedule."""
     shapes = [_shape_row(variant, case) for case in variant.cases]
     row: Row = {"name": variant.name, "keys": dict(variant.keys), "failure": variant.failure}
     row["shapes"] = shapes
@@ -99,7 +102,10 @@ def _shape_row(variant: Variant, case: Case) -> Row:
 
 
 def _videos(recipe: Recipe, given: int | None) -> tuple[int | None, str | None]:
-    """Return the number of training videos and None, or None and why it is not known."""
+    """Return the number of training videos and a reason why the number is unknown.
+
+    Exactly one of the two values is None.
+    """
     try:
         return dataset_size(recipe, given), None
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Results derived from step times: rates, ratios, times of schedules, recommended switches."""
+"""Derive rates, ratios, times of schedules and recommended switches from step times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from slowfast_patches.plan.step_times import MANY_VIDEOS
 from steps.variants import SWITCHES
 
 REFERENCES = ("plain", "host")
-"""Variants to which the others are compared."""
+"""Names of the variants with which all other variants are compared."""
 
 Row = dict[str, Any]
-"""Results of a shape, by name.
+"""Results for one shape, or for one variant, as plain data.
 
-"shape" is that of all processes. "local_clips" and "bn_size" are numbers of clips. "seconds" has
-quartiles and rounds, or is None beside a "failure".
+For a shape, the keys are: "shape" (batch, frames, crop) with the global batch size, "local_clips"
+(clips per process), "bn_size" (clips per BN group), and "seconds" (quartiles and rounds). If the
+measurement has failed, "seconds" is None and "failure" is the reason.
 """
 
 _SIDES = {"cuda": 8192, "cpu": 512}
@@ -38,18 +39,18 @@ _TYPES = {
 
 
 def matrix_rates(recipe: Recipe, device: torch.device, names: Iterable[str]) -> dict[str, float]:
-    """Measure the FLOP/s of square matrix products, with a multiply-add counted as two.
+    """Measure the speed of square matrix products in FLOP/s. A multiply-add counts as two FLOPs.
 
-    The matrices are random, because a GPU draws less power on zeros and computes faster. The rate
-    is the median over some time, after a warm-up of the same length.
+    The matrices are random, because a GPU draws less power on zeros and would compute faster. The
+    speed is the median of several products, after a warm-up that takes about as long.
 
     Args:
-        recipe: any recipe for the device. Its TRAIN.TF32 is set as each precision requires.
-        device: the device to measure.
-        names: precisions: "float32", "tf32", "bfloat16" or "float16".
+        recipe: Any recipe for the device. TRAIN.TF32 is overridden for each precision.
+        device: The device to measure.
+        names: The precisions: "float32", "tf32", "bfloat16" or "float16".
 
     Returns:
-        The rate of each precision.
+        A dict from precision to FLOP/s.
     """
     rates = dict[str, float]()
     side = _SIDES[device.type]
@@ -68,13 +69,13 @@ def matrix_rates(recipe: Recipe, device: torch.device, names: Iterable[str]) -> 
 
 
 def add_rates(row: Row, flops_per_clip: FlopsPerClip, matrix_rate: float) -> None:
-    """Add clips, pixels and FLOPs per second to the results of a shape.
+    """Add clips, pixels and FLOPs per second to the results of a shape, in place.
 
     Args:
-        row: results with "shape", "local_clips" and "seconds". If "seconds" is None, nothing is
+        row: Results with "shape", "local_clips" and "seconds". If "seconds" is None, nothing is
             added.
-        flops_per_clip: returns the training FLOPs of a clip of (frames, crop).
-        matrix_rate: the device's rate of matrix products, in FLOP/s.
+        flops_per_clip: Function (frames, crop) that returns the training FLOPs of one clip.
+        matrix_rate: Speed of matrix products on the device in FLOP/s.
     """
     if row["seconds"] is None:
         return
@@ -92,17 +93,18 @@ def add_rates(row: Row, flops_per_clip: FlopsPerClip, matrix_rate: float) -> Non
 
 
 def add_relative(name: str, variants: Sequence[Row]) -> None:
-    """Add the speeds of all variants relative to one of them, if that was measured.
+    """Add the speed of each variant relative to a reference variant, in place.
 
-    For a shape it is the ratio of clips per second, for the whole schedule the inverse ratio of
-    times. Shapes are matched by their order in the schedule. With MULTIGRID.SIZE_DIVISOR, a shape
-    is thus compared with the one it replaces. A variant with another number of shapes gets no
-    ratios.
+    The relative speed at a shape is the ratio of clips per second. For the whole schedule, it is
+    the time of the reference divided by the time of the variant. Shapes are matched by their order
+    in the schedule, so that a shape changed by MULTIGRID.SIZE_DIVISOR is compared with the original
+    shape. Variants with another number of shapes than the reference get no ratios. If the reference
+    was not measured, no ratios are added.
 
     Args:
-        name: the reference variant.
-        variants: results with "name", "shapes" and "totals". The ratio is added to "relative" of
-            each shape and of the totals.
+        name: Name of the reference variant.
+        variants: Results with "name", "shapes" and "totals". The ratios are added to the dict
+            "relative" of each shape and of the totals.
     """
     other = next((v for v in variants if v["name"] == name and v["shapes"]), None)
     for variant in variants:
@@ -118,27 +120,31 @@ def add_relative(name: str, variants: Sequence[Row]) -> None:
 
 
 def _ratio(row: Row, other: Row, factor: float = 1.0) -> Row | None:
-    """Return the ratio of another row's seconds to this row's, or None if either has none."""
+    """Return `factor` × the seconds of `other`, divided by the seconds of `row`.
+
+    Return None if either row has no seconds.
+    """
     if row.get("seconds") is None or other.get("seconds") is None:
         return None
     return ratios([factor * s for s in other["seconds"]["rounds"]], row["seconds"]["rounds"])
 
 
 def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
-    """Compute the seconds of the whole schedule and of the same recipe without multigrid.
+    """Compute the training time of the whole schedule, and of the baseline without multigrid.
 
-    Medians are computed from the medians of the shapes, as in multigrid-plan. Quartiles are
+    The medians are computed from the medians of the shapes, as in multigrid-plan. The quartiles are
     computed from the rounds.
 
     Args:
-        recipe: the recipe as measured.
-        rows: results of its shapes. The first is the baseline's shape with the baseline's BN.
-        num_videos: videos in the training set. If None, times are those of 10 million videos, and
-            only their ratios are meaningful.
+        recipe: The recipe as measured.
+        rows: Results for the shapes of the recipe. The first row is the shape of the baseline with
+            the BN of the baseline.
+        num_videos: Number of training videos. If None, the times are those for 10 million videos,
+            so only their ratio is meaningful.
 
     Returns:
-        "seconds", "baseline_seconds" and "speed_up" with quartiles, or "failure" if a shape has no
-        time.
+        A dict with "seconds", "baseline_seconds" and "speed_up", each with quartiles. If the time
+        of a shape is missing, a dict with "failure".
     """
     shapes = [Shape(*row["shape"]) for row in rows]
     missing = [s for s, row in zip(shapes, rows, strict=True) if row["seconds"] is None]
@@ -148,7 +154,8 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
     sums = list[tuple[float, ...]]()
     medians = [row["seconds"]["median"] for row in rows]
     for seconds in [medians, *zip(*(row["seconds"]["rounds"] for row in rows), strict=True)]:
-        # If the baseline's shape occurs twice, the schedule takes the one with the schedule's BN.
+        # If the shape of the baseline occurs twice, `dict` keeps the last one, which has the BN of
+        # the multigrid schedule.
         times = dict(zip(shapes, seconds, strict=True))
         ours = schedule_cost(schedule, None, times.__getitem__).seconds
         baseline = baseline_cost(schedule, None, {shapes[0]: seconds[0]}.__getitem__).seconds
@@ -163,12 +170,12 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
 
 
 def recommend(variants: Sequence[Row]) -> list[str] | None:
-    """Recommend the switches that speed up the whole schedule by more than the spread.
+    """Recommend the switches that make the whole schedule faster.
 
-    The first quartile of the speed relative to `plain` must be above 1.
+    A switch is recommended if the first quartile of its speed relative to `plain` is above 1.
 
     Returns:
-        KEY VALUE pairs, or None if no switch was measured.
+        Config keys, each followed by "True". None if no switch was measured.
     """
     to_plain = {v["name"]: v["totals"]["relative"].get("plain") for v in variants}
     tried = {key: ratio for name, key in SWITCHES.items() if (ratio := to_plain.get(name))}

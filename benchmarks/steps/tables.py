@@ -1,4 +1,4 @@
-"""Tables of step times: shapes and their parts, variants, the whole schedule."""
+"""Format the result of a measurement of step times as tables."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def format_result(result: Row) -> str:
     tables.append(_format_totals(variants, result["num_videos"]))
     if (pairs := result["recommended"]) is not None:
         tables.append(
-            "Switches that make the whole schedule faster than plain by more than the spread, each "
-            "alone:\n"
+            "Switches that, each used alone, make the whole schedule faster than plain (in at "
+            "least three quarters of the rounds):\n"
             f"{shlex.join(pairs) or 'none'}"
         )
     return "\n\n".join([*tables, *_notes(result)])
 
 
 def _format_variant(variant: Row) -> str:
-    """Format a table of a variant's shapes, under its name and its switches."""
+    """Return a table with a row per shape of a variant. The title is the name and the switches."""
     name = variant["name"]
     if variant["failure"] is not None:
-        return f"{name}: not measured: {variant['failure']}"
+        return f"{name} is not measured: {variant['failure']}"
     rows = variant["shapes"]
     on = [(k, v) for k, v in variant["keys"].items() if v is not False and (v is True or v != 1)]
-    title = {"recipe": "as it is", "plain": "every switch off"}.get(name)
+    title = {"recipe": "the unchanged recipe", "plain": "all switches off"}.get(name)
     if name in HOST:
-        title = "pyslowfast's model and a plain loop"
+        title = "the model of pyslowfast in a plain training loop"
     title = title or " ".join(str(item) for pair in on for item in pair)
     failures = {f"{Shape(*row['shape'])}: {row['failure']}" for row in rows if "failure" in row}
     shapes = table(rows, _SHAPES | _relative(rows, "clips/s to\n{}'s"))
@@ -61,13 +61,16 @@ def _format_variant(variant: Row) -> str:
 
 
 def _relative(rows: Sequence[Row], header: str) -> dict[str, Column]:
-    """Return a column for each variant to which rows are compared."""
+    """Return a column of relative speeds for each reference variant that was measured."""
     others = [name for name in REFERENCES if any(name in row["relative"] for row in rows)]
     return {header.format(name): (f"relative|{name}", spread_text) for name in others}
 
 
 def _format_totals(variants: Sequence[Row], num_videos: int | None) -> str:
-    """Format a table of the whole schedule; times need the number of training videos."""
+    """Return a table of the time of the whole schedule in each variant.
+
+    If the number of training videos is unknown, the table shows speed-ups but no times.
+    """
     rows = [{"name": variant["name"], **variant["totals"]} for variant in variants]
     times: dict[str, Column] = {
         "time": ("seconds|median", format_duration),
@@ -87,19 +90,21 @@ def _notes(result: Row) -> list[str]:
     rates = ", ".join(f"{r / 1e12:.4g} TFLOP/s in {n}" for n, r in result["matrix_rates"].items())
     notes = [
         f"Measured on {result['device']['name']} with {result['machine']['threads']} CPU threads, "
-        f"in one process of {result['processes']}, without loading, evaluation and communication "
-        f"between processes. Matrix products here: {rates}. FLOPs are those of training, 3 × those "
-        "of the forward, with a multiply-add counted as two."
+        f"in one of {result['processes']} training processes. Data loading, evaluation and "
+        "communication between processes are not included. Speed of matrix products on this "
+        f"device: {rates}. The FLOPs are training FLOPs: 3 × the FLOPs of the forward pass, where "
+        "a multiply-add counts as two FLOPs."
     ]
     if result["num_videos"] is None:
         why = result["no_videos"]
         notes.append(
-            "The number of training videos is not known, so there are no times, and the speed-up "
-            f"is that of very many videos: {why}"
+            "The number of training videos is unknown, so the time of the schedule is not shown, "
+            f"and the speed-up is the limit for very many videos. Reason: {why}"
         )
     if any(variant["name"] in HOST for variant in result["variants"]):
         notes.append(
-            "host is pyslowfast's model, BN and step. Each shape has its own model, because the "
-            "head pools over a fixed window. host_tf32 is the same with TF32."
+            "host uses the model, the BN and the training step of pyslowfast. Each shape has a "
+            "separate model, because the head pools over a fixed window. host_tf32 is host with "
+            "TF32."
         )
     return notes

@@ -1,4 +1,8 @@
-"""Variants of a training step: each switch alone, all, none, and PySlowFast's code."""
+"""Build the variants of a training step that are measured.
+
+There are variants with each switch alone, with all switches, with no switch, and with the code of
+PySlowFast.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,10 @@ from steps.host import HostBench, host_problem
 Keys = Mapping[str, object]
 
 SWITCHES = {key.partition(".")[2].lower(): key for key in speed_switches()}
-"""Keys that make steps faster if they are True, by name of the variant."""
+"""Maps the name of a variant to its switch, a config key that may make steps faster if True."""
 
-# Keys that save memory or change the shapes are measured alone only, and not part of `all`.
+# These variants set one key each. The variant `all` sets only the keys in SWITCHES. It leaves out
+# keys that save memory or change the shapes.
 _ALONE: Mapping[str, tuple[str, object]] = {name: (key, True) for name, key in SWITCHES.items()} | {
     "act_checkpoint": ("MODEL.ACT_CHECKPOINT", True),
     "size_divisor": ("MULTIGRID.SIZE_DIVISOR", 16),
@@ -40,10 +45,11 @@ NAMES = ("recipe", *EACH)
 
 
 def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Recipe, Keys]:
-    """Return the recipe with a variant's switches, and the keys that were set.
+    """Return the recipe with the switches of a variant, and a dict of the keys that were set.
 
     Raises:
-        ValueError: the device or the recipe does not support the variant; with the reason.
+        ValueError: The device or the recipe does not support the variant. The message is the
+            reason.
     """
     if name == "recipe":
         return recipe, {}
@@ -66,7 +72,11 @@ def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Reci
 
 
 def _all_possible(recipe: Recipe, device: torch.device) -> Keys:
-    """Turn on each switch that device and recipe support together with the previous ones."""
+    """Return all switches with values that the device and the recipe support.
+
+    The switches are tried one after another. A switch is set to True if it is supported together
+    with the switches that are already True.
+    """
     keys: dict[str, object] = {}
     for key in SWITCHES.values():
         possible = _problem(recipe.replaced(keys | {key: True}), {key: True}, device) is None
@@ -75,13 +85,13 @@ def _all_possible(recipe: Recipe, device: torch.device) -> Keys:
 
 
 def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
-    """Return why a device or a recipe does not support the keys turned on, or None if it does."""
+    """Return the reason why the keys that are True are not supported, or None if they are."""
     on = {key for key, value in keys.items() if value is True}
     has = {"TRAIN.TF32": _has_tf32(device), "TRAIN.CUDNN_BENCHMARK": device.type == "cuda"}
     for key in has.keys() & on:
         if not has[key]:
-            return f"{key} needs a GPU (TF32: Ampere or later)"
-    try:  # the checks of a training
+            return f"{key} requires a GPU (for TF32, of the Ampere generation or later)"
+    try:  # the same checks as before a training run
         check_recipe(recipe)
         if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
             check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
@@ -90,29 +100,34 @@ def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
     except ValueError as error:
         return str(error)
     if "TRAIN.COMPILE" in on and (problem := compiler_problem(device)) is not None:
-        return f"TRAIN.COMPILE does not work here: {problem}"
+        return f"TRAIN.COMPILE does not work on this machine: {problem}"
     return None
 
 
 def compiler_problem(device: torch.device) -> str | None:
-    """Return why torch.compile does not work on a device, or None if it works."""
+    """Return the reason why torch.compile does not work on a device, or None if it works."""
     try:
         torch.compile(lambda x: 2 * x + 1)(torch.zeros(8, device=device))
-    except Exception as error:  # the kind of error depends on the compiler that is missing
+    except Exception as error:  # the type of the error depends on which compiler is missing
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return None
 
 
 def _has_tf32(device: torch.device) -> bool:
-    """Return whether a device supports TF32, as GPUs do since Ampere."""
+    """Return whether a device is a GPU that supports TF32 (Ampere or later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 @dataclass
 class Variant:
-    """Variant of a recipe's steps, with a case for each shape or the failure.
+    """Variant of the training step of a recipe.
 
-    `keys` are the keys that differ from the recipe's.
+    Attributes:
+        name: Name of the variant.
+        recipe: The recipe with the switches of the variant.
+        keys: The config keys that the variant sets.
+        cases: A case for each shape.
+        failure: The reason why the variant is not supported. `cases` is then empty.
     """
 
     name: str
@@ -131,7 +146,7 @@ class Variant:
 
 
 def build_variants(recipe: Recipe, names: Sequence[str], device: torch.device) -> list[Variant]:
-    """Build the variants of a recipe and their cases, on the same synthetic clips."""
+    """Build the variants of a recipe and their cases, which share the same synthetic clips."""
     batches = dict[Shape, Batch]()
     variants = list[Variant]()
     for name in names:
@@ -146,7 +161,10 @@ def build_variants(recipe: Recipe, names: Sequence[str], device: torch.device) -
 
 
 def _cases(bench: Steps, batches: dict[Shape, Batch]) -> list[Case]:
-    """Build a case for each shape; variants share the clips of a shape."""
+    """Build a case for each shape.
+
+    Take the clips of a shape from `batches`, or make them and add them to `batches`.
+    """
     cases = list[Case]()
     for shape, bn_size in shapes_to_measure(bench.recipe):
         if shape not in batches:

@@ -5,8 +5,8 @@ from multigrid.batchnorm import (
     average_running_stats,
     check_processes,
     convert_batchnorm,
+    form_bn_process_groups,
     form_groups,
-    form_neighbours,
     group_order,
     possible_processes,
     set_group_size,
@@ -26,7 +26,7 @@ from multigrid.positions import (
     check_patches,
     convert_positions,
     place_positions,
-    set_extents,
+    set_coverage,
 )
 from multigrid.sampler import (
     Batch,
@@ -49,7 +49,7 @@ from multigrid.sampling import (
     plan_test,
     plan_train,
 )
-from multigrid.schedule import Phase, Schedule, Step, make_schedule
+from multigrid.schedule import Phase, Schedule, ScheduleStep, make_schedule
 from multigrid.shapes import Shape, scale_shape
 from multigrid.training import MultigridLR, Training, prepare_step
 
@@ -73,8 +73,8 @@ __all__ = [
     "Phase",
     "SamplingOptions",
     "Schedule",
+    "ScheduleStep",
     "Shape",
-    "Step",
     "SteppedRate",
     "Training",
     "Video",
@@ -90,8 +90,8 @@ __all__ = [
     "convert_batchnorm",
     "convert_positions",
     "empty_clips",
+    "form_bn_process_groups",
     "form_groups",
-    "form_neighbours",
     "group_order",
     "make_grid",
     "make_schedule",
@@ -104,7 +104,7 @@ __all__ = [
     "recommend_cycles",
     "scale_shape",
     "schedule_cost",
-    "set_extents",
+    "set_coverage",
     "set_group_size",
     "stream",
 ]

@@ -1,4 +1,4 @@
-"""Early checks of what a training requires of the data set, the model and the loop."""
+"""Checks at the start of a training that the data set and the model fit multigrid training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckedClips", "WeakHook", "check_converted", "check_item"]
 
 _FIELDS = ("clip", "label", "flip", "iteration")
-_EXAMPLE = """Write the data set as
+_EXAMPLE = """Write the data set as follows
     def __getitem__(self, request):  # a multigrid.ClipRequest
         frames, crop = request.shape.frames, request.shape.crop
         clip = ...  # of video request.video: (frames, crop, crop, 3) uint8
@@ -29,19 +29,19 @@ or use slowfast_patches.datasets.VideoClips"""
 
 
 def check_item(item: Any) -> None:
-    """Raise ValueError for an item of a data set that `collate` cannot process."""
+    """Raise ValueError if `collate` cannot process an item of a data set."""
     if not isinstance(item, Mapping):
         raise ValueError(
-            f"an item of the data set is a {type(item).__name__}, not a dict. {_EXAMPLE}"
+            f"an item of the data set is a {type(item).__name__}, but it must be a dict. {_EXAMPLE}"
         )
     if missing := [name for name in _FIELDS if name not in item]:
         raise ValueError(f"an item of the data set has no {' and no '.join(missing)}. {_EXAMPLE}")
     shape, kind = _kind(item["clip"])
     if len(shape) != 4 or shape[-1] != 3 or kind != "uint8":
-        raise ValueError(f"a clip is {shape} {kind}, not (T, H, W, 3) uint8. {_EXAMPLE}")
+        raise ValueError(f"a clip is {shape} {kind}, but it must be (T, H, W, 3) uint8. {_EXAMPLE}")
     if np.asarray(item["label"]).dtype.kind not in "biuf":
         raise ValueError(
-            f"a label is {item['label']!r:.60}, neither a number nor a vector. {_EXAMPLE}"
+            f"a label is {item['label']!r:.60}, but it must be a number or a vector. {_EXAMPLE}"
         )
 
 
@@ -51,11 +51,11 @@ def _kind(clip: Any) -> tuple[tuple[int, ...], str]:
 
 
 class CheckedClips(Dataset[Any]):
-    """Wrapper of a data set that checks the first item in each worker.
+    """Wrapper of a data set that checks the first item read in each worker.
 
     Raises:
-        ValueError: when the first item is read, if the data set cannot be indexed by `ClipRequest`
-            or returns a clip of another shape.
+        ValueError: the data set cannot be indexed by `ClipRequest`, or the first clip does not have
+            the requested shape. This is raised when the first item is read.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -69,7 +69,7 @@ class CheckedClips(Dataset[Any]):
         return self._checked(lambda: self.dataset[request], request)
 
     def __getitems__(self, requests: Sequence[ClipRequest]) -> Any:
-        """Return the result of the data set's `__getitems__`, or a list of single items."""
+        """Read several items. Call `__getitem__` for each if the data set has no `__getitems__`."""
         if not hasattr(self.dataset, "__getitems__"):
             return [self[request] for request in requests]
         return self._checked(lambda: self.dataset.__getitems__(requests), requests[0])
@@ -82,37 +82,39 @@ class CheckedClips(Dataset[Any]):
         except (TypeError, LookupError, AttributeError) as error:
             name = type(self.dataset).__name__
             raise ValueError(
-                f"{name} failed at its first item, {request}: {type(error).__name__}: {error}. Its "
-                f"__getitem__ must take a ClipRequest. {_EXAMPLE}"
+                f"{name}.__getitem__({request}) failed: {type(error).__name__}: {error}. "
+                f"__getitem__ must accept a ClipRequest as index. {_EXAMPLE}"
             ) from error
         shape = request.shape
         if isinstance(answer, Mapping) and "clip" in answer:
             sides, _ = _kind(answer["clip"])
             if len(sides) == 4 and sides[:3] != (shape.frames, shape.crop, shape.crop):
                 raise ValueError(
-                    f"the data set gave a clip of {sides}, but {shape} was requested. {_EXAMPLE}"
+                    f"the data set returned a clip of shape {sides}, but clips of "
+                    f"{shape.frames} frames of {shape.crop} × {shape.crop} pixels were requested. "
+                    f"{_EXAMPLE}"
                 )
         self._is_checked = True
         return answer
 
 
 def check_converted(model: nn.Module) -> None:
-    """Raise ValueError if a model has batch normalisation and none of it is converted."""
+    """Raise ValueError if a model has BN layers and none of them is a GroupedBatchNorm3d."""
     norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm)]
     if norms and not any(isinstance(norm, GroupedBatchNorm3d) for norm in norms):
         raise ValueError(
-            f"the model has {len(norms)} {type(norms[0]).__name__} layers, which cannot take "
-            "statistics over groups of clips. Write model = multigrid.convert_batchnorm(model) "
-            "before you create the optimizer, or make_schedule(..., bn_size=None) to keep "
-            "statistics over each process's mini-batch"
+            f"the model has {len(norms)} {type(norms[0]).__name__} layers, which cannot compute "
+            "statistics over groups of clips. Call model = multigrid.convert_batchnorm(model) "
+            "before you create the optimizer. To keep the layers and normalise the clips of each "
+            "process together, use make_schedule(..., bn_size=None)"
         )
 
 
 class WeakHook:
-    """Module or optimizer hook that holds only a weak reference to the method it calls.
+    """Module or optimizer hook that calls a method through a weak reference.
 
-    The hook does nothing once the method's object is gone. It does nothing either in a copied or
-    pickled model, or in a compiled network.
+    The hook does nothing after the object of the method has been deleted. A copied, pickled or
+    compiled model does not call the method.
     """
 
     def __init__(self, method: Callable[..., None] | None = None) -> None:

@@ -24,27 +24,31 @@ __all__ = [
 ]
 
 MIN_FINAL_ITERATIONS = 100
-"""Least number of iterations at the baseline's shape at the end of a multigrid training.
+"""Minimum number of iterations at the baseline's shape at the end of a multigrid training.
 
-Measured: directly after coarse shapes, a network scores at chance on the baseline's grid. It needs
-about this many iterations to recover there what it has learned (docs/proof.md).
+Measured: a network trained on smaller shapes first scores at chance level at the baseline's shape.
+It needs about this many iterations to reach the accuracy that it had at the smaller shapes
+(projects/real_video/README.md).
 """
 
 FlopsPerClip = Callable[[int, int], float]
-"""Function that returns the training FLOPs (forward and backward) of a clip of (frames, crop)."""
+"""Function of (frames, crop) that returns the forward and backward FLOPs of one clip."""
 
 SecondsPerIteration = Callable[[Shape], float]
-"""Function that returns the seconds of one iteration at a shape.
-
-Loading and evaluation are not included.
-"""
+"""Function of a shape that returns the seconds of one training step, excluding data loading."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Totals of a training.
+    """Cost of a whole training.
 
-    `flops` is None if the model is not known, `seconds` if its speed is not.
+    Attributes:
+        iterations: Number of iterations.
+        epochs: Number of epochs.
+        clips: Number of clips.
+        flops: Forward and backward FLOPs, or None if the FLOPs per clip are not known.
+        seconds: Training time, excluding data loading and evaluation, or None if the step times are
+            not known.
     """
 
     iterations: int
@@ -59,7 +63,7 @@ def schedule_cost(
     flops_per_clip: FlopsPerClip | None = None,
     seconds_per_iteration: SecondsPerIteration | None = None,
 ) -> Cost:
-    """Compute the cost of a schedule."""
+    """Return the cost of a training that follows the schedule."""
     flops = seconds = None
     if flops_per_clip is not None:
         flops = sum(phase_flops(phase, flops_per_clip) for phase in schedule.phases)
@@ -74,7 +78,7 @@ def baseline_cost(
     flops_per_clip: FlopsPerClip | None = None,
     seconds_per_iteration: SecondsPerIteration | None = None,
 ) -> Cost:
-    """Compute the cost of the same recipe without multigrid."""
+    """Return the cost of the baseline that the schedule was made for."""
     base = schedule.base
     iterations = schedule.baseline_iterations
     clips = iterations * base.batch
@@ -87,7 +91,7 @@ def baseline_cost(
 
 
 def phase_flops(phase: Phase, flops_per_clip: FlopsPerClip) -> float:
-    """Compute the training FLOPs of one phase."""
+    """Return the forward and backward FLOPs of all clips of a phase."""
     return sum(
         phase.count(j) * shape.batch * flops_per_clip(shape.frames, shape.crop)
         for j, shape in enumerate(phase.shapes)
@@ -95,51 +99,55 @@ def phase_flops(phase: Phase, flops_per_clip: FlopsPerClip) -> float:
 
 
 def phase_seconds(phase: Phase, seconds_per_iteration: SecondsPerIteration) -> float:
-    """Compute the seconds of one phase."""
+    """Return the training time of a phase in seconds, excluding data loading and evaluation."""
     return sum(
         phase.count(j) * seconds_per_iteration(shape) for j, shape in enumerate(phase.shapes)
     )
 
 
 def final_iterations(schedule: Schedule) -> int:
-    """Return the number of iterations after the last coarse shape of a long cycle.
+    """Return the number of iterations after the last phase that is smaller than the baseline.
 
-    In these iterations the network adapts to the baseline's grid. Without coarse shapes they are
-    all iterations of the schedule.
+    In these iterations, the network adapts to the baseline's shape. If every phase has the
+    baseline's shape, return the length of the schedule.
     """
     coarse = [phase.stop for phase in schedule.phases if phase.base_shape != schedule.base]
     return schedule.iterations - max(coarse, default=0)
 
 
 def short_ends(schedule: Schedule) -> tuple[str, ...]:
-    """Return a warning if too few iterations follow the last coarse shape.
+    """Return a warning if the training ends with too few iterations at the baseline's shape.
 
-    See `MIN_FINAL_ITERATIONS`.
+    Returns:
+        A tuple of one message if there are fewer than `MIN_FINAL_ITERATIONS`, else an empty tuple.
     """
     final = final_iterations(schedule)
     if final == schedule.iterations or final >= MIN_FINAL_ITERATIONS:
         return ()
     return (
-        f"{final} iterations follow the last coarse shape. With fewer than {MIN_FINAL_ITERATIONS} "
-        "at the baseline's shape, the model hardly recovers there what it learned on coarse "
-        "shapes. Train for more epochs, on more videos or with a smaller batch",
+        f"the training ends with {final} iterations at the baseline's shape. The model needs about "
+        f"{MIN_FINAL_ITERATIONS} to adapt to that shape after training on smaller shapes. Train "
+        "for more epochs, on more videos or with a smaller batch",
     )
 
 
 def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
-    """Return advice to use other cycles if a schedule's do not fit its length.
+    """Return advice to use other cycles if `better_cycles` recommends some for the schedule.
 
     Args:
-        schedule: the schedule. `better_cycles` determines which of its cycles to advise against.
-        line: the code or key to write, with "{name}" for the recommended cycles.
+        schedule: the schedule to check.
+        line: the code or the config key that selects cycles, with "{name}" in place of their name.
+
+    Returns:
+        A tuple of one message, or an empty tuple if there is nothing to advise.
     """
     iterations = schedule.baseline_iterations
     better = better_cycles(schedule.cycles, iterations)
     if better is None:
         return ()
-    side = "fewer" if iterations < PAPER_ITERATIONS else "no fewer"
+    side = "below" if iterations < PAPER_ITERATIONS else "at least"
     return (
-        f"the baseline has {iterations:,} iterations, {side} than {PAPER_ITERATIONS:,}: "
-        f"{better.name} is recommended for that length. To use it, write "
+        f"the baseline has {iterations:,} iterations ({side} {PAPER_ITERATIONS:,}). The "
+        f"{better.name} cycles are recommended for this length. To use them, write "
         f"{line.format(name=better.name)}",
     )

@@ -1,4 +1,4 @@
-"""The two named cycles, and a recommendation by the length of the training."""
+"""Settings of the long and short cycles: `PAPER`, `GENTLE`, and which of them to use."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ __all__ = ["GENTLE", "PAPER", "PAPER_ITERATIONS", "Cycles", "better_cycles", "re
 
 @dataclass(frozen=True)
 class Cycles:
-    """How a multigrid training changes the shape of its mini-batch.
+    """How a multigrid training changes the shape of the mini-batch.
 
-    To vary a named one, use `dataclasses.replace(multigrid.GENTLE, epoch_factor=1.0)`.
+    To change a setting of named cycles, use `dataclasses.replace`, for example
+    `replace(multigrid.GENTLE, epoch_factor=1.0)`.
 
     Args:
-        long_cycle: (t/T, h/H) of the long cycle's shapes, coarse to fine. If it is empty but there
-            is a short cycle and the learning rate drops, the long cycle has one shape, the
-            baseline's (paper §4.2).
-        short_cycle: h/H of the short cycle's crops before the long cycle's own crop. Empty for no
-            short cycle.
-        epoch_factor: epochs as a multiple of the baseline's.
-        batch_exponent: how much the batch grows on coarser grids (`scale_shape`). The paper's is 1.
+        long_cycle: frames and crop of each long-cycle shape as fractions (t/T, h/H) of the
+            baseline's, from small to large. Empty for no long cycle. However, with a short cycle
+            and a learning rate that drops, an empty `long_cycle` means a long cycle that consists
+            of the baseline's shape (paper §4.2).
+        short_cycle: the crops of the short cycle as fractions h/H of the baseline's crop. The
+            long-cycle crop is always added as the last one. Empty for no short cycle.
+        epoch_factor: number of epochs as a multiple of the baseline's.
+        batch_exponent: how much the batch grows for smaller shapes (see `scale_shape`). The paper
+            uses 1.
         sampling: how the data set cuts clips from videos.
-        name: name of a constant of this package. It is ignored when cycles are compared.
+        name: name of the constant that defines these cycles, such as "PAPER". It is ignored when
+            cycles are compared.
     """
 
     long_cycle: tuple[Factors, ...] = ()
@@ -52,8 +56,8 @@ PAPER = Cycles(
 )
 """Cycles of the paper (§3.2), for long trainings.
 
-Four shapes, a batch that grows by Equation 1, crops that may show less of a frame than the
-baseline's, and 1.5 × the baseline's epochs.
+There are four long-cycle shapes. The batch grows by Equation 1. Crops of smaller shapes may show
+less of a frame than the baseline's crops. The training has 1.5 × the baseline's epochs.
 """
 
 GENTLE = Cycles(
@@ -65,34 +69,35 @@ GENTLE = Cycles(
 )
 """Cycles for short trainings.
 
-At least half of the frames, a batch of 3 and then 2 times the baseline's, crops that show as much
-of a frame as the baseline's, no short cycle, and 0.75 × the baseline's epochs.
+Clips have at least half of the baseline's frames. The batch size is 3 ×, then 2 ×, then 1 × the
+baseline's. Crops always show as much of a frame as the baseline's crops. There is no short cycle.
+The training has 0.75 × the baseline's epochs.
 """
 
 PAPER_ITERATIONS = 25_000
-"""Least number of baseline iterations for which `PAPER` is recommended.
+"""Minimum number of baseline iterations for which `PAPER` is recommended.
 
-This threshold is still being measured. The shortest published training that gained with `PAPER` has
-28,000 iterations (Charades). A training of 4,500 iterations on real video lost most of its accuracy
-with it (projects/real_video/README.md).
+This threshold is still being measured. The shortest published training for which the `PAPER` cycles
+helped has 28,000 iterations (Charades). A training of 4,500 iterations on real video lost most of
+its accuracy with the `PAPER` cycles (projects/real_video/README.md).
 """
 
 
 def recommend_cycles(baseline_iterations: float) -> Cycles:
-    """Return the recommended cycles for a training of some length.
+    """Return `PAPER` for long trainings and `GENTLE` for short trainings.
 
     Args:
-        baseline_iterations: epochs × videos / batch of the baseline.
+        baseline_iterations: number of iterations of the baseline, epochs × videos / batch size.
     """
     return PAPER if baseline_iterations >= PAPER_ITERATIONS else GENTLE
 
 
 def better_cycles(cycles: Cycles | None, baseline_iterations: float) -> Cycles | None:
-    """Return the recommended cycles if `cycles` are of the other kind, else None.
+    """Return the recommended cycles if `cycles` do not fit the length of the training, else None.
 
-    Cycles whose batch grows by Equation 1 count as `PAPER`'s kind. Cycles with the long cycle of
-    `GENTLE` and no short cycle count as its kind. There is no recommendation for other cycles, nor
-    for the baseline (None).
+    `GENTLE` is recommended instead of cycles whose batch grows by Equation 1 (batch exponent 1).
+    `PAPER` is recommended instead of cycles with the long cycle of `GENTLE` and no short cycle.
+    Nothing is recommended instead of other cycles, or for the baseline (`cycles` is None).
     """
     if cycles is None:
         return None

@@ -1,8 +1,8 @@
 """Learning-rate policies as pure functions of the baseline's epoch.
 
-A policy describes the baseline recipe only: its length, its rate at every epoch, and where its
-stages end. The schedule applies what multigrid changes: the scaling with the batch and the late
-last drop.
+A policy describes only the baseline: the number of epochs, the learning rate at each epoch, and the
+ends of the learning-rate stages. `make_schedule` then adapts the policy to multigrid: it scales the
+learning rate with the batch size and delays the last drop.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ __all__ = ["CosineRate", "LearningRate", "SteppedRate", "Warmup", "batch_rate_fa
 
 
 def batch_rate_factor(growth: float, rule: str = "linear") -> float:
-    """Return the factor of the learning rate for a mini-batch with `growth` times the clips.
+    """Return the learning-rate multiplier for a larger batch.
 
     Args:
-        growth: clips of the mini-batch as a multiple of the baseline's.
-        rule: "linear" returns `growth` (Goyal et al., 2017); use it with SGD. "sqrt" returns its
-            square root (Krizhevsky, 2014); use it with Adam and RMSprop (Malladi et al., "On the
-            SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022). The decay rates of
-            their moments stay unchanged here.
+        growth: batch size as a multiple of the baseline's.
+        rule: "linear" returns `growth` (Goyal et al., 2017). Use it with SGD. "sqrt" returns the
+            square root of `growth` (Krizhevsky, 2014). Use it with Adam and RMSprop (Malladi et
+            al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022). Malladi et
+            al. also change the optimizer's betas, which this package does not.
 
     Raises:
         ValueError: `rule` is unknown.
     """
     if rule not in ("linear", "sqrt"):
-        raise ValueError(f"the batch rate rule is {rule!r}, but it must be linear or sqrt")
+        raise ValueError(f"batch_rate_rule is {rule!r}, but it must be 'linear' or 'sqrt'")
     return growth if rule == "linear" else math.sqrt(growth)
 
 
 class LearningRate(Protocol):
-    """Protocol of a learning-rate policy."""
+    """Interface of a learning-rate policy."""
 
     @property
     def epochs(self) -> float:
@@ -42,45 +42,50 @@ class LearningRate(Protocol):
 
     @property
     def stage_ends(self) -> tuple[float, ...]:
-        """Ends of the stages, in epochs, ascending. The last one is `epochs`.
+        """Ends of the learning-rate stages in epochs, ascending. The last end equals `epochs`.
 
-        Each stage but the last holds one long cycle. The last stage is the fine-tuning phase.
+        Each stage except the last contains one long cycle. The last stage is fine-tuning.
         """
 
     @property
     def drops(self) -> tuple[float, ...]:
-        """Epochs at which the rate drops; empty for a smooth policy."""
+        """Epochs at which the learning rate drops. Empty for a smooth policy."""
 
     def at(self, epoch: float) -> float:
-        """Return the rate at an epoch, possibly fractional, of the baseline training."""
+        """Return the learning rate at an epoch of the baseline. The epoch may be fractional."""
 
     @property
     def warmup(self) -> Warmup:
-        """Warm-up that `at` includes."""
+        """Warm-up, which is included in the learning rates that `at` returns."""
 
     def with_late_last_drop(self) -> LearningRate:
-        """Return a policy whose last drop comes in the middle of its last stage (paper §3)."""
+        """Return a policy that delays the last drop to the middle of the last stage (paper §3)."""
 
     def with_warmup(self, warmup: Warmup) -> LearningRate:
-        """Return a policy with another warm-up."""
+        """Return a copy of the policy with the given warm-up."""
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """Linear warm-up from `start` to the policy's rate at `epochs` (Goyal et al., 2017)."""
+    """Linear warm-up of the learning rate (Goyal et al., 2017).
+
+    Attributes:
+        start: Learning rate at the start of the training.
+        epochs: Length of the warm-up, in epochs of the baseline.
+    """
 
     start: float = 0.0
     epochs: float = 0.0
 
 
 class _Policy(ABC):
-    """Base class of the policies, which adds the warm-up to their `rate`."""
+    """Base class of policies. `at` adds the warm-up to the learning rate of the subclass."""
 
     warmup: Warmup
 
     @abstractmethod
     def rate(self, epoch: float) -> float:
-        """Return the rate without the warm-up."""
+        """Return the learning rate at an epoch, ignoring the warm-up."""
 
     def at(self, epoch: float) -> float:
         start = self.warmup.start
@@ -95,12 +100,16 @@ class _Policy(ABC):
 
 @dataclass(frozen=True)
 class SteppedRate(_Policy):
-    """Policy of constant rates: `rates[j]` until epoch `ends[j]`.
+    """Step policy: the learning rate is `rates[j]` until epoch `ends[j]`.
 
-    The last end is the length of the training.
+    Args:
+        ends: ends of the stages in epochs, ascending. The last end is the length of the training.
+        rates: learning rate of each stage.
+        warmup: warm-up at the start of the training.
 
     Raises:
-        ValueError: the lists differ in length, the ends do not ascend, or a rate is negative.
+        ValueError: `ends` and `rates` differ in length, `ends` do not ascend, or a rate is
+            negative.
     """
 
     ends: tuple[float, ...]
@@ -111,12 +120,12 @@ class SteppedRate(_Policy):
         if not self.ends or len(self.ends) != len(self.rates):
             raise ValueError(
                 f"there are {len(self.ends)} stage ends for {len(self.rates)} learning rates. Give "
-                "one end for each rate"
+                "one end for each learning rate"
             )
         if any(b <= a for a, b in zip((0.0, *self.ends), self.ends, strict=False)):
-            raise ValueError(f"stage ends must ascend from 0, not {self.ends}")
+            raise ValueError(f"stage ends are {self.ends}, but must be above 0 and ascend")
         if min(self.rates) < 0:
-            raise ValueError(f"learning rates cannot be negative: {self.rates}")
+            raise ValueError(f"learning rates are {self.rates}, but must not be negative")
 
     @property
     def epochs(self) -> float:
@@ -143,14 +152,22 @@ class SteppedRate(_Policy):
 
 @dataclass(frozen=True)
 class CosineRate(_Policy):
-    """Policy of half a cosine from `base` to `end` over `epochs` (Loshchilov and Hutter, 2017).
+    """Cosine policy (Loshchilov and Hutter, 2017).
 
-    A cosine has no drops that could delimit stages. By default three long cycles of equal length
-    take the first four fifths of the training, and fine-tuning takes the last fifth. This rule is
-    ours. The paper's rule is in its supplement, which was not available.
+    A cosine has no drops that could separate stages. By default, three long cycles of equal length
+    take the first 80 % of the training, and fine-tuning takes the last 20 %. This rule is ours. The
+    paper's rule is in its supplement, which was not available.
+
+    Args:
+        base: learning rate at the start of the cosine.
+        epochs: length of the training, in epochs.
+        end: learning rate at the end of the training.
+        warmup: warm-up at the start of the training.
+        cycles: number of long cycles.
+        fine_tuning: fraction of the training for fine-tuning.
 
     Raises:
-        ValueError: there are no epochs, no cycles, or no time left for one of the two parts.
+        ValueError: `epochs` or `cycles` is not positive, or `fine_tuning` is not between 0 and 1.
     """
 
     base: float
@@ -163,8 +180,8 @@ class CosineRate(_Policy):
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.cycles < 1 or not 0 < self.fine_tuning < 1:
             raise ValueError(
-                f"{self} has no place for cycles and fine-tuning. epochs must be positive, cycles "
-                "at least 1, and fine_tuning between 0 and 1"
+                f"{self} is not valid: epochs must be above 0, cycles at least 1, and fine_tuning "
+                "between 0 and 1"
             )
 
     @property
@@ -181,4 +198,4 @@ class CosineRate(_Policy):
         return self.end + (self.base - self.end) * share
 
     def with_late_last_drop(self) -> CosineRate:
-        return self  # it has no drop to delay
+        return self  # A cosine has no drop to delay.

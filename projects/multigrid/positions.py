@@ -1,18 +1,18 @@
-"""Position embeddings that follow the grid of a clip.
+"""Position embeddings that are interpolated to the shape of each clip.
 
-A transformer's position table has a row for each patch of the baseline's clip. The t × h × w
-patches of a coarser grid cover the same clip as the baseline's T × H × W. Each patch takes the
-embedding at its position in the clip, by linear interpolation between rows. Class tokens keep their
-own embedding.
+A transformer has a table of position embeddings with one row for each of the T × H × W patches of a
+baseline clip. A smaller clip shows the same part of the video in fewer patches, t × h × w. Each
+patch therefore gets the embedding at its position in the baseline clip, interpolated linearly
+between the rows of the table. The embeddings of class tokens do not change.
 
-    baseline, 8 patches in time    0   1   2   3   4   5   6   7
-    coarse, 4 patches                0.5     2.5     4.5     6.5       not 0, 1, 2, 3
+    patch index, baseline with 8 patches in time    0   1   2   3   4   5   6   7
+    position of each patch with 4 in time             0.5     2.5     4.5     6.5
 
-A coarse clip may cover less than the baseline's, because its stride and its short side are drawn at
-random (paper §3.1). `extents` is the share that each clip covers.
+A smaller clip may also show less of the video than the baseline clip, because stride and short side
+are drawn at random (paper §3.1). `coverage` is the fraction of the baseline clip that a clip shows.
 
-`convert_positions` does this for models of `transformers`. Another model takes part if one of its
-modules has the two methods of `FollowsGrid`.
+`convert_positions` converts models of `transformers`. For any other model, give one of its modules
+the two methods of `FollowsGrid`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
     "check_patches",
     "convert_positions",
     "place_positions",
-    "set_extents",
+    "set_coverage",
 ]
 
 
 class Patches(NamedTuple):
-    """Numbers of patches of a clip in time, height and width."""
+    """Number of patches into which a clip is divided along time, height and width."""
 
     time: int
     height: int
@@ -46,89 +46,91 @@ class Patches(NamedTuple):
 
 @runtime_checkable
 class FollowsGrid(Protocol):
-    """Protocol of a module whose position embeddings follow the grid of a clip."""
+    """Interface of a module that interpolates position embeddings to the shape of each clip."""
 
     def patches(self, frames: int, crop: int) -> Patches:
-        """Return the patches of a clip of `frames` frames of `crop` × `crop` pixels.
+        """Return the number of patches of a clip of `frames` frames of `crop` × `crop` pixels.
 
         Raises:
-            ValueError: such a clip cannot be divided into patches. The message says what to change.
+            ValueError: the clip cannot be divided into whole patches. The message says what to
+                change.
         """
 
-    def set_extents(self, extents: Tensor | None) -> None:
-        """Set the extents of the next training clips.
+    def set_coverage(self, coverage: Tensor | None) -> None:
+        """Set the coverage of the clips of the next training forward.
 
-        In evaluation, extents are always 1.
+        In evaluation mode, the module ignores this value and uses a coverage of 1.
 
         Args:
-            extents: (N, 2) for N clips, as in `place_positions`, or None for 1.
+            coverage: tensor (N, 2) for N clips, as in `place_positions`. None means a coverage
+                of 1.
         """
 
 
 def place_positions(
-    table: Tensor, base: Patches, patches: Patches, extents: Tensor | None = None
+    table: Tensor, base: Patches, patches: Patches, coverage: Tensor | None = None
 ) -> Tensor:
-    """Interpolate a table of position embeddings at the patches of another grid.
+    """Interpolate a table of position embeddings to a different number of patches.
 
     Args:
-        table: (T·H·W, C), in the order of time, height, width.
-        base: the T, H, W of the table.
-        patches: the t, h, w of the other grid.
-        extents: (N, 2), the share that each of N clips covers of the baseline's clip, in time and
-            in space. Both clips have the same centre. None means 1.
+        table: position embeddings (T·H·W, C), ordered by time, height and width.
+        base: number of patches (T, H, W) of the table.
+        patches: number of patches (t, h, w) to interpolate to.
+        coverage: tensor (N, 2): the fraction of the baseline clip that each of N clips shows, in
+            time and in space. A clip is always in the centre of the baseline clip. None means 1.
 
     Returns:
-        The embeddings, (t·h·w, C), or (N, t·h·w, C) with extents. Without extents, on the table's
-        own grid, it is `table` itself.
+        Embeddings (t·h·w, C), or (N, t·h·w, C) if `coverage` is given. If there is nothing to
+        interpolate, this is `table` itself.
     """
-    if patches == base and extents is None:
+    if patches == base and coverage is None:
         return table
     in_time, in_height, in_width = (
         _weights(places, n).to(table.dtype)
-        for places, n in zip(_places(base, patches, extents, table.device), base, strict=True)
+        for places, n in zip(_places(base, patches, coverage, table.device), base, strict=True)
     )
     rows = table.view(*base, -1)
     placed = torch.einsum("nat,nbh,ncw,thwd->nabcd", in_time, in_height, in_width, rows)
     placed = placed.flatten(1, 3)
-    return placed if extents is not None else placed[0]
+    return placed if coverage is not None else placed[0]
 
 
 def _places(
-    base: Patches, patches: Patches, extents: Tensor | None, device: torch.device
+    base: Patches, patches: Patches, coverage: Tensor | None, device: torch.device
 ) -> list[Tensor]:
-    """Call `place_patches` for time, height and width; extents of None are 1."""
-    covered = torch.ones(1, 2, device=device) if extents is None else extents.to(device)
+    """Return `place_patches` for time, height and width. A coverage of None means 1."""
+    covered = torch.ones(1, 2, device=device) if coverage is None else coverage.to(device)
     axes = zip(base, patches, (0, 1, 1), strict=True)
     return [place_patches(n, many, covered[:, axis]) for n, many, axis in axes]
 
 
-def place_patches(base: int, patches: int, extents: Tensor) -> Tensor:
-    """Compute the positions of patches along one axis, in units of the baseline's patches.
+def place_patches(base: int, patches: int, coverage: Tensor) -> Tensor:
+    """Compute the positions of patches along one axis, as indices of the baseline's patches.
 
     Args:
-        base: the number of the baseline's patches along the axis.
-        patches: the number of patches of the other grid.
-        extents: (N,), the share of the axis that each of N clips covers.
+        base: number of patches of the baseline clip along the axis.
+        patches: number of patches of the smaller clip along the axis.
+        coverage: tensor (N,): the fraction of the axis that each of N clips shows.
 
     Returns:
-        The positions of the patches' centres, (N, patches).
+        Fractional indices (N, patches) of the centres of the patches.
     """
-    middles = (torch.arange(patches, device=extents.device) + 0.5) / patches - 0.5
-    return base * (0.5 + extents[:, None] * middles) - 0.5
+    middles = (torch.arange(patches, device=coverage.device) + 0.5) / patches - 0.5
+    return base * (0.5 + coverage[:, None] * middles) - 0.5
 
 
 def _weights(places: Tensor, base: int) -> Tensor:
-    """Return the weights, (N, n, base), of linear interpolation at `places` (N, n)."""
+    """Return linear interpolation weights (N, n, base) for fractional indices `places` (N, n)."""
     rows = torch.arange(base, device=places.device)
     return (1 - (places.clamp(0, base - 1)[..., None] - rows).abs()).clamp(min=0)
 
 
 def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
-    """Check that a model can divide clips of all shapes into patches.
+    """Check that a model accepts clips of all shapes.
 
     Raises:
-        ValueError: a module that follows the grid cannot; the message names the shape and what to
-            change. Or the model has not been converted by `convert_positions`.
+        ValueError: the model is a known transformer that was not converted by `convert_positions`,
+            or it cannot divide clips of a shape into patches. The message says what to change.
     """
     shapes = list(shapes)
     kinds = {type(module).__name__ for module in model.modules()}
@@ -136,41 +138,48 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
         _FOLLOWERS
     ):
         raise ValueError(
-            "the model's position embeddings are for one grid only: call "
-            "multigrid.convert_positions(model) after building it"
+            "the model's position embeddings fit a single clip shape. Call "
+            "multigrid.convert_positions(model) after building the model"
         )
     for module in _following(model):
         for shape in shapes:
             try:
                 module.patches(shape.frames, shape.crop)
             except ValueError as error:
-                raise ValueError(f"the model cannot take clips of shape {shape}: {error}") from None
+                raise ValueError(
+                    f"the model does not accept clips of shape {shape}: {error}"
+                ) from None
 
 
-def set_extents(model: nn.Module, extents: Tensor | None) -> None:
-    """Set the extents of the next training clips in every module that follows the grid."""
+def set_coverage(model: nn.Module, coverage: Tensor | None) -> None:
+    """Call `set_coverage` of every module of a model that implements `FollowsGrid`.
+
+    Args:
+        model: the model to train.
+        coverage: coverage of the clips of the next forward, (N, 2) for N clips. None means 1.
+    """
     for module in _following(model):
-        module.set_extents(extents)
+        module.set_coverage(coverage)
 
 
 def _following(model: nn.Module) -> list[FollowsGrid]:
-    # isinstance with a protocol takes microseconds per module, so filter by a cheap test first.
-    likely = (module for module in model.modules() if hasattr(type(module), "set_extents"))
+    # isinstance is slow for protocols (microseconds per module), so use the faster hasattr first.
+    likely = (module for module in model.modules() if hasattr(type(module), "set_coverage"))
     return [module for module in likely if isinstance(module, FollowsGrid)]
 
 
 def convert_positions(model: nn.Module) -> nn.Module:
-    """Make the position embeddings of a `transformers` model follow the grid.
+    """Make a `transformers` model interpolate its position embeddings to the shape of each clip.
 
-    Call this once, after building a VideoMAE, TimeSformer, ViViT or V-JEPA 2. Parameters and
-    buffers stay the same objects under the same names. At the baseline's shape the outputs do not
-    change.
+    Call this once after building a VideoMAE, TimeSformer, ViViT or V-JEPA 2 model. The model is
+    changed in place. Parameters and buffers keep their names, so state dicts do not change. For
+    clips of the baseline's shape, the outputs do not change.
 
     Returns:
-        The model itself.
+        The same model.
 
     Raises:
-        ValueError: the model is none of these, is for pre-training, or its frames or patches are
+        ValueError: the model is of another type or for pre-training, or its frames or patches are
             not square.
     """
     converted = any(isinstance(module, _Follower) for module in model.modules())
@@ -181,10 +190,10 @@ def convert_positions(model: nn.Module) -> nn.Module:
             converted = True
     if not converted:
         raise ValueError(
-            f"{type(model).__name__} has no known position embeddings. Those of VideoMAE, "
-            "TimeSformer, ViViT and V-JEPA 2 are known. Give a module of another model the two "
-            "methods of multigrid.FollowsGrid, or leave out convert_positions if its positions "
-            "follow the grid without it"
+            f"convert_positions does not support {type(model).__name__}, only VideoMAE, "
+            "TimeSformer, ViViT and V-JEPA 2. Implement multigrid.FollowsGrid in a module of the "
+            "model. If the model accepts all clip shapes without conversion, do not call "
+            "convert_positions"
         )
     return model
 
@@ -199,23 +208,25 @@ def _new_instance(follower: Any, kind: Any) -> Any:
 
 
 class _Converted:
-    """Mixin of classes that are created at run time, which makes their instances picklable."""
+    """Mixin that makes instances picklable although their class is created at run time."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new_instance, type(self).__bases__, self.__dict__
 
 
 class _Follower(_Converted):
-    """Base of the converted embedding modules.
+    """Base class of the converted embedding modules.
 
-    `base` is the baseline's numbers of patches. `size` is the size of a patch in frames and pixels.
+    Attributes:
+        base: Number of patches of a baseline clip.
+        size: Size (frames, pixels) of a patch.
     """
 
     base: Patches
     size: tuple[int, int]
-    _extents: Tensor | None
+    _coverage: Tensor | None
 
-    # Use `.shape[0]` for the number of clips: torch.export would make a constant of `len`.
+    # Get the number of clips from `.shape[0]`, because torch.export turns `len` into a constant.
 
     def _start(
         self, frames: int, sides: tuple[int, int], size: tuple[int, int, int], model: nn.Module
@@ -223,10 +234,10 @@ class _Follower(_Converted):
         """Set `base` and `size`.
 
         Args:
-            frames: of the baseline's clips.
-            sides: height and width of the baseline's clips.
-            size: frames, height and width of a patch.
-            model: the whole model.
+            frames: number of frames of a baseline clip.
+            sides: (height, width) of a baseline clip.
+            size: (frames, height, width) of a patch.
+            model: the model that contains this module.
 
         Raises:
             ValueError: the clips or patches are not square, or the model is for pre-training.
@@ -234,14 +245,17 @@ class _Follower(_Converted):
         height, width = sides
         in_time, *in_space = size
         if height != width or in_space[0] != in_space[1]:
-            raise ValueError(f"frames of {sides} and patches of {size} are not square")
+            raise ValueError(
+                f"the model has frames of {sides} pixels and patches of {size}, but both must be "
+                "square"
+            )
         if hasattr(model, "decoder"):
             raise ValueError(
-                f"{type(model).__name__} is for pre-training, and its decoder has positions of its "
-                "own. Convert the model without the decoder"
+                f"{type(model).__name__} is for pre-training: convert_positions does not support "
+                "the positions of the decoder. Convert a model without the decoder"
             )
         self.size = (in_time, in_space[0])
-        self._extents = None
+        self._coverage = None
         self.base = self.patches(frames, height)
 
     def patches(self, frames: int, crop: int) -> Patches:
@@ -249,37 +263,39 @@ class _Follower(_Converted):
         in_time, in_space = self.size
         if frames % in_time:
             raise ValueError(
-                f"a patch is {in_time} frames, which do not divide {frames}. Choose long-cycle "
-                f"factors or baseline frames (DATA.NUM_FRAMES) that give multiples of {in_time}"
+                f"the number of frames must be a multiple of {in_time}, the frames of a patch, but "
+                f"is {frames}. Change the baseline's frames (DATA.NUM_FRAMES) or the long-cycle "
+                "factors"
             )
         if crop % in_space:
             raise ValueError(
-                f"a patch is {in_space} pixels, which do not divide {crop}. Choose a multiple as "
-                "the baseline's crop (DATA.TRAIN_CROP_SIZE). For coarser crops, give make_schedule "
-                f"size_divisor={in_space} (MULTIGRID.SIZE_DIVISOR {in_space})"
+                f"the crop must be a multiple of {in_space}, the pixels of a patch, but is {crop}. "
+                "If this is the baseline's crop, change DATA.TRAIN_CROP_SIZE. If it is a smaller "
+                f"crop, use make_schedule(..., size_divisor={in_space}) or MULTIGRID.SIZE_DIVISOR "
+                f"{in_space}"
             )
         return Patches(frames // in_time, crop // in_space, crop // in_space)
 
-    def set_extents(self, extents: Tensor | None) -> None:
+    def set_coverage(self, coverage: Tensor | None) -> None:
         """See `FollowsGrid`."""
-        self._extents = extents
+        self._coverage = coverage
 
     @property
-    def extents(self: Any) -> Tensor | None:
-        """Extents of the current clips, or None in evaluation."""
-        return self._extents if self.training else None
+    def coverage(self: Any) -> Tensor | None:
+        """Coverage set for the current clips. None, which means 1, in evaluation mode."""
+        return self._coverage if self.training else None
 
-    def _extents_of(self, clips: int) -> Tensor | None:
-        extents = self.extents
-        if extents is not None and len(extents) not in (1, clips):
+    def _coverage_of(self, clips: int) -> Tensor | None:
+        coverage = self.coverage
+        if coverage is not None and len(coverage) not in (1, clips):
             raise ValueError(
-                f"the batch has {clips} clips but extents were set for {len(extents)}. Call "
-                "multigrid.set_extents with the extents of each micro-batch before its forward"
+                f"the batch has {clips} clips, but coverage was set for {len(coverage)}. Call "
+                "multigrid.set_coverage for each micro-batch, before the forward"
             )
-        return extents
+        return coverage
 
     def _positions(self: Any, table: Tensor, patches: Patches, clips: int) -> Tensor:
-        return place_positions(table, self.base, patches, self._extents_of(clips))
+        return place_positions(table, self.base, patches, self._coverage_of(clips))
 
 
 class _VideoMAE(_Follower):
@@ -292,7 +308,7 @@ class _VideoMAE(_Follower):
     def forward(self: Any, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """Embed clips (N, T, 3, H, W) as tokens (N, patches, C)."""
         embeddings, patches = _embed_patches(self.patch_embeddings.projection, pixel_values)
-        # The table is not a buffer. Keep it on the device instead of copying it in every forward.
+        # `model.to` does not move the table, because transformers does not register it as a buffer.
         self.position_embeddings = self.position_embeddings.to(embeddings.device)
         table = self.position_embeddings[0].to(embeddings)
         embeddings += self._positions(table, patches, embeddings.shape[0])
@@ -313,7 +329,7 @@ class _ViViT(_Follower):
     def forward(self: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
         """Embed clips (N, T, 3, H, W) as tokens (N, 1 + patches, C).
 
-        `interpolate_pos_encoding` is ignored, because positions always follow the grid.
+        `interpolate_pos_encoding` is ignored, because positions are always interpolated.
         """
         embeddings, patches = _embed_patches(self.patch_embeddings.projection, pixel_values)
         own = self.position_embeddings[:, :1]
@@ -325,18 +341,18 @@ class _ViViT(_Follower):
 
 
 class _TimeSformer(_Follower):
-    """Embeddings of TimeSformer, which has one table for time and one for space."""
+    """Embeddings of TimeSformer, with one position table for time and one for space."""
 
     def start(self: Any, model: nn.Module) -> None:
         if self.attention_type == "space_only":
             raise ValueError(
-                "a TimeSformer with attention_type space_only has no positions in time, so it "
-                "cannot be converted"
+                "a TimeSformer with attention_type 'space_only' cannot be converted, because it "
+                "has no position embeddings for time. Use another attention_type"
             )
         cut = self.patch_embeddings
         frames = self.time_embeddings.shape[1]
         self._start(frames, cut.image_size, (1, *cut.patch_size), model)
-        # The layers read frames and crop from their config. Give them one that forward can update.
+        # The layers read frames and crop from `config`. Let `forward` update them per mini-batch.
         self.now = SimpleNamespace(image_size=cut.image_size[0], patch_size=cut.patch_size[0])
         self.now.num_frames = frames
         for layer in model.modules():
@@ -346,7 +362,7 @@ class _TimeSformer(_Follower):
     def forward(self: Any, pixel_values: Tensor) -> Tensor:
         """Embed clips (N, T, 3, H, W) as tokens (N, 1 + patches, C).
 
-        Patches are ordered by their place in the frame, then by frame.
+        The tokens are ordered by position in the frame first, then by frame.
         """
         clips, frames = pixel_values.shape[:2]
         self.now.num_frames = frames
@@ -354,11 +370,11 @@ class _TimeSformer(_Follower):
         embeddings = self.patch_embeddings.projection(pixel_values.flatten(0, 1))
         in_plane = Patches(1, *embeddings.shape[2:])
         embeddings = embeddings.flatten(2).mT.unflatten(0, (clips, frames))  # (N, T, places, C)
-        extents = self._extents_of(clips)
+        coverage = self._coverage_of(clips)
         table = self.position_embeddings[0, 1:]
-        places = place_positions(table, self.base._replace(time=1), in_plane, extents)
+        places = place_positions(table, self.base._replace(time=1), in_plane, coverage)
         in_time = (Patches(self.base.time, 1, 1), Patches(frames, 1, 1))
-        times = place_positions(self.time_embeddings[0], *in_time, extents)
+        times = place_positions(self.time_embeddings[0], *in_time, coverage)
         embeddings = embeddings + places.view(-1, 1, *places.shape[-2:])
         first = self.cls_token + self.position_embeddings[:, :1]
         first = self.pos_drop(first.expand(clips, -1, -1))
@@ -368,13 +384,13 @@ class _TimeSformer(_Follower):
 
 
 class _VJEPA2(_Follower):
-    """Embeddings of V-JEPA 2, whose positions are in the rotary attention of every layer."""
+    """Embeddings of V-JEPA 2, which applies rotary position embeddings in every attention layer."""
 
     def start(self: Any, model: nn.Module) -> None:
         config = self.config
         size = (config.tubelet_size, config.patch_size, config.patch_size)
         self._start(config.frames_per_clip, (config.crop_size,) * 2, size, model)
-        self.now = SimpleNamespace(patches=self.base, extents=None, base=self.base)
+        self.now = SimpleNamespace(patches=self.base, coverage=None, base=self.base)
         for layer in model.modules():
             if type(layer).__name__ == "VJEPA2RopeAttention":
                 layer.__class__ = _following_class(_VJEPA2Rope, type(layer))
@@ -385,18 +401,21 @@ class _VJEPA2(_Follower):
         frames = pixel_values_videos.shape[1]
         crop = pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
-        self.now.extents = self._extents_of(pixel_values_videos.shape[0])
+        self.now.coverage = self._coverage_of(pixel_values_videos.shape[0])
         output: Tensor = super().forward(pixel_values_videos)  # type: ignore[misc]
         return output
 
 
 class _VJEPA2Rope(_Converted):
     def get_position_ids(self: Any, x: Tensor, masks: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return token positions in time, height and width, in units of the baseline's patches."""
-        if masks is not None:  # masks occur only in pre-training
+        """Return token positions in time, height and width, as indices of the baseline's patches.
+
+        The indices are fractional for clips of other shapes.
+        """
+        if masks is not None:  # Masks are only used in pre-training.
             kept: tuple[Tensor, ...] = super().get_position_ids(x, masks)  # type: ignore[misc]
             return kept
-        t, h, w = _places(self.now.base, self.now.patches, self.now.extents, x.device)
+        t, h, w = _places(self.now.base, self.now.patches, self.now.coverage, x.device)
         axes = (t[:, :, None, None], h[:, None, :, None], w[:, None, None])
         grid = torch.broadcast_tensors(*axes)  # type: ignore[no-untyped-call]
         return tuple(axis.flatten(1)[:, None].to(x.dtype) for axis in grid)
@@ -406,7 +425,7 @@ def _embed_patches(projection: nn.Module, pixel_values: Tensor) -> tuple[Tensor,
     """Embed the patches of clips (N, T, 3, H, W).
 
     Returns:
-        The embeddings, (N, patches, C), and the numbers of patches.
+        Embeddings (N, t·h·w, C), and the number of patches (t, h, w).
     """
     cut = projection(pixel_values.transpose(1, 2))
     return cut.flatten(2).mT, Patches(*cut.shape[2:])

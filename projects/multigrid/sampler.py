@@ -1,7 +1,7 @@
-"""Batch sampler of a schedule: the clips of each iteration and their shape.
+"""Batch sampler that selects the clips of each iteration of a schedule, and their shape.
 
-The sampler attaches the shape to each index, and the data set reads the clip in that shape. One
-data loader and its workers therefore serve all shapes of a training.
+Each index of the sampler contains the shape of the clip to read. One data loader and its workers
+can therefore be used for all shapes of a training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.data import Sampler, get_worker_info
 
 from multigrid.batchnorm import check_processes, group_order
 from multigrid.contract import check_item
-from multigrid.schedule import Schedule, Step
+from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shapes import Shape
 
 __all__ = [
@@ -38,7 +38,11 @@ __all__ = [
 class ClipRequest(NamedTuple):
     """Index for a data set's `__getitem__`: which video to read, and in which shape.
 
-    `epoch` is the number of the pass over the data, from 0.
+    Attributes:
+        video: Index of the video in the data set.
+        epoch: Index of the epoch, from 0.
+        shape: Shape of the mini-batch over all processes. The clip needs its `frames` and `crop`.
+        iteration: Index of the iteration, from 0.
     """
 
     video: int
@@ -50,16 +54,16 @@ class ClipRequest(NamedTuple):
 class Batch(TypedDict):
     """Mini-batch of n clips, as returned by `collate`.
 
-    - `clips`: (n, T, H, W, 3) uint8.
-    - `labels`: classes, (n,) int64, or multi-hot rows, (n, classes) float32. With boxes, they are
-      the labels of the boxes, (m, classes).
-    - `flips`: (n,) bool, which clips to mirror.
-    - `iteration`: the iteration of the schedule.
-    - `failures`: (path, reason) of videos that could not be read and were replaced.
-    - `extents`: (n, 2) float32, the share that each clip covers of the baseline's clip. Only if the
-      data set provides it.
-    - `boxes`: (m, 5) float32, the index of the clip in the mini-batch, then x1, y1, x2, y2 in
-      pixels of the clip after `flips`. Only for data sets with boxes.
+    - `clips`: (n, T, H, W, 3) uint8, before mirroring.
+    - `labels`: class indices (n,) int64, or multi-hot vectors (n, classes) float32. For data sets
+      with boxes, one multi-hot vector for each of m boxes, (m, classes).
+    - `flips`: (n,) bool, True for each clip that `network_input` mirrors.
+    - `iteration`: index of the iteration in the schedule.
+    - `failures`: (path, reason) of each video that could not be read. Another video replaces it.
+    - `coverage`: (n, 2) float32, the fraction of the baseline clip that each clip shows, in time
+      and in space. Present only if the data set provides it.
+    - `boxes`: (m, 5) float32. Each row is the index of the clip in the mini-batch, then x1, y1, x2,
+      y2 in pixels of the mirrored clip. Present only for data sets with boxes.
     """
 
     clips: Tensor
@@ -67,7 +71,7 @@ class Batch(TypedDict):
     flips: Tensor
     iteration: int
     failures: list[tuple[str, str]]
-    extents: NotRequired[Tensor]
+    coverage: NotRequired[Tensor]
     boxes: NotRequired[Tensor]
 
 
@@ -77,10 +81,16 @@ def _permutation(seed: int, epoch: int, num_videos: int) -> NDArray[np.int64]:
 
 
 def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return (video, epoch) of the clips `start` to `stop`, exclusive, of the stream of a seed.
+    """Return the (video, epoch) pairs of the clips from `start` to `stop`, exclusive.
 
-    The endless stream consists of one random permutation of the videos per epoch. Mini-batches may
-    span the end of an epoch.
+    The order of clips is an endless stream: one random permutation of the videos for each epoch.
+    Mini-batches are consecutive slices of the stream, and may contain the end of an epoch.
+
+    Args:
+        seed: seed of the permutations.
+        num_videos: number of videos.
+        start: position of the first clip in the stream.
+        stop: position after the last clip.
     """
     return [_clip(seed, num_videos, number) for number in range(start, stop)]
 
@@ -90,12 +100,12 @@ def _clip(seed: int, num_videos: int, number: int) -> tuple[int, int]:
     return int(_permutation(seed, epoch, num_videos)[place]), epoch
 
 
-def clip_numbers(step: Step, rank: int, world_size: int) -> list[int]:
-    """Return the positions in the stream of a rank's clips, in the order of its mini-batch.
+def clip_numbers(step: ScheduleStep, rank: int, world_size: int) -> list[int]:
+    """Return the positions in the clip stream (see `stream`) of a rank's clips in one iteration.
 
-    Rank r takes the r-th of `world_size` equal runs of the global mini-batch, arranged in
-    `group_order`. The position identifies a clip whatever the number of processes, so use it to
-    seed what belongs to a clip.
+    The global mini-batch is divided into `world_size` consecutive slices of equal length, one per
+    rank. Within its slice, a rank reads clips in `group_order`. The position of a clip does not
+    depend on the number of processes, so use the position as the random seed of the clip.
     """
     size = step.shape.batch // world_size
     first = step.first_clip + rank * size
@@ -103,22 +113,22 @@ def clip_numbers(step: Step, rank: int, world_size: int) -> list[int]:
 
 
 class MultigridBatchSampler(Sampler[list[ClipRequest]]):
-    """Batch sampler of one process, whose single pass is the whole training.
+    """Batch sampler that yields the clips of this rank for all iterations of a training.
 
-    Rank r takes the r-th of `world_size` equal runs of each global mini-batch. Together the ranks
-    therefore train on the same clips as a single process. BN groups are contiguous runs of the
-    stream. Within a rank, clips are in `group_order`, as `GroupedBatchNorm3d` expects.
+    Each global mini-batch is divided into `world_size` consecutive slices, one per rank. All ranks
+    together therefore train on the same clips as a single process. BN groups consist of consecutive
+    clips. Within a rank, clips are in `group_order`, as `GroupedBatchNorm3d` expects.
 
     Args:
         schedule: the schedule to train.
         seed: seed of the order of clips.
         rank: rank of this process.
-        world_size: the number of processes.
+        world_size: number of processes.
         start: the first iteration.
 
     Raises:
-        ValueError: the processes cannot train the schedule (`check_processes`), or `start` is
-            outside of it.
+        ValueError: the mini-batches cannot be divided over the processes (`check_processes`), or
+            the schedule has no iteration `start`.
     """
 
     def __init__(
@@ -137,7 +147,7 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         self.load_state_dict({"iteration": start})
 
     def batch(self, iteration: int) -> list[ClipRequest]:
-        """Return this rank's clips of an iteration; a pure function of the iteration."""
+        """Return the requests for this rank's clips of an iteration."""
         step = self.schedule.at(iteration)
         numbers = clip_numbers(step, self.rank, self.world_size)
         videos = self.schedule.num_videos
@@ -151,16 +161,16 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         return self.schedule.iterations - self.start
 
     def state_dict(self, trained_iterations: int) -> dict[str, int]:
-        """Return the state from which to resume after some iterations of the schedule.
+        """Return the state to resume from after `trained_iterations` iterations.
 
         Args:
-            trained_iterations: the number of iterations trained, `batch["iteration"] + 1`. Only the
-                training loop knows it, because data loaders draw from the sampler in advance.
+            trained_iterations: number of iterations trained so far, `batch["iteration"] + 1`. The
+                sampler cannot count them, because data loaders draw mini-batches in advance.
         """
         return {"iteration": trained_iterations}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Make the next pass start at the iteration of `state`.
+        """Make the sampler start at the iteration of `state` the next time it is iterated over.
 
         Raises:
             ValueError: the schedule has no such iteration.
@@ -169,17 +179,17 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         last = self.schedule.iterations
         if not 0 <= start <= last:
             raise ValueError(
-                f"cannot start at iteration {start} of a schedule of {last}. The state may be of a "
-                "training with another schedule"
+                f"cannot start at iteration {start}, because the schedule has {last} iterations. "
+                "The state may come from a training with another schedule"
             )
         self.start = start
 
 
 def empty_clips(count: int, frames: int, crop: int) -> Tensor:
-    """Allocate a tensor (count, frames, crop, crop, 3) uint8 for the clips of a mini-batch.
+    """Allocate a uint8 tensor (count, frames, crop, crop, 3) for the clips of a mini-batch.
 
-    In a data-loader worker, the tensor is in shared memory, so that clips are not copied again on
-    their way to the training process.
+    In a data-loader worker, the tensor is allocated in shared memory, so that the clips need not be
+    copied to send them to the training process.
     """
     clips = torch.empty((count, frames, crop, crop, 3), dtype=torch.uint8)
     if get_worker_info() is not None:
@@ -191,25 +201,26 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     """Stack samples into a mini-batch.
 
     Args:
-        samples: samples of one iteration, hence of one shape, or a `Batch` that a data set's
-            `__getitems__` has made, which is returned unchanged. Each sample is a mapping with
+        samples: samples of one iteration, which have the same shape. Alternatively, a `Batch` from
+            a data set's `__getitems__`, which is returned unchanged. Each sample is a mapping:
 
             - `clip`: (T, H, W, 3) uint8.
-            - `label`: a class, or a multi-hot vector (classes,) float32.
+            - `label`: class index, or multi-hot vector (classes,) float32.
             - `flip`: bool, whether to mirror the clip.
-            - `iteration`: the iteration of the request.
-            - `failures`, optional: a list of (path, reason) of replaced videos.
-            - `extents`, optional: (time, space), as in `ClipPlan`.
-            - `boxes`, optional: (k, 4). `label` is then (k, classes).
+            - `iteration`: `iteration` of the `ClipRequest`.
+            - `failures`, optional: list of (path, reason) of videos that could not be read.
+            - `coverage`, optional: (time, space), as in `ClipPlan`.
+            - `boxes`, optional: (k, 4), x1, y1, x2, y2. `label` is then (k, classes) float32.
 
     Raises:
-        ValueError: the first sample lacks one of these, or has another type or shape.
+        ValueError: the first sample lacks a required key, or `clip` or `label` has the wrong type
+            or shape.
     """
     if isinstance(samples, Mapping):
         return samples
     check_item(samples[0])
     iterations = {sample["iteration"] for sample in samples}
-    assert len(iterations) == 1, f"a mini-batch of several iterations: {sorted(iterations)}"
+    assert len(iterations) == 1, f"samples are of several iterations: {sorted(iterations)}"
     batch = Batch(
         clips=torch.stack([torch.as_tensor(sample["clip"]) for sample in samples]),
         labels=stack_labels(samples),
@@ -217,22 +228,22 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
         iteration=iterations.pop(),
         failures=[failure for sample in samples for failure in sample.get("failures", ())],
     )
-    if "extents" in samples[0]:
-        batch["extents"] = torch.tensor([sample["extents"] for sample in samples])
+    if "coverage" in samples[0]:
+        batch["coverage"] = torch.tensor([sample["coverage"] for sample in samples])
     if "boxes" in samples[0]:
         batch["boxes"] = stack_boxes(samples)
     return batch
 
 
 def stack_labels(samples: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Stack the labels of samples as a `Batch` has them."""
+    """Stack the labels of samples into the `labels` of a `Batch`."""
     labels = [sample["label"] for sample in samples]
     has_boxes = samples and "boxes" in samples[0]
     return torch.as_tensor(np.concatenate(labels) if has_boxes else np.asarray(labels))
 
 
 def stack_boxes(samples: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Stack the boxes of samples as a `Batch` has them."""
+    """Stack the boxes of samples into the `boxes` of a `Batch`."""
     places = np.repeat(np.arange(len(samples)), [len(sample["boxes"]) for sample in samples])
     boxes = np.concatenate([sample["boxes"] for sample in samples])
     return torch.as_tensor(np.column_stack([places, boxes]), dtype=torch.float32)
@@ -241,15 +252,16 @@ def stack_boxes(samples: Sequence[Mapping[str, Any]]) -> Tensor:
 def network_input(
     batch: Batch, mean: Sequence[float] = (0.45,), std: Sequence[float] = (0.225,)
 ) -> Tensor:
-    """Convert the clips of a mini-batch to the input of a network, on their device.
+    """Normalise and mirror the clips of a mini-batch, on the device of `batch["clips"]`.
 
     Args:
-        batch: the mini-batch. Clips are mirrored according to its `flips`.
-        mean: mean of pixels in [0, 1], of all channels or of each. The default is PySlowFast's.
-        std: standard deviation of pixels in [0, 1], likewise.
+        batch: mini-batch from `collate`. Clips are mirrored where `batch["flips"]` is True.
+        mean: mean of pixel values in [0, 1]: one value for all channels, or one value per channel.
+            The default is PySlowFast's.
+        std: standard deviation of pixel values in [0, 1]: one value, or one per channel.
 
     Returns:
-        The normalised clips, (N, 3, T, H, W) float32.
+        Normalised clips (N, 3, T, H, W) float32.
     """
     clips = batch["clips"].permute(0, 4, 1, 2, 3)
     flips = batch["flips"].view(-1, 1, 1, 1, 1)

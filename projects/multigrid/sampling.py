@@ -1,21 +1,23 @@
-"""Sampling grids: from a span and a stride to frame indices and a crop box (paper §3.1).
+"""Sampling grids: which frames and which crop of a video form a clip (paper §3.1).
 
-A grid of t frames of h × h pixels may cover the same part of a video as the baseline's clip, but
-more coarsely. Its stride is drawn up to the one that spans as much as the baseline's clip, and its
-short side may shrink with the crop.
+A grid of t frames of h × h pixels is coarser than the baseline's if t or h is smaller. A clip of a
+coarser grid can still show the same part of a video. Its stride is drawn at random, from the
+baseline's stride τ to the stride at which t frames span as much time as a baseline clip. The short
+side of the frames may shrink in proportion to the crop.
 
     baseline   T = 8, τ = 2    |.|.|.|.|.|.|.|.          a video's frames, | = sampled
-    coarse     t = 2, s = 2    |.|.............
-               t = 2, s = 8    |.......|.......          s uniform in [τ, τ·T/t]
+    coarse     t = 2, s = 2    |.|.............          stride s uniform in [τ, τ·T/t]
+               t = 2, s = 8    |.......|.......
 
-Data sets whose videos show one action from beginning to end are sampled in segments instead (TSN,
-Wang et al. 2016): a clip of t frames covers the whole video, with one frame from each of its t
-equal parts. A coarse grid has fewer and longer parts: the same span at a larger stride.
+If each video shows one action from beginning to end, sample in segments instead (TSN, Wang et al.
+2016). The video is divided into t segments of equal length, and the clip has one frame from each
+segment. A coarser grid has fewer and longer segments, so its clips also span the whole video.
 
-    baseline   T = 8           .|.||..||.|..||.          of the video's F frames, the one shown at
-    coarse     t = 2           .....|....|.....          a moment uniform in [i·F/T, (i + 1)·F/T)
+    baseline   T = 8           .|.||..||.|..||.          one random frame in each of T or t
+    coarse     t = 2           .....|....|.....          segments
 
-All random choices for a clip are made here, by the clip's own generator, before anything is read.
+All random choices for a clip are made here, with a generator for each clip, before the video is
+read.
 """
 
 from __future__ import annotations
@@ -42,9 +44,13 @@ __all__ = [
 
 
 class Video(NamedTuple):
-    """Properties of a video that sampling needs.
+    """Properties of a video that determine how clips are sampled.
 
-    The number of frames, the frame rate (1/s), and the size in pixels.
+    Attributes:
+        frames: Number of frames.
+        fps: Frames per second.
+        width: Width of the frames, in pixels.
+        height: Height of the frames, in pixels.
     """
 
     frames: int
@@ -54,7 +60,7 @@ class Video(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Rectangle in a stored frame, in pixels, possibly fractional."""
+    """Rectangle in a video frame, in pixels. Coordinates may be fractional."""
 
     x: float
     y: float
@@ -64,18 +70,18 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options of how clips are cut from videos, at every shape of a training.
+    """Options of how clips are cut from videos, for all shapes of a training.
 
     Args:
-        keep_field_of_view: if True, crops of coarse grids show as much of a frame as the
-            baseline's, in fewer pixels. If False, as in the paper, they may show as little as h/H
-            of that.
-        flip: mirror half of the training clips.
+        keep_field_of_view: if True, smaller crops show as much of a frame as the baseline's crops,
+            at a lower resolution. If False, as in the paper, a crop of h pixels may show as little
+            as h/H of the width and height of a baseline crop.
+        flip: mirror half of the training clips, at random.
         inverse_scale: draw the inverse of the short side uniformly, instead of the short side.
-        segments: sample one frame from each of T equal parts of the video, instead of frames at a
-            stride.
-        exact_strides: sample frames exactly a stride apart. Otherwise they are spread from the
-            first to the last frame of the span.
+        segments: divide the video into T segments of equal length and sample one frame from each,
+            instead of sampling frames at a stride.
+        exact_strides: if True, the distance between frames is exactly the stride. If False, as in
+            PySlowFast, it is slightly larger: the last sampled frame is the last frame of the span.
     """
 
     keep_field_of_view: bool = True
@@ -93,12 +99,13 @@ class Grid:
     """How clips of one shape are sampled from videos.
 
     Args:
-        frames: frames of a clip.
+        frames: number of frames of a clip.
         crop: side of the square crop, in pixels.
-        strides: inclusive range of strides, in frames at the target rate. Ignored with segments.
-        short_sides: inclusive range of the resized frame's short side, in pixels.
+        strides: inclusive range (min, max) of strides, in frames at the target frame rate. Ignored
+            with `options.segments`.
+        short_sides: inclusive range (min, max) of the short side of resized frames, in pixels.
         options: how clips are cut from videos.
-        base: the baseline's grid, or None if this is the baseline's.
+        base: grid of the baseline. None if this is the grid of the baseline.
     """
 
     frames: int
@@ -111,16 +118,16 @@ class Grid:
 
 @dataclass(frozen=True)
 class ClipPlan:
-    """What to read of a video for one clip.
+    """Frames and crop to read from a video for one clip.
 
     Args:
-        positions: frame indices, (T,).
-        size: width and height to which frames are resized.
-        corner: x and y of the crop's upper left corner in the resized frame.
+        positions: indices of the frames, (T,).
+        size: (width, height) to which frames are resized.
+        corner: (x, y) of the crop's upper left corner in the resized frame.
         crop: side of the square crop, in pixels.
-        flip: whether the clip is mirrored.
-        extents: the share that the clip covers of the baseline's clips, in time and in space
-            (`set_extents`).
+        flip: whether to mirror the clip.
+        coverage: fraction (time, space) of a baseline clip that the clip shows. Position embeddings
+            need this (see `set_coverage`).
     """
 
     positions: NDArray[np.int64]
@@ -128,10 +135,10 @@ class ClipPlan:
     corner: tuple[int, int]
     crop: int
     flip: bool
-    extents: tuple[float, float] = (1.0, 1.0)
+    coverage: tuple[float, float] = (1.0, 1.0)
 
     def box(self, video: Video) -> Box:
-        """Return the crop in pixels of the frames before they are resized."""
+        """Return the crop in the coordinates of the frame before resizing."""
         across = video.width / self.size[0]
         down = video.height / self.size[1]
         x, y = self.corner
@@ -145,24 +152,26 @@ def make_grid(
     short_sides: tuple[int, int],
     options: SamplingOptions = _DEFAULTS,
 ) -> Grid:
-    """Return the grid of `shape`: strides [τ, τ·T/t], short sides [min·h/H, max·h/H].
+    """Return the grid of a shape.
+
+    Its strides are [τ, τ·T/t]. Its short sides are [min·h/H, max·h/H] with `keep_field_of_view`,
+    and [min·h/H, max] without, as in the paper (§3.1, §4).
 
     Args:
         shape: the shape of the mini-batch.
         base: the baseline's shape.
-        stride: the baseline's stride τ.
-        short_sides: the baseline's range [min, max] of short sides.
-        options: how clips are cut from videos. Without `keep_field_of_view`, short sides are the
-            paper's, [min·h/H, max] (§3.1, §4).
+        stride: the baseline's stride τ, in frames.
+        short_sides: range (min, max) of the baseline's short sides, in pixels.
+        options: how clips are cut from videos.
 
     Raises:
-        ValueError: the crop does not fit into frames with a short side of `short_sides[1]`.
+        ValueError: the crop is larger than the maximum short side.
     """
     low, high = short_sides
     if high < max(low, shape.crop):
         raise ValueError(
-            f"a crop of {shape.crop} pixels does not fit frames whose short side is drawn "
-            f"from {low} to {high} pixels. Choose a smaller crop or larger frames"
+            f"a crop of {shape.crop} pixels does not fit into frames with a short side of {low} to "
+            f"{high} pixels. Choose a smaller crop or larger short sides"
         )
     scale = shape.crop / base.crop
     is_base = (shape.frames, shape.crop) == (base.frames, base.crop)
@@ -180,7 +189,7 @@ def make_grid(
 
 
 def clip_generator(seed: int, epoch: int, video: int) -> np.random.Generator:
-    """Return the random generator of one clip, independent of shape, rank and worker."""
+    """Return the random generator of one clip. It does not depend on shape, rank or worker."""
     return np.random.default_rng((seed, epoch, video))
 
 
@@ -194,17 +203,17 @@ def plan_train(
 ) -> ClipPlan:
     """Plan a random training clip of a video.
 
-    Random numbers are drawn in a fixed order, whatever the grid. Two grids given the same generator
-    therefore sample nearly the same part of the video. The draws within segments, one per frame,
-    come from a spawned generator, so that all other draws are the same for every grid.
+    The order of the random draws does not depend on the grid. With the same generator, any two
+    grids therefore sample nearly the same part of the video. Sampling in segments draws one number
+    per frame from a spawned generator, because the number of frames depends on the grid.
 
     Args:
-        rng: the generator of the clip (`clip_generator`).
+        rng: the random generator of the clip (see `clip_generator`).
         grid: the grid of the clip's shape.
         video: the video to sample.
-        target_fps: the frame rate that strides refer to. 0 means the video's own.
-        centre: a frame of the video around which the clip is taken, with frames exactly a stride
-            apart, as in PySlowFast's AVA data set. If None, the start is random.
+        target_fps: frame rate that strides refer to. 0 means the frame rate of the video.
+        centre: index of the frame in the middle of the clip. Frames are then exactly a stride
+            apart, as in PySlowFast's AVA data set. None means a random start.
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
     low, high = grid.strides
@@ -223,8 +232,8 @@ def plan_train(
     size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
     flip = grid.options.flip and bool(u_flip < 0.5)
-    extents = _extents(grid, stride, rate, short_side)
-    return ClipPlan(positions, size, corner, grid.crop, flip, extents)
+    coverage = _coverage(grid, stride, rate, short_side)
+    return ClipPlan(positions, size, corner, grid.crop, flip, coverage)
 
 
 def plan_test(
@@ -241,28 +250,29 @@ def plan_test(
     to_end: bool = False,
     centre: float | None = None,
 ) -> ClipPlan:
-    """Plan a test clip: one of several views of a video, and one of 1 or 3 crops.
+    """Plan a test clip: one of several views (in time) and one of 1 or 3 crops of a video.
 
-    A single view is taken from the middle of the video. With several views, view k of n starts at
-    k/n of the room that the clip leaves, as in PySlowFast, so that no view reaches the end of the
-    video.
+    A single view is taken from the middle of the video. With n views, view k starts at k/n of the
+    range of possible starts, as in PySlowFast. The last view therefore ends before the video ends.
 
-    With segments, every view covers the whole video: view k of n has the frame at (k + 0.5)/n of
-    each of `frames` equal parts. `stride`, `target_fps` and `to_end` are then ignored.
+    If clips are sampled in segments, every view spans the whole video. View k of n has the frame at
+    (k + 0.5)/n of each segment. `stride`, `target_fps` and `to_end` are then ignored.
 
     Args:
         video: the video to sample.
-        frames: frames of the clip.
-        stride: distance of the frames, at `target_fps`.
+        frames: number of frames of the clip.
+        stride: distance between frames, in frames at `target_fps`.
         crop: side of the square crop, in pixels.
         view: (index, number of views).
-        spatial: (index, number of crops). One crop is the centre. Three are left, centre and right,
-            or top, centre and bottom of a tall video.
-        target_fps: as in `plan_train`.
-        short_side: short side to which frames are resized. None means `crop`.
+        spatial: (index, number of crops). A single crop is taken from the centre. Three crops are
+            left, centre and right of a wide video, or top, centre and bottom of a tall video.
+        target_fps: frame rate that `stride` refers to. 0 means the frame rate of the video.
+        short_side: short side to which frames are resized, in pixels. None means `crop`.
         options: how clips are cut from videos.
-        to_end: start view k at k/(n - 1) of the room, so that the last view ends with the video.
-        centre: as in `plan_train`.
+        to_end: start view k at k/(n - 1) of the range instead, so that the last view ends at the
+            end of the video.
+        centre: index of the frame in the middle of the clip. `view` is then ignored, and frames are
+            exactly a stride apart.
 
     Raises:
         ValueError: the number of crops is neither 1 nor 3, or the short side is smaller than the
@@ -271,11 +281,11 @@ def plan_test(
     index, views = view
     part, crops = spatial
     if crops not in (1, 3):
-        raise ValueError(f"a clip is tested on 1 or 3 crops, not {crops}")
+        raise ValueError(f"the number of spatial crops is {crops}, but it must be 1 or 3")
     if short_side is not None and short_side < crop:
         raise ValueError(
-            f"a crop of {crop} pixels does not fit a short side of {short_side}. Choose a smaller "
-            "crop or larger frames"
+            f"a crop of {crop} pixels does not fit into frames with a short side of {short_side} "
+            "pixels. Choose a smaller crop or a larger short side"
         )
     if options.segments:
         positions = _in_segments(np.full(frames, (index + 0.5) / views), video)
@@ -297,17 +307,24 @@ def plan_test(
 
 
 def _rate(video: Video, target_fps: float) -> float:
-    """Return the number of video frames per frame at `target_fps`."""
+    """Return the frame rate of a video as a multiple of `target_fps`, or 1 if that is 0."""
     return video.fps / target_fps if target_fps else 1.0
 
 
 def _positions(
     start: float, span: float, frames: int, video: Video, *, exact: bool
 ) -> NDArray[np.int64]:
-    """Return `frames` indices within the span, with the last frame repeated beyond the video's end.
+    """Return the indices of the frames of a clip, (frames,) int64.
 
-    By default they are spread as in PySlowFast from start to start + span - 1, both included:
-    (span - 1) / (frames - 1) apart. With `exact` they are a stride, span / frames, apart.
+    If the clip extends beyond the end of the video, the last frame is repeated.
+
+    Args:
+        start: position of the first frame.
+        span: length of the clip in video frames.
+        frames: number of frames of the clip.
+        video: the video to sample.
+        exact: if True, the distance between frames is the stride, span / frames. If False, as in
+            PySlowFast, it is (span - 1) / (frames - 1), so the last frame is at start + span - 1.
     """
     if exact:
         indices = start + np.arange(frames) * span / frames
@@ -316,10 +333,14 @@ def _positions(
     return np.clip(indices, 0, video.frames - 1).astype(np.int64)
 
 
-def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[float, float]:
-    """Return the share that a clip covers of the baseline's clips, in time and in space.
+def _coverage(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[float, float]:
+    """Return the fraction (time, space) of a baseline clip that a clip shows.
 
-    `rate` is the `_rate` of the video.
+    Args:
+        grid: the grid of the clip.
+        stride: stride of the clip, in frames at the target frame rate.
+        rate: frame rate of the video as a multiple of the target frame rate.
+        short_side: short side to which frames are resized, in pixels.
     """
     base = grid.base
     in_time = 1.0
@@ -331,16 +352,16 @@ def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[flo
             for frames, tau in ((grid.frames, stride), (base.frames, base.strides[0]))
         )
         in_time = covered / by_base
-    # The baseline's crops show different parts of the frame too, and count as 1 by definition. So
-    # any clip that shows at least as much as the smallest of them counts as 1.
+    # Baseline crops have a coverage of 1, although they show different fractions of a frame.
+    # So the coverage is 1 for any crop that shows at least the smallest of these fractions.
     least = base.crop / base.short_sides[1]
     return in_time, min(1.0, grid.crop / short_side / least)
 
 
 def _covered(frames: int, span: float, *, exact: bool) -> float:
-    """Return the length of a clip in video frames: its number of frames times their distance.
+    """Return the length of a clip in video frames: number of frames × distance between frames.
 
-    With this definition of length, interpolated positions match the frames' times in the video.
+    With this definition, interpolated position embeddings match the times of the frames.
     """
     if exact or frames == 1 or span <= 1:
         return span
@@ -348,10 +369,14 @@ def _covered(frames: int, span: float, *, exact: bool) -> float:
 
 
 def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
-    """Return the frame shown at `parts` (T,), in [0, 1), of each of T equal segments of a video.
+    """Return the index of one frame in each of T segments of equal length of a video, (T,) int64.
 
-    Frame n is shown in [n, n + 1). If T does not divide the number of frames, a frame may be
-    sampled twice. In return, every frame of the video is equally likely, for any T.
+    If the number of frames is not a multiple of T, segments end within frames, and two segments may
+    sample the same frame. For any T, all frames of the video are equally likely.
+
+    Args:
+        parts: position within each segment, (T,), in [0, 1).
+        video: the video to sample.
     """
     moments = (np.arange(len(parts)) + parts) * video.frames / len(parts)
     return np.minimum(moments.astype(np.int64), video.frames - 1)
@@ -365,7 +390,7 @@ def _short_side(u: float, grid: Grid) -> int:
 
 
 def _resized(video: Video, short_side: int) -> tuple[int, int]:
-    """Return the width and height for a short side, with the long side rounded down."""
+    """Return the (width, height) of resized frames, with the long side rounded down."""
     if video.width < video.height:
         return short_side, video.height * short_side // video.width
     return video.width * short_side // video.height, short_side

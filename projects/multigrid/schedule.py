@@ -1,7 +1,8 @@
 """The multigrid schedule: shape, learning rate and BN size as a pure function of the iteration.
 
-`make_schedule` plans the phases, one per LR stage and long-cycle shape and two for fine-tuning, and
-returns frozen data. Everything about iteration i is computed from i, so a checkpoint needs only i.
+`make_schedule` divides a training into phases: one for each long-cycle shape in each learning-rate
+stage, and one or two for fine-tuning. It returns an immutable `Schedule`. The shape, the learning
+rate and the clips of iteration i depend on i alone, so a checkpoint only needs to store i.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from multigrid.cycles import GENTLE, Cycles
 from multigrid.learning_rate import LearningRate, batch_rate_factor
 from multigrid.shapes import BASE_FACTORS, Factors, Shape, scale_shape
 
-__all__ = ["Phase", "Schedule", "Step", "make_schedule"]
+__all__ = ["Phase", "Schedule", "ScheduleStep", "make_schedule"]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Consecutive iterations on one long-cycle shape.
+    """Consecutive iterations with the same long-cycle shape.
 
-    Iteration i has the shape `shapes[i % len(shapes)]`. There are three shapes with the short
-    cycle, and one without. `first_clip` is the number of clips seen before the phase.
-    `baseline_epochs` is the corresponding part of the baseline's training, in epochs; it determines
-    the learning rate.
+    Attributes:
+        start: First iteration of the phase.
+        stop: First iteration after the phase.
+        baseline_epochs: Epochs (start, stop) of the baseline's training that correspond to the
+            phase. They determine the learning rate.
+        stage: Index of the learning-rate stage, from 0.
+        lr_scale: Learning-rate multiplier for the batch size of the phase.
+        shapes: Iteration i has the shape `shapes[i % len(shapes)]`. The paper's short cycle has
+            three shapes. Without a short cycle, there is one shape.
+        bn_sizes: Clips per BN group for each of `shapes`. None means that each process normalises
+            its clips together.
+        first_clip: Number of clips trained before the phase.
+        fine_tuning: Whether the phase belongs to the fine-tuning stage.
     """
 
     start: int
@@ -46,7 +56,7 @@ class Phase:
 
     @property
     def base_shape(self) -> Shape:
-        """Shape of the long cycle, the last one of a short cycle."""
+        """Long-cycle shape of the phase. It is also the last shape of the short cycle."""
         return self.shapes[-1]
 
     @property
@@ -59,21 +69,32 @@ class Phase:
         return start + (stop - start) * (iteration - self.start) / self.iterations
 
     def count(self, which: int, stop: int | None = None) -> int:
-        """Count the iterations from the phase's start to `stop` with the shape `shapes[which]`."""
+        """Return how many iterations of the phase before `stop` use the shape `shapes[which]`.
+
+        Args:
+            which: index into `shapes`.
+            stop: iteration to count up to, exclusive. None means the end of the phase.
+        """
         stop = self.stop if stop is None else stop
         period = len(self.shapes)
         return (stop - which - 1) // period - (self.start - which - 1) // period
 
     def clips_until(self, stop: int) -> int:
-        """Count the clips from the phase's start to iteration `stop`, exclusive."""
+        """Return how many clips the phase trains before iteration `stop`."""
         return sum(shape.batch * self.count(j, stop) for j, shape in enumerate(self.shapes))
 
 
-class Step(NamedTuple):
-    """Shape, rate, BN size and position of one iteration.
+class ScheduleStep(NamedTuple):
+    """Settings of one iteration.
 
-    `first_clip` is the number of clips seen before it, and `epoch` the same in passes over the
-    data.
+    Attributes:
+        iteration: Index of the iteration, from 0.
+        phase: Index of the phase, from 0.
+        shape: Shape of the mini-batch over all processes.
+        lr: Learning rate.
+        bn_size: Clips per BN group. None means that each process normalises its clips together.
+        first_clip: Number of clips trained before the iteration.
+        epoch: Number of epochs trained before the iteration, `first_clip` / number of videos.
     """
 
     iteration: int
@@ -87,7 +108,15 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Schedule of a training; build it with `make_schedule`."""
+    """Schedule of a training. Build it with `make_schedule`.
+
+    Attributes:
+        base: The baseline's shape.
+        num_videos: Number of training videos.
+        epochs: Length of the training, in epochs.
+        learning_rate: Learning-rate policy, as a function of the baseline's epoch.
+        phases: Phases of the training, in order.
+    """
 
     base: Shape
     num_videos: int
@@ -95,9 +124,9 @@ class Schedule:
     learning_rate: LearningRate
     phases: tuple[Phase, ...]
     cycles: Cycles | None = field(default=None, compare=False)
-    """Cycles that the schedule was made with, or None for the baseline.
+    """Cycles that the schedule was made from, or None for the baseline.
 
-    They are ignored when schedules are compared: different cycles may give the same phases.
+    Comparisons of schedules ignore `cycles`, because different cycles may give the same phases.
     """
 
     @property
@@ -111,7 +140,7 @@ class Schedule:
 
     @property
     def baseline_iterations(self) -> int:
-        """Number of iterations of the same recipe without multigrid, halves rounded up."""
+        """Number of iterations that the baseline trains, rounded to the nearest integer."""
         return max(1, int(self.learning_rate.epochs * self.num_videos / self.base.batch + 0.5))
 
     @property
@@ -126,11 +155,16 @@ class Schedule:
             IndexError: the schedule has no such iteration.
         """
         if not 0 <= iteration < self.iterations:
-            raise IndexError(f"iteration {iteration} of a schedule of {self.iterations}")
+            raise IndexError(
+                f"there is no iteration {iteration} in a schedule of {self.iterations} iterations"
+            )
         return bisect_right(self.phases, iteration, key=lambda p: p.start) - 1
 
-    def at(self, iteration: int) -> Step:
-        """Return the step of an iteration, counted from 0.
+    def at(self, iteration: int) -> ScheduleStep:
+        """Return the settings of an iteration.
+
+        Args:
+            iteration: index of the iteration, from 0.
 
         Raises:
             IndexError: the schedule has no such iteration.
@@ -139,7 +173,7 @@ class Schedule:
         phase = self.phases[index]
         which = iteration % len(phase.shapes)
         first_clip = phase.first_clip + phase.clips_until(iteration)
-        return Step(
+        return ScheduleStep(
             iteration=iteration,
             phase=index,
             shape=phase.shapes[which],
@@ -149,19 +183,27 @@ class Schedule:
             epoch=first_clip / self.num_videos,
         )
 
-    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[Step]:
-        """Iterate over the steps from `start` to `stop`, exclusive."""
+    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[ScheduleStep]:
+        """Return an iterator over the settings of the iterations from `start` to `stop`, exclusive.
+
+        Args:
+            start: the first iteration.
+            stop: the first iteration to leave out. None means the end of the schedule.
+        """
         return (self.at(i) for i in range(start, self.iterations if stop is None else stop))
 
     def phase_lines(self) -> tuple[str, ...]:
-        """Return a line of text for each phase, to compare two schedules."""
+        """Describe each phase by a line of text. Two schedules can be compared by these lines."""
         return tuple(
             f"iterations {phase.start} to {phase.stop}: {', '.join(map(str, phase.shapes))}"
             for phase in self.phases
         )
 
     def first_iteration_after(self, clips: float) -> int:
-        """Return the first iteration that starts after `clips` clips, or `iterations` if none."""
+        """Return the first iteration that starts after at least `clips` clips.
+
+        If there is no such iteration, return the number of iterations of the schedule.
+        """
         low = 0
         high = self.iterations
         while low < high:
@@ -171,9 +213,14 @@ class Schedule:
 
 
 class _Plan(NamedTuple):
-    """Planned phase whose iterations are not counted yet.
+    """Plan of a phase, made before its number of iterations is known.
 
-    `start` and `stop` are its part of the baseline, in epochs.
+    Attributes:
+        start: Start of the corresponding part of the baseline's training, in epochs.
+        stop: End of that part, in epochs.
+        stage: Index of the learning-rate stage.
+        factors: (t/T, h/H) of the long-cycle shape.
+        fine_tuning: Whether the phase belongs to the fine-tuning stage.
     """
 
     start: float
@@ -198,33 +245,35 @@ def make_schedule(
 ) -> Schedule:
     """Make the schedule of a training (paper §3).
 
-    Each LR stage but the last holds one long cycle, and stages keep the baseline's proportions. The
-    last stage is fine-tuning at the baseline's shape, and its first half keeps the rate of the
-    stage before. The training has epoch_factor × epochs × num_videos clips, to within one
-    mini-batch.
+    Each learning-rate stage except the last contains one long cycle. The lengths of the stages have
+    the same ratios as in the baseline. The last stage is fine-tuning at the baseline's shape. The
+    first half of fine-tuning keeps the learning rate of the previous stage. The training has
+    epoch_factor × epochs × num_videos clips, to within one mini-batch.
 
     Args:
-        base: the baseline's mini-batch over all processes.
-        num_videos: videos in the training set. An epoch is one clip of each.
-        learning_rate: the baseline's policy, which also gives its length and stages.
-        cycles: `GENTLE` for short trainings, `PAPER` for long ones (`recommend_cycles`), your own,
-            or None for the baseline. Give their `sampling` to the data set.
-        bn_size: clips that share BN statistics at a long-cycle shape, or None for statistics over
-            the clips of each process.
-        size_divisor: crops of coarser grids are multiples of it (`scale_shape`). The paper's is 1.
-        batch_rate_rule: how the rate scales with the batch (`batch_rate_factor`). The paper's is
-            "linear".
-        equal_time: if True, phases keep the baseline's proportions in pixels. If False, they keep
-            them in iterations, as in the paper.
-        warmup_in_epochs: if True, the warm-up ends after as many epochs as the baseline's, as in
-            later releases of PySlowFast, or when its scaled share of the training ends, whichever
-            comes first. If False, it is scaled like all other lengths. The paper does not say.
-        fine_tuning: if True, the last LR stage is fine-tuning, as in the paper. If False, it holds
-            a long cycle too (our reading of §4.2).
+        base: the shape of the baseline's mini-batch over all processes.
+        num_videos: number of training videos. An epoch is one clip of each video.
+        learning_rate: the baseline's learning-rate policy. It also defines the length and the
+            stages of the baseline's training.
+        cycles: `GENTLE` for short trainings, `PAPER` for long trainings (see `recommend_cycles`),
+            cycles of your own, or None for the baseline. Give `cycles.sampling` to the data set.
+        bn_size: number of clips that share BN statistics at a long-cycle shape. None means that
+            each process normalises its clips together.
+        size_divisor: crops smaller than the baseline's are rounded to a multiple of this number
+            (see `scale_shape`). The paper uses 1.
+        batch_rate_rule: how the learning rate scales with the batch size (see `batch_rate_factor`).
+            The paper uses "linear".
+        equal_time: if False, the ratios between phases apply to their numbers of iterations, as in
+            the paper. If True, the ratios apply to the numbers of pixels trained.
+        warmup_in_epochs: if False, the warm-up takes the same share of the training as in the
+            baseline. If True, it ends after the baseline's number of warm-up epochs, as in later
+            releases of PySlowFast, but never takes a larger share. The paper does not specify this.
+        fine_tuning: if True, the last learning-rate stage is fine-tuning, as in the paper. If
+            False, the last stage also contains a long cycle (our reading of §4.2).
 
     Raises:
-        ValueError: an argument is out of range, BN groups do not divide a batch, or the training is
-            too short for every phase to have an iteration.
+        ValueError: an argument is out of range, a batch cannot be divided into BN groups, or the
+            training is so short that a phase has no iteration.
     """
     used = cycles or Cycles()
     long_cycle = used.long_cycle
@@ -253,15 +302,17 @@ def make_schedule(
 def _check(rate: LearningRate, num_videos: int, epoch_factor: float, has_cycle: bool) -> None:
     if not hasattr(rate, "stage_ends"):
         raise ValueError(
-            f"the learning rate {rate!r} is not a policy. Give a policy such as "
-            "SteppedRate((40.0, 50.0), (0.1, 0.01)), which ends after 50 epochs, or CosineRate"
+            f"learning_rate is {rate!r}, but it must be a learning-rate policy. Use CosineRate, or "
+            "SteppedRate such as SteppedRate((40.0, 50.0), (0.1, 0.01)) for 50 epochs"
         )
     if num_videos < 1:
         raise ValueError(f"num_videos is {num_videos}, but a training needs at least one video")
     if epoch_factor <= 0:
-        raise ValueError(f"the epoch factor is {epoch_factor}, but it must be above 0")
+        raise ValueError(f"epoch_factor is {epoch_factor}, but it must be above 0")
     if not has_cycle and epoch_factor != 1:
-        raise ValueError(f"an epoch factor of {epoch_factor} needs a long or a short cycle")
+        raise ValueError(
+            f"epoch_factor is {epoch_factor}, but it must be 1 without a long or short cycle"
+        )
 
 
 def _lengths(
@@ -269,8 +320,8 @@ def _lengths(
 ) -> list[Fraction]:
     """Return the relative number of iterations of each phase.
 
-    The length is the phase's part of the baseline. With `equal_time` it is divided by the mean
-    number of pixels of an iteration.
+    This is the length of the corresponding part of the baseline's training. With `equal_time`, the
+    length is divided by the mean number of pixels per iteration of the phase.
     """
     lengths = [Fraction(plan.stop) - Fraction(plan.start) for plan in plans]
     if not equal_time:
@@ -284,10 +335,10 @@ def _mean(numbers: Iterable[int]) -> Fraction:
 
 
 def _with_warmup_in_epochs(schedule: Schedule) -> Schedule:
-    """Return the schedule with its warm-up ending after the baseline's number of warm-up epochs.
+    """Return a copy of a schedule whose warm-up lasts as many epochs as the baseline's warm-up.
 
-    The warm-up never exceeds the share of the training that the baseline's has. That share ends
-    first where the training is short, or where its batches grow little.
+    If the schedule's warm-up is shorter already, it does not change. This happens if the training
+    has few epochs or small batches.
     """
     warmup = schedule.learning_rate.warmup
     phases = schedule.phases
@@ -307,7 +358,7 @@ def _next_phase(
     lr_scale: float,
     bn_sizes: tuple[int | None, ...],
 ) -> Phase:
-    """Make the phase of a plan, which follows the phases so far."""
+    """Build the phase of `plan`. It starts where the last of `phases` stops."""
     previous = phases[-1] if phases else None
     return Phase(
         start=previous.stop if previous else 0,
@@ -328,13 +379,17 @@ def _plan_phases(
     long_cycle: tuple[Factors, ...],
     fine_tuning: bool,
 ) -> list[_Plan]:
-    """Divide each cycled stage by its long-cycle shapes, and the rest at the rate's drops."""
+    """Plan one phase for each long-cycle shape in each stage that has a long cycle.
+
+    The remaining stages are divided where the learning rate drops.
+    """
     *cycled, end = baseline.stage_ends
     cycled += [] if fine_tuning else [end]
     if long_cycle and not cycled:
         raise ValueError(
-            "a long cycle needs two LR stages or more: the last stage is fine-tuning, and each "
-            "other stage holds one long cycle. Add a step or leave the long cycle out"
+            "the learning rate has one stage, but a long cycle needs at least two: the last stage "
+            "is fine-tuning, and each other stage contains one long cycle. Add a learning-rate "
+            "step, or use no long cycle"
         )
     starts = (0.0, *cycled) if long_cycle else (0.0,)
     plans = list[_Plan]()
@@ -358,10 +413,11 @@ def _short_shapes(
     size_divisor: int,
     batch_exponent: float,
 ) -> tuple[Shape, ...]:
-    """Return the shapes of the short cycle at a long-cycle shape.
+    """Return the shapes of the short cycle for a long-cycle shape.
 
-    They have crops of H · factor, and last the long cycle's own crop. No crop exceeds the long
-    cycle's. Where that is H/√2, two of the paper's three shapes are therefore the same.
+    The crops are H · factor for each factor of `short_cycle`, and finally the long-cycle crop. No
+    crop is larger than the long-cycle crop. If the long-cycle crop is H/√2, two of the paper's
+    three shapes are therefore equal.
     """
     time, space = factors
     crops = (*(min(factor, space) for factor in short_cycle), space)
@@ -373,10 +429,10 @@ def _count_iterations(
 ) -> list[int]:
     """Return the iteration at which each phase stops.
 
-    Phases have iterations in the ratio of `lengths`, and `clips` clips in all. Each boundary is
-    placed where the number of clips seen is nearest to that of the exact schedule, so rounding
-    errors do not accumulate over phases. The arithmetic is exact, because sums of floats depend on
-    the Python version and could resolve a tie either way.
+    The numbers of iterations have the ratios of `lengths`, and the phases train `clips` clips in
+    total. Each phase stops at the iteration whose number of clips is nearest to the exact value, so
+    rounding errors do not accumulate over phases. The computation uses fractions, because sums of
+    floats depend on the Python version and could break a tie either way.
 
     Raises:
         ValueError: a phase has no iteration.
@@ -400,9 +456,9 @@ def _count_iterations(
             batch = shapes[i % len(shapes)].batch
         if i == first:
             raise ValueError(
-                f"the training is too short: {float(clips):.0f} clips leave phase {phase + 1} of "
-                f"{len(lengths)} (shape {shapes[-1]}) without an iteration. Train for more epochs "
-                "or with a smaller batch"
+                f"the training is too short: with {float(clips):.0f} clips, phase {phase + 1} of "
+                f"{len(lengths)} (shape {shapes[-1]}) has no iteration. Train for more epochs or "
+                "with a smaller batch"
             )
         stops.append(i)
     return stops
@@ -411,13 +467,14 @@ def _count_iterations(
 def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> int | None:
     """Return the number of clips per BN group.
 
-    It is `size`, times 2 or 4 where the short cycle multiplies the batch (§3.2). A batch smaller
-    than the group is one group. With a `batch_exponent` the batch may grow by other factors, so
-    that such groups do not divide it. Groups then have `size` clips, or as many as the baseline's
-    batch if that is smaller: 12 clips at a baseline of 4 are three groups of 4.
+    A group has `size` clips at a long-cycle shape. If the short cycle multiplies the batch by 2 or
+    4, groups are larger by the same factor (§3.2). A batch smaller than this is a single group. If
+    such groups do not divide the batch, as can happen with a `batch_exponent`, a group has `size`
+    clips, or the baseline's batch size if that is smaller. For example, 12 clips form three groups
+    of 4 if the baseline's batch size is 4.
 
     Raises:
-        ValueError: no such groups divide the batch.
+        ValueError: the batch cannot be divided into such groups.
     """
     if size is None:
         return None
@@ -428,7 +485,7 @@ def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> 
         clips = base.batch
     if shape.batch % clips:
         raise ValueError(
-            f"a batch of {shape.batch} clips ({shape}) cannot be split into BN groups of {clips}. "
-            f"Choose a bn_size that divides the baseline's batch, or another batch"
+            f"a batch of {shape.batch} clips ({shape}) cannot be divided into BN groups of {clips} "
+            "clips. Choose a bn_size that divides the baseline's batch size, or another batch size"
         )
     return clips

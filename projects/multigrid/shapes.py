@@ -1,8 +1,9 @@
 """The shape of a mini-batch and Equation 1 of the paper.
 
-A mini-batch is B × T × H × W: clips, frames, height, width. Crops are square, so H = W. Multigrid
-training keeps the amount of computation constant: a coarser grid has more clips. Progressive
-resizing keeps the number of clips constant instead. `batch_exponent` interpolates between the two.
+A mini-batch has B clips of T frames of H × W pixels. Crops are square, so H = W. Multigrid training
+keeps the number of pixels in a mini-batch constant: if clips are smaller, the mini-batch has more
+clips. Progressive resizing keeps the number of clips constant instead. `batch_exponent`
+interpolates between the two.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 __all__ = ["BASE_FACTORS", "Factors", "Shape", "scale_shape"]
 
 Factors = tuple[float, float]
-"""Frames and crop of a coarser grid as fractions (t/T, h/H) of the baseline's."""
+"""Frames and crop of a shape as fractions (t/T, h/H) of the baseline's frames and crop."""
 
 BASE_FACTORS: Factors = (1.0, 1.0)
 
@@ -22,7 +23,10 @@ BASE_FACTORS: Factors = (1.0, 1.0)
 class Shape:
     """Shape of a mini-batch over all processes.
 
-    It has `batch` clips of `frames` frames of `crop` × `crop` pixels.
+    Attributes:
+        batch: Number of clips.
+        frames: Number of frames of a clip.
+        crop: Width and height of a clip, in pixels.
     """
 
     batch: int
@@ -31,49 +35,51 @@ class Shape:
 
     def __post_init__(self) -> None:
         if min(self.batch, self.frames, self.crop) < 1:
-            raise ValueError(f"{self} is no mini-batch: batch, frames and crop must be at least 1")
+            raise ValueError(
+                f"the shape {self} is not valid: batch, frames and crop must be at least 1"
+            )
 
     def __str__(self) -> str:
         return f"{self.batch}×{self.frames}×{self.crop}²"
 
     @property
     def volume(self) -> int:
-        """Pixels in the mini-batch, about the same for every shape of the paper's schedules."""
+        """Number of pixels in the mini-batch. It is nearly the same for all shapes of the paper."""
         return self.batch * self.frames * self.crop**2
 
 
 def scale_shape(
     base: Shape, factors: Factors, size_divisor: int = 1, batch_exponent: float = 1.0
 ) -> Shape:
-    """Return the shape on a coarser grid, by Equation 1: b = B · (T/t) · (H/h) · (W/w).
+    """Return the shape with fewer frames, smaller crops and, by Equation 1, more clips.
 
-    The number of clips follows from the unrounded factors, so the paper's factors give a whole
-    multiple of B. Frames and crop are rounded to the nearest integer (224 · √½ = 158).
+    Equation 1 is b = B · (T/t) · (H/h) · (W/w). The factors of the paper give a whole multiple of B
+    clips. Frames and crop are rounded to the nearest integer afterwards (224 · √½ becomes 158).
 
     Args:
         base: the baseline's shape.
-        factors: (t/T, h/H) of the coarser grid.
+        factors: frames and crop as fractions (t/T, h/H) of the baseline's.
         size_divisor: if above 1, crops smaller than the baseline's are rounded to the nearest
-            multiple of it, halves up, between the divisor and the baseline's crop. The number of
-            clips then follows from the rounded crop, and (H/h)² is rounded to a whole number, so
-            that B still divides the batch. For a divisor of 16 or 32, a crop of 158 becomes 160 of
-            224: (H/h)² is 1.96 and becomes 2, which is 2 % more pixels than the baseline's.
-        batch_exponent: an exponent β below 1 makes the batch grow less, by
-            ((T/t) · (H/h) · (W/w))^β, rounded to a whole number. At 0 the batch is B on every grid,
-            as in progressive resizing (EfficientNetV2, Tan and Le, 2021, section 4).
+            multiple of this number. The number of clips is computed from the rounded crop, with
+            (H/h)² rounded to an integer, so that it remains a multiple of B. Example with a divisor
+            of 16 or 32 and H = 224: a crop of 158 becomes 160, and (H/h)² = 1.96 becomes 2, so the
+            mini-batch has 2 % more pixels than the baseline's.
+        batch_exponent: exponent β in [0, 1]. The batch grows by ((T/t) · (H/h) · (W/w))^β, rounded
+            to an integer. With 1, this is Equation 1. With 0, every shape has B clips, as in
+            progressive resizing (EfficientNetV2, Tan and Le, 2021, section 4).
 
     Raises:
-        ValueError: a factor is outside (0, 1], the grid has no frame, the divisor is below 1 or
-            above the baseline's crop, or the exponent is outside [0, 1].
+        ValueError: a factor is outside (0, 1], there is less than one frame, the divisor is below 1
+            or above the baseline's crop, or the exponent is outside [0, 1].
     """
     if not 0 <= batch_exponent <= 1:
         raise ValueError(f"batch_exponent is {batch_exponent}, but it must lie in [0, 1]")
     time, space = factors
     if not (0 < time <= 1 and 0 < space <= 1):
-        raise ValueError(f"factors of a coarser grid are {factors}, but must lie in (0, 1]")
+        raise ValueError(f"the factors (t/T, h/H) are {factors}, but must lie in (0, 1]")
     if base.frames * time < 1:
         raise ValueError(
-            f"{time:g} of {base.frames} frames is less than one frame. Use a larger factor"
+            f"{time:g} × {base.frames} frames is less than one frame. Use a larger factor t/T"
         )
     if not 1 <= size_divisor <= base.crop:
         raise ValueError(
@@ -91,12 +97,15 @@ def scale_shape(
 
 
 def _round_crop(crop: float, divisor: int, largest: int) -> int:
-    """Round to the nearest multiple of `divisor`, at most `largest`; `largest` stays as it is."""
+    """Round to the nearest multiple of `divisor` from `divisor` to `largest`.
+
+    A crop of `largest` is not rounded.
+    """
     if crop == largest:
         return largest
     return min(max(1, _nearest(crop / divisor)) * divisor, largest)
 
 
 def _nearest(number: float) -> int:
-    """Round to the nearest integer, halves up."""
+    """Round to the nearest integer. Numbers halfway between two integers are rounded up."""
     return math.floor(number + 0.5)

@@ -1,4 +1,4 @@
-"""Multigrid training in any loop: the `Training` object, and a learning-rate scheduler."""
+"""Multigrid training in any training loop: the class `Training`, and a learning-rate scheduler."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch.utils.hooks import RemovableHandle
 from multigrid.batchnorm import form_groups, set_group_size
 from multigrid.contract import CheckedClips, WeakHook, check_converted
 from multigrid.cost import cycle_advice, short_ends
-from multigrid.positions import check_patches, set_extents
+from multigrid.positions import check_patches, set_coverage
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
-from multigrid.schedule import Schedule, Step
+from multigrid.schedule import Schedule, ScheduleStep
 
 __all__ = ["MultigridLR", "Training", "prepare_step"]
 
@@ -30,12 +30,17 @@ _CYCLES_CODE = (
 )
 
 
-def prepare_step(step: Step, model: nn.Module, optimizer: Optimizer) -> None:
-    """Set the BN group size of a model and the learning rates of an optimizer for a step.
+def prepare_step(step: ScheduleStep, model: nn.Module, optimizer: Optimizer) -> None:
+    """Set the BN group size of a model and the learning rates of an optimizer for an iteration.
 
-    `Training.begin` calls this for each step in the order of the schedule. Call it directly for
-    steps in another order. Each parameter group gets the step's rate times the group's "lr_scale",
-    which is 1 by default.
+    `Training.begin` does this for the iterations of a schedule in order. Call this function
+    directly only to train iterations in another order. The learning rate of each parameter group is
+    `step.lr` times the group's "lr_scale", which is 1 by default.
+
+    Args:
+        step: the iteration, as returned by `Schedule.at`.
+        model: the model to change.
+        optimizer: the optimizer to change.
     """
     set_group_size(model, step.bn_size)
     for group in optimizer.param_groups:
@@ -43,30 +48,33 @@ def prepare_step(step: Step, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 class Training:
-    """Training by a schedule: provides mini-batches and prepares each iteration.
+    """Provide the mini-batches of a schedule, and prepare model and optimizer for each of them.
 
         training = Training(schedule, model, optimizer, seed=0)
         for batch in training.loader(dataset):
             training.begin(batch)
             ...                                # forward, backward, optimizer.step()
 
-    The only state is `iteration`. To resume, even inside an epoch, create an object with the same
-    arguments and call `load_state_dict`. The training then goes on with the same clips.
+    The only state is `iteration`, the number of iterations begun. To resume, even within an epoch,
+    create a `Training` with the same arguments and call `load_state_dict`. The training then
+    continues with the next clips.
 
-    Warns if too few iterations follow the coarse shapes (`multigrid.cost.short_ends`), or if the
-    cycles are not those recommended for the length of the training (`recommend_cycles`).
+    A warning is issued if the training ends with too few iterations at the baseline's shape
+    (`multigrid.cost.short_ends`), or if other cycles are recommended for the length of the training
+    (`recommend_cycles`).
 
     Args:
         schedule: the schedule to train.
-        model: the model whose BN group sizes are set. If it has BN, convert it by
-            `convert_batchnorm`.
-        optimizer: the optimizer whose rates are set. Each parameter group gets the step's rate
-            times the group's "lr_scale", which is 1 by default. A framework that creates model and
-            optimizer later may set both as attributes before the first `begin`.
+        model: the model to train. BN layers must have been converted by `convert_batchnorm`.
+        optimizer: the optimizer. `begin` sets the learning rate of each parameter group to the
+            schedule's learning rate times the group's "lr_scale", which is 1 by default. If a
+            framework creates model and optimizer later, set the attributes `model` and `optimizer`
+            before the first `begin`.
         seed: seed of the order of clips.
-        rank: rank of this process. None means that of torch.distributed, if it is initialised when
-            the first loader is made, else 0.
-        world_size: the number of processes. None means that of torch.distributed, else 1.
+        rank: rank of this process. None means the rank in torch.distributed if it is initialised
+            when the first loader is created, else 0.
+        world_size: number of processes. None means the world size of torch.distributed if it is
+            initialised when the first loader is created, else 1.
     """
 
     def __init__(
@@ -98,32 +106,34 @@ class Training:
         loader: type[DataLoader[Batch]] = DataLoader,
         **options: Any,
     ) -> DataLoader[Batch]:
-        """Return a loader of this process's mini-batches, from `iteration` to the training's end.
+        """Return a data loader of this rank's mini-batches for the remaining iterations.
 
-        From this call to the end of the training, model and optimizer cannot train without `begin`.
-        If no iteration was begun since the last step, `optimizer.step()` and a forward in training
-        mode with gradients raise ValueError. The first item of the data set is checked, too.
+        This also registers hooks that raise ValueError if the loop forgets to call `begin`. The
+        hooks check each forward in training mode with gradients, and each `optimizer.step()`. They
+        are removed after the last iteration. The first item of the data set is checked when it is
+        read.
 
         Args:
-            dataset: a data set that takes a `ClipRequest` as index, with as many videos as the
-                schedule.
+            dataset: a data set that accepts a `ClipRequest` as index. It must have as many videos
+                as the schedule.
             loader: `DataLoader` or a subclass.
             options: options of the loader, such as num_workers. collate_fn defaults to `collate`.
 
         Raises:
-            ValueError: the number of videos is not the schedule's, the data set cannot be indexed
-                by `ClipRequest`, or the processes cannot train the schedule (`check_processes`).
+            ValueError: the data set has another number of videos than the schedule, the data set
+                cannot be indexed by `ClipRequest`, or the mini-batches cannot be divided over the
+                processes (`check_processes`).
         """
         if isinstance(dataset, (list, tuple, Subset)):
             raise ValueError(
-                f"a {type(dataset).__name__} cannot be indexed by ClipRequest, which holds the "
-                "shape of a clip. Give a data set that can, such as VideoClips"
+                f"dataset is a {type(dataset).__name__}, which cannot be indexed by a ClipRequest. "
+                "Use a data set that reads a clip in the requested shape, such as VideoClips"
             )
         videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
         if videos != self.schedule.num_videos:
             raise ValueError(
                 f"the schedule was made for {self.schedule.num_videos} videos, but the data set "
-                f"has {videos}. Give make_schedule num_videos={videos}"
+                f"has {videos}. Use make_schedule(..., num_videos={videos})"
             )
         distributed = dist.is_available() and dist.is_initialized()
         rank, size = self._place
@@ -137,44 +147,45 @@ class Training:
         options = {"collate_fn": collate, **options}
         return loader(CheckedClips(dataset), batch_sampler=sampler, **options)
 
-    def begin(self, batch: Batch | Mapping[str, Any] | int) -> Step:
-        """Prepare model and optimizer for an iteration, before its forward.
+    def begin(self, batch: Batch | Mapping[str, Any] | int) -> ScheduleStep:
+        """Prepare model and optimizer for the next iteration. Call this before the forward.
 
-        This also increments `iteration`.
+        This sets the BN group size, the learning rates and, for transformers, the coverage of the
+        clips (see `set_coverage`). It increments `iteration`.
 
         Args:
-            batch: a mini-batch of the loader, or the number of its iteration. Its `extents`, if
-                any, are set on the modules that follow the grid.
+            batch: the mini-batch from the loader, or the index of its iteration.
 
         Returns:
-            The step of the schedule.
+            The settings of the iteration.
 
         Raises:
-            ValueError: the mini-batch is not of the next iteration, because the loop or a framework
-                has skipped or repeated mini-batches, or it does not hold its iteration. Or there is
-                no model or optimizer. The first call also checks the model: it must take all shapes
-                (`check_patches`), and its BN must be converted by `convert_batchnorm`.
+            ValueError: the mini-batch has no "iteration", or is not the next one because
+                mini-batches were skipped or repeated. Or there is no model or optimizer. The first
+                call also raises ValueError if the model does not accept all shapes
+                (`check_patches`), or if its BN layers were not converted by `convert_batchnorm`.
         """
         if not isinstance(batch, int) and not (isinstance(batch, Mapping) and "iteration" in batch):
             raise ValueError(
-                'the mini-batch has no "iteration". Let the loader\'s collate_fn keep it, as '
-                "multigrid.collate does, or give begin the number of the iteration"
+                'the mini-batch has no "iteration". Use multigrid.collate or another collate_fn '
+                "that keeps this key, or call begin with the index of the iteration"
             )
         iteration = batch if isinstance(batch, int) else int(batch["iteration"])
         if iteration < 0:
             raise ValueError(
-                "the mini-batch has validation clips, not clips of the schedule. Iterate over "
-                "training.loader(dataset), not over another DataLoader"
+                "the mini-batch has validation clips, but begin requires training clips. Iterate "
+                "over training.loader(dataset) instead of another DataLoader"
             )
         if iteration != self.iteration:
             raise ValueError(
-                f"the mini-batch is of iteration {iteration}, but {self.iteration} is next. Do not "
-                "skip or repeat mini-batches of the loader. To resume a training, load its "
-                "state_dict before you make the loader"
+                f"the mini-batch is of iteration {iteration}, but iteration {self.iteration} is "
+                "next. Do not skip or repeat mini-batches of the loader. To resume a training, "
+                "call load_state_dict before you create the loader"
             )
         if self.model is None or self.optimizer is None:
             raise ValueError(
-                "Training has no model and optimizer: give it both, or set both before begin"
+                "Training has no model or no optimizer. Create it with both, or set the attributes "
+                "model and optimizer before you call begin"
             )
         if self._checked is not self.model:
             check_patches(self.model, self.schedule.shapes)
@@ -183,18 +194,21 @@ class Training:
             self._checked = self.model
         step = self.schedule.at(iteration)
         prepare_step(step, self.model, self.optimizer)
-        # The baseline's clips have extents of 1. None then skips the interpolation.
+        # Clips of the baseline's shape have a coverage of 1. None then skips the interpolation.
         own = step.shape
         base = self.schedule.base
         coarse = (own.frames, own.crop) != (base.frames, base.crop)
         values: Mapping[str, Any] = batch if coarse and not isinstance(batch, int) else {}
-        set_extents(self.model, values.get("extents"))
+        set_coverage(self.model, values.get("coverage"))
         self.iteration += 1
         self._begun = True
         return step
 
     def _register_hooks(self) -> None:
-        """Register hooks that check for `begin`; `_end_step` removes them after the last step."""
+        """Register hooks that check that `begin` was called.
+
+        `_end_step` removes them after the last iteration.
+        """
         if self.model is None or self.optimizer is None or self._hooks:
             return
         self._hooks = [
@@ -204,26 +218,27 @@ class Training:
         ]
 
     def _check_forward(self, model: nn.Module, *_: Any) -> None:
-        """Raise ValueError for a training forward without a begun iteration.
+        """Raise ValueError if a training forward runs without a preceding `begin`.
 
-        Its BN groups would be those of another shape. An iteration may have several forwards.
+        Otherwise, the forward would use the BN group size of the previous iteration. Several
+        forwards between `begin` and `optimizer.step()` are allowed.
         """
         if model.training and torch.is_grad_enabled() and not self._begun:
             raise ValueError(
-                "the model trains without a begun iteration: call training.begin(batch) for each "
-                "mini-batch, before its forward. For a forward that does not train, call "
-                "model.eval() or use torch.no_grad()"
+                "the model is in training mode, but no iteration has begun. Call "
+                "training.begin(batch) for each mini-batch before the forward. For evaluation, "
+                "call model.eval() or use torch.no_grad()"
             )
 
     def _check_step(self, *_: Any) -> None:
-        """Raise ValueError for an optimizer step without a begun iteration.
+        """Raise ValueError if `optimizer.step()` is called without a preceding `begin`.
 
-        Its rate would be that of another shape.
+        Otherwise, the step would use the learning rate of the previous iteration.
         """
         if not self._begun:
             raise ValueError(
-                "the optimizer steps without a begun iteration: call training.begin(batch) for "
-                "each mini-batch, before its forward"
+                "optimizer.step() was called, but no iteration has begun. Call "
+                "training.begin(batch) for each mini-batch before the forward"
             )
 
     def _end_step(self, *_: Any) -> None:
@@ -233,21 +248,21 @@ class Training:
                 hook.remove()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the state after the iteration begun last. Call this once it is trained."""
+        """Return the state to resume from. Call this after the optimizer step of an iteration."""
         return {"iteration": self.iteration, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume from a state. Make the loader afterwards: an earlier one starts elsewhere.
+        """Resume from a state. Call this before `loader`, which reads the iteration to start at.
 
         Raises:
-            ValueError: the state is of a training with another schedule or seed, or is not a state
-                of `Training`.
+            ValueError: the state is not from a `Training`, or from a training with another schedule
+                or seed.
         """
         for name, local in self._identity().items():
             if (other := state.get(name)) != local:
                 raise ValueError(
-                    f"the state is of a training with {name} {other}, and this one has {local}. "
-                    "Resume with the same schedule and seed"
+                    f"the state has {name} {other}, but this training has {name} {local}. Resume "
+                    "with the same schedule and seed"
                 )
         self.iteration = state["iteration"]
 
@@ -262,11 +277,16 @@ class Training:
 
 
 class MultigridLR(LRScheduler):
-    """PyTorch scheduler with the rates of a schedule, to be stepped in every iteration.
+    """PyTorch learning-rate scheduler for a multigrid schedule. Call `step()` in every iteration.
 
-    `Training.begin` sets the same rates, so use only one of the two. Each parameter group gets the
-    step's rate times the group's "lr_scale", which is 1 by default. After the last iteration the
-    rate stays constant.
+    `Training.begin` sets the same learning rates, so use either `MultigridLR` or `Training`. The
+    learning rate of a parameter group is the schedule's learning rate times the group's "lr_scale",
+    which is 1 by default. It stays constant after the last iteration.
+
+    Args:
+        optimizer: the optimizer.
+        schedule: the schedule to train.
+        last_epoch: as in PyTorch: the iteration before the one to start at.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:
@@ -274,11 +294,14 @@ class MultigridLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Return the rate of each parameter group in iteration `last_epoch` (PyTorch's name)."""
+        """Return the learning rate of each parameter group for the current iteration.
+
+        PyTorch counts calls of `step()` in `last_epoch`. Here this is the iteration.
+        """
         lr = self.schedule.at(min(self.last_epoch, self.schedule.iterations - 1)).lr
         return [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's counters, without the schedule and the optimizer."""
+        """Return the state of the scheduler, excluding the schedule and the optimizer."""
         given = ("schedule", "training")
         return {name: value for name, value in super().state_dict().items() if name not in given}

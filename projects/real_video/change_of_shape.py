@@ -1,18 +1,19 @@
-r"""Score a network that was trained on one crop size at other crop sizes.
+r"""Score a network at other crop sizes than the crop size that it was trained on.
 
     python projects/real_video/change_of_shape.py \
         --cfg projects/real_video/recipes/SLOWFAST_WORDS_MULTIGRID.yaml \
         --checkpoint checkpoints/checkpoint_iter_00000964.pyth \
         --crop 32 --at 36 40 48 64 --output change_of_shape.json DATA.PATH_TO_DATA_DIR words
 
-The checkpoint is of the end of a coarse phase, trained on crops of --crop pixels. It is scored on
-the validation videos at each crop size of --at, after precise BN at that size, in three ways:
+The checkpoint should have been saved at the end of a phase with crops of --crop pixels. For each
+crop size N of --at, the script recomputes the BN statistics (precise BN) at size N, and scores the
+network on the validation videos in three ways:
 
-    as it is    crops of that size, of frames resized in proportion. At the baseline's crop size,
-                this is the baseline's evaluation.
-    enlarged    crops of --crop pixels, resized. Only the scale changes.
-    framed      crops of --crop pixels, padded by repeated edges. Only the size of the feature maps
-                and the positions on them change.
+    as it is    Frames are resized in proportion to N, and crops of N pixels are cut from them. If N
+                is the baseline's crop size, this is the usual evaluation of the baseline.
+    enlarged    Crops of --crop pixels are enlarged to N pixels. Only the scale of objects changes.
+    framed      Crops of --crop pixels are padded to N pixels by repeating their edges. The scale of
+                objects stays the same, but the feature maps are larger.
 """
 
 from __future__ import annotations
@@ -47,19 +48,22 @@ Change = Callable[[Tensor, int], Tensor]
 
 
 def enlarged(clips: Tensor, crop: int) -> Tensor:
-    """Resize H and W of clips (N, C, T, H, W) to `crop`."""
+    """Resize height and width of clips (N, C, T, H, W) to `crop` pixels."""
     return F.interpolate(clips, (clips.shape[2], crop, crop), mode="trilinear")
 
 
 def framed(clips: Tensor, crop: int) -> Tensor:
-    """Pad clips (N, C, T, H, W) to `crop` × `crop` pixels on all sides, by repeating edges."""
+    """Pad clips (N, C, T, H, W) on all sides to `crop` × `crop` pixels by repeating their edges."""
     more = crop - clips.shape[-1]
     sides = (more // 2, more - more // 2)
     return F.pad(clips, (*sides, *sides, 0, 0), mode="replicate")
 
 
 def with_crop(recipe: Recipe, crop: int) -> Recipe:
-    """Return a recipe's baseline with another crop size and the same field of view."""
+    """Return the recipe without multigrid and with another crop size.
+
+    The short sides of frames change in proportion, so crops show the same part of a frame.
+    """
     data = recipe.data
     sides = [
         max(crop, round(side * crop / data.train_crop_size)) for side in data.train_jitter_scales
@@ -72,18 +76,19 @@ def with_crop(recipe: Recipe, crop: int) -> Recipe:
 def score(
     recipe: Recipe, checkpoint: str, crop: int, pixels: int, change: Change, world: World
 ) -> float:
-    """Return the score in % on the validation videos.
+    """Return the accuracy on the validation videos in %.
 
     Args:
         recipe: the recipe of the training.
-        checkpoint: file of the trained weights.
-        crop: the crop size that the network is given.
-        pixels: the crop size at which videos are read.
-        change: converts clips to `crop`, if that differs from `pixels`.
-        world: this process and its device.
+        checkpoint: path of the checkpoint.
+        crop: crop size of the clips that the network gets, in pixels.
+        pixels: crop size of the clips that are read from the videos, in pixels.
+        change: function that converts clips from `pixels` to `crop`. It is not called if the two
+            are equal.
+        world: rank and device of this process.
 
     Raises:
-        ValueError: the checkpoint is not of this recipe's network.
+        ValueError: the weights in the checkpoint do not fit the model of the recipe.
     """
     model = build_model(with_crop(recipe, crop), grouped_bn=True).to(world.device)
     load_weights(model, checkpoint, complete=True)
@@ -101,7 +106,19 @@ def score(
 def measure(
     recipe: Recipe, checkpoint: str, crop: int, others: Sequence[int], world: World
 ) -> dict[str, Any]:
-    """Return the scores at `crop` and at each crop size of `others`."""
+    """Score a checkpoint at the crop size of its training and at other crop sizes.
+
+    Args:
+        recipe: the recipe of the training.
+        checkpoint: path of the checkpoint.
+        crop: crop size that the checkpoint was trained on, in pixels.
+        others: larger crop sizes to score, in pixels.
+        world: rank and device of this process.
+
+    Returns:
+        Dict with "metric", "trained_on" and "rows". Each row has "crop", and the accuracy in % for
+        each of the three ways (see the module docstring).
+    """
     rows = [{"crop": crop, "as it is": score(recipe, checkpoint, crop, crop, framed, world)}]
     for other in others:
         row = {"crop": other, "as it is": score(recipe, checkpoint, other, other, framed, world)}
@@ -113,15 +130,15 @@ def measure(
 
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score the checkpoint, print and write the results, and return the exit status."""
+    """Score the checkpoint, print a table, write the JSON file, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe")
+    parser.add_argument("--cfg", required=True, metavar="FILE", help="recipe of the training")
     parser.add_argument("--checkpoint", required=True, metavar="FILE")
-    text = "crop size that the checkpoint was trained on (%(default)s)"
+    text = "crop size that the checkpoint was trained on, in pixels (default: %(default)s)"
     parser.add_argument("--crop", type=int, default=32, metavar="N", help=text)
-    text = "larger crop sizes to score (%(default)s)"
+    text = "larger crop sizes to score, in pixels (default: %(default)s)"
     parser.add_argument(
         "--at", type=int, nargs="+", default=[36, 40, 48, 64], metavar="N", help=text
     )

@@ -2,26 +2,27 @@
 
     python projects/real_video/make_words.py --videos s1 --alignments alignments/s1 --output words
 
-Input: the .mpg files of a speaker and the .align files of the same names, as downloaded (Cooke,
-Barker, Cunningham, Shao: "An audio-visual corpus for speech perception and automatic speech
+The input is the .mpg files of one speaker of the corpus and the .align files of the same names
+(Cooke, Barker, Cunningham, Shao: "An audio-visual corpus for speech perception and automatic speech
 recognition", JASA 2006; CC BY 4.0, zenodo record 3625687).
 
-Output:
+The output folder DIR contains:
 
-    DIR/clips          four clips of each sentence: its command, color, digit and adverb, in 20
-                       frames of 80×80 pixels around the mouth
-    DIR/*.csv          lists in the Kinetics format, split by sentence
-    DIR/classes.txt    the names of the classes
-    DIR/mouth.png      where the mouth was found
+    DIR/clips          four clips of each sentence, one for each of the words command, color, digit
+                       and adverb. A clip has 20 frames of 80×80 pixels around the mouth.
+    DIR/*.csv          lists of the training, validation and test clips, in the Kinetics format. All
+                       clips of a sentence are in the same list.
+    DIR/classes.txt    names of the classes
+    DIR/mouth.png      picture that shows where the mouth was found
 
-The mouth is found by what moves while words are spoken, and its position is printed. If it is
-wrong, remove DIR and give --mouth. To cut the whole face, give --side 224 --size 144 and a --mouth
-some 39 pixels above the mouth.
+The script searches for the mouth where the picture moves while words are spoken, and prints its
+position. If the position is wrong, remove DIR and give --mouth. To cut out the whole face, give
+--side 224 --size 144, and a --mouth about 39 pixels above the mouth.
 
-Videos are left out and reported if they cannot be read, or if their alignment is missing or
-invalid. To continue an interrupted run, repeat the command.
+If a video cannot be read, or its alignment is missing or invalid, the video is left out and
+reported. To continue an interrupted run, repeat the command.
 
-Exit status: 0 if all videos are used, 1 if some are left out, 2 for an error, 130 for Ctrl-C.
+Exit status: 0 if all videos are used, 1 if a video is left out, 2 for an error, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from slowfast_patches.utils import command_line
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,23 +47,30 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     text = "folder of the same speaker's .align files"
     add("--alignments", type=Path, required=True, metavar="DIR", help=text)
-    add("--output", type=Path, required=True, metavar="DIR", help="folder to fill")
-    text = "centre of the mouth, in pixels from the frame's upper left corner (found by motion)"
+    add("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
+    text = (
+        "centre of the mouth, in pixels from the upper left corner of the frame (default: found by "
+        "motion)"
+    )
     add("--mouth", type=float, nargs=2, metavar=("X", "Y"), help=text)
-    text = "side of the square around the mouth (112, for frames of 360×288)"
+    text = (
+        "side of the square around the mouth, in pixels of the video (default: 112 for frames of "
+        "360×288)"
+    )
     add("--side", type=int, metavar="PIXELS", help=text)
-    text = "side of the clips (%(default)s)"
+    text = "width and height of the clips (default: %(default)s)"
     add("--size", type=int, default=Square.size, metavar="PIXELS", help=text)
-    text = "share of the sentences for validation (%(default)s)"
+    text = "fraction of the sentences for validation (default: %(default)s)"
     add("--val-fraction", type=float, default=Split.val, metavar="F", help=text)
-    text = "share of the sentences for testing (%(default)s)"
+    text = "fraction of the sentences for testing (default: %(default)s)"
     add("--test-fraction", type=float, default=Split.test, metavar="F", help=text)
-    add("--seed", type=int, default=Split.seed, metavar="N", help="seed of the split (%(default)s)")
-    add("--workers", type=int, metavar="N", help="number of processes (one per core)")
+    text = "seed of the random split (default: %(default)s)"
+    add("--seed", type=int, default=Split.seed, metavar="N", help=text)
+    add("--workers", type=int, metavar="N", help="number of processes (default: one per core)")
     return parser.parse_args(argv)
 
 
-@command_line.tool(interrupted="interrupted; the same command continues")
+@command_line.tool(interrupted="interrupted. To continue, repeat the command")
 def main(argv: list[str] | None = None) -> int:
     """Make the data set and return the exit status."""
     args = parse_args(argv)

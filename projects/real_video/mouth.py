@@ -1,4 +1,4 @@
-"""Find a speaker's mouth by what moves while words are spoken, and cut a square around it."""
+"""Find the mouth of a speaker in videos by its motion, and cut out a square around the mouth."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.files import atomic_write
 
 _SIDE = 112 / 288
-"""Ratio of the square's side to the frame's height; the mouth fills about half of the square."""
+"""Default side of the square, as a fraction of the frame's height.
+
+The mouth fills about half of the square.
+"""
 _MIN_MOTION = 0.5
-"""Least change of the mouth's surroundings from frame to frame, in levels of grey."""
+"""Minimum mean change from frame to frame around a mouth, in grey levels from 0 to 255."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """Mean picture and motion of a video, in levels of grey from 0 to 255."""
+    """Mean picture and motion of a video.
+
+    Attributes:
+        picture: Mean of the frames, (H, W), in grey levels from 0 to 255.
+        motion: Motion at each pixel that is due to speaking, (H, W), in grey levels. This is the
+            mean absolute difference between consecutive frames while words are spoken, minus the
+            same mean for the silence before and after.
+    """
 
     picture: NDArray[np.float32]
-    """Mean of the frames, (H, W)."""
     motion: NDArray[np.float32]
-    """Mean difference of neighbouring frames, (H, W).
-
-    It is the difference while words are spoken, minus that in the silence before and after.
-    """
 
 
 def look_at(sentence: Sentence) -> Look:
@@ -42,7 +47,7 @@ def look_at(sentence: Sentence) -> Look:
     """
     frames = np.stack([frame.to_ndarray(format="gray") for frame in decode(sentence)])
     changes = np.abs(np.diff(frames.astype(np.int16), axis=0))
-    between = np.arange(1, len(frames))  # times of the changes, in frames from the video's start
+    between = np.arange(1, len(frames))  # time of each change, in frames from the video's start
     spoken = (sentence.words[0].start <= between) & (between <= sentence.words[-1].end)
     motion, still = (
         changes[part].mean(0, dtype=np.float32) if part.any() else np.float32(0)
@@ -53,10 +58,15 @@ def look_at(sentence: Sentence) -> Look:
 
 @dataclass(frozen=True)
 class Square:
-    """Square that is cut from frames of `width` × `height` pixels and resized to `size`.
+    """Square that is cut out of each frame around the mouth, and resized.
 
-    Its side is `side` and its centre is that of the mouth, (x, y). Near an edge of the frame it is
-    shifted to lie inside.
+    Attributes:
+        x: Horizontal position of the mouth's centre, in pixels of the frame.
+        y: Vertical position of the mouth's centre, in pixels of the frame.
+        side: Side of the square, in pixels of the frame.
+        width: Width of the frames, in pixels.
+        height: Height of the frames, in pixels.
+        size: Width and height to which the square is resized, in pixels.
     """
 
     x: float
@@ -69,28 +79,34 @@ class Square:
     def __post_init__(self) -> None:
         size = f"frames of {self.width}×{self.height} pixels"
         if not (0 <= self.x < self.width and 0 <= self.y < self.height):
-            raise ValueError(f"--mouth {self.x:g} {self.y:g} lies outside {size}")
+            raise ValueError(f"--mouth {self.x:g} {self.y:g} must lie inside the {size}")
         if not 16 <= self.side <= min(self.width, self.height):
-            raise ValueError(f"--side is {self.side}: give at least 16 that fit into {size}")
+            raise ValueError(
+                f"--side is {self.side}, but must be from 16 to {min(self.width, self.height)} for "
+                f"{size}"
+            )
         if self.size < 16 or self.size % 2:
-            raise ValueError(f"--size is {self.size}: give an even number of 16 or more")
+            raise ValueError(f"--size is {self.size}, but must be an even number of at least 16")
 
     @property
     def box(self) -> Box:
-        """The square in the frame, in pixels."""
+        """Position of the square in the frame, in pixels.
+
+        The mouth is in the centre, unless the square must be shifted to lie inside the frame.
+        """
         left = min(max(0.0, self.x - self.side / 2), self.width - self.side)
         top = min(max(0.0, self.y - self.side / 2), self.height - self.side)
         return Box(left, top, self.side, self.side)
 
     def cut(self, sentence: Sentence) -> NDArray[np.uint8]:
-        """Cut the square from each frame of a sentence's video.
+        """Cut the square out of each frame of a sentence's video, and resize it.
 
         Returns:
-            The pictures, (T, size, size, 3) RGB.
+            RGB pictures (T, size, size, 3) uint8.
 
         Raises:
-            UnreadableVideoError: as in `decode`, or the frames have another size than `width` ×
-                `height`.
+            UnreadableVideoError: as in `decode`, or the frames do not have `width` × `height`
+                pixels.
         """
         size = (self.width, self.height)
         pictures = list[NDArray[np.uint8]]()
@@ -113,12 +129,14 @@ def find_square(
 
     Args:
         look: mean picture and motion of the speaker's videos.
-        mouth: (x, y) of the mouth's centre. If None, it is found by its motion.
-        side: side of the square in the frame. If None, it is a fixed share of the frame's height.
-        size: side of the clips.
+        mouth: (x, y) of the mouth's centre, in pixels. None means to find the mouth by its motion.
+        side: side of the square, in pixels of the frame. None means 112 for a height of 288 pixels,
+            and in proportion for other heights.
+        size: width and height of the clips, in pixels.
 
     Raises:
-        ValueError: nothing moves, or the square does not lie inside the frame.
+        ValueError: no motion is found, the mouth lies outside the frame, or the square does not fit
+            into the frame.
     """
     height, width = look.motion.shape
     side = round(_SIDE * height / 2) * 2 if side is None else side
@@ -127,10 +145,12 @@ def find_square(
 
 
 def _find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:
-    """Return the point with the most motion around it, in the lower middle of the frame.
+    """Return the position (x, y) with the most motion in the lower middle of the frame.
+
+    Motion is averaged over the surroundings of a position.
 
     Raises:
-        ValueError: nothing moves there.
+        ValueError: there is no motion in the lower middle.
     """
     height, width = motion.shape
     top = height // 2
@@ -138,12 +158,15 @@ def _find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:
     smooth = cv2.GaussianBlur(motion, (0, 0), side / 8)[top:, left : width - left]
     _, most, _, (x, y) = cv2.minMaxLoc(smooth)
     if most < _MIN_MOTION:
-        raise ValueError("nothing moves in the lower middle of the frames: give --mouth X Y")
+        raise ValueError(
+            "no mouth was found, because nothing moves in the lower middle of the frames. Give "
+            "--mouth X Y"
+        )
     return float(left + x), float(top + y)
 
 
 def write_picture(path: Path, look: Look, square: Square) -> None:
-    """Write a picture of the mean frame, the motion (in red), the mouth and the square."""
+    """Draw the motion (in red), the mouth and the square over the mean frame, as a PNG file."""
     motion = 255 * np.clip(look.motion / max(look.motion.max(), 1e-6), 0, 1)
     red = np.maximum(look.picture, motion)
     image = np.stack([look.picture, look.picture, red], 2).astype(np.uint8)

@@ -1,11 +1,11 @@
-r"""Train the curves and tables of README.md with multigrid-compare.
+r"""Run the trainings for the curves and tables of README.md with multigrid-compare.
 
     python projects/real_video/study.py words digits --words data/words --seeds 0 1 2
     python projects/real_video/study.py all --words data/words --digits data/digits \
         --faces data/faces --demo data/demo
 
-Reports and runs go to runs/real_video/NAME. To continue an interrupted study, repeat the command.
-Finished runs are kept.
+Reports and runs are written to runs/real_video/NAME. To continue an interrupted study, repeat the
+command. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ CURVE = (0.0625, 0.125, 0.25, 0.5, 1.0)
 class Study:
     """Recipes to compare on one data set.
 
-    Args:
-        data: name of the data set.
-        recipes: the recipes, the baseline first.
-        lengths: multiples of each recipe's length to train.
-        most_seeds: train at most this many of the seeds given on the command line.
-        start: recipe, trained on the words, whose weights all runs start from.
+    Attributes:
+        data: Name of the data set.
+        recipes: Recipes to compare. The first one is the baseline.
+        lengths: Lengths to train, as multiples of each recipe's length.
+        most_seeds: Maximum number of seeds. Further seeds of the command line are ignored.
+        start: Recipe that is trained on the words data set first. All runs start from its weights.
+            None means random weights.
     """
 
     data: str
@@ -73,7 +74,13 @@ STUDIES = {
 
 
 def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
-    """Return the multigrid-compare command of a study, with `more` pairs of KEY and VALUE."""
+    """Return the multigrid-compare command line of a study.
+
+    Args:
+        name: name of the study.
+        args: parsed command line.
+        more: additional config keys and values, alternating.
+    """
     study = STUDIES[name]
     options: list[object] = [word for recipe in study.recipes for word in ("--cfg", recipe)]
     options += ["--lengths", *study.lengths, "--seeds", *args.seeds[: study.most_seeds]]
@@ -86,9 +93,9 @@ def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
 
 
 def start_command(recipe: Path, args: argparse.Namespace) -> list[str]:
-    """Return the multigrid-train command of start weights.
+    """Return the multigrid-train command line that trains the start weights.
 
-    If they are trained already, the command only tests them.
+    If the weights have already been trained, the command only tests them.
     """
     pairs = ["DATA.PATH_TO_DATA_DIR", args.words.resolve()]
     pairs += ["OUTPUT_DIR", args.output / recipe.stem, *args.overrides]
@@ -96,10 +103,10 @@ def start_command(recipe: Path, args: argparse.Namespace) -> list[str]:
 
 
 def run(name: str, args: argparse.Namespace) -> None:
-    """Train the start weights of a study, if any, and then the study.
+    """Run a study. If the study has a `start` recipe, train its weights first.
 
     Raises:
-        CalledProcessError: a command failed.
+        CalledProcessError: a training or the comparison failed.
     """
     more = list[object]()
     if recipe := STUDIES[name].start:
@@ -115,11 +122,11 @@ def main() -> int:
     parser.add_argument("names", nargs="+", choices=[*STUDIES, "all"], metavar="NAME")
     for data in ("words", "digits", "faces", "demo"):
         parser.add_argument(
-            f"--{data}", type=Path, metavar="DIR", help=f"folder of the {data} lists"
+            f"--{data}", type=Path, metavar="DIR", help=f"folder with the lists of the {data} data"
         )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED")
     parser.add_argument("--output", type=Path, default=Path("runs/real_video"), metavar="DIR")
-    text = "output of benchmarks/step_time.py, for the times in the curves"
+    text = "output of benchmarks/step_time.py, from which the times in the curves are computed"
     parser.add_argument("--step-times", type=Path, metavar="FILE", help=text)
     parser.add_argument("--set", dest="overrides", nargs="+", default=[], metavar="KEY VALUE")
     args = parser.parse_args()
@@ -128,7 +135,7 @@ def main() -> int:
         needed = [STUDIES[name].data, *(["words"] if STUDIES[name].start else [])]
         for data in needed:
             if getattr(args, data) is None:
-                parser.error(f"{name} needs --{data} DIR")
+                parser.error(f"the study {name} requires --{data} DIR")
     try:
         for name in names:
             run(name, args)

@@ -1,4 +1,4 @@
-"""Write lists of a subset of the words: by default the ten digits.
+"""Write lists with a subset of the words of make_words.py, by default the ten digits.
 
 python projects/real_video/subset.py --words data/words --output data/digits
 """
@@ -15,32 +15,32 @@ from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-"""The ten digits, each at the index of its label."""
+"""Names of the ten digits. The index of a name is its label."""
 
 
 def make_subset(
     words: Path, folder: Path, classes: Sequence[str] = DIGITS, most: int | None = None
 ) -> None:
-    """Write lists of the clips of some classes, and the classes' names, to a folder.
+    """Write the lists of the clips of some classes, and classes.txt, to a folder.
 
     Args:
         words: output folder of make_words.py.
         folder: folder to write to. It is created if it does not exist.
-        classes: names of the classes, each at the index of its new label.
-        most: number of training clips per class, from the start of the list. None means all.
+        classes: names of the classes. The index of a name is its new label.
+        most: maximum number of training clips per class. The first clips in the list are used. None
+            means all clips.
 
     Raises:
-        ValueError: `words` has no lists or no class names, a class has no training clip, or
-            `folder` contains other lists.
+        ValueError: `words` has no lists or no classes.txt, a class has no training clip, or
+            `folder` already contains different lists.
     """
     names = named_classes(words)
     if names is None:
         raise ValueError(
-            f"{words} has no classes.txt, which lists the words. Give --words the output folder of "
-            "make_words.py"
+            f"--words {words} contains no classes.txt. Give the output folder of make_words.py"
         )
     files = {"classes.txt": "".join(f"{name}\n" for name in classes)}
     for split in ("train", "val", "test"):
@@ -48,7 +48,9 @@ def make_subset(
         clips = [(v.path, names[v.label]) for v in read_csv(path, num_classes=len(names))]
         missing = [word for word in classes if word not in {word for _, word in clips}]
         if missing and split == "train":
-            raise ValueError(f"{path} has no clip of {first_few(missing)}: give other --classes")
+            raise ValueError(
+                f"{path} has no clip of {shorten_list(missing)}. Give other words as --classes"
+            )
         kept = [pair for word in classes for pair in _first(clips, word, most, split)]
         lines = (f"{os.path.abspath(p)} {classes.index(w)}\n" for p, w in sorted(kept))
         files[path.name] = "".join(lines)
@@ -58,7 +60,7 @@ def make_subset(
         if not path.exists():
             write_text(path, text)
         elif path.read_text(encoding="utf-8") != text:
-            raise ValueError(f"{path} exists with other content: choose another --output")
+            raise ValueError(f"{path} already exists with other content. Choose another --output")
 
 
 def _first(
@@ -77,9 +79,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--words", type=Path, required=True, metavar="DIR", help=text)
     text = "folder to write to"
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=text)
-    text = "words to keep (the digits)"
+    text = "words to keep (default: the ten digits)"
     parser.add_argument("--classes", nargs="+", default=DIGITS, metavar="WORD", help=text)
-    text = "training clips per class (all)"
+    text = "maximum number of training clips per class (default: all)"
     parser.add_argument("--most", type=int, metavar="N", help=text)
     args = parser.parse_args(argv)
     make_subset(args.words, args.output, args.classes, args.most)

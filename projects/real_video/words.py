@@ -1,11 +1,12 @@
 """Make a data set of clips of a mouth saying one of 22 words, from a speaker of the GRID corpus.
 
-1. Find the mouth: in some of the videos, locate what moves while words are spoken.
-2. Cut four words of each sentence: 20 frames around a word's middle, a square around the mouth.
-3. Write the lists, split by sentence.
+1. Find the mouth in some of the videos by its motion while words are spoken.
+2. Write a clip of each of four words of each sentence: 20 frames around the middle of the word,
+   cropped to a square around the mouth.
+3. Write the lists of training, validation and test clips. All clips of a sentence are in the same
+   list.
 
-A clip depends only on its video, its alignment and the position of the mouth. It depends neither on
-interruptions nor on the number of processes.
+Interruptions and the number of processes do not change the clips.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
-from slowfast_patches.utils.tables import first_few, format_table
+from slowfast_patches.utils.tables import format_table, shorten_list
 
 PLACES = ("adverb", "color", "command", "digit")
 CLASSES = tuple(sorted(word for place in PLACES for word in VOCABULARY[place]))
 FRAMES = 20
-"""Frames of a clip, 0.8 s."""
+"""Number of frames of a clip. 20 frames are 0.8 s."""
 MANIFEST = "words.json"
 PICTURE = "mouth.png"
 ENCODER = {"preset": "fast", "crf": "18", "x264-params": "threads=1"}
@@ -54,7 +55,13 @@ _MAX_REASONS = 10
 
 @dataclass(frozen=True)
 class Split:
-    """Shares of the sentences for validation and testing; the others are for training."""
+    """Random split of the sentences into training, validation and test sets.
+
+    Attributes:
+        val: Fraction of the sentences for validation.
+        test: Fraction of the sentences for testing. The remaining sentences are for training.
+        seed: Seed of the split.
+    """
 
     val: float = 0.05
     test: float = 0.2
@@ -63,12 +70,14 @@ class Split:
     def __post_init__(self) -> None:
         for name in ("val", "test"):
             if not 0 < (part := getattr(self, name)) < 1:
-                raise ValueError(f"--{name}-fraction is {part:g}: give a number between 0 and 1")
+                raise ValueError(f"--{name}-fraction is {part:g}, but must be between 0 and 1")
         if self.val + self.test >= 1:
-            raise ValueError("--val-fraction and --test-fraction leave nothing to train on")
+            raise ValueError("--val-fraction plus --test-fraction must be less than 1")
 
     def of(self, sentences: Sequence[Sentence]) -> dict[str, list[Sentence]]:
-        """Divide sentences into train, val and test, with at least one in each.
+        """Return the sentences of each split, with keys "train", "val" and "test".
+
+        Each split has at least one sentence.
 
         Raises:
             ValueError: there are too few sentences.
@@ -77,8 +86,8 @@ class Split:
         val, test = (max(1, round(part * len(drawn))) for part in (self.val, self.test))
         if val + test >= len(drawn):
             raise ValueError(
-                f"only {len(drawn)} sentences can be used, too few to split in three. Give more "
-                "videos"
+                f"only {len(drawn)} sentences can be used, which is too few for a training, a "
+                "validation and a test set. Give more videos"
             )
         parts = {"train": drawn[val + test :], "val": drawn[:val], "test": drawn[val : val + test]}
         return {name: sorted(part, key=lambda s: s.name) for name, part in parts.items()}
@@ -89,14 +98,20 @@ class Split:
 
 @dataclass(frozen=True)
 class SpeakerReport:
-    """Result of `make_words`."""
+    """Result of `make_words`.
+
+    Attributes:
+        folder: Folder of the data set.
+        square: Square that was cut out of the frames.
+        counts: Maps the name of each split to a dict from class name to number of clips.
+        new: Number of sentences whose clips were written by this run.
+        left_out: Videos that were left out.
+    """
 
     folder: Path
     square: Square
     counts: dict[str, dict[str, int]]
-    """Number of clips of each class, by split."""
     new: int
-    """Number of sentences cut by this run."""
     left_out: LeftOut
 
 
@@ -111,30 +126,31 @@ def make_words(
     split: Split | None = None,
     workers: int | None = None,
 ) -> SpeakerReport:
-    """Make or complete the data set of a speaker.
+    """Make the data set of a speaker, or complete it if a previous run was interrupted.
 
-    Existing clips are kept, so that an interrupted run continues. The lists are written last.
+    Existing clips are kept. The lists are written last.
 
     Args:
         videos: folder of the speaker's .mpg files.
         alignments: folder of the speaker's .align files.
         output: folder to write to.
-        mouth: centre (x, y) of the mouth, in pixels of the frame. If None, it is found by motion.
-        side: side of the square around the mouth, in pixels of the frame. If None, it is a fixed
-            share of the frame's height.
-        size: side of the clips, in pixels.
-        split: shares of the sentences for validation and testing.
+        mouth: centre (x, y) of the mouth, in pixels of the frame. None means to find the mouth by
+            its motion.
+        side: side of the square around the mouth, in pixels of the frame. None means 112 for a
+            frame height of 288 pixels, and in proportion for other heights.
+        size: width and height of the clips, in pixels.
+        split: split of the sentences. None means the default `Split()`.
         workers: number of processes. None means one per core.
 
     Raises:
-        ValueError: there are no usable videos, the mouth is not found, the square does not fit, or
-            `output` contains another data set.
-        OSError: `output` cannot be written.
+        ValueError: there are no usable videos, the mouth is not found, the square does not fit into
+            the frame, or `output` contains another data set.
+        OSError: a file in `output` cannot be written.
     """
     workers = available_cores() if workers is None else workers
     split = split or Split()
     if workers < 1:
-        raise ValueError(f"--workers is {workers}: give 1 or more")
+        raise ValueError(f"--workers is {workers}, but must be at least 1")
     sources = {"videos": os.path.abspath(videos), "alignments": os.path.abspath(alignments)}
     sentences, left_out = find_sentences(videos, alignments)
     others = workers if workers > 1 else 0
@@ -154,26 +170,30 @@ def make_words(
 
 
 def format_report(report: SpeakerReport) -> str:
-    """Format a report: numbers of clips, the mouth, videos left out, and keys for training."""
+    """Format a report as text.
+
+    The text contains the number of clips per class, the position of the mouth, the videos that were
+    left out, and the config keys to train on the data set.
+    """
     rows = [[name, *(str(part[name]) for part in report.counts.values())] for name in CLASSES]
     rows.append(["all", *(f"{sum(part.values()):,}" for part in report.counts.values())])
     square = report.square
     clips = sum(sum(part.values()) for part in report.counts.values())
     parts = [
         format_table(["clips", *report.counts], rows),
-        f"mouth: {square.x:g} {square.y:g}, side {square.side}, in frames of "
-        f"{square.width}×{square.height} pixels; see {report.folder / PICTURE}",
-        f"{report.folder}: {clips:,} clips of {clips // len(PLACES):,} sentences, "
-        f"{report.new:,} of them cut now",
+        f"The mouth is at {square.x:g} {square.y:g} in frames of {square.width}×{square.height} "
+        f"pixels. The side of the square is {square.side} pixels. See {report.folder / PICTURE}.",
+        f"{report.folder} has {clips:,} clips of {clips // len(PLACES):,} sentences. This run "
+        f"wrote the clips of {report.new:,} sentences.",
     ]
     if bad := report.left_out:
         lines = [f"{len(bad)} videos are left out:"]
         lines += [f"  {path}: {reason}" for path, reason in bad[:_MAX_REASONS]]
         if more := bad[_MAX_REASONS:]:
-            lines.append(f"  and {first_few([Path(path).name for path, _ in more])}")
+            lines.append(f"  and {shorten_list([Path(path).name for path, _ in more])}")
         parts.append("\n".join(lines))
     keys = f"DATA.PATH_TO_DATA_DIR {report.folder} MODEL.NUM_CLASSES {len(CLASSES)}"
-    return "\n\n".join([*parts, f"To train on it, give: {keys}"])
+    return "\n\n".join([*parts, f"To train on these clips, use the config keys {keys}"])
 
 
 def _earlier_square(
@@ -186,15 +206,15 @@ def _earlier_square(
     """Return the square of the data set in `output`, or None if there is no data set.
 
     Raises:
-        ValueError: `output` was made with other arguments, or by something else.
+        ValueError: the data set in `output` was made with other arguments or by another program.
     """
     manifest = output / MANIFEST
     if not manifest.exists():
         for name in ("clips", "train.csv", "val.csv", "test.csv"):
             if (output / name).exists():
                 raise ValueError(
-                    f"{output} contains {name}, which this program has not made: give another "
-                    "--output"
+                    f"--output {output} contains {name}, which was not made by this program. "
+                    "Choose another folder"
                 )
         return None
     found: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
@@ -203,15 +223,19 @@ def _earlier_square(
     other = [key for key, value in now.items() if value not in (None, found.get(key))]
     if other:
         what = ", ".join(f"{key} {found.get(key)} (now {now[key]})" for key in other)
-        raise ValueError(f"{output} was made with {what}: give that, or another --output")
+        raise ValueError(
+            f"--output {output} was made with {what}. Use the same values, or choose another folder"
+        )
     return Square(**{key: value for key, value in found.items() if key not in sources})
 
 
 def _look(sentences: Sequence[Sentence], workers: int) -> Look:
-    """Average picture and motion over some videos, those with frames of the first one's size.
+    """Return the average of `look_at` over at most 50 videos.
+
+    Videos whose frames have another size than those of the first video are left out.
 
     Raises:
-        ValueError: none of the videos can be read.
+        ValueError: none of these videos can be read.
     """
     chosen = sentences[:: -(-len(sentences) // _NUM_LOOKS)]
     looks = dict[str, Look]()
@@ -224,12 +248,13 @@ def _look(sentences: Sequence[Sentence], workers: int) -> Look:
             if isinstance(look, Look):
                 looks[sentence.name] = look
             else:
-                why = "kills the process that reads it" if isinstance(look, WorkerCrashed) else look
+                why = "crashes the decoder" if isinstance(look, WorkerCrashed) else look
                 reasons.append(f"{sentence.video}: {why}")
             bar.update()
     if not looks:
         raise ValueError(
-            f"none of {len(chosen)} videos tried can be used. The first is {reasons[0]}"
+            f"none of the {len(chosen)} videos used to find the mouth can be read. The first "
+            f"one is {reasons[0]}"
         )
     first, *more = (looks[name] for name in sorted(looks))
     alike = [first, *(look for look in more if look.motion.shape == first.motion.shape)]
@@ -247,10 +272,11 @@ def _try_look(sentence: Sentence) -> Look | str:
 def _cut_all(
     sentences: Sequence[Sentence], output: Path, square: Square, workers: int
 ) -> tuple[int, LeftOut]:
-    """Cut the sentences that are not cut yet.
+    """Write the clips of each sentence that lacks clips in the output folder.
 
     Returns:
-        The number of sentences cut, and the videos that could not be read.
+        (number of sentences, videos). The number counts sentences whose clips were written. The
+        videos are those that could not be read.
     """
     (output / "clips").mkdir(exist_ok=True)
     wanted = [s for s in sentences if not all((output / _clip(s, p)).exists() for p in PLACES)]
@@ -262,21 +288,17 @@ def _cut_all(
     ):
         for sentence, failed in results:
             if failed is not None:
-                why = (
-                    "kills the process that reads it"
-                    if isinstance(failed, WorkerCrashed)
-                    else failed
-                )
+                why = "crashes the decoder" if isinstance(failed, WorkerCrashed) else failed
                 unreadable.append((str(sentence.video), why))
             bar.update()
     return len(wanted) - len(unreadable), sorted(unreadable)
 
 
 def _cut_words(output: Path, square: Square, sentence: Sentence) -> str | None:
-    """Write the clips of a sentence; runs in a worker process.
+    """Write the clips of a sentence. This is called in worker processes.
 
     Returns:
-        The reason if the video cannot be read, else None.
+        None, or the reason why the video cannot be read.
 
     Raises:
         OSError: a clip cannot be written.
@@ -292,7 +314,7 @@ def _cut_words(output: Path, square: Square, sentence: Sentence) -> str | None:
         shown = np.clip(np.arange(first, first + FRAMES), 0, len(pictures) - 1)
         try:
             write_clip(path, pictures[shown], FPS, ENCODER)
-        except OSError as error:  # PyAV's exceptions cannot be pickled
+        except OSError as error:  # PyAV exceptions cannot be pickled, so re-raise as OSError.
             raise OSError(error.errno, error.strerror, str(path)) from None
     return None
 
@@ -302,7 +324,7 @@ def _clip(sentence: Sentence, place: str) -> str:
 
 
 def _write_list(output: Path, name: str, sentences: Sequence[Sentence]) -> dict[str, int]:
-    """Write the list of a split and return the number of its clips of each class."""
+    """Write the list of the split `name`, and return the number of clips of each class."""
     counts = dict.fromkeys(CLASSES, 0)
     lines = list[str]()
     for sentence in sentences:

@@ -1,4 +1,4 @@
-"""Recipes: keys, loading, checks, and the schedule that they describe."""
+"""Recipes: their keys, loading, checks, and conversion to schedules."""
 
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.load import load_recipe, parse_recipe

@@ -1,6 +1,6 @@
-"""Checks across the keys of a recipe, made before anything starts.
+"""Checks of combinations of keys, made before a run starts.
 
-`load_recipe` checks single keys. plan/flops.py tries every shape on the model.
+`load_recipe` checks each key on its own. plan/flops.py checks that the model accepts every shape.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from slowfast_patches.config.tasks import TASKS
 logger = logging.getLogger(__name__)
 
 _STRIDE = 32
-"""Stride of the last feature map in pixels."""
+"""Stride of the last feature map of a ResNet in pixels."""
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Check that a recipe can train and test, and warn about keys without effect.
+    """Check that a model can be trained and tested with a recipe. Warn about keys without effect.
 
     Raises:
-        ValueError: It cannot. The message says what to change.
+        ValueError: The keys contradict each other. The message says which key to change.
     """
     _check_task(recipe)
     _check_class_weights(recipe)
@@ -36,7 +36,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _check_task(recipe: Recipe) -> None:
-    """Check the keys that follow from the task, and those that it requires."""
+    """Check the keys whose values the task determines or restricts."""
     task = TASKS[recipe.task]
     switch, on = task.switch
     for key, fitting in task.derived.items():
@@ -48,7 +48,7 @@ def _check_task(recipe: Recipe) -> None:
     for key, (valid, reason) in task.required.items():
         if recipe[key] not in valid:
             raise ValueError(
-                f"{key} {recipe[key]} is not possible with {switch} {on}: {reason}. Set it to "
+                f"{key} {recipe[key]} is not possible with {switch} {on}: {reason}. Set {key} "
                 f"{plain(valid[0])}."
             )
     if task.pools_boxes:
@@ -66,19 +66,19 @@ def _check_class_weights(recipe: Recipe) -> None:
 
 
 def _check_feature_map(recipe: Recipe) -> None:
-    """Check that the last feature map is one that boxes can be pooled from."""
+    """Check that boxes can be pooled from the last feature map of the model."""
     if not recipe.model.family.is_resnet:
         raise ValueError(
-            f"MODEL.ARCH {recipe.model.arch} is not possible with DETECTION.ENABLE True: it has no "
-            "feature map for the boxes. Use a convolutional model of PySlowFast."
+            f"MODEL.ARCH {recipe.model.arch} is not possible with DETECTION.ENABLE True: the model "
+            "has no feature map to pool boxes from. Use a convolutional model of PySlowFast."
         )
     scale = 4 * math.prod(stage[0] for stage in recipe.resnet.spatial_strides)
     if (given := recipe.detection.spatial_scale_factor) != scale:
         raise ValueError(
             f"DETECTION.SPATIAL_SCALE_FACTOR {given} does not match "
             f"RESNET.SPATIAL_STRIDES {plain(recipe.resnet.spatial_strides)}, which give the last "
-            f"feature map a stride of {scale} pixels. Set it to {scale}, or change the strides "
-            "(for AVA, the last stage has stride 1 and SPATIAL_DILATIONS 2)."
+            f"feature map a stride of {scale} pixels. Set DETECTION.SPATIAL_SCALE_FACTOR {scale}, "
+            "or change the strides. Models for AVA have stride 1 and dilation 2 in the last stage."
         )
 
 
@@ -94,37 +94,39 @@ def _check_solver(recipe: Recipe) -> None:
 
 
 def _check_steps(steps: list[float], rates: Sequence[float], max_epoch: float) -> None:
-    """Check the start epochs of the learning-rate stages, and that each stage has a rate."""
+    """Check the epochs at which the learning-rate stages start, and the number of rates."""
     if steps and steps[0] != 0:
         raise ValueError(
-            f"SOLVER.STEPS {steps} must start with 0, the epoch of the first rate. Set "
-            f"{[0, *steps]}."
+            f"SOLVER.STEPS {steps} must start with 0, where the first learning-rate stage starts. "
+            f"Set {[0, *steps]}."
         )
     if any(later <= step for step, later in pairwise([*steps, max_epoch])):
         raise ValueError(
             f"SOLVER.STEPS {steps} must ascend and end before SOLVER.MAX_EPOCH {max_epoch:g}. "
-            "Change the steps or raise MAX_EPOCH. To shorten a whole recipe, keep MAX_EPOCH and "
+            "Change the steps or raise SOLVER.MAX_EPOCH. To shorten a whole recipe, keep both and "
             "set SOLVER.LENGTH, for example to 0.25."
         )
     if rates and len(rates) != max(1, len(steps)):
         raise ValueError(
-            f"SOLVER.LRS has {len(rates)} rates for the {max(1, len(steps))} stages of "
-            f"SOLVER.STEPS {steps}. Set one rate for each stage, or [] for powers of SOLVER.GAMMA."
+            f"SOLVER.LRS has {len(rates)} learning rates, but SOLVER.STEPS {steps} has "
+            f"{max(1, len(steps))} stage(s). Set one learning rate for each stage, or [] for "
+            "powers of SOLVER.GAMMA."
         )
 
 
 def _warn(recipe: Recipe) -> None:
-    """Warn about likely mistakes, and about keys without effect unless they have their defaults."""
+    """Warn about likely mistakes, and about keys that are set although they have no effect."""
     for key, reason in _without_effect(recipe):
         default = plain(default_recipe()[key])
         value = plain(recipe[key])
         if value != default:
-            logger.warning(f"{key} {value} has no effect {reason}. Leave it out, or set {default}.")
+            logger.warning(f"{key} {value} has no effect {reason}. Remove it, or set {default}.")
     batch = recipe.base_shape.batch
     if recipe.bn_size > batch:
         logger.warning(
             f"{recipe.bn_key} {recipe.bn_size} is more than the global batch of {batch} clips, so "
-            f"BN statistics are over {batch}. Use more GPUs or a larger TRAIN.BATCH_SIZE."
+            f"BN statistics are computed over {batch} clips. Use more GPUs or a larger "
+            "TRAIN.BATCH_SIZE."
         )
     solver = recipe.solver
     multigrid = recipe.multigrid
@@ -132,14 +134,14 @@ def _warn(recipe: Recipe) -> None:
     grows = multigrid.long_cycle and multigrid.batch_exponent > 0
     if adaptive and grows and solver.batch_rate_rule == "linear":
         logger.warning(
-            f"SOLVER.OPTIMIZING_METHOD {solver.optimizing_method} with SOLVER.BATCH_RATE_RULE "
-            "linear: the long cycle scales the learning rate by the rule for SGD. For adaptive "
-            "methods, set SOLVER.BATCH_RATE_RULE sqrt (Malladi et al., 2022)."
+            f"SOLVER.BATCH_RATE_RULE linear is meant for sgd, but SOLVER.OPTIMIZING_METHOD is "
+            f"{solver.optimizing_method}, and the long cycle scales the learning rate by this "
+            "rule. Set SOLVER.BATCH_RATE_RULE sqrt (Malladi et al., 2022)."
         )
 
 
 def _without_effect(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield every key that has no effect in a recipe, whatever its value, with the reason."""
+    """Yield (key, reason) for each key that other keys of the recipe make ineffective."""
     for name, key in KEYS.items():
         for condition in filter(None, key.needs.split(" and ")):
             needed, *values = condition.split()
@@ -170,50 +172,56 @@ def _check_model(recipe: Recipe) -> None:
     arch = recipe.model.arch
     for key in () if not family.is_resnet else (*PER_PATHWAY, "DATA.INPUT_CHANNEL_NUM"):
         stages = [recipe[key]] if key.startswith("DATA.") else recipe[key]
-        # The default of NONLOCAL.POOL has two pathways. A model with one ignores the second.
+        # NONLOCAL.POOL has entries for two pathways by default. Single-pathway models ignore the
+        # second entry.
         most = 2 if key == "NONLOCAL.POOL" else family.pathways
         if not all(family.pathways <= len(stage) <= most for stage in stages):
             raise ValueError(
-                f"{key} {plain(recipe[key])} does not match MODEL.ARCH {arch}, whose stages have "
-                f"{family.pathways} value(s), one for each pathway. Leave it out."
+                f"{key} {plain(recipe[key])} does not match MODEL.ARCH {arch}, which needs "
+                f"{family.pathways} value(s) for each stage, one for each pathway. Remove {key} to "
+                "use the default."
             )
     if recipe.train.compile and family.is_transformer:
         raise ValueError(
-            f"TRAIN.COMPILE True is not possible with MODEL.ARCH {arch}: some of these models do "
-            "not compile to a single graph. Set TRAIN.COMPILE False."
+            f"TRAIN.COMPILE True is not possible with MODEL.ARCH {arch}: some models of the "
+            "package transformers do not compile to a single graph. Set TRAIN.COMPILE False."
         )
     if recipe.train.compile and recipe.model.act_checkpoint:
         raise ValueError(
-            "TRAIN.COMPILE True is not possible with MODEL.ACT_CHECKPOINT True: a compiled model "
-            "decides by itself which activations to store. Set one of them to False."
+            "TRAIN.COMPILE True is not possible with MODEL.ACT_CHECKPOINT True: torch.compile "
+            "decides which activations to store. Set one of the two keys to False."
         )
 
 
 def _check_crops(recipe: Recipe) -> None:
-    """Check crops. The head pools over a window of CROP_SIZE // 32 features at test time."""
+    """Check the crop sizes and the range of the short side.
+
+    In evaluation, the head pools over windows of CROP_SIZE // 32 features in height and width.
+    """
     data = recipe.data
     train = data.train_crop_size
     if data.crop_size != train:
         raise ValueError(
-            f"DATA.CROP_SIZE {data.crop_size} does not match DATA.TRAIN_CROP_SIZE {train}. Leave "
-            "CROP_SIZE out; it follows from TRAIN_CROP_SIZE."
+            f"DATA.CROP_SIZE {data.crop_size} does not match DATA.TRAIN_CROP_SIZE {train}. Remove "
+            "DATA.CROP_SIZE: its value follows from DATA.TRAIN_CROP_SIZE."
         )
     window = train // _STRIDE if recipe.model.family.is_resnet else 0
     if data.test_crop_size // _STRIDE < window:
         raise ValueError(
-            f"DATA.TEST_CROP_SIZE {data.test_crop_size} is too small: the head pools over the "
-            f"features of a training crop of {train}. Set it to {window * _STRIDE} or more."
+            f"DATA.TEST_CROP_SIZE {data.test_crop_size} is too small: the head pools over a window "
+            f"as large as the feature map of a training crop ({train} pixels). Set "
+            f"DATA.TEST_CROP_SIZE to {window * _STRIDE} or more."
         )
     jitter = list(data.train_jitter_scales)
     if len(jitter) != 2 or not train <= jitter[0] <= jitter[1]:
         raise ValueError(
             f"DATA.TRAIN_JITTER_SCALES {jitter} must be [min, max] of the short side in pixels, "
-            f"with min at least DATA.TRAIN_CROP_SIZE {train}"
+            f"with min at least DATA.TRAIN_CROP_SIZE {train}."
         )
 
 
 def _check_batch(recipe: Recipe) -> None:
-    """Check that the clips divide over the processes, and that they can be mixed."""
+    """Check that the batch can be split over the processes, and check AUG and MIXUP."""
     world_size = recipe.world_size
     clips = recipe.train.batch_size
     machines = recipe.num_shards
@@ -222,8 +230,8 @@ def _check_batch(recipe: Recipe) -> None:
         enough = next(n for n in range(clips, clips + world_size) if n * machines % world_size == 0)
         raise ValueError(
             f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines}) "
-            f"does not divide over {world_size} processes. Set TRAIN.BATCH_SIZE {enough}, or use a "
-            f"number of processes that divides {batch}."
+            f"does not divide evenly over {world_size} processes. Set TRAIN.BATCH_SIZE {enough}, "
+            f"or use a number of processes that divides {batch}."
         )
     aug = recipe.aug
     if aug.enable and not (aug.aa_type or aug.color_jitter or aug.re_prob or aug.custom):
@@ -241,7 +249,7 @@ def _check_batch(recipe: Recipe) -> None:
     if mixup.enable and batch < 2 * world_size * micro_batches:
         raise ValueError(
             f"MIXUP.ENABLE True needs two clips in each micro-batch, but a global batch of {batch} "
-            f"clips is split over {world_size} process(es) and {micro_batches} "
-            "SOLVER.ACCUMULATION_STEPS. Set it to False, use a larger TRAIN.BATCH_SIZE, or use "
+            f"clips is split over {world_size} process(es) and SOLVER.ACCUMULATION_STEPS "
+            f"{micro_batches}. Set MIXUP.ENABLE False, use a larger TRAIN.BATCH_SIZE, or use "
             "fewer processes."
         )

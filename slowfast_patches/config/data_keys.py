@@ -1,4 +1,4 @@
-"""Keys of the method and of clips: MULTIGRID, DATA, AVA, MIXUP, AUG and DATA_LOADER."""
+"""Keys of multigrid training and of the data: MULTIGRID, DATA, AVA, MIXUP, AUG, DATA_LOADER."""
 
 from __future__ import annotations
 
@@ -31,66 +31,77 @@ _AUGMENTS = "AUG.ENABLE True"
 @dataclass(frozen=True)
 class Multigrid:
     epoch_factor: float = key(
-        1.5, "Epochs relative to the baseline's (paper: 1.5).", above_zero_to(100)
+        1.5,
+        "Number of epochs divided by the baseline's number of epochs (paper: 1.5).",
+        above_zero_to(100),
     )
-    short_cycle: bool = key(False, "Change the crop at each iteration.")
+    short_cycle: bool = key(False, "Change the crop size at each iteration.")
     short_cycle_factors: tuple[float, ...] = key(
         (0.5, 0.5**0.5),
-        "Crops of the short cycle, as factors of DATA.TRAIN_CROP_SIZE.",
+        "Crop sizes of the short cycle, as factors of DATA.TRAIN_CROP_SIZE.",
         FACTORS,
     )
-    long_cycle: bool = key(False, "Change the number of frames and the crop at each phase.")
+    long_cycle: bool = key(False, "Change the number of frames and the crop size at each phase.")
     long_cycle_factors: tuple[tuple[float, float], ...] = key(
         ((0.25, 0.5**0.5), (0.5, 0.5**0.5), (0.5, 1.0), (1.0, 1.0)),
-        "Shapes of the long cycle, as factors [frames, crop].",
+        "Shapes of the long cycle, as factors [frames, crop] of DATA.NUM_FRAMES and "
+        "DATA.TRAIN_CROP_SIZE.",
         LONG_CYCLE,
     )
     bn_base_size: int = key(
         8,
-        "Number of clips that share batch normalisation statistics at the crop of the long cycle.",
+        "Number of clips that share batch normalisation statistics at the crop size of the long "
+        "cycle.",
         AT_LEAST_ONE,
     )
-    eval_freq: int = key(3, "Evaluations per shape of the long cycle.", from_to(1, 1000))
+    eval_freq: int = key(
+        3, "Number of evaluations in each phase of the long cycle.", from_to(1, 1000)
+    )
     size_divisor: int = key(
         1,
-        "Round the crops of coarse shapes to a multiple of this. 1 gives the crops of the paper, "
-        "such as 158 for 224. 16 gives crops that GPUs compute faster, such as 160.",
+        "Round crop sizes below the baseline's to a multiple of this value. 1 gives the crop sizes "
+        "of the paper, such as 158 for 224. With 16, a crop size is 160 instead of 158, which GPUs "
+        "compute faster.",
         AT_LEAST_ONE,
     )
     batch_exponent: float = key(
         1.0,
-        "Growth of the batch size: a coarse shape of t frames and crop h has B · (T/t · (H/h)²)^x "
-        "clips, where x is this value. The learning rate follows the number of clips. 1 is "
-        "Equation 1 of the paper. 0 always takes B clips, as progressive resizing does "
-        "(EfficientNetV2, Tan and Le, 2021, section 4).",
+        "Exponent x of the batch size. If the baseline has B clips of T frames and crop size H, a "
+        "shape of t frames and crop size h has B · (T/t · (H/h)²)^x clips. The learning rate is "
+        "scaled with the number of clips. 1 is Equation 1 of the paper. With 0, the batch size is "
+        "constant, as in progressive resizing (EfficientNetV2, Tan and Le, 2021, section 4).",
         PART,
         needs=CYCLE,
     )
     equal_time: bool = key(
         False,
-        "Give the shapes of a long cycle equal times, estimated from their pixels. The paper gives "
-        "them equal numbers of iterations. The two are the same with BATCH_EXPONENT 1.",
+        "Train for about the same time on each shape of a long cycle, estimated from the number of "
+        "pixels. False trains for the same number of iterations on each shape, as the paper does. "
+        "With BATCH_EXPONENT 1, True and False give the same schedule.",
         needs="MULTIGRID.LONG_CYCLE True",
     )
     keep_field_of_view: bool = key(
         False,
-        "Draw the short sides of coarse shapes from [min · h/H, max · h/H] of "
-        "DATA.TRAIN_JITTER_SCALES, so that a crop shows as much of the frame as the baseline's. "
-        "False draws from [min · h/H, max], as the paper does (section 4).",
+        "If the crop size h is below the baseline's crop size H, draw the short side of a video "
+        "from [min · h/H, max · h/H], where [min, max] is DATA.TRAIN_JITTER_SCALES. A crop then "
+        "shows as much of the frame as in the baseline. False draws the short side from "
+        "[min · h/H, max], as the paper does (section 4).",
         needs=CYCLE,
     )
     warmup_in_epochs: bool = key(
         False,
-        "End the warm-up after SOLVER.WARMUP_EPOCHS passes over the data, as later releases of "
-        "PySlowFast do, or at the point where False ends it, whichever comes first. False scales "
-        "the warm-up like all other lengths. The paper does not say which it uses.",
+        "True ends the warm-up after SOLVER.WARMUP_EPOCHS epochs, as in later releases of "
+        "PySlowFast. False gives the warm-up the same fraction of all iterations as in the "
+        "baseline. If the warm-up would be longer with True than with False, it ends as with "
+        "False. The paper does not say which rule it uses.",
         needs=CYCLE,
     )
     fine_tuning: bool = key(
         True,
-        "Use the last learning-rate stage as the fine-tuning phase. With False, the last stage has "
-        "the cycles and a rate of its own, like the other stages. This is our reading of section "
-        "4.2 of the paper, where it costs 0.4 points.",
+        "Use the last learning-rate stage for fine-tuning at the baseline's shape. With False, the "
+        "last stage has a long cycle and its own learning rate, like the other stages. False is "
+        "our reading of an ablation in section 4.2 of the paper, in which the accuracy is 0.4 "
+        "points lower.",
         needs=CYCLE,
     )
 
@@ -98,40 +109,40 @@ class Multigrid:
 @dataclass(frozen=True)
 class Data:
     path_to_data_dir: str = key(
-        "", "Folder of the lists of videos, such as train.csv.", may_differ=True
+        "", "Folder with the lists of videos, such as train.csv.", may_differ=True
     )
     path_prefix: str = key(
         "", "Folder that is prepended to the paths in the lists.", may_differ=True
     )
     path_label_separator: str = key(
         " ",
-        "Separator of path and label in a line of a csv file. The two characters `\\t` stand for "
-        "a tab.",
+        "Separator between path and label in a line of a csv file. Write `\\t` for a tab.",
     )
     num_frames: int = key(8, "Number of frames in a clip.", SIZE)
     sampling_rate: int = key(
         8,
-        "Temporal stride: frames of the video from one frame of the clip to the next.",
+        "Temporal stride: number of video frames from one frame of a clip to the next.",
         AT_LEAST_ONE,
     )
     clip_sampling: str = key(
         "auto",
         "How the frames of a clip are chosen. stride takes frames that are SAMPLING_RATE apart. "
         "segments divides the video into NUM_FRAMES equal segments and takes one frame from each "
-        "(TSN, Wang et al., 2016). auto is segments for ssv2 and stride otherwise. The paper uses "
-        "strides for ssv2, too (section 6).",
+        "(TSN, Wang et al., 2016). auto means segments for ssv2 and stride for all other data "
+        "sets. For ssv2, the paper uses stride (section 6).",
         one_of("auto", "stride", "segments"),
     )
     exact_strides: bool = key(
         False,
-        "Take frames that are exactly one stride apart, as the paper does. False spreads them "
-        "evenly from the first to the last frame of the span, as PySlowFast does: 16 frames of "
-        "stride 2 are then 2.07 apart, and 2 frames of stride 8 are 15 apart.",
+        "Take frames that are exactly one stride apart, as the paper does. False spreads the "
+        "frames evenly from the first to the last frame of the span, as PySlowFast does. For "
+        "example, 16 frames of stride 2 are then 2.07 frames apart, and 2 frames of stride 8 are "
+        "15 frames apart.",
         needs="DATA.CLIP_SAMPLING auto stride",
     )
     target_fps: int = key(
         30,
-        "Frame rate in which SAMPLING_RATE is counted. 0 is the frame rate of the video itself, as "
+        "Frame rate at which SAMPLING_RATE counts frames. 0 means the frame rate of each video, as "
         "in the paper (footnote 5).",
         FROM_ZERO,
     )
@@ -140,33 +151,37 @@ class Data:
     reverse_input_channel: bool = key(False, "Feed BGR instead of RGB.")
     inv_uniform_sample: bool = key(
         False,
-        "Draw the inverse of a training clip's short side uniformly, instead of the short side.",
+        "Draw the inverse of the short side of a training video uniformly, instead of the short "
+        "side itself.",
     )
     multi_label: bool = key(
         False,
-        "A video may have several labels, and the metric is mAP. If left out, it follows from "
-        "TRAIN.DATASET.",
+        "A video may have several labels, and the metric is mAP. If this key is not set, its value "
+        "follows from TRAIN.DATASET.",
     )
     ensemble_method: str = key(
-        "sum", "How the scores of a video's views are combined.", one_of("sum", "max")
+        "sum", "How the scores of all views of a video are combined.", one_of("sum", "max")
     )
     max_frame_pixels: int = key(
         1 << 26,
-        "Refuse to decode larger frames, which would exhaust the memory. The default is 8192 × "
-        "8192, almost twice the largest picture of any level of H.264, HEVC and AV1.",
+        "Maximum number of pixels of a frame. Larger frames are not decoded, because they could "
+        "exhaust the memory. The default is 8192 × 8192, almost twice the largest picture of any "
+        "level of H.264, HEVC and AV1.",
         AT_LEAST_ONE,
         may_differ=True,
     )
     max_video_frames: int = key(
         1 << 22,
-        "Refuse video files with more frames, including audio frames. The default is 38 hours at "
-        "30 frames per second. A scan takes about 250 bytes of memory per frame.",
+        "Maximum number of frames of a video file, including audio frames. Files with more frames "
+        "are not read, because a scan takes about 250 bytes of memory per frame. The default is 38 "
+        "hours at 30 frames per second.",
         AT_LEAST_ONE,
         may_differ=True,
     )
     max_frame_bytes: int = key(
         1 << 28,
-        "Refuse larger JPEG files, and video files with a larger coded frame.",
+        "Maximum size in bytes of a JPEG file, and of a coded frame in a video file. Files that "
+        "exceed this size are not read.",
         AT_LEAST_ONE,
         may_differ=True,
     )
@@ -186,21 +201,25 @@ class Data:
     )
     num_train_videos: int = key(
         0,
-        "Number of training videos that the recipe expects. A plan uses it if there is no csv "
-        "file.",
+        "Number of training videos that the recipe expects. A plan uses this number if there is no "
+        "list of training videos.",
     )
     crop_size: int = key(
-        224, "Crop for which the test-time pooling of the head is made. Follows TRAIN_CROP_SIZE."
+        224,
+        "Crop size that determines the pooling window of the head in evaluation. The value follows "
+        "from TRAIN_CROP_SIZE.",
     )
     mean: tuple[float, ...] = key((0.45, 0.45, 0.45), "Mean of the pixels of each channel.")
     input_channel_num: tuple[int, ...] = key(
-        (3, 3), "Number of input channels of each pathway. Follows MODEL.ARCH."
+        (3, 3), "Number of input channels of each pathway. The value follows from MODEL.ARCH."
     )
     std: tuple[float, ...] = key(
         (0.225, 0.225, 0.225), "Standard deviation of the pixels of each channel."
     )
     train_jitter_scales: tuple[int, int] = key(
-        (256, 320), "Range of the short side of a training video in pixels, before it is cropped."
+        (256, 320),
+        "Range [min, max] in pixels from which the short side of a training video is drawn. The "
+        "video is resized to that short side before cropping.",
     )
     test_crop_size: int = key(256, "Height and width of a test clip in pixels.")
 
@@ -215,53 +234,57 @@ class Ava:
     )
     frame_list_dir: str = key(
         "",
-        "Folder of the lists. Empty: DATA.PATH_TO_DATA_DIR.",
+        "Folder of the lists of frames. Empty: DATA.PATH_TO_DATA_DIR.",
         may_differ=True,
         needs=_DETECTS,
     )
     annotation_dir: str = key(
         "",
-        "Folder of the annotation files below. Empty: DATA.PATH_TO_DATA_DIR.",
+        "Folder of the files of boxes, classes and excluded key frames. Empty: "
+        "DATA.PATH_TO_DATA_DIR.",
         may_differ=True,
         needs=_DETECTS,
     )
     train_lists: tuple[str, ...] = key(
         ("train.csv",),
-        'Lists of training frames, or csv files of video files with a line "path 0" for each.',
+        "Lists of training frames. To read video files instead of frames, csv files that have a "
+        'line "path 0" for each video file.',
         needs=_DETECTS,
     )
     test_lists: tuple[str, ...] = key(
-        ("val.csv",), "The same lists for evaluation.", needs=_DETECTS
+        ("val.csv",), "Lists for evaluation, in the format of TRAIN_LISTS.", needs=_DETECTS
     )
     train_gt_box_lists: tuple[str, ...] = key(
-        ("ava_train_v2.2.csv",), "Annotated boxes to train on.", needs=_DETECTS
+        ("ava_train_v2.2.csv",), "Files of annotated boxes to train on.", needs=_DETECTS
     )
     train_predict_box_lists: tuple[str, ...] = key(
-        (), "Boxes of a detector, with labels, to train on.", needs=_DETECTS
+        (), "Files of detected boxes with labels to train on.", needs=_DETECTS
     )
     test_predict_box_lists: tuple[str, ...] = key(
         ("ava_val_predicted_boxes.csv",),
-        "Boxes of a detector to evaluate on. Empty: the annotated boxes.",
+        "Files of detected boxes to evaluate on. Empty: evaluate on the annotated boxes.",
         needs=_DETECTS,
     )
     detection_score_thresh: float = key(
-        0.9, "Minimum score of a detector's box.", PART, needs=_DETECTS
+        0.9, "Minimum detection score of a detected box.", PART, needs=_DETECTS
     )
     full_test_on_val: bool = key(
-        False, "Validate on all seconds instead of every fourth.", needs=_DETECTS
+        False,
+        "Validate on the key frames of all seconds instead of every fourth second.",
+        needs=_DETECTS,
     )
     label_map_file: str = key(
         "ava_action_list_v2.2_for_activitynet_2019.pbtxt",
-        "Names of the evaluated classes.",
+        "File with the names of the evaluated classes.",
         needs=_DETECTS,
     )
     exclusion_file: str = key(
         "ava_val_excluded_timestamps_v2.2.csv",
-        "Key frames to exclude. The file is optional.",
+        "File with the key frames to exclude. The file may be absent.",
         needs=_DETECTS,
     )
     groundtruth_file: str = key(
-        "ava_val_v2.2.csv", "Annotated boxes for evaluation.", needs=_DETECTS
+        "ava_val_v2.2.csv", "File with the annotated boxes for evaluation.", needs=_DETECTS
     )
 
 
@@ -282,8 +305,9 @@ class Mixup:
     )
     cutmix_alpha: float = key(
         1.0,
-        "Cutmix (Yun et al., 2019): a box in all frames comes from the other clip of the pair. Its "
-        "share of the area is drawn from Beta(CUTMIX_ALPHA, CUTMIX_ALPHA). 0 uses mixup only.",
+        "Cutmix (Yun et al., 2019): a box in all frames is copied from the other clip of the pair. "
+        "The fraction of the frame that the box covers is drawn from Beta(CUTMIX_ALPHA, "
+        "CUTMIX_ALPHA). 0 uses mixup only.",
         FROM_ZERO,
         needs=_MIXES,
     )
@@ -301,7 +325,7 @@ class Aug:
     enable: bool = key(
         False,
         "Augment training clips by RandAugment or colour jitter, then by random erasing. All "
-        "frames of a clip change in the same way.",
+        "frames of a clip are changed in the same way.",
     )
     aa_type: str = key(
         "rand-m9-mstd0.5-inc1",
@@ -311,8 +335,8 @@ class Aug:
     )
     color_jitter: float = key(
         0.4,
-        "Strength of colour jitter: brightness, contrast and colour are each multiplied by a "
-        "factor from 1 - this to 1 + this. AA_TYPE replaces it.",
+        "Strength s of colour jitter: brightness, contrast and saturation are each multiplied by a "
+        "factor from 1 - s to 1 + s. Colour jitter is off if AA_TYPE is set.",
         PART,
         needs=f"{_AUGMENTS} and AUG.AA_TYPE ''",
     )
@@ -330,14 +354,14 @@ class Aug:
     )
     re_count: int = key(
         1,
-        "Number of erased boxes in a clip. They share the area of one box.",
+        "Number of erased boxes in a clip. Several boxes together erase the same area as one box.",
         AT_LEAST_ONE,
         needs=_AUGMENTS,
     )
     custom: tuple[str, ...] = key(
         (),
-        "Augmentations of your own, in this order after all others. A module of IMPORTS registers "
-        "them.",
+        "Names of your own augmentations, which are applied after all others in the given order. "
+        "Register them in a module of IMPORTS.",
         REGISTERED,
         needs=_AUGMENTS,
     )
@@ -347,7 +371,8 @@ class Aug:
 class DataLoading:
     num_workers: int | str = key(
         "auto",
-        "DataLoader workers for each training process. auto chooses by the number of cores.",
+        "Number of DataLoader workers for each training process. auto chooses the number from the "
+        "CPU cores.",
         AUTO_OR_COUNT,
         may_differ=True,
     )

@@ -1,8 +1,8 @@
-"""Modules of the user that register models, data sets and augmentations: the key IMPORTS.
+"""Import of user modules that register models, data sets and augmentations (key IMPORTS).
 
-The option --import sets the key, and `load_recipe` imports the modules before it checks the recipe.
-The key is part of the recipe, so it reaches the processes of a run (launch/workers.py), SLURM jobs,
-the runs of a study, `config.yaml` and checkpoints.
+The option --import sets IMPORTS. `load_recipe` imports the modules before it checks the recipe.
+Because IMPORTS is part of the recipe, all processes of a run (launch/workers.py), SLURM jobs and
+runs of a study import the same modules. `config.yaml` and checkpoints store the module names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ __all__ = [
 T = TypeVar("T")
 
 Augment = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
-"""Function from a training clip (T, S, S, 3) and a random generator to a clip of that shape."""
+"""Function that takes a training clip (T, S, S, 3) and a random generator, and returns a clip of
+the same shape."""
 
 AUGMENTATIONS: dict[str, Augment] = {}
 """Registered augmentations by name, for the key AUG.CUSTOM."""
@@ -45,12 +46,12 @@ def register(table: dict[str, T], kind: str, name: str, value: T) -> None:
 
     Args:
         table: Table to add to.
-        kind: What the entries are, for error messages.
-        name: Name of the entry in a recipe.
+        kind: Noun for an entry in error messages, such as "model".
+        name: Name by which recipes refer to the entry.
         value: The entry.
 
     Raises:
-        ValueError: The name is taken, or cannot be written in a recipe.
+        ValueError: The name is taken, or has invalid characters.
     """
     if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
         raise ValueError(
@@ -59,7 +60,7 @@ def register(table: dict[str, T], kind: str, name: str, value: T) -> None:
         )
     if name in table:
         raise ValueError(
-            f"there is a {kind} {name!r} already. Register yours under another name than "
+            f"there is already a {kind} named {name!r}. Use a name other than "
             f"{format_list(list(table), 'or')}."
         )
     table[name] = value
@@ -69,10 +70,11 @@ def register_augmentation(name: str) -> Callable[[Augment], Augment]:
     """Return a decorator that registers a function as an augmentation for AUG.CUSTOM.
 
     Args:
-        name: Name in a recipe.
+        name: Name of the augmentation in AUG.CUSTOM.
 
     Raises:
-        ValueError: The name is taken or invalid, or the function does not return a clip.
+        ValueError: The name is taken or invalid, or the function does not return a clip of the
+            same shape and type.
     """
 
     def decorate(augment: Augment) -> Augment:
@@ -86,10 +88,10 @@ def register_augmentation(name: str) -> Callable[[Augment], Augment]:
 def change_clip(
     name: str, augment: Augment, clip: NDArray[np.uint8], rng: np.random.Generator
 ) -> None:
-    """Change a clip in place by an augmentation.
+    """Apply an augmentation and write the result into the clip.
 
     Raises:
-        ValueError: The augmentation does not return a clip of the same shape.
+        ValueError: The augmentation does not return a clip of the same shape and type.
     """
     changed = augment(clip, rng)
     found = (getattr(changed, "shape", None), getattr(changed, "dtype", type(changed)))
@@ -101,41 +103,43 @@ def change_clip(
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Import the modules of IMPORTS, from the current folder or the Python path.
+    """Import the modules of IMPORTS from the current folder or the Python path.
 
     Raises:
-        ValueError: A module does not exist, or raises an error.
+        ValueError: A module does not exist, or raises an exception while it is imported.
     """
     if names and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # At the end, so that no file there hides a package.
+        # Append the folder, so that its files cannot hide installed packages.
+        sys.path.append(os.getcwd())
     for name in names:
         try:
             import_module(name)
-        except (Exception, SystemExit) as error:  # A script that ends itself raises SystemExit.
+        except (Exception, SystemExit) as error:  # A script may call sys.exit().
             raise ValueError(f"IMPORTS {name}: {_explain(name, error)}") from error
 
 
 def require_imported(names: Sequence[str], source: str) -> None:
-    """Check that the modules which a file of others names have been imported.
+    """Check that all modules named in an untrusted file have already been imported.
 
     Raises:
-        ValueError: One has not, so that importing it could run unknown code.
+        ValueError: A module has not been imported. Importing the module could run unknown code.
     """
     if missing := [name for name in names if name not in sys.modules]:
         modules = ",".join(missing)
         raise ValueError(
-            f"{source} needs the module {modules}, which is not imported from a file without your "
-            f"consent. If you know the module, add --import {modules}, or import it first."
+            f"{source} needs the module {modules}. Modules named in a file are not imported "
+            "without your consent, because they can run any code. If you trust the module, add "
+            f"--import {modules}, or import it first."
         )
 
 
 def _explain(name: str, error: BaseException) -> str:
-    """Describe why a module cannot be imported, with the place in it."""
+    """Describe why a module cannot be imported, with the file and line of the error."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and f"{name}.".startswith(f"{missing}."):
         return (
-            f"there is no such module in {os.getcwd()} or on the Python path. Name a module such "
-            "as my_model for my_model.py, start in its folder, or add the folder to PYTHONPATH."
+            f"there is no such module in {os.getcwd()} or on the Python path. For my_model.py, "
+            "write my_model. Start in the folder of the module, or add the folder to PYTHONPATH."
         )
     package = str(Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Properties of the networks of MODEL.ARCH, available as `recipe.model.family`."""
+"""Properties of the architectures of MODEL.ARCH, available as `recipe.model.family`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from slowfast_patches.config.extensions import register
 
 Build = Callable[[Any], Any]
-"""Class or function that builds a `torch.nn.Module` from a `Recipe`."""
+"""Class or function that takes a `Recipe` and returns a `torch.nn.Module`."""
 
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """Properties of a kind of network. models/build.py builds it.
+    """Properties of an architecture. models/build.py builds the models.
 
     Attributes:
-        pathways: Number of pathways; 2 for a slow and a fast one.
-        is_transformer: Whether it is a model of the package transformers. Such a model has no BN,
-            has position embeddings that follow the grid, and supports SOLVER.LAYER_DECAY.
-        without_effect: Keys that have no effect, each with the reason.
-        build: What `register_model` registered. None for a model of this package.
+        pathways: Number of input pathways: 1, or 2 for a slow and a fast pathway.
+        is_transformer: Whether the model is from the package transformers. Such a model has no BN,
+            adapts its position embeddings to the input shape, and supports SOLVER.LAYER_DECAY.
+        without_effect: Maps each key that has no effect on the model to the reason.
+        build: Class or function that `register_model` registered. None for a built-in model.
     """
 
     pathways: int = 1
@@ -36,7 +36,7 @@ class ModelFamily:
 
     @property
     def is_resnet(self) -> bool:
-        """Whether it is a ResNet of PySlowFast, described by RESNET and NONLOCAL."""
+        """Whether the model is a PySlowFast ResNet, configured by RESNET and NONLOCAL."""
         return not self.is_transformer and self.build is None
 
 
@@ -61,28 +61,29 @@ FAMILIES: dict[str, ModelFamily] = {
         },
     ),
 }
-"""Families by MODEL.ARCH."""
+"""Properties of each architecture by its name in MODEL.ARCH."""
 
 
 def register_model(name: str, family: ModelFamily | None = None) -> Callable[[Build], Build]:
     """Return a decorator that registers a model under a name for MODEL.ARCH.
 
-    The decorated class or function takes a `Recipe` and builds a `torch.nn.Module`. That takes a
-    list of pathways (N, C, T, H, W) and returns logits (N, classes). The trainer turns the logits
-    into scores in evaluation.
+    The decorated class or function takes a `Recipe` and returns a `torch.nn.Module`. The module
+    takes a list of pathways (N, C, T, H, W) and returns logits (N, classes). In evaluation, the
+    activation of MODEL.HEAD_ACT converts the logits to scores.
 
     Args:
-        name: Name in a recipe.
-        family: Properties of the model. By default it has one pathway.
+        name: Name of the model in MODEL.ARCH.
+        family: Properties of the model. By default, the model has one pathway.
 
     Raises:
-        ValueError: The name is taken or invalid, or the family does not describe such a model.
+        ValueError: The name is taken or invalid. Or `family` does not have 1 or 2 pathways, or sets
+            `is_transformer` or `build`.
     """
     family = family or ModelFamily()
     if family.pathways not in (1, 2) or family.is_transformer or family.build is not None:
         raise ValueError(
-            f"the model {name!r} cannot have {family}. Register a ModelFamily with 1 or 2 pathways "
-            "and neither is_transformer nor build."
+            f"the model {name!r} cannot have the properties {family}. Register a ModelFamily with "
+            "1 or 2 pathways, and do not set is_transformer or build."
         )
 
     def decorate(build: Build) -> Build:

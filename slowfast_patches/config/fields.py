@@ -11,15 +11,15 @@ from slowfast_patches.config.rand_augment import is_rand_augment
 from slowfast_patches.utils.tables import format_list
 
 CYCLE = "USES_MULTIGRID True"
-"""Condition of keys that have an effect only with a long or a short cycle."""
+"""Condition for keys that only have an effect if the long or the short cycle is on."""
 
 
 class Check(NamedTuple):
-    """Check of a value.
+    """Check of the value of a key.
 
     Attributes:
-        passes: Returns whether a value is valid.
-        wanted: The valid values in words, to follow "KEY must be".
+        passes: Function that returns whether a value is valid.
+        wanted: Description of the valid values that completes the sentence "KEY must be ...".
     """
 
     passes: Callable[[Any], bool]
@@ -30,14 +30,14 @@ class Key(NamedTuple):
     """Metadata of a key.
 
     Attributes:
-        help: Meaning of the key, for docs/keys.md.
-        check: Check of a single value, if any.
-        may_differ: Whether a run may be resumed with another value.
-        speed: Whether the value affects the time of an iteration.
-        switch: Whether the value True makes iterations faster and changes nothing else.
-        needs: Conditions under which the key has an effect, joined by "and". Each is another key
-            and its values, such as "MODEL.ARCH tsm".
-        kind: Type of the values.
+        help: Description of the key for docs/keys.md.
+        check: Check of the value, or None if all values of the right type are valid.
+        may_differ: Whether a resumed run may have a different value than before.
+        speed: Whether the value affects how long an iteration takes.
+        switch: Whether the value True makes iterations faster and has no other effect.
+        needs: Conditions under which the key has an effect, joined by " and ". A condition is the
+            name of another key followed by one or more of its values, such as "MODEL.ARCH tsm".
+        kind: Type of the value, as in the annotation of the field.
     """
 
     help: str = ""
@@ -54,9 +54,9 @@ def key(default: Any, help: str, check: Check | None = None, **flags: Any) -> An
 
     Args:
         default: Default value.
-        help: As of `Key`.
-        check: As of `Key`.
-        **flags: The other attributes of `Key`.
+        help: See `Key`.
+        check: See `Key`.
+        **flags: Other attributes of `Key`.
     """
     metadata = {"key": Key(help, check, **flags)}
     return dataclasses.field(default_factory=lambda: default, metadata=metadata)
@@ -82,7 +82,7 @@ AT_LEAST_ONE = Check(lambda value: value >= 1, "1 or more")
 SIZE = from_to(1, 2**16)
 FROM_ZERO = Check(lambda value: value >= 0, "0 or more")
 ABOVE_ZERO = Check(lambda value: value > 0, "above 0")
-BELOW_ONE = Check(lambda value: 0 <= value < 1, "in [0, 1), where 0 is off")
+BELOW_ONE = Check(lambda value: 0 <= value < 1, "in [0, 1), where 0 means off")
 RATIO = Check(lambda value: 0 < value <= 1, "in (0, 1]")
 PART = Check(lambda value: 0 <= value <= 1, "in [0, 1]")
 AUTO_OR_COUNT = Check(
@@ -108,6 +108,6 @@ RAND_AUGMENT = Check(
 )
 REGISTERED = Check(
     lambda names: all(name in AUGMENTATIONS for name in names),
-    "a list of names that modules of IMPORTS have registered",
+    "a list of augmentations that modules of IMPORTS have registered",
 )
 WEIGHTS = one_of("pytorch", "caffe2")

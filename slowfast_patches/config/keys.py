@@ -1,4 +1,4 @@
-"""Queries over all keys, and the text of docs/keys.md."""
+"""Lists of keys with a given property, and the text of docs/keys.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMMON = (
     "TEST.CHECKPOINT_FILE_PATH",
     "OUTPUT_DIR",
 )
-"""Keys that most users change, in the order in which they meet them."""
+"""Keys that most users change, in the order in which users need them."""
 
 _HEADER = """# Keys
 
@@ -44,27 +44,28 @@ This page is generated from the fields in slowfast_patches/config:
 _LATER = """
 ## Keys of other PySlowFast releases
 
-Recipes of the later releases of PySlowFast load unchanged. These keys are translated, or have no
-effect. A key without effect causes a warning unless its value asks for what happens anyway.
+Recipes of later PySlowFast releases can be loaded without changes. The keys in this table are
+translated or have no effect. A key without effect causes a warning, unless its value describes what
+this package does anyway.
 """
 
 
 def may_differ(name: str) -> bool:
-    """Return whether a run may be resumed with another value of a key.
+    """Return whether a run may be resumed with a different value of a key.
 
-    These keys change results by rounding at most, or are the keys to change when a run has stopped
-    because of unreadable videos.
+    Such a key changes results by rounding errors at most, or sets a limit that stops a run because
+    of unreadable videos.
     """
     return name in KEYS and KEYS[name].may_differ
 
 
 def speed_keys() -> tuple[str, ...]:
-    """Return the keys that affect the time of an iteration with a given shape."""
+    """Return the keys that affect how long an iteration with a given shape takes."""
     return tuple(name for name, key in KEYS.items() if key.speed or key.switch)
 
 
 def speed_switches() -> tuple[str, ...]:
-    """Return the keys whose value True makes iterations faster and changes nothing else."""
+    """Return the keys whose value True makes iterations faster and has no other effect."""
     return tuple(name for name, key in KEYS.items() if key.switch)
 
 
@@ -92,5 +93,5 @@ def _format_rows(names: Iterable[str]) -> str:
 
 
 def _format_table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    # Without padding, a changed row changes one line.
+    # Do not pad the cells, so that changing one row changes only one line of the file.
     return "\n".join(f"| {' | '.join(row)} |" for row in (headers, ("---",) * len(headers), *rows))

@@ -1,4 +1,8 @@
-"""Load recipes: defaults, then YAML files with `_BASE_`, then overrides."""
+"""Loading of recipes.
+
+A YAML file overrides its `_BASE_` files, which override the defaults. Overrides from the command
+line take precedence over all files.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,15 @@ logger = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).parents[1]
 
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")))
-"""Folder of the recipes that ship with the package: inside it, or beside it in a checkout."""
+"""Folder of the recipes that ship with the package. A checkout has this folder at the top level."""
 
 _BASE = "_BASE_"
 _LARGEST = 2**32 - 1
-"""Largest whole number that a key may have. NumPy and torch accept it everywhere."""
+"""Largest absolute value of an integer key. NumPy and torch accept this value everywhere."""
 
 
 class _Setting(NamedTuple):
-    """A value as the user wrote it, and its source: a file or "the command line"."""
+    """Value of a key as the user wrote it, and its source: a file name or "the command line"."""
 
     value: Any
     source: str
@@ -46,18 +50,18 @@ _Settings = dict[str, _Setting]
 def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
     """Load a recipe and apply overrides.
 
-    Values are converted to the type of their key. For example, "1e-4" and 1 are valid floats, and
-    a list becomes a tuple. Keys, steps and rates of other PySlowFast releases are translated or
-    ignored with a warning (later_releases.py). Lengths, batch size and learning rates are scaled
-    (`scale_to_world_size`), so that the result holds the values to train with.
+    Each value is converted to the type of its key. For example, "1e-4" and 1 are valid floats, and
+    a list becomes a tuple. Keys of other PySlowFast releases are translated, or ignored with a
+    warning (later_releases.py). Epochs, batch size and learning rates are scaled to the values to
+    train with (`scaled_lengths`, `scale_to_world_size`).
 
     Args:
-        path: YAML file; None starts from the defaults. Its `_BASE_` names one or more recipes,
-            relative to the file or among those that ship with the package.
-        overrides: Pairs KEY VALUE, each also as KEY=VALUE.
+        path: YAML file, or None for the defaults. `_BASE_` in the file names one or more recipes,
+            either relative to the file or from the package, such as configs/Cycles/PAPER.yaml.
+        overrides: Keys and values in turn, such as ["NUM_GPUS", 2]. "NUM_GPUS=2" works as well.
 
     Returns:
-        The recipe. It is not checked across keys; see `check_recipe`.
+        The recipe. Combinations of keys are not checked. For that, call `check_recipe`.
 
     Raises:
         ValueError: A file is missing or is not valid YAML, a key does not exist, a value has the
@@ -67,22 +71,22 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
 
 
 def given_keys(path: str | Path | None, overrides: Sequence[object] = ()) -> Collection[str]:
-    """Return the keys that a recipe or its overrides set.
+    """Return the keys that a recipe file or the overrides set.
 
     Raises:
-        ValueError: As `load_recipe`.
+        ValueError: See `load_recipe`.
     """
     return _merged(path, overrides).keys()
 
 
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
-    """Return the path of a recipe.
+    """Return the path of a recipe file.
 
-    A file in `folder` takes precedence over a recipe of the package with that name, such as
-    configs/Demo/SLOWFAST_DEMO.yaml.
+    The file may be in `folder` or in the package, such as configs/Demo/SLOWFAST_DEMO.yaml. If both
+    exist, the file in `folder` takes precedence.
 
     Raises:
-        ValueError: Neither exists.
+        ValueError: Neither file exists.
     """
     for candidate in (folder / os.path.expanduser(path), CONFIGS.parent / path):
         if candidate.exists():
@@ -91,24 +95,24 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
     nearest = difflib.get_close_matches(str(path), shipped, n=1)
     advice = f" Did you mean {nearest[0]}?" if nearest else ""
     raise ValueError(
-        f"the config {folder / path} cannot be read: there is no such file, and no recipe of that "
-        f"name in {CONFIGS}.{advice}"
+        f"the config {folder / path} cannot be read: there is no such file, and {CONFIGS} has no "
+        f"recipe of that name.{advice}"
     )
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
-    """Load a recipe from the text of a resolved config.
+    """Load a recipe from YAML text, such as the config in a checkpoint.
 
-    The text may come from others, so a module that it names in IMPORTS must have been imported, or
-    the overrides must name it.
+    The text is not trusted. A module in its IMPORTS must already have been imported, unless the
+    overrides set IMPORTS.
 
     Args:
-        text: YAML.
+        text: YAML text.
         source: Origin of the text, for error messages.
-        overrides: As of `load_recipe`.
+        overrides: See `load_recipe`.
 
     Raises:
-        ValueError: As `load_recipe`.
+        ValueError: See `load_recipe`. Or a module in IMPORTS has not been imported.
     """
     settings = _settings(_content(text, source), source)
     given = _pairs(overrides)
@@ -118,7 +122,10 @@ def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Re
 
 
 def _merged(path: str | Path | None, overrides: Sequence[object]) -> _Settings:
-    """Return the settings of a recipe and its overrides, without MODEL.NUM_CLASSES auto."""
+    """Return the settings of a recipe file and the overrides.
+
+    MODEL.NUM_CLASSES auto is removed, because it means the same as an absent key.
+    """
     settings = {} if path is None else _read_layers(recipe_path(path), {})
     settings = settings | _pairs(overrides)
     classes = settings.get("MODEL.NUM_CLASSES")
@@ -144,7 +151,7 @@ def _make(settings: _Settings) -> Recipe:
 
 
 def _check(name: str, value: Any, source: str) -> None:
-    """Raise ValueError for a value that a key does not allow."""
+    """Raise ValueError if the value of a key is invalid."""
     check = KEYS[name].check
     if check and not check.passes(value):
         wanted = check.wanted
@@ -162,14 +169,15 @@ def _has_too_large(value: Any) -> bool:
 
 
 def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
-    """Return the settings of a file on top of those of its bases.
+    """Return the settings of a YAML file, including the settings of its `_BASE_` files.
 
     Args:
         path: YAML file.
-        read: Settings of the files read so far. None marks a file whose bases are being read.
+        read: Maps each file read so far to its settings. None marks a file whose `_BASE_` files
+            are still being read.
 
     Raises:
-        ValueError: A file cannot be used, or is a base of itself.
+        ValueError: A file is invalid, or refers to itself through `_BASE_`.
     """
     file = path.resolve()
     if file not in read:
@@ -179,13 +187,11 @@ def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
         settings: _Settings = {}
         for base in bases if isinstance(bases, list) else [bases]:
             if not isinstance(base, str):
-                raise ValueError(f"{path}: {_BASE} takes a file or a list of files, not {base!r}")
+                raise ValueError(f"{path}: {_BASE} must be a file or a list of files, not {base!r}")
             settings |= _read_layers(recipe_path(base, path.parent), read)
         read[file] = settings | _settings(content, str(path))
     if (known := read[file]) is None:
-        raise ValueError(
-            f"{path}: {_BASE} leads back to the file itself. Remove the circular reference."
-        )
+        raise ValueError(f"{path} refers to itself through {_BASE}. Remove the circular reference.")
     return known
 
 
@@ -206,7 +212,10 @@ def _content(text: str, source: str) -> dict[str, Any]:
 
 
 def _settings(content: Mapping[Any, Any], source: str) -> _Settings:
-    """Return the settings of a file by full key, with the items of HF.CONFIG as HF.CONFIG.x."""
+    """Return the settings of a file by full key.
+
+    Each item of HF.CONFIG becomes a separate setting, such as HF.CONFIG.hidden_size.
+    """
     settings = _Settings()
     for name, value in flatten(content):
         if isinstance(value, Mapping) and value:
@@ -220,7 +229,7 @@ def _pairs(overrides: Sequence[object]) -> _Settings:
     words = split_pairs(overrides)
     if len(words) % 2:
         raise ValueError(
-            f"overrides are pairs KEY VALUE or KEY=VALUE, but {words[-1]} has no value"
+            f"overrides must be pairs KEY VALUE or KEY=VALUE, but {words[-1]} has no value"
         )
     pairs = zip(words[::2], words[1::2], strict=True)
     return {str(key): _Setting(value, "the command line") for key, value in pairs}
@@ -237,7 +246,7 @@ def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
         try:
             values[name] = _adapt(value, KEYS[name].kind)
         except TypeError as wanted:
-            message = f"{name} takes {wanted}, not {value!r:.60} ({source})"
+            message = f"{name} must be {wanted}, not {value!r:.60} ({source})"
             raise ValueError(message) from None
     elif isinstance(values.get(section), Mapping):
         values[section] = {**values[section], inner: _decode(value)}
@@ -247,7 +256,7 @@ def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
         raise ValueError(f"{name:.60} is not a config key ({source}){advice}")
     elif value is not None:  # An empty section is valid.
         raise ValueError(
-            f"{name} is a section and cannot be {value!r:.60} ({source}). Name a key in it."
+            f"{name} is a section and cannot be {value!r:.60} ({source}). Set a key of the section."
         )
 
 
@@ -266,7 +275,8 @@ def _adapt(raw: Any, kind: Any) -> Any:
     """Convert a value to the type of a field.
 
     Raises:
-        TypeError: The value has another type. The message is the expected type in words.
+        TypeError: The value cannot be converted. The message describes the expected type, such as
+            "a whole number".
     """
     if isinstance(kind, UnionType):
         for option in get_args(kind):
@@ -282,8 +292,8 @@ def _adapt(raw: Any, kind: Any) -> Any:
         try:
             return tuple(_adapt(item, get_args(kind)[0]) for item in value)
         except TypeError as wanted:
-            raise TypeError(f"a list with {wanted} in each place") from None
-    if origin is str:  # Keep digits as text and remove quotes.
+            raise TypeError(f"a list in which each item is {wanted}") from None
+    if origin is str:  # Remove quotes, but keep text such as "007" instead of a number.
         value = value if isinstance(value, str) else raw
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if origin is float and number and abs(value) <= sys.float_info.max:
@@ -296,7 +306,10 @@ def _adapt(raw: Any, kind: Any) -> Any:
 
 
 def _decode(raw: Any) -> Any:
-    """Decode text as a Python literal, also inside lists; "(1, 2)" becomes a list."""
+    """Convert text to the Python literal that it contains, and tuples to lists.
+
+    Text inside lists is converted, too. Text without a literal stays the same.
+    """
     if isinstance(raw, str):
         try:
             raw = literal_eval(raw)
@@ -306,7 +319,7 @@ def _decode(raw: Any) -> Any:
 
 
 def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
-    """Fill in the keys that follow from others, unless the user gave them."""
+    """Set the keys whose defaults depend on other keys, unless the user set them."""
     if values["MODEL.ARCH"] == "slowfast":
         for key in PER_PATHWAY:
             if key not in given:
@@ -318,5 +331,7 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:
-        logger.warning("DIST_BACKEND nccl has no effect with NUM_GPUS 0: gloo is used. Set auto.")
+        logger.warning(
+            "DIST_BACKEND nccl has no effect with NUM_GPUS 0: gloo is used. Set DIST_BACKEND auto."
+        )
         values["DIST_BACKEND"] = "gloo"

@@ -1,4 +1,4 @@
-"""Metrics of a recipe. All values are in per cent."""
+"""Names and formatting of metrics. All values of metrics are percentages."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from slowfast_patches.config.recipe import Recipe
 
 COUNTS = ("videos", "unreadable", "partly_read")
-"""Counts beside the metrics: all videos, unreadable videos, which are left out, and videos that are
-scored on some of their clips only."""
+"""Names of the counts that a result has in addition to metrics: the number of all videos, of
+unreadable videos, which are not scored, and of videos that are scored on some of their clips."""
 
 EMA = "_ema"
-"""Suffix of the metrics of the averaged weights (MODEL.EMA_DECAY)."""
+"""Suffix of the names of metrics that were computed with averaged weights (MODEL.EMA_DECAY)."""
 
 _TITLES = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
 
 
 def metric_names(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of a recipe's metrics in result files, the primary one first.
+    """Return the names of a recipe's metrics in result files, with the primary metric first.
 
     Returns:
         ("map",), the mean average precision over the classes, if a video or a box may have several
@@ -29,7 +29,10 @@ def metric_names(recipe: Recipe) -> tuple[str, ...]:
 
 
 def accuracy_ranks(num_classes: int) -> tuple[int, ...]:
-    """Return each k of top-k accuracy. Top-5 is trivial for at most five classes."""
+    """Return the values of k for which to report top-k accuracy.
+
+    With five classes or fewer, top-5 accuracy is not reported, because it is always 100 %.
+    """
     return (1, 5) if num_classes > 5 else (1,)
 
 
@@ -39,12 +42,15 @@ def metric_title(name: str) -> str:
 
 
 def with_suffix(values: Mapping[str, float], suffix: str) -> dict[str, float]:
-    """Append a suffix to the names of metrics, but not to those of counts."""
+    """Append a suffix to the names of metrics, but not to the names in `COUNTS`."""
     return {name if name in COUNTS else name + suffix: value for name, value in values.items()}
 
 
 def format_metrics(values: Mapping[str, float]) -> str:
-    """Format metrics in one line, such as "top-1 76.40, top-5 92.40", with unreadable videos."""
+    """Format metrics in one line, such as "top-1 76.40, top-5 92.40".
+
+    The line also has the numbers of unreadable and partly read videos unless they are 0.
+    """
     parts = [f"{metric_title(k)} {value:.2f}" for k, value in values.items() if k not in COUNTS]
     if values.get("unreadable"):
         parts.append(f"without {values['unreadable']} of {values['videos']} videos (unreadable)")

@@ -1,4 +1,4 @@
-"""Keys of networks: MODEL, the sections of its parts, and BN."""
+"""Keys of the model: MODEL, SLOWFAST, TSM, HF, RESNET, NONLOCAL, DETECTION and BN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slowfast_patches.config.fields import (
 from slowfast_patches.utils.tables import format_list
 
 Stages = tuple[tuple[int, ...], ...]
-"""A number for each pathway of each stage."""
+"""One number for each pathway of each stage."""
 Places = tuple[tuple[tuple[int, ...], ...], ...]
 """Several numbers for each pathway of each stage."""
 
@@ -32,21 +32,22 @@ class Model:
         "slowfast",
         "Architecture. c2d and i3d pool pairs of frames after the first stage; c2d_nopool and "
         "i3d_nopool keep all frames. hf is a video transformer of the package transformers (see "
-        "HF). slow is another name of slowonly. Modules of IMPORTS can register others.",
+        "the section HF). slow is another name for slowonly. Modules of IMPORTS can register more "
+        "architectures.",
         Check(FAMILIES.__contains__, f"{format_list(FAMILIES, 'or')}, or registered by IMPORTS"),
         speed=True,
     )
     num_classes: int = key(
         400,
-        "Number of classes. If it is auto, or neither the recipe nor the command line has this "
-        "key, the classes of the training list are counted.",
+        "Number of classes. If this key is auto or not set, the classes in the training list are "
+        "counted.",
         from_to(1, 10**6),
         speed=True,
     )
     head_act: str = key(
         "softmax",
         "Activation that turns logits into scores in evaluation: softmax, or sigmoid if a video "
-        "may have several labels. If left out, it follows from the task.",
+        "may have several labels. If this key is not set, its value follows from the task.",
     )
     label_smoothing: float = key(
         0.0,
@@ -57,29 +58,30 @@ class Model:
     )
     ema_decay: float = key(
         0.0,
-        "Decay per iteration of an exponential moving average of the weights. The average is "
-        "evaluated in addition to the weights (Polyak and Juditsky, 1992; Tarvainen and Valpola, "
-        "2017).",
+        "Decay of an exponential moving average of the weights, which is updated at each iteration "
+        "(Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017). Evaluations score both the "
+        "weights and their average. 0 means no average.",
         BELOW_ONE,
         speed=True,
     )
     channels_last: bool = key(
         False,
-        "Store clips and weights in the memory format channels_last_3d, which tensor cores prefer.",
+        "Store clips and weights in the memory format channels_last_3d, which is faster on tensor "
+        "cores.",
         may_differ=True,
         switch=True,
     )
     act_checkpoint: bool = key(
         False,
-        "Activation checkpointing: compute the activations of a block again in the backward pass "
-        "instead of storing them.",
+        "Activation checkpointing: save memory by computing the activations of a block again in "
+        "the backward pass instead of storing them.",
         may_differ=True,
         speed=True,
     )
     loss_func: str = key(
         "cross_entropy",
-        "Training loss: cross_entropy for one label per video, bce_logit for several, bce for "
-        "detection. If left out, it follows from the task.",
+        "Training loss: cross_entropy for one label per video, bce_logit for several labels, bce "
+        "for detection. If this key is not set, its value follows from the task.",
     )
     dropout_rate: float = key(0.5, "Dropout rate of the head.")
     fc_init_std: float = key(0.01, "Standard deviation of the head's initial weights.")
@@ -101,20 +103,19 @@ class Model:
 class SlowFast:
     alpha: int = key(
         8,
-        "Number of frames of the fast pathway divided by that of the slow pathway.",
+        "Number of frames in the fast pathway for each frame in the slow pathway.",
         AT_LEAST_ONE,
         speed=True,
     )
     beta_inv: int = key(
         8,
-        "Number of channels of the slow pathway divided by that of the fast pathway.",
+        "Number of channels in the slow pathway for each channel in the fast pathway.",
         AT_LEAST_ONE,
         speed=True,
     )
     fusion_conv_channel_ratio: int = key(
         2,
-        "Number of output channels of the lateral convolutions divided by that of the fast "
-        "pathway.",
+        "Number of output channels of a lateral convolution for each channel in the fast pathway.",
         SIZE,
         speed=True,
     )
@@ -127,8 +128,8 @@ class SlowFast:
 class Tsm:
     shift_div: int = key(
         8,
-        "Shift 1/SHIFT_DIV of the channels by one frame backward and as many forward. 0 shifts "
-        "none.",
+        "Shift 1/SHIFT_DIV of the channels one frame backward, and the same number of channels one "
+        "frame forward. 0 means no shift.",
         SHIFT,
         speed=True,
         needs="MODEL.ARCH tsm",
@@ -139,24 +140,24 @@ class Tsm:
 class Hf:
     model: str = key(
         "videomae",
-        "One of: a model type (videomae, timesformer, vivit or vjepa2), trained from scratch; a "
-        "folder with config.json and optionally weights in `*.safetensors`; the name of a model "
-        "with such weights on the Hugging Face Hub, which is downloaded once.",
+        "One of: a model type (videomae, timesformer, vivit or vjepa2) to train from scratch; a "
+        "folder with config.json and optionally weights in `*.safetensors`; the name of a model on "
+        "the Hugging Face Hub that has weights in `*.safetensors`, which are downloaded once.",
         speed=True,
         needs="MODEL.ARCH hf",
     )
     config: Mapping[str, Any] = key(
         {},
-        "Values of the model's configuration to override, such as hidden_size. On the command line "
-        "they can be given one by one: HF.CONFIG.hidden_size 192. Input size and number of classes "
-        "follow from DATA and MODEL.NUM_CLASSES.",
+        "Values that override the model's configuration, such as hidden_size. On the command line, "
+        "set each value separately: HF.CONFIG.hidden_size 192. The input size and the number of "
+        "classes follow from DATA and MODEL.NUM_CLASSES.",
         speed=True,
         needs="MODEL.ARCH hf",
     )
     drop_path: float = key(
         0.0,
         "Stochastic depth (Huang et al., 2016): the probability that a clip skips a residual "
-        "branch of the last layer. It rises linearly from 0 at the first layer.",
+        "branch of the last layer. The probability rises linearly from 0 at the first layer.",
         BELOW_ONE,
         needs="MODEL.ARCH hf",
     )
@@ -164,19 +165,31 @@ class Hf:
 
 @dataclass(frozen=True)
 class ResNet:
-    # The host's basic_transform cannot be built: it rejects arguments that the host passes.
+    # PySlowFast cannot build its own basic_transform, which rejects arguments that it passes.
     trans_func: str = key(
-        "bottleneck_transform", "Type of a block.", one_of("bottleneck_transform"), speed=True
+        "bottleneck_transform",
+        "Type of residual block.",
+        one_of("bottleneck_transform"),
+        speed=True,
     )
-    depth: int = key(50, "Number of layers.", one_of(50, 101), speed=True)
-    num_groups: int = key(1, "Number of groups of a block's 3×3 convolution.", SIZE, speed=True)
+    depth: int = key(50, "Number of layers of the ResNet.", one_of(50, 101), speed=True)
+    num_groups: int = key(
+        1, "Number of groups in the 3×3 convolution of a block.", SIZE, speed=True
+    )
     width_per_group: int = key(
         64, "Number of channels per group in the first stage.", SIZE, speed=True
     )
     inplace_relu: bool = key(True, "Use in-place ReLU.", speed=True)
-    stride_1x1: bool = key(False, "Stride in the 1×1 instead of the 3×3 convolution.", speed=True)
+    stride_1x1: bool = key(
+        False,
+        "Apply the spatial stride of a block in the first 1×1 convolution instead of the 3×3 "
+        "convolution.",
+        speed=True,
+    )
     num_block_temp_kernel: Stages = key(
-        ((3,), (4,), (6,), (3,)), "Number of blocks of a stage with a temporal kernel.", speed=True
+        ((3,), (4,), (6,), (3,)),
+        "Number of blocks in each stage that have temporal kernels.",
+        speed=True,
     )
     spatial_strides: Stages = key(
         ((1,), (2,), (2,), (2,)), "Spatial stride of each stage.", speed=True
@@ -190,16 +203,24 @@ class ResNet:
 @dataclass(frozen=True)
 class NonLocal:
     location: Places = key(
-        (((),),) * 4, "Blocks that are followed by a non-local block.", speed=True
+        (((),),) * 4,
+        "Indices of the blocks in each stage that are followed by a non-local block.",
+        speed=True,
     )
     group: Stages = key(
-        ((1,),) * 4, "Number of parts into which a clip is split along time.", speed=True
+        ((1,),) * 4,
+        "Number of temporal segments into which a non-local block splits a clip.",
+        speed=True,
     )
     pool: Places = key(
-        (((1, 2, 2), (1, 2, 2)),) * 4, "Pooling kernel of keys and values.", speed=True
+        (((1, 2, 2), (1, 2, 2)),) * 4,
+        "Pooling kernel for the keys and values of a non-local block.",
+        speed=True,
     )
     instantiation: str = key(
-        "dot_product", "Normalisation of the attention: dot_product or softmax.", speed=True
+        "dot_product",
+        "Normalisation of the attention in non-local blocks: dot_product or softmax.",
+        speed=True,
     )
 
 
@@ -207,25 +228,26 @@ class NonLocal:
 class Detection:
     enable: bool = key(
         False,
-        "Classify boxes at key frames, as in AVA, instead of whole videos. If left out, it follows "
-        "from TRAIN.DATASET.",
+        "Classify boxes at key frames, as in AVA, instead of whole videos. If this key is not set, "
+        "its value follows from TRAIN.DATASET.",
         speed=True,
     )
     aligned: bool = key(
         True,
-        "Shift ROIAlign by half a pixel, so that it is aligned with the pixel centres. False is as "
-        "in earlier releases.",
+        "Shift the boxes of ROIAlign by half a pixel to align them with pixel centres. Earlier "
+        "releases of PySlowFast correspond to False.",
         needs="DETECTION.ENABLE True",
     )
     spatial_scale_factor: int = key(
         16,
-        "Stride of the last feature map in pixels: 4 times the strides of all stages.",
+        "Stride of the last feature map in pixels: 4 times the product of all "
+        "RESNET.SPATIAL_STRIDES.",
         AT_LEAST_ONE,
         needs="DETECTION.ENABLE True",
     )
     roi_xform_resolution: int = key(
         7,
-        "Height and width of the features of a box.",
+        "Height and width of the feature map that ROIAlign computes for a box.",
         AT_LEAST_ONE,
         needs="DETECTION.ENABLE True",
     )
@@ -235,9 +257,9 @@ class Detection:
 class BatchNorm:
     group_size: int = key(
         0,
-        "Number of clips that share BN statistics if no cycle is on, on any number of processes. "
-        "0 is the number of clips of a process. With a cycle, MULTIGRID.BN_BASE_SIZE applies "
-        "instead.",
+        "Number of clips that share BN statistics, independent of the number of processes. 0 means "
+        "that the clips of each process share statistics. If the long or the short cycle is on, "
+        "MULTIGRID.BN_BASE_SIZE applies instead.",
         FROM_ZERO,
     )
     use_precise_stats: bool = key(

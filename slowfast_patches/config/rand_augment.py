@@ -1,4 +1,4 @@
-"""Parsing of AUG.AA_TYPE, which keeps the form of PySlowFast's later releases."""
+"""Parsing of AUG.AA_TYPE, which has the same format as in later PySlowFast releases."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ def parse_rand_augment(text: str) -> tuple[int, float, float]:
     """Parse a description of RandAugment such as "rand-m7-n4-mstd0.5-inc1".
 
     Args:
-        text: "rand", then "-" and a number after each of: n, the number of operations per clip
-            (default 2); m, their magnitude from 0 to 10 (default 9); mstd, the standard deviation
-            of the magnitude (default 0). "inc1" means that operations get stronger with the
-            magnitude, which is always the case here.
+        text: "rand", followed by options that start with "-" and end with a number:
+            n is the number of operations per clip (default 2).
+            m is the magnitude of the operations, from 0 to 10 (default 9).
+            mstd is the standard deviation of the magnitude (default 0).
+            inc must be 1: the effect of an operation always increases with the magnitude.
 
     Returns:
-        The number of operations, the magnitude and its standard deviation.
+        The number of operations, the magnitude, and the standard deviation of the magnitude.
 
     Raises:
-        ValueError: The text has another form.
+        ValueError: The text does not have this format.
     """
     name, *parts = text.split("-")
     values = {"n": 2.0, "m": 9.0, "mstd": 0.0, "inc": 1.0}
@@ -41,7 +42,7 @@ def parse_rand_augment(text: str) -> tuple[int, float, float]:
 
 
 def is_rand_augment(text: str) -> bool:
-    """Return whether `parse_rand_augment` accepts a text, or the text is empty."""
+    """Return whether a text is empty or can be parsed by `parse_rand_augment`."""
     try:
         return not text or bool(parse_rand_augment(text))
     except ValueError:

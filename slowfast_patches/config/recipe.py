@@ -1,9 +1,9 @@
 """Recipes as frozen dataclasses.
 
 Each section of the config is a dataclass in model_keys.py, data_keys.py or training_keys.py. Each
-field is a key in lower case: DATA.NUM_FRAMES is `recipe.data.num_frames`. `key(...)` gives its
-default, help, check and flags. To add a key, add a field; loading, docs/keys.md and the comparison
-with checkpoints need no change.
+field is a key in lower case: DATA.NUM_FRAMES is `recipe.data.num_frames`. A call of `key` defines
+the default, help, check and flags of a key. To add a key, add a field. Loading, docs/keys.md and
+the comparison with checkpoints then include the new key.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PER_PATHWAY = (
     "NONLOCAL.GROUP",
     "NONLOCAL.POOL",
 )
-"""Keys that hold an entry for each pathway of each stage."""
+"""Keys whose values have an entry for each pathway of each stage."""
 
 
 def _frozen(value: Any) -> Any:
@@ -59,7 +59,7 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All keys of a run. `Recipe()` has the defaults."""
+    """Values of all keys of a run. `Recipe()` has the default values."""
 
     multigrid: Multigrid = Multigrid()
     model: Model = Model()
@@ -79,18 +79,18 @@ class Recipe:
     train: Train = Train()
     test: Test = Test()
     num_gpus: int = key(
-        1, "Number of GPUs of a machine. 0 uses the CPU.", from_to(0, 1024), may_differ=True
+        1, "Number of GPUs on each machine. 0 uses the CPU.", from_to(0, 1024), may_differ=True
     )
     num_shards: int = key(1, "Number of machines.", AT_LEAST_ONE)
-    shard_id: int = key(0, "Number of this machine, from 0.", may_differ=True)
+    shard_id: int = key(0, "Index of this machine, from 0.", may_differ=True)
     imports: tuple[str, ...] = key(
         (),
-        "Python modules to import first, which register models, data sets or augmentations. "
-        "--import on the command line sets it.",
+        "Python modules to import before the recipe is checked. They can register models, data "
+        "sets or augmentations. The option --import sets this key.",
         may_differ=True,
     )
     rng_seed: int = key(1, "Random seed of a run.", FROM_ZERO)
-    output_dir: str = key("./tmp", "Folder of the run.", may_differ=True)
+    output_dir: str = key("./tmp", "Folder for all output of the run.", may_differ=True)
     log_period: int = key(
         10, "Number of iterations between lines of the log.", AT_LEAST_ONE, may_differ=True
     )
@@ -99,34 +99,38 @@ class Recipe:
     )
     dist_backend: str = key(
         "auto",
-        "Backend of torch.distributed. auto is nccl with GPUs and gloo without.",
+        "Backend of torch.distributed. auto means nccl with GPUs and gloo without GPUs.",
         one_of("auto", "nccl", "gloo"),
         may_differ=True,
     )
     dist_join_seconds: float = key(
         300.0,
-        "Seconds that a process waits for the others at the rendezvous.",
+        "Maximum time in seconds that a process waits for the other processes at the rendezvous.",
         above_zero_to(10**9),
         may_differ=True,
     )
     dist_stall_seconds: float = key(
         1800.0,
-        "Seconds that a process waits for the others in a collective before the run fails.",
+        "Maximum time in seconds that a process waits for the other processes in a collective "
+        "operation before the run fails.",
         above_zero_to(10**9),
         may_differ=True,
     )
 
     processes_per_machine: int = dataclasses.field(default=0, compare=False, metadata={"key": None})
-    """Number of processes that a launcher started on each machine; 0 if none did. Not a key."""
+    """Number of processes that a launcher started on each machine, or 0 without a launcher.
+
+    This field is not a key.
+    """
 
     @property
     def world_size(self) -> int:
-        """Number of processes on all machines: those of the launcher, or one for each GPU."""
+        """Number of processes on all machines. Without a launcher, each GPU has one process."""
         return self.num_shards * (self.processes_per_machine or max(1, self.num_gpus))
 
     @property
     def text(self) -> str:
-        """All keys as YAML. `parse_recipe` turns it into the same recipe."""
+        """All keys and values as YAML text, which `parse_recipe` converts back to a recipe."""
         return dump_yaml(_nested(values_by_key(self), {}))
 
     @property
@@ -141,17 +145,20 @@ class Recipe:
 
     @property
     def multi_label(self) -> bool:
-        """Whether a video or a box may have several labels. A box always may."""
+        """Whether a video or a box may have several labels. This is always true for boxes."""
         return self.task != "single_label"
 
     @property
     def groups_batchnorm(self) -> bool:
-        """Whether BN statistics are over a fixed number of clips, instead of those of a process."""
+        """Whether a fixed number of clips shares BN statistics, not the clips of each process."""
         return self.bn_size > 0
 
     @property
     def bn_size(self) -> int:
-        """Number of clips that share BN statistics at the baseline's crop; 0 for a process's."""
+        """Number of clips that share BN statistics at the baseline's crop size.
+
+        0 means that the clips of each process share statistics, or that the model has no BN.
+        """
         return self[self.bn_key] if self.model.has_batchnorm else 0
 
     @property
@@ -170,9 +177,9 @@ class Recipe:
         return reduce(getattr, _path(name), self)
 
     def replaced(self, values: Mapping[str, Any]) -> Recipe:
-        """Return a copy with other values of some keys.
+        """Return a copy of the recipe with new values of some keys.
 
-        The values are not checked, and no other keys follow from them.
+        The new values are not checked, and all other keys keep their values.
 
         Args:
             values: Values by full key, such as "DATA.NUM_FRAMES".
@@ -188,7 +195,10 @@ class Recipe:
 
 
 def _path(name: str) -> list[str]:
-    """Return the attribute names of a key. `nonlocal` is a Python keyword, so it has a `_`."""
+    """Return the attribute names of a key: ["data", "num_frames"] for "DATA.NUM_FRAMES".
+
+    The attribute of the section NONLOCAL is `nonlocal_`, because `nonlocal` is a Python keyword.
+    """
     return name.lower().replace("nonlocal.", "nonlocal_.").split(".")
 
 
@@ -209,7 +219,7 @@ KEYS: Mapping[str, Key] = dict(_keys(Recipe))
 
 @cache
 def default_recipe() -> Recipe:
-    """Return the recipe of the defaults."""
+    """Return the recipe with the default values of all keys."""
     return Recipe()
 
 
@@ -221,8 +231,8 @@ def values_by_key(recipe: Recipe) -> dict[str, Any]:
 def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config that was stored with a checkpoint or a result.
 
-    A key that did not exist at that time gets its default, which leaves the behaviour unchanged.
-    A key that no longer exists is left out.
+    A key that was added later gets its default, which does not change the behaviour. A key that was
+    removed later is left out.
 
     Args:
         tree: The config, with sections as nested mappings.
@@ -243,13 +253,13 @@ def differences(
     """Describe the keys that differ between two configs.
 
     Args:
-        stored: Values by full key of the one config.
-        wanted: Values by full key of the other config.
-        now: Where the other config is, such as "here".
+        stored: Values of the stored config by full key.
+        wanted: Values of the new config by full key.
+        now: Word for the new config in the returned texts, such as "here".
         ignored: Keys that may differ.
 
     Returns:
-        A text for each key, such as "SOLVER.BASE_LR 0.1 there, 0.2 here".
+        One text for each key that differs, such as "SOLVER.BASE_LR 0.1 there, 0.2 here".
     """
     keys = sorted((stored.keys() | wanted.keys()).difference(ignored))
     values = [(key, stored.get(key, "(absent)"), wanted.get(key, "(absent)")) for key in keys]
@@ -257,7 +267,7 @@ def differences(
 
 
 def host_config(recipe: Recipe) -> Any:
-    """Return a recipe as a config object of PySlowFast. Each call makes a new one."""
+    """Convert a recipe to a new config object of PySlowFast."""
     node = _nested(values_by_key(recipe), host_defaults.get_cfg())
     node.MODEL.SINGLE_PATHWAY_ARCH = [arch for arch in FAMILIES if FAMILIES[arch].pathways == 1]
     node.MODEL.MODEL_NAME = "SlowFast" if recipe.model.has_two_pathways else "ResNet"
@@ -265,7 +275,7 @@ def host_config(recipe: Recipe) -> Any:
 
 
 def _nested(values: Mapping[str, Any], tree: Any) -> Any:
-    """Store values by full key in the sections of `tree`, and return it."""
+    """Store values by full key in the nested sections of `tree`, and return `tree`."""
     for name, value in values.items():
         section, _, key = name.rpartition(".")
         node = tree.setdefault(section, type(tree)()) if section else tree
@@ -274,7 +284,7 @@ def _nested(values: Mapping[str, Any], tree: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Replace tuples by lists, recursively, as YAML has no tuples."""
+    """Convert tuples to lists recursively, because YAML has no tuples."""
     if isinstance(value, Mapping):
         return {name: plain(inner) for name, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""Scaling of a recipe: its length, and its batch size and learning rates to the processes."""
+"""Scaling of a recipe: the number of epochs, the batch size and the learning rates."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from multigrid import batch_rate_factor
 from slowfast_patches.config.recipe import Recipe
 
 _DIGITS = 6
-"""Decimals of scaled epochs. A millionth of most data sets is less than one clip."""
+"""Decimal places of scaled epochs. For most data sets, a millionth of an epoch is below one clip.
+"""
 
 
 def scaled_lengths(recipe: Recipe, factor: float) -> dict[str, object]:
-    """Multiply all lengths of a recipe by a factor.
+    """Multiply all numbers of epochs in a recipe by a factor.
 
     Returns:
-        Values by full key: the scaled SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, and
-        SOLVER.LENGTH 1, so that they are not scaled again.
+        New values by full key: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, and SOLVER.LENGTH 1,
+        which prevents scaling the epochs again.
     """
     solver = recipe.solver
     return {
@@ -29,24 +30,25 @@ def scaled_lengths(recipe: Recipe, factor: float) -> dict[str, object]:
 
 
 def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:
-    """Return values by full key as the KEY VALUE pairs of a command line."""
+    """Convert values by full key to command-line words: a key, its value, the next key, ..."""
     return tuple(str(item) for pair in keys.items() for item in pair)
 
 
 def scale_to_world_size(recipe: Recipe) -> Recipe:
     """Scale the batch size to the world size, and the learning rates to the batch size.
 
-    With SOLVER.REFERENCE_WORLD_SIZE, each process has TRAIN.BATCH_SIZE / REFERENCE_WORLD_SIZE
-    clips. With SOLVER.REFERENCE_BATCH_SIZE, the learning rates are scaled from that batch size to
-    the global one by SOLVER.BATCH_RATE_RULE. Without it, the reference of a scaled batch size is
-    TRAIN.BATCH_SIZE as written. The number of epochs stays the same.
+    If SOLVER.REFERENCE_WORLD_SIZE is set, each process has TRAIN.BATCH_SIZE / REFERENCE_WORLD_SIZE
+    clips. SOLVER.BATCH_RATE_RULE scales the learning rates from the reference batch size to the new
+    global batch size. The reference batch size is SOLVER.REFERENCE_BATCH_SIZE, or the unscaled
+    TRAIN.BATCH_SIZE if only REFERENCE_WORLD_SIZE is set. If neither key is set, nothing changes.
+    The number of epochs always stays the same.
 
-    The result has its own sizes in both keys, so that scaling it again changes nothing.
-    `load_recipe` calls this function for the recipe's own NUM_GPUS, and `resolve` for a launcher's
-    processes.
+    In the returned recipe, each reference key that was set has the new size, so that scaling the
+    recipe again changes nothing. `load_recipe` calls this function for NUM_GPUS processes, and
+    `resolve` calls it for the processes of a launcher.
 
     Raises:
-        ValueError: The clips do not divide over the GPUs.
+        ValueError: TRAIN.BATCH_SIZE is not divisible by SOLVER.REFERENCE_WORLD_SIZE.
     """
     solver = recipe.solver
     gpus = solver.reference_world_size
@@ -56,9 +58,10 @@ def scale_to_world_size(recipe: Recipe) -> Recipe:
     if gpus:
         if clips % gpus:
             raise ValueError(
-                f"TRAIN.BATCH_SIZE {clips} does not divide over the {gpus} GPUs of "
-                f"SOLVER.REFERENCE_WORLD_SIZE. Set TRAIN.BATCH_SIZE {(clips // gpus + 1) * gpus}, "
-                "or REFERENCE_WORLD_SIZE to the number of GPUs for which it was written."
+                f"TRAIN.BATCH_SIZE {clips} is not divisible by SOLVER.REFERENCE_WORLD_SIZE {gpus}. "
+                f"Set TRAIN.BATCH_SIZE {(clips // gpus + 1) * gpus}, or set "
+                "SOLVER.REFERENCE_WORLD_SIZE to the number of GPUs for which TRAIN.BATCH_SIZE was "
+                "written."
             )
         processes = recipe.world_size // recipe.num_shards
         clips = clips // gpus * processes

@@ -1,4 +1,4 @@
-"""Schedules of recipes."""
+"""Conversion of recipes to training schedules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def without_multigrid(recipe: Recipe) -> Recipe:
 def learning_rate_of(recipe: Recipe) -> LearningRate:
     """Return the learning-rate policy of the baseline.
 
-    The rates of stages are SOLVER.LRS times BASE_LR. If LRS is empty, they fall by SOLVER.GAMMA.
+    With steps, the learning rate of a stage is SOLVER.BASE_LR times an entry of SOLVER.LRS. If LRS
+    is empty, each stage multiplies the learning rate of the previous stage by SOLVER.GAMMA.
     """
     solver = recipe.solver
     warmup = Warmup(solver.warmup_start_lr, solver.warmup_epochs)
@@ -47,7 +48,7 @@ def learning_rate_of(recipe: Recipe) -> LearningRate:
 
 
 def cycles_of(recipe: Recipe) -> Cycles | None:
-    """Return the cycles of a recipe, or None if both are off."""
+    """Return the long and short cycle of a recipe, or None if both cycles are off."""
     multigrid = recipe.multigrid
     if not recipe.uses_multigrid:
         return None
@@ -61,7 +62,7 @@ def cycles_of(recipe: Recipe) -> Cycles | None:
 
 
 def cycle_keys(cycles: Cycles) -> dict[str, object]:
-    """Return the MULTIGRID keys, with their values, that give any recipe these cycles."""
+    """Return the MULTIGRID keys, with values, that describe the given cycles."""
     keys: dict[str, object] = {
         "LONG_CYCLE": bool(cycles.long_cycle),
         "LONG_CYCLE_FACTORS": [list(factors) for factors in cycles.long_cycle],
@@ -77,11 +78,11 @@ def cycle_keys(cycles: Cycles) -> dict[str, object]:
 def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
     """Return the schedule of a recipe for a training set of `num_videos` videos.
 
-    With both cycles off, it is the schedule of the baseline, and BN statistics are over the clips
-    of a process unless BN.GROUP_SIZE is set.
+    If both cycles are off, this is the schedule of the baseline. In the baseline, the clips of each
+    process share BN statistics unless BN.GROUP_SIZE is set.
 
     Raises:
-        ValueError: The recipe has no valid schedule.
+        ValueError: No valid schedule exists for the recipe.
     """
     _check_bn_groups(recipe)
     multigrid = recipe.multigrid
@@ -100,7 +101,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
 
 
 def _check_bn_groups(recipe: Recipe) -> None:
-    """Raise ValueError if the BN groups of a recipe do not divide the baseline's batch."""
+    """Raise ValueError if the baseline's batch cannot be split into BN groups of equal size."""
     batch = recipe.base_shape.batch
     size = recipe.bn_size
     if not 0 < size < batch or batch % size == 0:
@@ -109,16 +110,16 @@ def _check_bn_groups(recipe: Recipe) -> None:
     raise ValueError(
         f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS "
         f"{recipe.num_shards}) cannot be split into BN groups of {size}. Set TRAIN.BATCH_SIZE to a "
-        f"multiple of {size}, or set {recipe.bn_key} {fitting}. MULTIGRID.BN_BASE_SIZE is the size "
-        "for multigrid training, BN.GROUP_SIZE for a baseline."
+        f"multiple of {size}, or set {recipe.bn_key} {fitting}. MULTIGRID.BN_BASE_SIZE applies to "
+        "multigrid training, and BN.GROUP_SIZE applies to a baseline."
     )
 
 
 def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
-    """Check that the processes of a recipe can train its schedule.
+    """Check that the mini-batches of a schedule can be split over the recipe's processes.
 
     Raises:
-        ValueError: They cannot. The message has the numbers of processes that can.
+        ValueError: The number of processes is not possible. The message names possible numbers.
     """
     try:
         check_processes(schedule, recipe.world_size)
@@ -134,8 +135,8 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule) -> None:
     """Check that every shape supports TRAIN.COMPILE and SOLVER.ACCUMULATION_STEPS.
 
     Raises:
-        ValueError: TRAIN.COMPILE is on while processes share BN statistics, or the BN groups of a
-            process do not divide into SOLVER.ACCUMULATION_STEPS micro-batches.
+        ValueError: TRAIN.COMPILE is on although several processes share BN statistics. Or the BN
+            groups of a process cannot be split into SOLVER.ACCUMULATION_STEPS micro-batches.
     """
     world_size = recipe.world_size
     micro_batches = recipe.solver.accumulation_steps
@@ -146,32 +147,32 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule) -> None:
             group = size if has_bn else 1
             if recipe.train.compile and (group or 0) > clips:
                 raise ValueError(
-                    f"TRAIN.COMPILE True: at {shape}, each of {world_size} processes has {clips} "
-                    f"clips, but BN statistics are over {group} clips of several processes, which "
-                    "a compiled network does not support. Set TRAIN.COMPILE False, use fewer "
-                    "processes, or set a larger TRAIN.BATCH_SIZE."
+                    f"TRAIN.COMPILE True is not possible at {shape}: each of {world_size} "
+                    f"processes has {clips} clips, but {group} clips of several processes share BN "
+                    "statistics. Set TRAIN.COMPILE False, use fewer processes, or set a larger "
+                    "TRAIN.BATCH_SIZE."
                 )
             if micro_batches > 1 and group is None:
                 raise ValueError(
                     f"SOLVER.ACCUMULATION_STEPS {micro_batches} would change BN statistics, which "
-                    "are over all clips of a process. To prevent this, set BN.GROUP_SIZE to the "
-                    "number of clips that share statistics, at most "
-                    f"{clips // micro_batches} here."
+                    "are computed over all clips of a process. Set BN.GROUP_SIZE to the number of "
+                    f"clips that share BN statistics, at most {clips // micro_batches}."
                 )
             if micro_batches > 1 and clips % ((group or 1) * micro_batches):
                 raise ValueError(
-                    f"SOLVER.ACCUMULATION_STEPS {micro_batches}: at {shape}, each of {world_size} "
-                    f"process(es) has {clips} clips{f' in BN groups of {group}' * has_bn}, which "
-                    f"do not divide into {micro_batches} equal micro-batches. Set it to a divisor "
-                    f"of {max(1, clips // (group or 1))}, or use a larger TRAIN.BATCH_SIZE, fewer "
-                    "processes, or smaller BN groups."
+                    f"SOLVER.ACCUMULATION_STEPS {micro_batches} is not possible at {shape}: each "
+                    f"of {world_size} process(es) has {clips} clips"
+                    f"{f' in BN groups of {group}' * has_bn}, which cannot be split into "
+                    f"{micro_batches} equal micro-batches. Set SOLVER.ACCUMULATION_STEPS to a "
+                    f"divisor of {max(1, clips // (group or 1))}, or use a larger "
+                    "TRAIN.BATCH_SIZE, fewer processes, or smaller BN groups."
                 )
 
 
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
-    """Return a copy of the recipe with the solver and data keys of an iteration's phase.
+    """Return a copy of the recipe with the shape and learning rates of the phase at `iteration`.
 
-    It is for logs and checkpoints; training never reads it back.
+    Logs and checkpoints contain this copy. Training does not use it.
     """
     phase = schedule.phases[schedule.phase_at(iteration)]
     shape = phase.base_shape

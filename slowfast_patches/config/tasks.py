@@ -1,4 +1,4 @@
-"""Tasks, and the keys that follow from each."""
+"""Tasks, and the keys that each task determines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TaskKeys:
-    """What a task means for the keys of a recipe.
+    """Keys that a task determines or restricts.
 
     Attributes:
-        targets: What the videos of a data set for this task have.
-        switch: The key that tells the task from others, with its value.
-        derived: Keys that follow from the task, with their only valid values. Sigmoid scores of a
-            model trained with softmax depend on an offset that is not trained. Softmax scores of
-            several labels cannot be compared between videos, as mAP does.
-        required: Valid values of other keys, the default first, with the reason.
-        pools_boxes: Whether the head pools boxes from the last feature map.
+        targets: Targets of one video in a data set for this task, such as "one label".
+        switch: Key that selects the task, and the value that selects it.
+        derived: Maps each key that the task determines to its only valid value. The loss and the
+            activation must match. After training with softmax, sigmoid scores would depend on an
+            arbitrary offset of the logits. Softmax scores of several labels cannot be compared
+            between videos, as mAP requires.
+        required: Maps each key that the task restricts to its valid values, with the default first,
+            and the reason.
+        pools_boxes: Whether the head pools features of boxes from the last feature map.
     """
 
     targets: str
@@ -29,7 +31,7 @@ class TaskKeys:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Values of keys that a recipe for this task leaves out."""
+        """Default values of the keys that the task determines or restricts."""
         return {**self.derived, **{key: valid[0] for key, (valid, _) in self.required.items()}}
 
 
@@ -49,22 +51,22 @@ TASKS: Mapping[str, TaskKeys] = {
         ("DETECTION.ENABLE", True),
         {"MODEL.LOSS_FUNC": "bce", "MODEL.HEAD_ACT": "sigmoid"},
         {
-            "TEST.NUM_ENSEMBLE_VIEWS": ((1,), "a key frame has one clip along the video"),
-            "DATA.CLIP_SAMPLING": (("auto", "stride"), "clips are centred on their key frame"),
+            "TEST.NUM_ENSEMBLE_VIEWS": ((1,), "a key frame has only one temporal view"),
+            "DATA.CLIP_SAMPLING": (("auto", "stride"), "clips are centred on key frames"),
             "DATA.ENSEMBLE_METHOD": (("sum",), "the scores of a box are averaged over crops"),
             "MIXUP.ENABLE": ((False,), "boxes cannot be blended"),
-            "AUG.ENABLE": ((False,), "boxes do not follow the augmentation"),
+            "AUG.ENABLE": ((False,), "augmentations do not transform boxes"),
             "SOLVER.CLASS_WEIGHTS": (((),), "class weights are not supported for boxes"),
             "TRAIN.COMPILE": ((False,), "clips have different numbers of boxes"),
         },
         pools_boxes=True,
     ),
 }
-"""All tasks by name. `slowfast_patches.tasks` has what they do."""
+"""Keys of all tasks by task name. `slowfast_patches.tasks` implements the tasks."""
 
 
 def task_name(*, detects: bool, multi_label: bool) -> str:
-    """Return the task of a recipe with these values of DETECTION.ENABLE and DATA.MULTI_LABEL."""
+    """Return the name of the task that DETECTION.ENABLE and DATA.MULTI_LABEL select."""
     if detects:
         return "detection"
     return "multi_label" if multi_label else "single_label"

@@ -20,12 +20,12 @@ from slowfast_patches.config.fields import (
 
 @dataclass(frozen=True)
 class Solver:
-    # Epochs are floats, because a shortened recipe may have fractions of one.
+    # Epochs are floats, because a shortened recipe may have fractions of an epoch.
     max_epoch: float = key(300.0, "Number of epochs of the baseline.", above_zero_to(100_000))
     length: float = key(
         1.0,
-        "Multiply MAX_EPOCH, STEPS and WARMUP_EPOCHS by this when a recipe is loaded. 0.25 trains "
-        "a quarter as long. The loaded recipe has the products, and LENGTH 1.",
+        "Factor that multiplies MAX_EPOCH, STEPS and WARMUP_EPOCHS when a recipe is loaded. 0.25 "
+        "trains a quarter as long. The loaded recipe has the multiplied values and LENGTH 1.",
         above_zero_to(100),
     )
     warmup_epochs: float = key(0.0, "Number of epochs of the warm-up.")
@@ -39,67 +39,68 @@ class Solver:
     )
     lrs: tuple[float, ...] = key(
         (),
-        "Learning rate of each stage relative to BASE_LR. Empty: powers of GAMMA.",
+        "Learning rate of each stage as a factor of BASE_LR. Empty: powers of GAMMA.",
     )
     base_lr: float = key(0.1, "Learning rate after the warm-up.", ABOVE_ZERO)
     cosine_end_lr: float = key(0.0, "Final learning rate of the cosine policy.")
     batch_rate_rule: str = key(
         "linear",
-        "How learning rates scale with the batch size, in the long cycle and elsewhere. If the "
-        "batch grows by a factor, linear multiplies the rates by that factor (Goyal et al., 2017), "
-        "sqrt by its square root (Krizhevsky, 2014). sqrt suits adam and adamw (Malladi et al., "
-        "2022).",
+        "Rule that scales the learning rate when the batch size changes. If the batch is k times "
+        "as large, linear multiplies the learning rate by k (Goyal et al., 2017), and sqrt "
+        "multiplies it by the square root of k (Krizhevsky, 2014). Use sqrt with adam and adamw "
+        "(Malladi et al., 2022).",
         one_of("linear", "sqrt"),
     )
     reference_batch_size: int = key(
         0,
         "Global batch size for which BASE_LR, WARMUP_START_LR and COSINE_END_LR are given. When a "
-        "recipe is loaded, they are scaled to its batch size by BATCH_RATE_RULE. The loaded recipe "
-        "has the scaled rates and its own batch size here. 0 scales nothing.",
+        "recipe is loaded, BATCH_RATE_RULE scales these learning rates to the actual global batch "
+        "size, and this key is set to that size. 0 means no scaling.",
         FROM_ZERO,
         may_differ=True,
     )
     reference_world_size: int = key(
         0,
-        "Number of GPUs of one machine for which TRAIN.BATCH_SIZE is given. Each process takes as "
-        "many clips as one of these GPUs, and the learning rates scale with the batch size. 0 "
-        "scales nothing.",
+        "Number of GPUs of one machine for which TRAIN.BATCH_SIZE is given. With another number of "
+        "GPUs, each GPU still has the same number of clips, and BATCH_RATE_RULE scales the "
+        "learning rates. 0 means no scaling.",
         FROM_ZERO,
         may_differ=True,
     )
     base_lr_scale_num_shards: bool = key(
         False,
-        "Multiply the learning rates by NUM_SHARDS, as in later releases of PySlowFast. The loaded "
-        "recipe has REFERENCE_BATCH_SIZE instead.",
+        "Multiply the learning rates by NUM_SHARDS, as in later releases of PySlowFast. Loading a "
+        "recipe replaces this key by REFERENCE_BATCH_SIZE.",
     )
     optimizing_method: str = key(
         "sgd",
-        "Optimizer. sgd and adam are PySlowFast's. adamw (Loshchilov and Hutter, 2019) is torch's, "
-        "with the betas of PySlowFast's adam.",
+        "Optimizer. sgd and adam work as in PySlowFast. adamw (Loshchilov and Hutter, 2019) is "
+        "torch.optim.AdamW with the same betas as adam.",
         one_of("sgd", "adam", "adamw"),
         speed=True,
     )
     layer_decay: float = key(
         1.0,
-        "Layer-wise learning-rate decay (BEiT, Bao et al., 2022): the rate of a layer divided by "
-        "that of the layer after it. The head has the full rate, the embeddings the smallest. 1 "
-        "gives all layers the same rate.",
+        "Layer-wise learning-rate decay (BEiT, Bao et al., 2022): each layer has the learning rate "
+        "of the next layer multiplied by this value. The head has the full learning rate, and the "
+        "embeddings have the smallest. With 1, all layers have the same learning rate.",
         RATIO,
         needs="MODEL.ARCH hf",
     )
     clip_grad_val: float | None = key(
-        None, "Clip each gradient to this absolute value. None: no clipping."
+        None, "Clip each element of the gradients to this absolute value. None: no clipping."
     )
     clip_grad_l2norm: float | None = key(
         None,
-        "Clip the L2 norm of all gradients to this. None: no clipping.",
+        "Maximum L2 norm of all gradients together, for gradient clipping. None: no clipping.",
         needs="SOLVER.CLIP_GRAD_VAL None 0.0",
     )
     class_weights: tuple[float, ...] | str = key(
         (),
         "Class weights in the training loss: a number for each class, or balanced for weights "
-        "inversely proportional to the number of training videos. They are normalised to a mean of "
-        "1 over the training videos, or over the classes if a video has several labels.",
+        "inversely proportional to the number of training videos of a class. The weights are "
+        "normalised to a mean of 1 over the training videos, or over the classes if a video may "
+        "have several labels.",
         CLASS_WEIGHTS,
     )
     zero_wd_1d_param: bool = key(
@@ -110,8 +111,8 @@ class Solver:
     accumulation_steps: int = key(
         1,
         "Gradient accumulation (Ott et al., 2018): split the mini-batch of a process into this "
-        "many micro-batches to save memory. TRAIN.BATCH_SIZE, the learning rates and the result "
-        "of the training stay the same.",
+        "many micro-batches to save memory. The batch size, the learning rates and the result of "
+        "the training stay the same.",
         AT_LEAST_ONE,
         may_differ=True,
         speed=True,
@@ -122,7 +123,9 @@ class Solver:
         may_differ=True,
         switch=True,
     )
-    gamma: float = key(0.1, "Factor between the learning rates of stages if LRS is empty.")
+    gamma: float = key(
+        0.1, "Factor that multiplies the learning rate at the start of each stage if LRS is empty."
+    )
     momentum: float = key(0.9, "Momentum of sgd.")
     dampening: float = key(0.0, "Dampening of sgd.")
     nesterov: bool = key(True, "Use Nesterov momentum in sgd.")
@@ -136,19 +139,20 @@ class Train:
     mixed_precision: bool | str = key(
         False,
         "Automatic mixed precision with bfloat16, or with float16 and loss scaling on a GPU "
-        "without bfloat16. auto is True on a GPU, and on a processor with AMX if "
-        "RESNET.WIDTH_PER_GROUP is 32 or more.",
+        "without bfloat16. auto means True on a GPU. On a CPU, auto means True only if the CPU has "
+        "AMX and RESNET.WIDTH_PER_GROUP is 32 or more.",
         one_of(False, True, "auto"),
         switch=True,
     )
     tf32: bool = key(
         True,
-        "Use TF32 on a GPU, which rounds the factors of float32 products to 10 bits of mantissa.",
+        "Use TF32 on a GPU: round the inputs of float32 matrix products and convolutions to 10 "
+        "bits of mantissa.",
         switch=True,
     )
     cudnn_benchmark: bool = key(
         True,
-        "Let cuDNN benchmark its convolutions at each shape and use the fastest.",
+        "Let cuDNN benchmark its convolution algorithms at each shape and use the fastest one.",
         may_differ=True,
         switch=True,
     )
@@ -175,9 +179,9 @@ class Train:
     )
     eval_max_share: float = key(
         0.1,
-        "Maximum FLOPs of all evaluations, relative to those of the training. If TRAIN.EVAL_PERIOD "
-        "or MULTIGRID.EVAL_FREQ ask for more, evenly spaced evaluations are skipped, but never the "
-        "last. 0 skips none.",
+        "Maximum FLOPs of all evaluations, as a fraction of the training FLOPs. If "
+        "TRAIN.EVAL_PERIOD or MULTIGRID.EVAL_FREQ ask for more evaluations, evenly spaced "
+        "evaluations are skipped, but never the last one. 0 skips no evaluation.",
         FROM_ZERO,
         may_differ=True,
     )
@@ -186,15 +190,15 @@ class Train:
     )
     checkpoints_kept: int = key(
         3,
-        "Number of latest checkpoints to keep, in addition to those at the ends of phases. 0 "
-        "keeps all.",
+        "Number of latest checkpoints to keep. The checkpoints at the ends of phases are kept in "
+        "addition. 0 keeps all checkpoints.",
         FROM_ZERO,
         may_differ=True,
     )
     keep_best: bool = key(
         False,
         "Save the weights with the best validation so far, by the recipe's first metric, as "
-        "checkpoint_best.pyth. With MODEL.EMA_DECAY, the averaged weights count.",
+        "checkpoint_best.pyth. With MODEL.EMA_DECAY, the metric is that of the averaged weights.",
         may_differ=True,
     )
     freeze: tuple[str, ...] = key(
@@ -204,11 +208,15 @@ class Train:
         "have no dropout.",
         speed=True,
     )
-    auto_resume: bool = key(True, "Resume the run in OUTPUT_DIR.", may_differ=True)
+    auto_resume: bool = key(
+        True, "Resume the run in OUTPUT_DIR if it has a checkpoint.", may_differ=True
+    )
     checkpoint_type: str = key("pytorch", "Format of TRAIN.CHECKPOINT_FILE_PATH.", WEIGHTS)
-    enable: bool = key(True, "Train.")
+    enable: bool = key(True, "Train the model.")
     dataset: str = key("kinetics", "Data set to train on.")
-    checkpoint_file_path: str = key("", "Checkpoint with the initial weights. Empty: none.")
+    checkpoint_file_path: str = key(
+        "", "Checkpoint with the initial weights. Empty: no checkpoint."
+    )
     checkpoint_inflate: bool = key(
         False, "Inflate the weights of a 2D network to 3D when they are loaded."
     )
@@ -216,19 +224,23 @@ class Train:
 
 @dataclass(frozen=True)
 class Test:
-    enable: bool = key(True, "Test at the end.", may_differ=True)
+    enable: bool = key(True, "Test the model after training.", may_differ=True)
     dataset: str = key("kinetics", "Data set to test on.", may_differ=True)
     batch_size: int = key(
         8,
-        "Number of clips in the mini-batch of one machine in evaluation.",
+        "Number of clips in the mini-batch of one machine during evaluation.",
         AT_LEAST_ONE,
         may_differ=True,
     )
     num_ensemble_views: int = key(
-        10, "Number of clips along a video; 1 with DETECTION.ENABLE.", AT_LEAST_ONE, may_differ=True
+        10,
+        "Number of temporal views: clips that are spread over a video. Must be 1 with "
+        "DETECTION.ENABLE.",
+        AT_LEAST_ONE,
+        may_differ=True,
     )
     num_spatial_crops: int = key(
-        3, "Number of spatial crops of a clip.", one_of(1, 3), may_differ=True
+        3, "Number of spatial crops of each temporal view.", one_of(1, 3), may_differ=True
     )
     checkpoint_file_path: str = key("", "Checkpoint to test.", may_differ=True)
     checkpoint_type: str = key(

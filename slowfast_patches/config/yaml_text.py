@@ -1,4 +1,4 @@
-"""YAML with limits on depth and length, against hostile files."""
+"""Reading and writing of YAML. Limits on depth and length protect against hostile files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 import yaml
 
-# The wheels of PyYAML contain its C library, which is ten times as fast.
+# Use the C library if PyYAML was built with it, because it is ten times as fast.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _DEEPEST = 250
-"""Maximum nesting of a YAML text. Python literals on a command line have at most 200 levels."""
+"""Maximum nesting depth of a YAML text. Python literals have at most 200 levels, so they fit."""
 _LONGEST = 200_000
-"""Maximum nodes and characters of a YAML text with its aliases expanded."""
+"""Maximum number of nodes and characters of a YAML text after its aliases are expanded."""
 
 
 def parse_yaml(text: str, source: str = "the config") -> Any:
     """Parse YAML safely.
 
     Args:
-        text: YAML.
+        text: YAML text.
         source: Origin of the text, for error messages.
 
     Raises:
@@ -32,7 +32,7 @@ def parse_yaml(text: str, source: str = "the config") -> Any:
     try:
         _check_events(text)
         return yaml.load(text, _Loader)
-    except Exception as error:  # PyYAML raises many types if a tag does not fit its value.
+    except Exception as error:  # PyYAML raises many exception types if a tag and a value differ.
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -50,14 +50,16 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
 
 def _check_events(text: str) -> None:
-    """Check depth and length before composing, which recurses in libyaml without a limit.
+    """Check the depth and the length of a YAML text before it is parsed to a tree.
+
+    This prevents a stack overflow: libyaml parses nested nodes recursively, without a limit.
 
     Raises:
         yaml.MarkedYAMLError: The text is nested too deeply or too long.
     """
     length = 0.0
     lengths = dict[str | None, float]()
-    # Anchor and start of each collection that is still open.
+    # For each open collection: its anchor, and the length of the text before it.
     open_collections = list[tuple[str | None, float]]()
     for event in yaml.parse(text, _SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -68,14 +70,14 @@ def _check_events(text: str) -> None:
         elif isinstance(event, yaml.CollectionStartEvent):
             open_collections.append((event.anchor, length))
             length += 1
-            lengths[event.anchor] = math.inf  # An alias to an open collection never ends.
+            lengths[event.anchor] = math.inf  # An alias inside its own collection never ends.
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, start = open_collections.pop()
             lengths[anchor] = length - start
         if len(open_collections) > _DEEPEST:
             raise _error(f"it is nested more than {_DEEPEST} levels deep", event)
         if length > _LONGEST:
-            raise _error(f"with its aliases expanded it is longer than {_LONGEST:,}", event)
+            raise _error(f"it is longer than {_LONGEST:,} with its aliases expanded", event)
 
 
 def _error(problem: str, where: Any) -> Exception:
@@ -90,7 +92,10 @@ def dump_yaml(tree: Mapping[str, Any]) -> str:
 
 
 def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (full key, value) of nested sections. HF.CONFIG is one value."""
+    """Yield (full key, value) for each key of nested sections.
+
+    The mapping HF.CONFIG is a value, not a section.
+    """
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and key != "HF.CONFIG":

@@ -13,8 +13,7 @@ __all__ = ["VideoClips"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from slowfast_patches.datasets.video_clips import (
-        VideoClips,
-    )  # lazy import: it imports the decoders
+    # Import lazily, because the module imports PyAV and OpenCV.
+    from slowfast_patches.datasets.video_clips import VideoClips
 
     return VideoClips

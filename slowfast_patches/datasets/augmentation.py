@@ -1,4 +1,7 @@
-"""RandAugment, colour jitter, random erasing and the user's augmentations, set by the keys AUG."""
+"""Augment training clips as set by the keys `AUG.*`.
+
+The augmentations are RandAugment, colour jitter, random erasing and functions of the user.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +17,43 @@ from slowfast_patches.config.extensions import AUGMENTATIONS, change_clip
 from slowfast_patches.config.rand_augment import parse_rand_augment
 
 Clip = NDArray[np.uint8]
-"""Clip, (T, S, S, 3) RGB."""
+"""Clip, (T, S, S, 3) uint8 RGB."""
 
 _AUGMENTATION_STREAM = 3
-"""Part of the seed that separates this generator from the one that samples clips."""
+"""Last element of the seed. The generator that samples clips uses another number here."""
 
 OPERATIONS = (
     *("identity", "autocontrast", "equalize", "solarize", "posterize", "brightness", "contrast"),
     *("colour", "sharpness", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
 )
-"""Operations of RandAugment, with the ranges of AutoAugment (Cubuk et al., CVPR 2019, table 6)."""
+"""Names of the RandAugment operations.
+
+The ranges of their magnitudes are those of AutoAugment (Cubuk et al., CVPR 2019, table 6).
+"""
 
 _GREY = np.array([0.299, 0.587, 0.114])
 """Weights of R, G and B in the luminance (ITU-R BT.601)."""
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
-"""Smoothing kernel, used for sharpness."""
+"""Smoothing kernel of the operation `sharpness`."""
 _AREA = (0.02, 1 / 3)
-"""Random erasing: range of the area of the box, relative to the frame."""
+"""Random erasing: range of the total erased area, as a fraction of the frame area."""
 _ASPECT = math.log(1 / 0.3)
-"""Random erasing: maximum logarithm of the aspect ratio of the box."""
+"""Random erasing: maximum absolute logarithm of the aspect ratio of a box."""
 
 
 class Augmentation:
-    """Changes training clips in place, and all frames of a clip alike.
+    """Augments training clips in place. All frames of a clip get the same changes.
 
-    Apply RandAugment (Cubuk et al., CVPR Workshops 2020) if set, and otherwise jitter of
-    brightness, contrast and colour. Then apply random erasing (Zhong et al., AAAI 2020), and the
-    functions of AUG.CUSTOM.
+    The steps are, in this order:
 
-    Each clip has its own random generator, seeded by (seed, epoch, video), and all sizes are drawn
-    relative to the frame. So the result does not depend on the worker, the rank, earlier clips, or
-    the shape of the clip.
+    1. RandAugment (Cubuk et al., CVPR Workshops 2020) if AUG.AA_TYPE is set, and otherwise jitter
+       of brightness, contrast and colour.
+    2. Random erasing (Zhong et al., AAAI 2020).
+    3. The functions named in AUG.CUSTOM.
+
+    Each clip has its own random generator, seeded by (seed, epoch, video). All sizes are drawn
+    relative to the frame size. The augmentation of a clip therefore does not depend on the worker,
+    the rank, the earlier clips, or the shape of the clip.
     """
 
     def __init__(self, keys: Aug, mean: Sequence[float], seed: int) -> None:
@@ -75,7 +84,10 @@ class Augmentation:
             change_clip(name, augment, clip, rng)
 
     def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
-        """Fill a box with the mean colour or with noise, the same in all frames."""
+        """Fill a random box with the mean colour or with noise.
+
+        The box and the noise are the same in all frames.
+        """
         side = clip.shape[1]
         area = rng.uniform(*_AREA) / self._keys.re_count
         aspect = math.exp(rng.uniform(-_ASPECT, _ASPECT))
@@ -95,9 +107,9 @@ def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:
     Args:
         name: One of `OPERATIONS`.
         clip: The clip, (T, S, S, 3).
-        level: Strength in [-1, 1]. 0 changes least. The sign selects the direction, if there are
-            two.
-        fill: Colour of pixels that move in from outside.
+        level: Strength in [-1, 1]. 0 gives the smallest change. The sign selects the direction of
+            operations that have two directions, such as rotations.
+        fill: Colour (R, G, B) of pixels that a geometric operation moves in from outside the frame.
     """
     strength = abs(level)
     values = np.arange(256)
@@ -127,9 +139,10 @@ def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:
 
 
 def _enhanced(name: str, clip: Clip, factor: float) -> Clip:
-    """Blend a clip with a version that lacks brightness, contrast, colour or sharpness.
+    """Change the brightness, contrast, colour or sharpness of a clip by a factor.
 
-    A factor of 0 gives that version, 1 gives the clip, and a larger factor extrapolates.
+    A factor of 0 removes the property `name` completely. A factor of 1 leaves the clip unchanged.
+    Larger factors enhance the property.
     """
     if name == "sharpness":
         kernel = (1 - factor) * _SMOOTH
@@ -144,9 +157,10 @@ def _enhanced(name: str, clip: Clip, factor: float) -> Clip:
 
 
 def _stretched(clip: Clip, *, by_rank: bool) -> NDArray[np.float64]:
-    """Return a table (256, 3) that spreads the values of each channel over all 256 values.
+    """Return a lookup table (256, 3) that stretches each channel to the full range 0 to 255.
 
-    With `by_rank`, spread the ranks of the values (histogram equalization).
+    By default the stretch is linear (autocontrast). If `by_rank` is true, the table equalizes the
+    histogram.
     """
     rows = clip.reshape(-1, clip.shape[2], 3)
     tables = list[NDArray[np.float64]]()
@@ -167,7 +181,7 @@ def _stretched(clip: Clip, *, by_rank: bool) -> NDArray[np.float64]:
 
 
 def _looked_up(clip: Clip, table: NDArray[np.generic]) -> Clip:
-    """Replace every value by its entry in a table, (256,) or (256, 3)."""
+    """Replace every value of a clip by its entry in a lookup table, (256,) or (256, 3)."""
     whole = np.clip(np.rint(table), 0, 255).astype(np.uint8)
     rows = clip.reshape(-1, clip.shape[2], 3)
     return np.asarray(cv2.LUT(rows, whole.reshape(1, 256, -1)), np.uint8).reshape(clip.shape)
@@ -176,7 +190,14 @@ def _looked_up(clip: Clip, table: NDArray[np.generic]) -> Clip:
 def _warped(
     clip: Clip, matrix: NDArray[np.float64], shift: NDArray[np.float64], fill: Sequence[float]
 ) -> Clip:
-    """Transform positions (x, y) by a matrix about the centre, and then shift them, in pixels."""
+    """Apply an affine transform to every frame of a clip.
+
+    Args:
+        clip: The clip, (T, S, S, 3).
+        matrix: (2, 2), applied to positions (x, y) relative to the centre of the frame.
+        shift: (x, y) in pixels, added after the multiplication by `matrix`.
+        fill: Colour (R, G, B) of pixels outside the original frame.
+    """
     size = clip.shape[2]
     centre = np.full(2, (size - 1) / 2)
     moved = np.column_stack([matrix, centre - matrix @ centre + shift])

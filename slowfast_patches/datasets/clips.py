@@ -1,4 +1,4 @@
-"""Clips of a recipe's data set, read according to the recipe."""
+"""Data set of clips that are sampled as a recipe specifies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 class ClipDataset(Clips):
-    """Clips of the videos in the list of a split.
+    """Data set of clips of the videos in the list of a split.
 
-    The training split is indexed by `ClipRequest`. The validation split has one centre clip per
-    video. The test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS clips per video.
+    The training split is indexed by `ClipRequest`. The validation split has one clip per video, at
+    the centre of the video. The test split has TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS
+    clips per video.
 
-    With several labels, a clip has a multi-hot label, (NUM_CLASSES,) float32. A training clip has
-    the labels of all frames from its first to its last, including frames in between that are not
-    read. Evaluation clips have all labels of the video.
+    In multi-label data sets, the label of a clip is a multi-hot vector, (MODEL.NUM_CLASSES,)
+    float32. A training clip has the labels of all video frames from its first to its last frame,
+    including frames that the stride skips. An evaluation clip has all labels of the video.
     """
 
     def __init__(self, recipe: Recipe, split: str) -> None:
@@ -42,7 +43,7 @@ class ClipDataset(Clips):
         options = reading_options(recipe)
         index = None
         self._sources = self._read_sources(recipe, videos)
-        if not hasattr(self._sources[0], "record"):  # as videos of a frame list
+        if not hasattr(self._sources[0], "record"):  # videos of a frame list need no index
             paths = [video.path for video in self._sources]
             index = open_index(path, paths, limits=options["limits"])
         test = recipe.test
@@ -68,8 +69,8 @@ class ClipDataset(Clips):
     def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
         """Return the videos that the clips are read from.
 
-        These are the listed `videos`, except in data sets whose list has other items, such as key
-        frames.
+        By default these are the listed `videos`. Override this method if the list has other items,
+        such as key frames.
         """
         return videos
 
@@ -95,13 +96,13 @@ def _augmentation(recipe: Recipe) -> Augmentation | None:
 
 
 def reading_options(recipe: Recipe) -> dict[str, Any]:
-    """Return the keyword arguments of `read_clip` that a recipe sets."""
+    """Return the keyword arguments for `read_clip` that follow from a recipe."""
     threads = 0 if recipe.data_loader.enable_multi_thread_decode else 1
     return {"threads": threads, "limits": reading_limits(recipe)}
 
 
 def reading_limits(recipe: Recipe) -> ReadingLimits:
-    """Return the limits set by the keys DATA.MAX_..."""
+    """Return the limits that the keys DATA.MAX_... of a recipe set."""
     data = recipe.data
     return ReadingLimits(
         pixels=data.max_frame_pixels,
@@ -112,7 +113,7 @@ def reading_limits(recipe: Recipe) -> ReadingLimits:
 
 
 def sampling_of(recipe: Recipe, split: str) -> Sampling:
-    """Return where the clips of a split are taken from its videos."""
+    """Return how the clips of a split are sampled from its videos."""
     data = recipe.data
     dataset = dataset_of(recipe, split)
     segments = data.clip_sampling == "segments"

@@ -1,4 +1,4 @@
-"""Base class of the data sets: clips of videos, indexed by `ClipRequest` or by number."""
+"""Base class of the data sets. Clips are indexed by `ClipRequest` or by integer."""
 
 from __future__ import annotations
 
@@ -35,29 +35,39 @@ from slowfast_patches.datasets.reading.video_record import UnreadableVideoError,
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 
 Label = int | NDArray[np.float32]
-"""A class number, or a multi-hot vector (classes,) for clips with several labels."""
+"""A class index, or a multi-hot vector (classes,) in multi-label data sets."""
 
 TRIES = 10
-"""Consecutive unreadable videos after which the list itself must be wrong."""
+"""Number of consecutive unreadable videos after which reading is given up.
+
+So many unreadable videos in a row mean that the list or the prefix of the paths is wrong.
+"""
 
 
 class _WholeBatch(dict[Any, Any]):
-    """Mini-batch that rejects torch's default collate function, which takes it for a list."""
+    """Mini-batch that raises a clear error if it is passed to torch's default collate function.
+
+    The default collate function would otherwise treat the mini-batch as a list of items.
+    """
 
     def __getitem__(self, key: object) -> Any:
-        if key == 0:  # the first item of a list, in torch's default collate function
-            raise ValueError("this is a whole mini-batch: give collate_fn=multigrid.collate")
+        if key == 0:  # torch's default collate function asks for the first item of a list
+            raise ValueError(
+                "The data set returns whole mini-batches. Pass collate_fn=multigrid.collate to the "
+                "DataLoader"
+            )
         return super().__getitem__(key)
 
 
-class EvaluationBatch(Batch):
-    """Mini-batch with the numbers of its videos in the list.
+class VideoBatch(Batch):
+    """Mini-batch of clips that also tells which videos the clips are from.
 
     Attributes:
-        videos: The number of each clip's video, (n,).
-        rows: With boxes: the number of each box among all boxes of the split, (m,).
-        shares: With boxes: the fraction of each box that its clip shows, (m,). Used in evaluation.
-        redrawn: With boxes: how many crops without a box were drawn again. Used in training.
+        videos: (n,) int64. Index of each clip's video in the list.
+        rows: (m,), only in detection. Index of each box among all boxes of the split.
+        shares: (m,), only in detection. Fraction of each box that its clip shows, for evaluation.
+        redrawn: Only in detection. Number of crops that were drawn again because they showed no
+            box, for the training log.
     """
 
     videos: Tensor
@@ -67,26 +77,30 @@ class EvaluationBatch(Batch):
 
 
 class TooManyUnreadableError(ToolError):
-    """Error raised when so many videos are unreadable that the list or its prefix must be wrong."""
+    """Error raised when too many videos are unreadable.
+
+    The cause is then most likely a wrong list or a wrong prefix of its paths.
+    """
 
     exit_status = MISTAKE_STATUS
 
     def __init__(self, message: str) -> None:
-        # The loader puts the worker's traceback before the message when it re-raises the error.
+        # DataLoader re-raises a worker's error with the traceback before the message. Remove it.
         super().__init__(message.rsplit("TooManyUnreadableError: ", 1)[-1].strip())
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Where clips are taken from their videos.
+    """Settings that determine which frames and crops of a video make up a clip.
 
     Attributes:
         base: The shape of the baseline.
-        stride: Frames from one frame of a clip to the next, at `target_fps`.
-        short_sides: Range of the resized short side, in pixels.
-        options: The `multigrid.SamplingOptions`.
-        target_fps: See `multigrid.plan_train`.
-        to_end: See `multigrid.plan_test`.
+        stride: Distance between consecutive frames of a clip, in frames of a video with
+            `target_fps` frames per second.
+        short_sides: Minimum and maximum of the short side in pixels to which frames are resized.
+        options: Further options, see `multigrid.SamplingOptions`.
+        target_fps: Frame rate to which `stride` refers, see `multigrid.plan_train`.
+        to_end: Whether the last of several views ends with the video, see `multigrid.plan_test`.
     """
 
     base: Shape
@@ -103,7 +117,15 @@ class Sampling:
         video: Video,
         centre: float | None = None,
     ) -> ClipPlan:
-        """Draw a random clip on the grid of `shape`, around the frame `centre` if given."""
+        """Return the plan of a random clip with the given shape.
+
+        Args:
+            rng: The random generator.
+            shape: The shape of the clip.
+            video: The video.
+            centre: Position of the key frame in the middle of the clip. By default the temporal
+                position is random.
+        """
         return plan_train(rng, _grid(self, shape), video, self.target_fps, centre=centre)
 
     def evaluation_plan(
@@ -114,17 +136,19 @@ class Sampling:
         crop: int,
         centre: float | None = None,
     ) -> ClipPlan:
-        """Return the plan of one of the views × crops clips on which a video is scored.
+        """Return the plan of one evaluation clip of a video.
 
-        A single crop is the centre of a frame resized to the smallest training size. Three crops,
-        and crops around a key frame, are cut from a frame whose short side equals the crop.
+        A video has (temporal views × spatial crops) evaluation clips. With one spatial crop, the
+        crop is the centre of the frame, which is resized to the smallest short side in training.
+        With three spatial crops, and for clips around a key frame, the frame is resized so that its
+        short side equals the side of the crop.
 
         Args:
             video: The video.
-            part: The number of the clip among the clips of the video.
-            views: Number of temporal views and of spatial crops.
-            crop: Side of the crop.
-            centre: Key frame in the middle of the clip, if any.
+            part: Index of the clip among the evaluation clips of the video.
+            views: The number of temporal views and the number of spatial crops.
+            crop: Side of the crop in pixels.
+            centre: Position of the key frame in the middle of the clip, or None.
         """
         count, crops = views
         return plan_test(
@@ -144,35 +168,44 @@ class Sampling:
 
 @cache
 def _grid(sampling: Sampling, shape: Shape) -> Grid:
-    """Return the grid of a shape. It is cached because every clip needs one."""
+    """Return the grid of a shape. The result is cached because every clip needs a grid."""
     return make_grid(shape, sampling.base, sampling.stride, sampling.short_sides, sampling.options)
 
 
 class Clips(torch.utils.data.Dataset[dict[str, Any]]):
-    """Clips of some videos, read on the requested grid.
+    """Data set of clips that are read in the requested shape.
 
-    Training clips are requested by `ClipRequest`, which names the grid. Evaluation clips are
-    requested by number. Each video has views × crops evaluation clips on the baseline's grid, one
-    video after another. A single clip per video is the centre clip.
+    Index training clips by `ClipRequest`, which contains the shape. Index evaluation clips by
+    integer. Each video has (temporal views × spatial crops) evaluation clips with the shape of the
+    baseline. The clips of one video are consecutive. If there is only one clip per video, it is
+    the centre clip.
 
-    The data loader requests a whole mini-batch at once, and each clip is read directly into its
-    place. An evaluation batch omits unreadable clips.
+    A DataLoader fetches a whole mini-batch with one call of `__getitems__`, which reads each clip
+    directly into the tensor of the mini-batch. A mini-batch in evaluation omits unreadable clips.
 
-    An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
-    list) and `failures`, the (path, reason) of each unreadable video that was replaced. The request
-    alone determines the replacement. An unreadable evaluation clip has `unread`. A training item
-    also has `extents`, as in `ClipPlan`.
+    An item is a dict:
+
+    - `clip`: (T, S, S, 3) uint8 RGB.
+    - `label`: See `Label`.
+    - `flip`: Whether to flip the clip horizontally.
+    - `iteration`: The iteration of the request, or -1 in evaluation.
+    - `video`: Index of the video in the list.
+    - `failures`: The (path, reason) of each unreadable video that this clip replaces. The request
+      determines the replacement, so it does not depend on the worker.
+    - `unread`: True for an unreadable evaluation clip, and otherwise missing.
+    - `coverage`: Only in training, see `ClipPlan`.
 
     Args:
         videos: The listed videos, each with a `path` and a `label`.
-        index: Their index, or None if the subclass provides the records.
-        sampling: Where clips are taken from the videos.
+        index: The index of the videos, or None if the subclass overrides `_record`.
+        sampling: How clips are sampled from the videos.
         seed: Seed of the random clips.
-        views: Temporal views and spatial crops of each video in evaluation.
-        evaluation_crop: Side of an evaluation clip. By default that of the baseline.
-        threads: Decoder threads per clip.
-        limits: Limits on what is read.
-        augment: Changes a training clip in place, given the clip, the epoch and the video number.
+        views: Number of temporal views and of spatial crops per video in evaluation.
+        evaluation_crop: Side of an evaluation clip in pixels. By default the crop of the baseline.
+        threads: Number of decoder threads per clip. 0 lets the codec choose.
+        limits: Limits on the videos that may be read.
+        augment: Function that changes a training clip in place. Its arguments are the clip, the
+            epoch and the index of the video.
     """
 
     def __init__(
@@ -208,12 +241,12 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _draw(
         self, rng: np.random.Generator, shape: Shape, number: int, video: Video
     ) -> tuple[ClipPlan, dict[str, Any]]:
-        """Draw a random clip of a video. Returns its plan and the targets of its item."""
+        """Draw a random clip of a video, and return its plan and the target fields of its item."""
         plan = self.sampling.training_plan(rng, shape, video)
         return plan, {"label": self._label(self.videos[number], plan)}
 
     def _look(self, number: int, video: Video, part: int) -> tuple[ClipPlan, dict[str, Any]]:
-        """Return the plan and the targets of the `part`-th evaluation clip of a video."""
+        """Return the plan and the target fields of the evaluation clip `part` of a video."""
         plan = self.sampling.evaluation_plan(video, part, self._views, self._crop)
         return plan, {"label": self._label(self.videos[number], None)}
 
@@ -231,12 +264,12 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def num_clips(self) -> int:
-        """Evaluation clips per video."""
+        """Number of evaluation clips per video."""
         return self._views[0] * self._views[1]
 
     @property
     def clip_bytes(self) -> int:
-        """Bytes of an evaluation clip."""
+        """Size of an evaluation clip in bytes."""
         frames, crop = self._sides(0)
         return frames * crop**2 * 3
 
@@ -245,13 +278,13 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         (item,) = self._read([request], [clip])
         return {"clip": clip, **item}
 
-    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> EvaluationBatch:
-        """Return the mini-batch of several requests, all of one shape."""
+    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> VideoBatch:
+        """Return the mini-batch for several requests, which must all have the same shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
         items = self._read(requests, [clip.numpy() for clip in clips])
         numbers = [number for number, item in enumerate(items) if not item.get("unread")]
         read = [items[number] for number in numbers]
-        batch = EvaluationBatch(
+        batch = VideoBatch(
             clips=clips if len(read) == len(items) else clips[numbers],
             labels=stack_labels(read),
             flips=torch.tensor([item["flip"] for item in read], dtype=torch.bool),
@@ -259,18 +292,18 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             failures=[failure for item in items for failure in item["failures"]],
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
         )
-        batch = cast(EvaluationBatch, _WholeBatch(batch))
-        if "extents" in items[0]:
-            batch["extents"] = torch.tensor([item["extents"] for item in items])
+        batch = cast(VideoBatch, _WholeBatch(batch))
+        if "coverage" in items[0]:
+            batch["coverage"] = torch.tensor([item["coverage"] for item in items])
         if read:
             self._add_targets(batch, read)
         return batch
 
-    def _add_targets(self, batch: EvaluationBatch, items: Sequence[dict[str, Any]]) -> None:
-        """Add the targets that are not of whole clips."""
+    def _add_targets(self, batch: VideoBatch, items: Sequence[dict[str, Any]]) -> None:
+        """Add targets other than clip labels to a mini-batch. Subclasses override this method."""
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
-        """Return the number of frames and the crop of a clip."""
+        """Return the number of frames of a clip and the side of its crop in pixels."""
         if isinstance(request, ClipRequest):
             return request.shape.frames, request.shape.crop
         return self.sampling.base.frames, self._crop
@@ -278,9 +311,9 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _read(
         self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
     ) -> list[dict[str, Any]]:
-        """Read clips into `outs`, and return their items without `clip`.
+        """Read one clip per request into `outs`, and return the items without the field `clip`.
 
-        Consecutive evaluation clips of one video are read in one pass.
+        Read consecutive evaluation clips of one video in one pass.
         """
         both: Any = list(zip(requests, outs, strict=True))
         if isinstance(requests[0], ClipRequest):
@@ -292,7 +325,10 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return items
 
     def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """Read a random clip. If the video is unreadable, draw another video."""
+        """Read a random clip into `out`, and return its item without the field `clip`.
+
+        If the video is unreadable, use a randomly drawn other video.
+        """
         rng = clip_generator(self._seed, request.epoch, request.video)
         failures = list[tuple[str, str]]()
         index = request.video
@@ -312,7 +348,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 "flip": plan.flip,
                 "video": index,
                 "iteration": request.iteration,
-                "extents": plan.extents,
+                "coverage": plan.coverage,
                 "failures": failures,
             }
         raise self._too_many(failures)
@@ -320,14 +356,21 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _too_many(self, failures: Sequence[tuple[str, str]]) -> TooManyUnreadableError:
         path, reason = failures[0]
         return TooManyUnreadableError(
-            f"{len(failures)} videos in a row could not be read, the first {path}: {reason}; "
-            "check the list and the prefix of its paths (DATA.PATH_PREFIX)"
+            f"{len(failures)} videos in a row could not be read. The first is {path}: {reason}. "
+            "Check the list, and the prefix of its paths (DATA.PATH_PREFIX)"
         )
 
     def _read_evaluation(
         self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
     ) -> list[dict[str, Any]]:
-        """Read evaluation clips of a video. Unreadable clips are filled with black."""
+        """Read evaluation clips of a video, and return their items without the field `clip`.
+
+        Fill unreadable clips with zeros.
+
+        Args:
+            index: Index of the video in the list.
+            parts: The index of each clip among the clips of the video, and its output array.
+        """
         video = self.videos[index]
         item = {"label": self._label(video, None), "flip": False, "video": index, "iteration": -1}
         try:
@@ -336,7 +379,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             plans = [plan for plan, _ in looks]
             read_clips(video.path, record, plans, [out for _, out in parts], **self._reading)
         except UnreadableVideoError as error:
-            if len(parts) > 1:  # retry one by one to keep the readable clips
+            if len(parts) > 1:  # retry the clips one by one, because some may be readable
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
             return [item | {"failures": [(video.path, str(error))], "unread": True}]

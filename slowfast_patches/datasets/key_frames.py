@@ -1,4 +1,7 @@
-"""Clips around key frames, with boxes that follow the resize, crop and flip."""
+"""Data set of clips around key frames with bounding boxes.
+
+The boxes get the same resize, crop and flip as the frames.
+"""
 
 from __future__ import annotations
 
@@ -15,42 +18,43 @@ from multigrid import ClipPlan, Shape, Video
 from multigrid.sampler import stack_boxes
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.items import EvaluationBatch, Label
+from slowfast_patches.datasets.items import Label, VideoBatch
 from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, read_sources
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
 logger = logging.getLogger(__name__)
 
 _MAX_REDRAWS = 10
-"""Maximum number of times that a clip without a box is drawn again. The last crop is placed over
-the first box."""
+"""Maximum number of times that a clip without a visible box is drawn again. The last of these crops
+is centred on the first box."""
 _MIN_VISIBLE = 0.25
-"""A box is trained on if the clip shows this fraction of it, or if it fills this fraction of the
-clip."""
+"""A box is used in training if the clip shows at least this fraction of the box, or if the visible
+part covers at least this fraction of the clip."""
 
 Floats = NDArray[np.floating[Any]]
 
 
 class KeyFrameClips(ClipDataset):
-    """Clips around the key frames of a data set with boxes. `videos` has its `KeyFrame`s.
+    """Data set of clips around key frames with bounding boxes, for action detection.
 
-    An item also has, for each of its k boxes:
+    The attribute `videos` is the list of `KeyFrame`s. In addition to the fields of `Clips`, an item
+    has these fields for the k boxes of its clip:
 
-    - `boxes` (k, 4), in pixels of the clip after its flip
-    - `label` (k, classes), multi-hot
-    - `rows` (k,), the number of the box among all boxes of the split
-    - `shares` (k,), the fraction of the box that the clip shows
+    - `boxes` (k, 4): Corners (x1, y1, x2, y2) in pixels of the clip, after resize, crop and flip.
+    - `label` (k, classes): Multi-hot labels.
+    - `rows` (k,): Index of each box among all boxes of the split.
+    - `shares` (k,): Fraction of each box that the clip shows.
 
-    A training clip has the boxes that it shows to at least a quarter, or that fill at least a
-    quarter of it. A clip without such a box is drawn again. `redrawn` counts how often. An
-    evaluation clip has all boxes.
+    A training clip has only the visible boxes: the clip shows at least a quarter of the box, or the
+    box covers at least a quarter of the clip. A training clip without such a box is drawn again,
+    and the field `redrawn` counts how often. An evaluation clip has all boxes of the key frame.
     """
 
     def __init__(self, recipe: Recipe, split: str) -> None:
         super().__init__(recipe, split)
         counts = [len(key_frame.boxes) for key_frame in self.videos]
         self.first_rows: NDArray[np.int64] = np.cumsum([0, *counts])
-        """Number of the first box of each key frame, followed by the total number of boxes."""
+        """Index of the first box of each key frame, followed by the total number of boxes."""
         logger.info("%s: %d boxes in %d key frames", split, sum(counts), len(counts))
 
     def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
@@ -89,14 +93,17 @@ class KeyFrameClips(ClipDataset):
         del targets["is_seen"]
         return plan, targets
 
-    def _add_targets(self, batch: EvaluationBatch, items: Sequence[dict[str, Any]]) -> None:
+    def _add_targets(self, batch: VideoBatch, items: Sequence[dict[str, Any]]) -> None:
         batch["boxes"] = stack_boxes(items)
         batch["rows"] = torch.as_tensor(np.concatenate([item["rows"] for item in items]))
         batch["shares"] = torch.as_tensor(np.concatenate([item["shares"] for item in items]))
         batch["redrawn"] = sum(item.get("redrawn", 0) for item in items)
 
     def _targets(self, number: int, plan: ClipPlan) -> dict[str, Any]:
-        """Return the targets of each box of a key frame."""
+        """Return the fields of an item that describe the boxes of a key frame.
+
+        `is_seen` (k,) marks the boxes that are visible enough for training.
+        """
         key_frame = self.videos[number]
         boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes), plan)
         return {
@@ -109,15 +116,16 @@ class KeyFrameClips(ClipDataset):
 
 
 def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:
-    """Transform boxes to pixels of a planned clip, after its flip, and cut them off at its borders.
+    """Transform boxes from frame coordinates to pixels of a clip, and clip them to its borders.
 
     Args:
-        boxes: (k, 4), relative to the sides of the frame.
-        plan: The plan of the clip.
+        boxes: (k, 4), corners (x1, y1, x2, y2) relative to the sides of the frame, in [0, 1].
+        plan: The plan of the clip, with resize, crop and flip.
 
     Returns:
-        The boxes (k, 4), and (k, 2) the fractions of the box and of the clip that the cut box
-        covers.
+        A tuple of two arrays. The first, (k, 4), has the corners of the visible parts of the boxes
+        in pixels of the clip. The second, (k, 2), has the area of each visible part as a fraction
+        of the whole box and as a fraction of the clip.
     """
     whole = boxes * np.tile(plan.size, 2) - np.tile(plan.corner, 2)
     inside = whole.clip(0, plan.crop)
@@ -129,16 +137,16 @@ def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:
 
 
 def frame_of(second: int, video: Video) -> float:
-    """Return the frame number of a video at an AVA timestamp in seconds.
+    """Return the frame position in a video that corresponds to an AVA timestamp in seconds.
 
     Raises:
-        UnreadableVideoError: The video has no frame at this time.
+        UnreadableVideoError: The video ends before this time.
     """
     frame = (second - FIRST_SECOND) * video.fps
     if not 0 <= frame < video.frames:
         raise UnreadableVideoError(
-            f"has {video.frames} frames at {video.fps:g} a second and ends before its key frame at "
-            f"second {second}; its first frame is second {FIRST_SECOND}"
+            f"has {video.frames} frames at {video.fps:g} frames per second and ends before its key "
+            f"frame at second {second} (the first frame is at second {FIRST_SECOND})"
         )
     return frame
 
@@ -148,7 +156,10 @@ def _area(boxes: Floats) -> Floats:
 
 
 def _corner_over(box: tuple[float, ...], plan: ClipPlan) -> tuple[int, int]:
-    """Return the corner of a crop centred on the box, moved to stay within the frame."""
+    """Return the top left corner (x, y) in pixels of a crop that is centred on the box.
+
+    The crop is moved where it would extend beyond the resized frame.
+    """
     middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
     x, y = (
         min(max(round(at * side - plan.crop / 2), 0), side - plan.crop)

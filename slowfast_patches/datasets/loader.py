@@ -1,4 +1,7 @@
-"""Data loaders: one for a whole training, and short-lived ones for evaluation."""
+"""Build data sets and data loaders.
+
+One training loader lasts for the whole run. Each evaluation gets a new loader.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
+from multigrid import ClipRequest, MultigridBatchSampler, Schedule, ScheduleStep, collate, stream
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.key_frames import KeyFrameClips
@@ -33,57 +36,59 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _PREFETCH = 2
-"""Mini-batches that each worker loads in advance."""
+"""Number of mini-batches that each worker loads in advance."""
 _MAX_WORKERS = 16
-"""Workers per process at most, on a GPU."""
+"""Maximum number of workers per process in training on a GPU."""
 _MAX_BYTES = 1 << 27
-"""Maximum size of the clips of one video that are read together."""
+"""Maximum size in bytes of a mini-batch that contains only part of the clips of one video."""
 _CORES_PER_WORKER = 4
-"""Cores per worker in training on the CPU."""
+"""Number of cores per worker in training on the CPU."""
 
 _CLIPS: dict[str, type[ClipDataset]] = {"detection": KeyFrameClips}
-"""Data sets of tasks on other than whole clips."""
+"""Data set class by task, for tasks that do not use `ClipDataset`."""
 
 _PRECISE_BN_EPOCH = 1 << 30
-"""Epoch number that seeds the clips for precise BN. No training reaches it."""
+"""Epoch number that seeds the clips for precise BN. No training run has this many epochs."""
 
 
 def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     """Build the data set of a split.
 
-    This is `ClipDataset`, `KeyFrameClips` for detection, or the result of
-    `DataSet.build`.
+    Returns:
+        The result of `DataSet.build` if the entry of the data set has this function. Otherwise a
+        `KeyFrameClips` for detection, and a `ClipDataset` for other tasks.
 
     Raises:
-        ValueError: The data set does not fit the recipe, or does not implement `VideoDataset`.
+        ValueError: The data set contradicts the recipe, or does not implement `VideoDataset`.
     """
     entry = fitting_dataset(recipe, split)
     build = entry.build or _CLIPS.get(entry.task, ClipDataset)
     dataset = build(recipe, split)
     if not isinstance(dataset, VideoDataset):
         raise ValueError(
-            f"the data set of {split}, {type(dataset).__name__}, needs `videos` (the list of its "
-            "videos), `__len__` and `__getitem__`"
+            f"the data set of {split}, {type(dataset).__name__}, must have `videos` (the list of "
+            "its videos), `__len__` and `__getitem__`"
         )
     return dataset
 
 
 def cores_of_process(recipe: Recipe) -> int:
-    """Return the cores available to one process of the run and its workers.
+    """Return the number of cores available to one training process and its workers.
 
-    The processes on this machine share its cores evenly. Their number is given by torchrun or
-    launch.py, or else by NUM_GPUS.
+    The training processes on this machine share the available cores evenly. Their number is taken
+    from LOCAL_WORLD_SIZE, which torchrun and launch.py set, or else from NUM_GPUS.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or max(1, recipe.num_gpus))
     return max(1, available_cores() // processes)
 
 
 def num_workers(recipe: Recipe) -> int:
-    """Return the workers per training process: DATA_LOADER.NUM_WORKERS, or its "auto" value.
+    """Return the number of data loader workers per training process.
 
-    Training on a GPU leaves the cores free, so use all cores but one, at most 16. Training on the
-    CPU needs the cores, so use one in four. Use at least one worker to overlap computation and disk
-    access.
+    This is DATA_LOADER.NUM_WORKERS unless that is "auto". If it is "auto", training on a GPU uses
+    one worker per core except one core, and at most 16 workers. Training on the CPU needs the cores
+    itself, so it uses one worker per four cores. There is always at least one worker, so that disk
+    access overlaps with computation.
     """
     if recipe.data_loader.num_workers != "auto":
         return int(recipe.data_loader.num_workers)
@@ -94,7 +99,7 @@ def num_workers(recipe: Recipe) -> int:
 
 
 def loading_advice(recipe: Recipe, dataset: VideoDataset) -> str:
-    """Return advice for a run whose training waits for this data set."""
+    """Return advice on how to speed up data loading, for a run that waits for its data."""
     workers = num_workers(recipe)
     cores = cores_of_process(recipe)
     index = getattr(dataset, "index", None)
@@ -120,13 +125,14 @@ def training_loader(
     rank: int,
     world_size: int,
 ) -> DataLoader[Any]:
-    """Build the loader of this rank's mini-batches from iteration `start` to the end.
+    """Build the loader of this rank's mini-batches from iteration `start` to the last iteration.
 
-    At most 2 × NUM_WORKERS mini-batches are loaded in advance, whatever their shape. Each has about
-    as many bytes as the baseline's (Equation 1 of the paper), so memory use is bounded too.
+    The workers load at most 2 × NUM_WORKERS mini-batches in advance. Mini-batches of all shapes
+    have about the same number of bytes (Equation 1 of the paper), so the memory for them is
+    bounded.
     """
     logger.info(
-        "DATA_LOADER.NUM_WORKERS %s; workers: %d, cores for this process: %d",
+        "DATA_LOADER.NUM_WORKERS is %s: this process uses %d workers and has %d cores",
         recipe.data_loader.num_workers,
         num_workers(recipe),
         cores_of_process(recipe),
@@ -138,29 +144,30 @@ def training_loader(
 def evaluation_loader(
     recipe: Recipe, dataset: VideoDataset, batch_size: int, rank: int, world_size: int
 ) -> DataLoader[Any]:
-    """Build the loader of this rank's share of an evaluation split.
+    """Build the loader of this rank's subset of an evaluation split.
 
-    Each clip occurs once, in order. A mini-batch has the clips of whole videos, at most
-    `batch_size` clips. If one video has more clips than that, a mini-batch has part of its clips,
-    up to 128 MiB.
+    Every clip of the subset is loaded once, in order. A mini-batch contains all clips of one or
+    several videos, and at most `batch_size` clips. If a single video has more than `batch_size`
+    clips, its clips are divided over several mini-batches of up to `batch_size` clips or 128 MiB,
+    whichever is larger.
 
-    A new loader is built for every evaluation. Starting workers takes little time, whereas idle
+    Build a new loader for every evaluation. Starting workers takes little time, whereas idle
     workers would keep their decoders and their copy of the process in memory.
     """
     return _loader(recipe, dataset, _evaluation_batches(dataset, batch_size, rank, world_size))
 
 
 def evaluation_rounds(dataset: VideoDataset, batch_size: int, world_size: int) -> int:
-    """Return the largest number of mini-batches that `evaluation_loader` gives any rank."""
+    """Return the number of mini-batches of the rank that has most of them in an evaluation."""
     return len(_evaluation_batches(dataset, batch_size, 0, world_size))
 
 
 def _evaluation_batches(
     dataset: VideoDataset, batch_size: int, rank: int, world_size: int
 ) -> list[list[int]]:
-    """Group this rank's clips into mini-batches.
+    """Group the clips of one rank into mini-batches, and return the clip indices of each.
 
-    Clips of a video stay together, so that they are read in one pass.
+    The clips of a video stay together, so that they can be read in one pass.
     """
     clips = clips_per_video(dataset)
     of_rank = [range(v * clips, (v + 1) * clips) for v in range(len(dataset.videos))]
@@ -178,14 +185,15 @@ def precise_bn_loader(
     recipe: Recipe,
     dataset: VideoDataset,
     schedule: Schedule,
-    step: Step,
+    step: ScheduleStep,
     rank: int,
     world_size: int,
 ) -> DataLoader[Any]:
-    """Build a loader of BN.NUM_BATCHES_PRECISE mini-batches of training clips on the baseline grid.
+    """Build a loader of BN.NUM_BATCHES_PRECISE mini-batches of training clips for precise BN.
 
-    There is at most one epoch of clips. They have their own random stream, so that training stays
-    the same.
+    The clips have the shape of the baseline. The loader yields fewer mini-batches if an epoch has
+    fewer. The clips come from a separate random stream, so precise BN does not change the clips
+    used in training.
     """
     base = schedule.base
     videos = schedule.num_videos
@@ -201,41 +209,42 @@ def precise_bn_loader(
 
 
 class _Loader(DataLoader[Any]):
-    """DataLoader whose workers ignore the signals that ask a run to stop.
+    """DataLoader whose workers ignore stop signals such as SIGTERM, which the main process handles.
 
     Attributes:
-        task: Task of the recipe.
+        task: Name of the recipe's task, such as "single_label".
     """
 
     task = "single_label"
 
     def __iter__(self) -> Any:
-        with block_signals():  # also protects workers that have just started
+        with block_signals():  # before the workers start, so that they inherit the blocked signals
             batches = super().__iter__()
         return map(self._checked, batches)
 
     def _checked(self, batch: Any) -> Any:
-        """Return a mini-batch whose labels have the right form.
+        """Return the mini-batch after a check that its labels have the shape that the task needs.
 
         Raises:
-            ValueError: The data set was registered with the wrong `task`.
+            ValueError: The labels have another number of dimensions, because the data set was
+                registered with the wrong `task`.
         """
         labels = batch["labels"]
         dimensions = 1 if self.task == "single_label" else 2
         if len(labels) and labels.ndim != dimensions:
-            form = "class numbers (N,)" if dimensions == 1 else "vectors (N, classes)"
+            form = "class indices (N,)" if dimensions == 1 else "vectors (N, classes)"
             raise ValueError(
-                f"{type(self.dataset).__name__} must give {form} as the labels of N clips, not "
-                f"{tuple(labels.shape)}, because it is registered with task={self.task!r}. Correct "
+                f"{type(self.dataset).__name__} is registered with task={self.task!r}, so the "
+                f"labels of N clips must be {form}, but have shape {tuple(labels.shape)}. Correct "
                 "the task or the labels."
             )
         return batch
 
 
 def _collate(samples: Any) -> Any:
-    """Make a mini-batch from items, or from what `__getitems__` of the data set has returned.
+    """Collate a list of items, or pass on a mini-batch that `__getitems__` has already collated.
 
-    A mini-batch of items with `video` has `videos`, which evaluation needs.
+    If the items have `video`, add `videos`, (N,), to the mini-batch. Evaluation needs it.
     """
     batch: Any = collate(samples)
     if isinstance(samples, list) and "video" in samples[0]:

@@ -11,19 +11,25 @@ from multigrid import ClipRequest
 class ListedVideo(Protocol):
     """Interface of a video in the list of a data set.
 
-    A video with labels also has `label`, or `classes(first, last)`, the set of the labels of these
-    frames. A video whose path is not its name has `name`. A video of frames has `record(limits)`.
-    A data set with `DataSet.build` may list anything, even numbers.
+    Other members are optional:
+
+    - `label`: The class index of the video.
+    - `classes(first, last)`: Returns the set of all labels of the frames `first` to `last`.
+    - `name`: The name that identifies the video, if that is not the path.
+    - `record(limits)`: Returns the `VideoRecord` of a video that is stored as separate frames.
+
+    The items of a data set that is built by `DataSet.build` need not have this interface. They may
+    even be integers.
     """
 
     @property
     def path(self) -> str:
-        """Video file, or folder of the first frame."""
+        """Path of the video file, or of the folder that contains the first frame."""
         ...
 
     @property
     def annotation(self) -> str:
-        """Text of all labels, for the digest of a list."""
+        """Text that contains all labels of the video. `list_digest` hashes it."""
         ...
 
 
@@ -31,13 +37,16 @@ class ListedVideo(Protocol):
 class VideoDataset(Protocol):
     """Interface of every data set that `build_dataset` returns.
 
-    The training split is indexed by `ClipRequest`. Other splits are indexed by clip number, and all
-    videos have the same number of clips, one video after another. A data set may also have
-    `clip_bytes`, the bytes of one evaluation clip, and `index`, its `VideoIndex`.
+    The training split is indexed by `ClipRequest`. The other splits are indexed by an integer, the
+    clip index. Every video has the same number of evaluation clips, and the clips of one video are
+    consecutive.
+
+    A data set may also have two attributes: `clip_bytes`, the size of one evaluation clip in bytes,
+    and `index`, the `VideoIndex` of its videos.
     """
 
     videos: Sequence[Any]
-    """The listed videos. Reports use what they have of `ListedVideo`."""
+    """The listed videos. They may implement `ListedVideo` in part or not at all."""
 
     def __len__(self) -> int:
         """Return the number of clips."""
@@ -54,5 +63,8 @@ def clips_per_video(dataset: VideoDataset) -> int:
 
 
 def clip_bytes(dataset: VideoDataset, default: int) -> int:
-    """Return the bytes of one evaluation clip, or `default` if the data set does not tell."""
+    """Return the size of one evaluation clip in bytes.
+
+    If the data set has no attribute `clip_bytes`, return `default`.
+    """
     return int(getattr(dataset, "clip_bytes", default))

@@ -1,11 +1,11 @@
-"""Limits on the number of unreadable videos, and their log lines."""
+"""Log unreadable videos, and stop a run that has too many of them."""
 
 from __future__ import annotations
 
 import logging
 from functools import cache
 
-from multigrid import Schedule, Step
+from multigrid import Schedule, ScheduleStep
 from slowfast_patches.datasets.items import TooManyUnreadableError
 
 logger = logging.getLogger(__name__)
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 def check_count(count: int, videos: int, fraction: float, where: str) -> None:
     """Raise an error if too many videos are unreadable.
 
-    Call this with counts over all processes, so that all of them raise.
+    Sum the counts over all processes before the call, so that all processes raise the error.
 
     Args:
-        count: number of unreadable videos.
-        videos: number of all videos.
-        fraction: DATA.MAX_BAD_FRACTION.
-        where: for the message, such as "epoch 3".
+        count: Number of unreadable videos.
+        videos: Number of all videos.
+        fraction: Maximum fraction of unreadable videos (DATA.MAX_BAD_FRACTION).
+        where: Text that names the set of videos in the message, such as "epoch 3".
 
     Raises:
         TooManyUnreadableError: `count` is more than `fraction` of the videos.
@@ -28,27 +28,29 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
     if count > fraction * videos:
         raise TooManyUnreadableError(
             f"{count} of {videos} videos of {where} could not be read, more than "
-            f"DATA.MAX_BAD_FRACTION {fraction:g}; mend the files or the list, or raise the fraction"
+            f"DATA.MAX_BAD_FRACTION {fraction:g} allows. Repair the files, remove them from the "
+            "list, or raise DATA.MAX_BAD_FRACTION"
         )
 
 
 def count_unreadable(
-    counts: dict[int, int], schedule: Schedule, step: Step, number: int, fraction: float
+    counts: dict[int, int], schedule: Schedule, step: ScheduleStep, number: int, fraction: float
 ) -> None:
-    """Add the unreadable videos of an iteration to those of its epoch.
+    """Add the number of unreadable videos of an iteration to the count of its epoch.
 
-    The total is logged at the end of the epoch. A mini-batch larger than an epoch is compared with
-    the number of videos that were read since the epoch's start.
+    Log the count at the end of the epoch. The count is compared with the number of videos in an
+    epoch, or, if the last mini-batch of the epoch is larger than that, with the number of clips
+    read since the start of the epoch.
 
     Args:
-        counts: numbers by epoch, which are updated.
-        schedule: the schedule of the training.
-        step: the iteration.
-        number: its unreadable videos, over all processes.
-        fraction: DATA.MAX_BAD_FRACTION.
+        counts: Number of unreadable videos by epoch. It is updated in place.
+        schedule: The schedule of the training.
+        step: The iteration.
+        number: Number of unreadable videos in this iteration, summed over all processes.
+        fraction: Maximum fraction of unreadable videos (DATA.MAX_BAD_FRACTION).
 
     Raises:
-        TooManyUnreadableError: too many videos of the epoch are unreadable.
+        TooManyUnreadableError: More than `fraction` of the videos are unreadable.
     """
     epoch, first = divmod(step.first_clip, schedule.num_videos)
     stop = first + step.shape.batch
@@ -62,5 +64,11 @@ def count_unreadable(
 
 @cache
 def log_unreadable(path: str, reason: str, what_follows: str) -> None:
-    """Log an unreadable video, once in this process."""
+    """Log an unreadable video. Repeated calls with the same arguments log it only once.
+
+    Args:
+        path: The video.
+        reason: Why the video is unreadable.
+        what_follows: Text that says how the run continues without the video.
+    """
     logger.warning("%s %s; %s", path, reason, what_follows)

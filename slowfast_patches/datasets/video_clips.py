@@ -1,4 +1,4 @@
-"""Clips of videos and labels for any training loop, without a recipe."""
+"""Data set of labelled videos for any training loop. It needs no recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
 from slowfast_patches.utils.command_line import printable
 
-_PAIRS = "give (path, label) pairs, all with a class from 0 or all with a float32 vector"
+_PAIRS = (
+    "videos must be (path, label) pairs. Either all labels are class indices from 0, or all are "
+    "float32 vectors"
+)
 
 Videos = str | os.PathLike[str] | Sequence[tuple[str | os.PathLike[str], Label]]
 
@@ -29,36 +32,41 @@ class VideoClips(Clips):
         schedule = multigrid.make_schedule(base, len(clips), rate, multigrid.GENTLE)
         loader = multigrid.Training(schedule, model, optimizer).loader(clips, num_workers=4)
 
-    This loader requests clips by `ClipRequest`, and gets random clips on the requested grid. For
-    validation, request clips by number. Each number gives the centre clip of one video on the
-    baseline's grid:
+    This loader requests clips by `ClipRequest`, and gets random clips of the requested shape. For
+    validation, index the data set with integers. Item i is the centre clip of video i and has the
+    shape of the baseline:
 
         DataLoader(VideoClips("prepared/val.csv", base, stride=4), 8, collate_fn=multigrid.collate)
 
-    A mini-batch is a `multigrid.Batch` that also has `videos`, the numbers of its videos in the
-    list. Frameworks expect a clip for each request, so an unreadable video is replaced by another
-    one, with a warning: by a random video in training, and by the next one otherwise. The videos
-    are scanned once. The result is saved beside the csv file, or in the user's cache folder if
-    pairs are given.
+    A mini-batch is a `multigrid.Batch` with an additional `videos`, (N,), the index of each clip's
+    video in the list.
+
+    Training frameworks expect a clip for each request. An unreadable video is therefore replaced,
+    with a warning: by a random video in training, and by the next video of the list in validation.
+
+    The videos are scanned once. The scan result is saved beside the csv file, or in the user's
+    cache folder if `videos` is a list of pairs.
 
     Args:
-        videos: A csv file with a "path label" per line, as `multigrid-prepare` writes it, with
-            paths relative to its folder. Or (path, label) pairs. A label is a class number from 0.
-            In pairs it may also be a multi-hot vector (classes,) float32.
+        videos: The path of a csv file, or a sequence of (path, label) pairs. The csv file has a
+            line "path label" per video, as written by `multigrid-prepare`, and its paths are
+            relative to the folder of the file. A label is a class index from 0. In pairs, all
+            labels may instead be multi-hot vectors, (classes,) float32.
         base: The shape of the baseline, as in the schedule.
-        stride: Frames of the video from one frame of a clip to the next, at `target_fps` frames per
-            second.
-        short_sides: Range of the short side, in pixels, to which frames are resized before the
-            crop. By default in proportion to 256 to 320 for a crop of 224.
-        seed: Seed of the random clips. The order of the videos depends on the seed of the
+        stride: Distance between consecutive frames of a clip, in frames of a video with
+            `target_fps` frames per second.
+        short_sides: Minimum and maximum of the short side in pixels to which frames are resized
+            before the crop. By default (256, 320), scaled by `base.crop` / 224.
+        seed: Seed of the random clips. The order of the videos depends on another seed, that of the
             `Training`.
-        target_fps: Frame rate at which `stride` counts. 0 counts the frames of each video.
-        sampling: How clips are cut, usually the `sampling` of the schedule's cycles. For example,
-            `dataclasses.replace(multigrid.GENTLE.sampling, flip=False)` turns flips off.
+        target_fps: Frame rate to which `stride` refers. 0 stands for the frame rate of each video.
+        sampling: How clips are cut from the videos, usually the `sampling` of the schedule's
+            cycles. For example, `dataclasses.replace(multigrid.GENTLE.sampling, flip=False)` turns
+            horizontal flips off.
 
     Raises:
-        ValueError: The list is missing or has an invalid line or pair, no video can be read, or the
-            numbers do not define a clip.
+        ValueError: The list is missing or has an invalid line or pair, none of the videos can be
+            read, or `stride`, `target_fps` or `short_sides` is out of range.
     """
 
     def __init__(
@@ -77,20 +85,21 @@ class VideoClips(Clips):
         low, high = short_sides
         if stride < 1 or target_fps < 0 or not base.crop <= low <= high:
             raise ValueError(
-                f"stride {stride}, target_fps {target_fps} and short_sides {low} to {high} make no "
-                f"clip: give 1 or more, 0 or more, and a range from {base.crop} (the crop) or more"
+                f"stride is {stride}, target_fps {target_fps} and short_sides ({low}, {high}), but "
+                "stride must be 1 or more, target_fps 0 or more, and short_sides an ascending pair "
+                f"of at least {base.crop} (the crop)"
             )
         file, listed = _listed(videos)
         index = open_index(file, [video.path for video in listed])
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
-            raise ValueError(f"none of {len(listed)} videos can be read, the first {first}")
+            raise ValueError(f"none of the {len(listed)} videos can be read. The first is {first}")
         grid = Sampling(base, stride, short_sides, sampling, target_fps)
         super().__init__(listed, index, grid, seed=seed)
 
     @property
     def num_classes(self) -> int:
-        """Largest class number plus one, or the length of the multi-hot vectors."""
+        """Largest class index plus one, or the length of the multi-hot vectors."""
         labels = [video.label for video in self.videos]
         return len(labels[0]) if np.ndim(labels[0]) else 1 + max(labels)
 
@@ -99,7 +108,7 @@ class VideoClips(Clips):
     ) -> list[dict[str, Any]]:
         items = super()._read(requests, outs)
         for path, reason in (failure for item in items for failure in item["failures"]):
-            text = printable(f"another video takes the place of {path}: {reason}")
+            text = printable(f"{path} is replaced by another video: {reason}")
             warnings.warn(text, stacklevel=2)
         return items
 
@@ -116,11 +125,16 @@ class VideoClips(Clips):
 
 
 def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
-    """Return the path to pass to `open_index`, and the listed videos."""
+    """Return the list path that `open_index` needs, and the listed videos.
+
+    For (path, label) pairs, the path is a stand-in in the user's cache folder.
+    """
     if isinstance(videos, (str, os.PathLike)):
         file = Path(videos)
         if not file.is_file():
-            raise ValueError(f"{file}: no such file; give a csv file, or (path, label) pairs")
+            raise ValueError(
+                f"{file} does not exist. Give the path of a csv file, or (path, label) pairs"
+            )
         return file, read_csv(file)
     try:
         paths = [os.fspath(path) for path, _ in videos]

@@ -1,4 +1,4 @@
-"""Device, threads, precision and memory of a process."""
+"""Set up a process for training: device, CPU threads, precision and GPU memory allocator."""
 
 from __future__ import annotations
 
@@ -14,32 +14,41 @@ from slowfast_patches.launch.placement import Placement
 logger = logging.getLogger(__name__)
 
 _WIDE = 32
-"""Minimum RESNET.WIDTH_PER_GROUP with which every shape is faster in bfloat16 with AMX."""
+"""Minimum RESNET.WIDTH_PER_GROUP for which bfloat16 (with AMX) is faster than float32."""
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def check_gpus(recipe: Recipe, placement: Placement) -> None:
-    """Check that this machine has the GPUs of a recipe.
+    """Check that this machine has at least NUM_GPUS GPUs.
 
-    If srun gives each task a GPU of its own (--gpus-per-task), a task sees only that one.
+    A single GPU is enough for a task of srun, because a task sees only its own GPU if srun assigns
+    GPUs to tasks (--gpus-per-task).
 
     Raises:
-        ValueError: It has fewer.
+        ValueError: This machine has fewer GPUs.
     """
     count = torch.cuda.device_count()
     is_task = placement.launcher == "srun" and placement.local_rank is not None
     if count < recipe.num_gpus and not (is_task and count == 1):
         raise ValueError(
-            f"NUM_GPUS is {recipe.num_gpus}, but this machine has {count}. NUM_GPUS 0 uses the CPU."
+            f"NUM_GPUS is {recipe.num_gpus}, but this machine has {count} GPUs. To train on the "
+            "CPU, set NUM_GPUS 0."
         )
 
 
 def process_device(recipe: Recipe, local_rank: int) -> torch.device:
-    """Return the device of a process and make it current; on the CPU, set the number of threads."""
+    """Return the device of a process, and configure it.
+
+    A GPU becomes the current device. On the CPU, the number of torch threads is set.
+
+    Args:
+        recipe: Recipe with NUM_GPUS.
+        local_rank: Rank of the process on this machine.
+    """
     if recipe.num_gpus == 0:
         _share_cores(recipe)
         return torch.device("cpu")
-    # A task of srun with a GPU of its own sees only that one, as number 0.
+    # If srun assigns a GPU to each task, the task sees only this GPU, with index 0.
     number = 0 if torch.cuda.device_count() == 1 else local_rank
     keep_memory_whole()
     torch.cuda.set_device(number)
@@ -47,35 +56,36 @@ def process_device(recipe: Recipe, local_rank: int) -> torch.device:
 
 
 def _share_cores(recipe: Recipe) -> None:
-    """Leave a core to each DataLoader worker, unless OMP_NUM_THREADS is set.
+    """Reduce the number of torch threads so that each DataLoader worker has a core.
 
-    If a worker uses the core of a torch thread, the other threads wait for that thread at each
-    operation. With 2 threads and a busy worker on 2 cores, steps took 1.5 times as long.
+    If OMP_NUM_THREADS is set, do nothing. When a torch thread shares its core with a worker, all
+    other threads wait for that thread in each operation. With 2 threads and a busy worker on 2
+    cores, training steps took 1.5 times as long.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))
 
 
 def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
-    """Replace TRAIN.MIXED_PRECISION auto by True or False, and log the choice.
+    """Replace TRAIN.MIXED_PRECISION auto by True or False, and log the value.
 
-    The choice depends on the instruction set instead of measured times, so that all runs on a
-    machine make the same one. On a processor, True needs AMX and wide convolutions. With
-    avx512_bf16 alone, in narrow networks, and in small transformers at coarse shapes, steps are
-    slower in bfloat16 (docs/performance.md).
+    The value is True on a GPU. On a CPU, it is True if the CPU has AMX instructions and the model
+    has wide convolutions. On other CPUs and for other models, bfloat16 is slower than float32
+    (docs/performance.md). No times are measured here, so all runs on a machine use the same
+    precision.
     """
     if recipe.train.mixed_precision != "auto":
         return recipe
     wide = recipe.model.family.is_resnet and recipe.resnet.width_per_group >= _WIDE
     mixed = on_gpu or (torch.cpu._is_amx_tile_supported() and wide)
-    logger.info("TRAIN.MIXED_PRECISION auto is %s", mixed)
+    logger.info("TRAIN.MIXED_PRECISION auto is %s on this machine", mixed)
     return recipe.replaced({"TRAIN.MIXED_PRECISION": mixed})
 
 
 def set_up_device(recipe: Recipe) -> None:
     """Apply TRAIN.TF32, TRAIN.CUDNN_BENCHMARK and TRAIN.DETERMINISTIC to this process.
 
-    It may be called again with another recipe. A recipe with DETERMINISTIC must come first, before
+    This may be called again with another recipe. If a recipe sets DETERMINISTIC, call this before
     the process uses a GPU.
     """
     train = recipe.train
@@ -91,8 +101,8 @@ def set_up_device(recipe: Recipe) -> None:
 def keep_memory_whole() -> None:
     """Use expandable segments in the CUDA allocator, unless PYTORCH_ALLOC_CONF is set.
 
-    Shapes change throughout a training. Expandable segments avoid fragmentation, so that memory
-    freed at one shape can be used at the next. Call this before the process uses a GPU.
+    Shapes change during a training. Expandable segments avoid fragmentation, so that memory freed
+    after one shape can be reused for the next shape. Call this before the process uses a GPU.
     """
     if not any(name in os.environ for name in _ALLOCATORS):
         os.environ[_ALLOCATORS[0]] = "expandable_segments:True"

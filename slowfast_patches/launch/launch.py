@@ -1,8 +1,9 @@
-"""Start the processes of a run: under torchrun or srun, by PySlowFast's convention, or just one.
+"""Start the processes of a run.
 
-PySlowFast's convention is NUM_GPUS processes on each of NUM_SHARDS machines. SHARD_ID is the number
-of this machine, and --init-method is the rendezvous. NUM_GPUS 0 is one process per machine, on the
-CPU.
+Processes can be started by torchrun, by srun, or by PySlowFast's convention: run the same command
+on each of NUM_SHARDS machines, and it starts NUM_GPUS processes. SHARD_ID is the index of the
+machine, and --init-method is the rendezvous. With NUM_GPUS 0, there is one process per machine,
+which trains on the CPU.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ Check = Callable[[Recipe, Placement], None]
 
 
 def resolve(recipe: Recipe, placement: Placement | None = None) -> Recipe:
-    """Return a recipe with everything resolved that depends on the machines of the run.
+    """Return a copy of a recipe with the values that depend on the machines of the run.
 
-    `world_size`, NUM_SHARDS and SHARD_ID are those of the launcher, batch size and learning rates
-    are scaled to them (`scale_to_world_size`), and TRAIN.MIXED_PRECISION auto is decided. All
-    other code reads them from the recipe.
+    The world size, NUM_SHARDS and SHARD_ID are taken from the launcher. Batch size and learning
+    rates are scaled to the world size (see `scale_to_world_size`). TRAIN.MIXED_PRECISION auto
+    becomes True or False. All other code reads these values from the recipe.
 
     Args:
-        recipe: The recipe, as loaded.
-        placement: Where the processes run. By default, that of the environment variables.
+        recipe: Recipe as loaded.
+        placement: Placement of the processes. None means to read it from the environment variables.
 
     Raises:
-        ValueError: Launcher and recipe disagree, or the recipe cannot be scaled.
+        ValueError: The launcher contradicts the recipe, or the recipe cannot be scaled.
     """
     placement = placement or find_placement(recipe, os.environ)
     values = {
@@ -46,25 +47,25 @@ def resolve(recipe: Recipe, placement: Placement | None = None) -> Recipe:
 
 
 def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:
-    """Resolve a recipe, call `main(recipe, world)` in every process, and wait for them.
+    """Resolve a recipe, call `main(recipe, world)` in every process of the run, and wait.
 
-    A single process calls `main` without a process group. A process that torchrun or srun started,
-    or that is the only one of its machine, joins the group as a rank. Otherwise, torchrun's
-    launcher starts the ranks of this machine.
+    If the run has a single process, `main` is called without a process group. If this process was
+    started by torchrun or srun, or is the only one on this machine, it becomes a rank of the
+    process group. Otherwise, this process starts the ranks of this machine.
 
     Args:
-        recipe: The recipe, as loaded.
-        init_method: Rendezvous of several machines, tcp://HOST:PORT of the first. None on a single
-            machine, or if the launcher knows it.
-        main: Function to call. It must be picklable.
-        check: Function to call with the resolved recipe and the placement before processes are
-            started or joined.
+        recipe: Recipe as loaded.
+        init_method: Rendezvous of several machines, tcp://HOST:PORT of the first machine. None on a
+            single machine, or if the launcher provides the rendezvous.
+        main: Function to call in every process. It must be picklable.
+        check: Function to call with the resolved recipe and the placement, before any process is
+            started or joins the group.
 
     Raises:
-        ValueError: Launcher and recipe contradict each other, there is no rendezvous, or `check`
-            failed.
-        ToolError: As `start_workers`.
-        SystemExit: As `start_workers`.
+        ValueError: The launcher contradicts the recipe, the rendezvous is missing, or `check`
+            raised ValueError.
+        ToolError: See `start_workers`.
+        SystemExit: See `start_workers`.
     """
     placement = find_placement(recipe, os.environ, init_method)
     recipe = resolve(recipe, placement)
@@ -76,10 +77,10 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
             return
     if placement.machines > 1 and placement.launcher != "torchrun" and placement.address is None:
         raise ValueError(
-            f"NUM_SHARDS {placement.machines} needs a rendezvous. Add --init-method "
-            "tcp://FIRST-MACHINE:PORT, the same on all machines."
+            f"NUM_SHARDS is {placement.machines}, but there is no rendezvous. Add --init-method "
+            "tcp://FIRST-MACHINE:PORT to the command on all machines."
         )
-    # Rank 0 has an open file for each process, and the soft limit is often 1024.
+    # Rank 0 opens a file for each process, and the soft limit is often 1024 files.
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     if placement.local_rank is None:

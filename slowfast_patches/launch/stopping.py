@@ -1,4 +1,4 @@
-"""Stop requests: signals, and the errors that end a training early."""
+"""Stop a training in all processes when one of them receives a signal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class TrainingStoppedError(ToolError):
-    """Error raised when a training cannot continue."""
+    """Error raised when a training must stop because it cannot continue."""
 
     exit_status = MISTAKE_STATUS
 
@@ -46,7 +46,8 @@ class TrainingStoppedError(ToolError):
 def interruptible() -> Iterator[None]:
     """Context manager: raise TrainingInterruptedError on SIGTERM and SIGUSR1.
 
-    It is for the time before a training has something to save, when `StopRequest` takes over.
+    Use this while a run is set up. During the training, use `StopRequest`, so that a checkpoint is
+    saved.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -58,7 +59,10 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def handle_signals(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Context manager: handle signals with `handler`. It does nothing outside the main thread."""
+    """Context manager: call `handler` on the given signals in the body.
+
+    Outside the main thread, where Python does not allow signal handlers, this does nothing.
+    """
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in numbers if in_main}
     try:
@@ -69,22 +73,21 @@ def handle_signals(numbers: Sequence[signal.Signals], handler: Handler) -> Itera
 
 
 class StopRequest:
-    """Context manager for stop requests: SIGINT, SIGTERM or SIGUSR1 to any process of a run.
+    """Context manager: find out whether any process of a run was asked to stop.
 
-    In the body, the first signal sets a flag. A second SIGINT ends the process immediately. On
-    exit, the previous handlers return, except in an interrupted process of several, which only has
-    to end. Outside the main thread, which receives all signals, it only learns about requests to
-    other processes.
+    Stop requests are the signals SIGINT, SIGTERM and SIGUSR1. In the body, the first signal only
+    sets `asked`. A second SIGINT ends the process immediately. Signals are received in the main
+    thread only.
 
-    All processes must call `ask` and then `agreed` equally often. The exchange between them is
-    asynchronous, so that it overlaps with the work between the two calls.
+    All processes must call `ask` and then `agreed` the same number of times. `ask` starts an
+    asynchronous all-reduce that overlaps with the work between the two calls.
 
     Args:
-        world: World of this process.
-        timeout: Timeout of the exchange. None is torch's default.
+        world: Rank and world size of this process.
+        timeout: Timeout of the all-reduce. None means torch's default.
 
     Attributes:
-        asked: Number of the signal that this process got. 0 for none.
+        asked: Number of the signal that this process received, or 0.
     """
 
     def __init__(self, world: World, timeout: timedelta | None = None) -> None:
@@ -100,19 +103,19 @@ class StopRequest:
     def __enter__(self) -> Self:
         listening.append(self)
         if self._world.size > 1:
-            # gloo exchanges the flag on the CPU, without delaying the GPU.
+            # gloo exchanges the flag on the CPU, so that the GPU is not delayed.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
         self._listening.__enter__()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         listening.remove(self)
-        # A process that has saved waits for the others. A late signal must not kill it.
+        # While an interrupted process waits for others to save, a second signal must not kill it.
         if self._world.size == 1 or not isinstance(error, TrainingInterruptedError):
             self._listening.__exit__(None, None, None)
 
     def ask(self) -> None:
-        """Start telling the other processes whether this one was asked to stop."""
+        """Start to tell the other processes whether this process was asked to stop."""
         self.agreed()
         self._number[0] = self.asked
         if self._group is not None:
@@ -121,7 +124,10 @@ class StopRequest:
             )
 
     def agreed(self) -> bool:
-        """Return whether any process had been asked to stop at the last `ask`; the same in all."""
+        """Return whether any process had been asked to stop when it last called `ask`.
+
+        The result is the same in all processes.
+        """
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -130,7 +136,7 @@ class StopRequest:
 
     @property
     def signal(self) -> signal.Signals:
-        """Signal for which the processes agreed to stop."""
+        """Signal because of which all processes stop. Use this only if `agreed` is True."""
         return signal.Signals(self._agreed)
 
     def begin(self, name: str) -> None:
@@ -149,12 +155,12 @@ class StopRequest:
         """Yield the mini-batches of an evaluation until the run is asked to stop.
 
         Args:
-            batches: Mini-batches of this process, at most `rounds`.
-            rounds: Maximum number of mini-batches of any process.
+            batches: Mini-batches of this process.
+            rounds: Largest number of mini-batches in any process.
 
         Raises:
-            TrainingInterruptedError: The run was asked to stop. All processes raise it at the same
-                mini-batch.
+            TrainingInterruptedError: The run was asked to stop. All processes raise this error
+                after the same number of mini-batches.
         """
         iterator = iter(batches)
         for _ in range(rounds):
@@ -168,16 +174,19 @@ class StopRequest:
                 )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. Logging is not allowed here, as the signal may interrupt a logger."""
+        """Handle a signal. Do not log here, because the signal may have interrupted a logger."""
         if number == signal.SIGINT:
-            # A launcher forwards the first SIGINT as SIGTERM, so only SIGINT counts twice.
+            # SIGTERM after SIGINT is not a second Ctrl-C: launchers forward SIGINT as SIGTERM.
             if self._interrupted:
-                _say("interrupted again: exiting without saving")
+                _say("interrupted again: exiting without saving a checkpoint")
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGINT)
             self._interrupted = True
             if self._world.is_main:
-                _say("interrupted: saving after this iteration; press Ctrl-C again to exit now")
+                _say(
+                    "interrupted: saving a checkpoint after this iteration. To exit without "
+                    "saving, press Ctrl-C again"
+                )
         self.asked = self.asked or number
 
 

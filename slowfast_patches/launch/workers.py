@@ -1,4 +1,4 @@
-"""Processes of a run on several ranks: start, rendezvous, failures and end."""
+"""Run `main` in several ranks: start the processes, join the process group, and report failures."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ Main = Callable[[Recipe, World], None]
 
 START_METHOD = "spawn"
 _LOST_SECONDS = 5.0
-"""Seconds that a rank waits before it reports the loss of another rank, which reports the cause."""
+"""Seconds that a rank waits before it reports that another rank failed.
+
+In this time, the failed rank can report the cause.
+"""
 _MARGIN = 5.0
-"""Seconds after the join timeout in which torch should report it by itself."""
+"""Seconds after DIST_JOIN_SECONDS in which torch should raise a timeout error itself."""
 _LOOK_SECONDS = 1.0
-"""Seconds between checks whether the launcher of a rank that joins still lives."""
+"""Interval in seconds at which a rank checks during the rendezvous that its launcher is running."""
 _KEYS_SHOWN = 16
 _OF_A_MACHINE = (
     "SHARD_ID",
@@ -44,7 +47,7 @@ _OF_A_MACHINE = (
     "DATA.PATH_TO_DATA_DIR",
     "DATA_LOADER.NUM_WORKERS",
 )
-"""Keys that may differ between machines: where the data is, and how it is loaded."""
+"""Config keys that may differ between machines, such as the path of the data."""
 
 
 class JoiningError(ToolError):
@@ -54,16 +57,16 @@ class JoiningError(ToolError):
 
 
 def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
-    """Run `work` in a process for each rank of this machine, and wait for them.
+    """Run `work` in one process for each rank of this machine, and wait until all have ended.
 
     Raises:
-        JoiningError: The rendezvous failed within DIST_JOIN_SECONDS.
-        ToolError: A rank was killed.
-        TrainingInterruptedError: A signal came before there was something to save.
-        KeyboardInterrupt: Ctrl-C came before there was something to save.
-        SystemExit: A rank failed and has reported why. The status is that of the rank.
+        JoiningError: The ranks did not meet within DIST_JOIN_SECONDS.
+        ToolError: A rank was killed by a signal.
+        TrainingInterruptedError: A stop signal was received before the training began.
+        KeyboardInterrupt: Ctrl-C was pressed before the training began.
+        SystemExit: A rank failed and has reported the error. The exit status is that of the rank.
     """
-    # Lazy imports: they are slow, and a single process does not need them.
+    # Import these modules only here, because they load slowly and a single process needs none.
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -72,8 +75,8 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())
-        logger.propagate = False  # Failures are reported once, by the rank or below.
-    resource_tracker.ensure_running()  # Starting it later would unblock SIGINT.
+        logger.propagate = False  # torch must not log failures that are reported elsewhere.
+    resource_tracker.ensure_running()  # Start it now, because starting it unblocks SIGINT.
     received: list[int] = []
     with (
         TemporaryDirectory(prefix="multigrid-") as folder,
@@ -95,8 +98,8 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
             max_restarts=0,
             start_method=START_METHOD,
         )
-        # Outside the main thread, torch keeps the signal handlers, and this process can be
-        # interrupted while torch waits in C++ for other machines.
+        # In a thread, torch's launcher does not replace the signal handlers of this process.
+        # The main thread can handle signals even while torch waits in C++ for other machines.
         ended = _in_thread(lambda: elastic_launch(config, work)(recipe, main))
         try:
             try:
@@ -113,7 +116,10 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
 
 
 def _in_thread(function: Callable[[], Any]) -> Future[Any]:
-    """Call a function in a daemon thread. SIGINT is blocked in it and in processes it starts."""
+    """Call a function in a daemon thread, and return the future result.
+
+    SIGINT is blocked in the thread and in all processes that the thread starts.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -130,21 +136,26 @@ def _in_thread(function: Callable[[], Any]) -> Future[Any]:
 def _not_joined(recipe: Recipe, where: str, error: Exception) -> JoiningError:
     reason = str(error).partition("\n")[0] or "no answer"
     return JoiningError(
-        f"the processes of this run did not meet at {where} within {recipe.dist_join_seconds:g} s "
-        f"(DIST_JOIN_SECONDS): {reason}. The address must be a free port of the first machine."
+        f"the processes of this run did not meet at {where} within DIST_JOIN_SECONDS "
+        f"({recipe.dist_join_seconds:g} s): {reason}. Check that the address is a free port of the "
+        "first machine."
     )
 
 
 def _started(folder: str) -> bool:
-    """Return whether torch has started workers, which write their logs to `folder`."""
+    """Return whether torch has started workers. Workers write their logs to `folder`."""
     return bool(os.listdir(folder))
 
 
 def _forward_to(received: list[int], folder: str) -> Callable[[int, FrameType | None], None]:
     """Return a signal handler that forwards stop signals to the workers as SIGTERM.
 
-    Ctrl-C reaches the workers directly, too, and a second SIGINT would end them immediately. A
-    forwarded SIGINT must therefore not count as the second one.
+    A terminal sends the SIGINT of Ctrl-C to the workers as well. If this handler forwarded it as
+    SIGINT, the workers would receive SIGINT twice, which ends them without saving.
+
+    Args:
+        received: List to which the handler appends the numbers of the signals.
+        folder: Folder to which workers write their logs.
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -160,7 +171,13 @@ def _forward_to(received: list[int], folder: str) -> Callable[[int, FrameType | 
 
 
 def _raise_for(code: int, rank: int, received: list[int]) -> NoReturn:
-    """Raise the error for the exit code of the first failed rank; negative for a signal."""
+    """Raise the error that describes how the first failed rank ended.
+
+    Args:
+        code: Exit status of the rank. If a signal killed the rank, the negative signal number.
+        rank: The rank that failed first.
+        received: Numbers of the signals that this process received.
+    """
     if -code in STOP_SIGNALS and signal.SIGINT in received:
         raise KeyboardInterrupt
     if -code in STOP_SIGNALS:
@@ -171,22 +188,22 @@ def _raise_for(code: int, rank: int, received: list[int]) -> NoReturn:
 
 
 def work(recipe: Recipe, main: Main) -> None:
-    """Run `main` as one rank, described by torchrun's environment variables.
+    """Join the process group as the rank given by torchrun's environment variables, and run `main`.
 
-    If it fails, report the failure and end the process.
+    If `main` fails, report the error and end the process.
     """
     rank = int(os.environ["RANK"])
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Until there is something to save.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process until training begins.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
-        import_modules(recipe.imports)  # A started process has not loaded the recipe itself.
+        import_modules(recipe.imports)  # Spawned processes have not imported these modules yet.
         device = process_device(recipe, local_rank)
         _join(recipe)
         try:
             main(recipe, World(rank, dist.get_world_size(), device, local_rank))
         except TrainingInterruptedError:
-            wait_for_all()  # The first to end ends those that still write.
+            wait_for_all()  # When one rank ends, the launcher ends ranks that are still saving.
             raise
         dist.destroy_process_group()
     except BaseException as error:
@@ -194,23 +211,23 @@ def work(recipe: Recipe, main: Main) -> None:
 
 
 def _join(recipe: Recipe) -> None:
-    """Join the process group, and compare the recipes of all ranks.
+    """Join the process group, and check that all ranks have the same recipe.
 
     Raises:
-        JoiningError: The rendezvous failed within DIST_JOIN_SECONDS, or recipes differ. All ranks
-            raise it.
+        JoiningError: The ranks did not meet within DIST_JOIN_SECONDS, or their recipes differ. All
+            ranks raise this error.
     """
     seconds = timedelta(seconds=recipe.dist_join_seconds)
     try:
-        # In a thread, because torch waits forever for a port that listens but never answers.
+        # Use a thread, because torch ignores its timeout if the port is open but never answers.
         meeting = _in_thread(lambda: next(iter(dist.rendezvous("env://", timeout=seconds))))
         store, rank, size = _met(meeting, recipe.dist_join_seconds + _MARGIN)
     except (dist.DistError, TimeoutError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise _not_joined(recipe, where, error) from error
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # On one machine, torchrun's store outlives restarted processes. On several machines,
-        # `find_placement` requires a new store.
+        # On one machine, torchrun reuses the store after a restart. A prefix separates the keys.
+        # On several machines, each restart has a new store.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     timeout = timedelta(seconds=recipe.dist_stall_seconds)
     store.set_timeout(timeout)
@@ -223,16 +240,23 @@ def _join(recipe: Recipe) -> None:
         if differing := differences(first, keys, f"on rank {number}", _OF_A_MACHINE):
             raise JoiningError(
                 f"rank {number} has another recipe than rank 0: "
-                f"{'; '.join(differing[:_KEYS_SHOWN])}. Use the same on all machines."
+                f"{'; '.join(differing[:_KEYS_SHOWN])}. Use the same recipe on all machines."
             )
 
 
 def _met(meeting: Future[Any], seconds: float) -> Any:
-    """Wait for the other ranks, but not without the launcher that would end this one.
+    """Wait for the rendezvous of all ranks, as long as the launcher of this process is running.
+
+    Args:
+        meeting: Future result of the rendezvous.
+        seconds: Timeout in seconds.
+
+    Returns:
+        Result of the rendezvous.
 
     Raises:
-        TimeoutError: they have not come.
-        JoiningError: the parent of this process has ended.
+        TimeoutError: The rendezvous did not succeed in time.
+        JoiningError: The launcher has ended.
     """
     parent = os.getppid()
     end = time.monotonic() + seconds
@@ -243,14 +267,14 @@ def _met(meeting: Future[Any], seconds: float) -> Any:
             if meeting.done() or time.monotonic() >= end:
                 raise
         if os.getppid() != parent:
-            raise JoiningError("the launcher of this process ended before all ranks had met")
+            raise JoiningError("the launcher of this process ended before all ranks had joined")
 
 
 def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
-    """Report a failure and end this process without waiting for threads or collectives.
+    """Report an error and end this process without waiting for threads or collectives.
 
-    Each rank reports its own failure. Only the first rank of a machine reports the loss of another
-    rank or a failed rendezvous, and only rank 0 reports an interruption.
+    Each rank reports errors of its own. To avoid repetition, only local rank 0 reports that another
+    rank failed or that the rendezvous failed. Only rank 0 reports an interruption.
     """
     try:
         reports = local_rank == 0 or not isinstance(error, JoiningError)
@@ -260,13 +284,12 @@ def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
             time.sleep(_LOST_SECONDS)
             line = str(error).partition("\n")[0]
             error = ToolError(
-                "another rank failed, or did not answer within DIST_STALL_SECONDS; see its log "
-                f"({line})"
+                "another rank failed, or did not answer within DIST_STALL_SECONDS. See the log of "
+                f"that rank. The error of this rank is: {line}"
             )
             reports = local_rank == 0
-        signal.signal(
-            signal.SIGTERM, signal.SIG_IGN
-        )  # The launcher sends it when another rank has ended.
+        # Ignore the SIGTERM that the launcher sends after another rank has ended.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         report(error, f"rank {rank}: ", terminal=reports)
         logging.shutdown()
         for child in multiprocessing.active_children():
@@ -276,7 +299,10 @@ def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Return whether another rank is lost. NCCL has an error type for this, gloo only a text."""
+    """Return whether an error means that the connection to another rank was lost.
+
+    NCCL raises DistError. gloo raises RuntimeError, which is recognized by its message.
+    """
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "/gloo/transport/" in str(error)
     )

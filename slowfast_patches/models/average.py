@@ -18,8 +18,8 @@ def start_average(model: nn.Module) -> nn.Module:
 def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
     """Update an average in place: average ← decay · average + (1 - decay) · model.
 
-    Running statistics are averaged as the parameters are. Integer buffers, which are counters, are
-    copied.
+    Floating-point buffers such as running statistics are averaged like parameters. Integer buffers
+    are counters and are copied.
     """
     averages, average_counters = _split(average)
     values, counters = _split(model)
@@ -29,7 +29,7 @@ def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
 
 
 def _split(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the floating-point tensors and the other tensors of a model."""
+    """Return two lists of parameters and buffers: floating-point tensors, and all other tensors."""
     tensors = [*model.parameters(), *model.buffers()]
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     return floats, [tensor for tensor in tensors if not tensor.is_floating_point()]

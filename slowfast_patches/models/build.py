@@ -1,4 +1,4 @@
-"""Building of models that can be trained at every shape of a schedule."""
+"""Functions that build models which can be trained at every shape of a schedule."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ __all__ = ["build_model", "build_on_meta"]
 def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     """Build the model of a recipe on the default device.
 
-    The parameters of a PySlowFast model or a TSM have the names that PySlowFast gives them. Those
-    of a transformer have the names that the package transformers gives them. A model of
-    `register_model` keeps its own.
+    Parameters keep their usual names: those of PySlowFast in a PySlowFast model or a TSM, those of
+    the package transformers in a transformer, and those of the user in a registered model.
 
     Args:
-        recipe: The recipe, of which PySlowFast reads the same keys as usual.
-        grouped_bn: Replace BN by BN over a fixed number of clips.
+        recipe: The recipe.
+        grouped_bn: Replace each BN layer by a layer that normalises over a fixed number of clips.
 
     Returns:
-        The model, in the memory format of MODEL.CHANNELS_LAST.
+        The model, in the memory format that MODEL.CHANNELS_LAST selects.
     """
     if recipe.model.family.is_transformer:
         return build_transformer(recipe)
@@ -49,17 +48,17 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
 
 
 def _build_registered(recipe: Recipe) -> nn.Module:
-    """Build a model of `register_model`, and add the activation of MODEL.HEAD_ACT in evaluation.
+    """Build a registered model. In evaluation, the model applies the activation MODEL.HEAD_ACT.
 
     Raises:
-        ValueError: The registered object does not build a module.
+        ValueError: The registered function does not return a `torch.nn.Module`.
     """
     arch = recipe.model.arch
     build = recipe.model.family.build
     assert build is not None
     if not isinstance(model := build(recipe), nn.Module):
         raise ValueError(
-            f"MODEL.ARCH {arch}: what is registered must build a torch.nn.Module from a recipe, "
+            f"the class or function registered as MODEL.ARCH {arch} must return a torch.nn.Module, "
             f"not {model!r:.60}"
         )
     model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
@@ -71,11 +70,11 @@ def _return_scores(model: nn.Module, inputs: object, logits: Tensor, act: str) -
 
 
 def _build_resnet(recipe: Recipe) -> nn.Module:
-    """Build a model of PySlowFast or a TSM, with a head that pools clips of every shape."""
+    """Build a PySlowFast model or a TSM whose head accepts clips of every shape."""
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    # PySlowFast can build these two architectures but has not registered them.
+    # PySlowFast can build c2d_nopool and i3d_nopool, but does not list them in `_MODEL_TYPES`.
     without_pool = {f"{name}_nopool": _MODEL_TYPES[name] for name in ("c2d", "i3d")}
     builders = {
         **_MODEL_TYPES,
@@ -101,15 +100,15 @@ def _build_resnet(recipe: Recipe) -> nn.Module:
 
 
 def build_on_meta(recipe: Recipe) -> nn.Module:
-    """Build a model without memory for its weights, to check shapes and count operations."""
+    """Build a model on the meta device, without weights, to check shapes and count FLOPs."""
     with _SkipRandomInit(), torch.device("meta"):
         return build_model(recipe)
 
 
 class _EvaluationSigmoid(nn.Sigmoid):
-    """Sigmoid in evaluation and the identity in training, where the loss takes logits.
+    """Sigmoid in evaluation, and identity in training, because the loss expects logits.
 
-    PySlowFast's head for boxes applies its activation in training too, unlike its other heads.
+    Unlike other heads of PySlowFast, the head for boxes applies the activation in training as well.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -117,9 +116,9 @@ class _EvaluationSigmoid(nn.Sigmoid):
 
 
 class _SkipRandomInit(TorchFunctionMode):
-    """Mode in which `normal_` and `uniform_` do nothing.
+    """Mode in which `Tensor.normal_` and `Tensor.uniform_` do nothing.
 
-    On meta tensors torch runs them in Python and imports its compiler, which takes seconds.
+    On meta tensors, these functions import torch's compiler, which takes seconds.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""Frozen layers: TRAIN.FREEZE."""
+"""Freezing of layers, as selected by TRAIN.FREEZE."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from slowfast_patches.utils.tables import format_list
 logger = logging.getLogger(__name__)
 
 _HEAD = ("head.", *TRANSFORMER_HEAD)
-"""Prefixes of the parameter names of classification heads."""
+"""Prefixes of the names of parameters in classification heads."""
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters that patterns of TRAIN.FREEZE match.
+    """Freeze the parameters that match the patterns of TRAIN.FREEZE.
 
     Frozen parameters require no gradient. A module whose parameters are all frozen stays in
-    evaluation mode when the model is put into training mode: BN normalises by its running
-    statistics and dropout is off.
+    evaluation mode even while the model is in training mode, so that BN uses running statistics
+    and dropout is off.
 
     Args:
         model: The model to change.
-        patterns: See `frozen_names`, whose errors this raises too. Nothing is frozen without any.
+        patterns: See `frozen_names`. If the list is empty, nothing is frozen.
+
+    Raises:
+        ValueError: See `frozen_names`.
     """
     if not patterns:
         return
@@ -35,23 +38,25 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in names)
     for module in _frozen_modules(model):
-        # torch has no hook for `train`, and a wrapper module would rename the parameters.
+        # Replace the method: torch has no hook for `train`, and a wrapper would rename parameters.
         module.train = partial(_stay_in_evaluation, module)  # type: ignore[method-assign]
     counts = [p.numel() for p in model.parameters() if not p.requires_grad]
     total = sum(p.numel() for p in model.parameters())
-    logger.info("TRAIN.FREEZE: %d of %d parameters are frozen", sum(counts), total)
+    logger.info("TRAIN.FREEZE: %d of %d parameters are frozen.", sum(counts), total)
 
 
 def frozen_names(model: nn.Module, patterns: Sequence[str]) -> Collection[str]:
-    """Return the names of the parameters that patterns of TRAIN.FREEZE match.
+    """Return the names of the parameters that match the patterns of TRAIN.FREEZE.
 
     Args:
-        model: The model whose parameters are matched.
-        patterns: Names of parameters or of modules that contain them, with the wildcards * and ?.
-            "backbone" matches all parameters outside the head.
+        model: The model with the parameters.
+        patterns: Names of parameters or modules, optionally with the wildcards * and ?. A module
+            name matches all parameters of the module. "backbone" matches all parameters outside
+            the head.
 
     Raises:
-        ValueError: A pattern matches nothing, or the patterns match the whole head.
+        ValueError: A pattern matches no parameter, or the patterns match all parameters of the
+            head.
     """
     names = dict(model.named_parameters()).keys()
     frozen = set[str]()
@@ -59,15 +64,15 @@ def frozen_names(model: nn.Module, patterns: Sequence[str]) -> Collection[str]:
         if not (matched := {name for name in names if _matches(name, pattern)}):
             parts = format_list([name for name, _ in model.named_children()])
             raise ValueError(
-                f"TRAIN.FREEZE {pattern} names no parameter of the model. Give backbone, or "
-                f"names of modules ({parts}) or parameters (such as {next(iter(names))}), with the "
-                "wildcards * and ?."
+                f"TRAIN.FREEZE {pattern} matches no parameter of the model. Set TRAIN.FREEZE to "
+                f"backbone, or to names of modules ({parts}) or parameters (such as "
+                f"{next(iter(names))}). Names may have the wildcards * and ?."
             )
         frozen |= matched
     if not any(name.startswith(_HEAD) for name in names - frozen):
         raise ValueError(
             f"TRAIN.FREEZE {','.join(patterns)} freezes the whole head, which then cannot learn "
-            "the classes. Leave the key out, or freeze the backbone only."
+            "the classes. Remove the key, or set TRAIN.FREEZE backbone."
         )
     return frozen
 
@@ -89,5 +94,5 @@ def _frozen_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
-    """Keep a frozen module in evaluation mode. This replaces its method `train`."""
+    """Keep a frozen module in evaluation mode. This function replaces the module's `train`."""
     return type(module).train(module, False)

@@ -1,4 +1,4 @@
-"""Model inputs: conversion of the loader's uint8 clips to a list of pathways on the device."""
+"""Conversion of uint8 clips from the data loader to the model's list of pathways on the device."""
 
 from __future__ import annotations
 
@@ -14,45 +14,46 @@ from slowfast_patches.models.solver import half_type, is_mixed
 
 
 def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
-    """Make a model's list of pathways from its frames.
+    """Convert a batch of clips to a list of pathways, the input of a model.
 
     Args:
-        clips: Frames (N, C, T, H, W).
-        alpha: Ratio of the frames of the fast and the slow pathway; None for a single pathway.
+        clips: Clips (N, C, T, H, W).
+        alpha: Number of frames in the fast pathway for each frame in the slow pathway. None for a
+            model with a single pathway.
 
     Returns:
         [clips] for a single pathway, else [slow, fast]. The slow pathway has T / `alpha` evenly
-        spaced frames, including the first and the last, as in PySlowFast. It has the memory format
-        of `clips`.
+        spaced frames, including the first and the last frame, as in PySlowFast. Both pathways have
+        the memory format of `clips`.
     """
     if alpha is None:
         return [clips]
-    # `index_select` would make a GPU wait until the indices are copied to it.
+    # Do not use `index_select`, which makes a GPU wait for a copy of the indices.
     slow = [clips[:, :, frame : frame + 1] for frame in _slow_frames(clips.shape[2], alpha)]
     return [torch.cat(slow, 2), clips]
 
 
 @cache
 def _slow_frames(frames: int, alpha: int) -> tuple[int, ...]:
-    """Return the indices of the frames of the slow pathway."""
+    """Return the indices of the frames that the slow pathway takes from `frames` frames."""
     positions = torch.linspace(0, frames - 1, frames // alpha, device="cpu")
     return tuple(positions.long().tolist())
 
 
 @dataclass(frozen=True)
 class InputTransform:
-    """Normalise, flip and pack clips on a device.
+    """Transform that copies clips to a device, flips and normalises them, and returns pathways.
 
     A pixel u becomes (u / 255 - mean) / std, computed in float32 and then rounded to `dtype`.
 
     Args:
-        mean: Mean of each channel of the model's input (3,), for pixels in [0, 1].
-        std: Standard deviation of each of these channels (3,).
+        mean: Mean of each input channel of the model, (3,), for pixels in [0, 1].
+        std: Standard deviation of each input channel of the model, (3,).
         alpha: See `pack_pathways`.
-        reverse_channels: Reverse the channels of the clips, from RGB to BGR.
-        device: The device of the model.
-        dtype: Type of the pathways.
-        channels_last: Make pathways in the memory format channels_last_3d.
+        reverse_channels: Reverse the channels of the clips from RGB to BGR.
+        device: Device of the model.
+        dtype: Data type of the pathways.
+        channels_last: Return pathways in the memory format channels_last_3d.
     """
 
     mean: Tensor
@@ -65,8 +66,8 @@ class InputTransform:
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, device: torch.device) -> InputTransform:
-        """Build the transform that a recipe asks for."""
-        # The config gives mean and std in the order R, G, B, whatever the order in the input.
+        """Build the transform for the model of a recipe."""
+        # DATA.MEAN and DATA.STD are in the order R, G, B, even if the model's input is BGR.
         order = -1 if recipe.data.reverse_input_channel else 1
         return cls(
             mean=torch.tensor(recipe.data.mean[::order], device=device),
@@ -74,22 +75,23 @@ class InputTransform:
             alpha=recipe.slowfast.alpha if recipe.model.has_two_pathways else None,
             reverse_channels=recipe.data.reverse_input_channel,
             device=device,
-            # Every model begins with a convolution, and autocast would round its input to this.
+            # Autocast would convert the input of the first convolution to this type anyway.
             dtype=half_type(device) if is_mixed(recipe) else torch.float32,
             channels_last=recipe.model.channels_last,
         )
 
     def __call__(self, clips: Tensor, flips: Tensor) -> list[Tensor]:
-        """Make pathways from clips on the CPU.
+        """Convert clips on the CPU to pathways on the device.
 
-        The clips are copied to a GPU as bytes, without synchronising if they are in pinned memory.
+        Clips are copied to a GPU as uint8. The copy is asynchronous if the clips are in pinned
+        memory.
 
         Args:
-            clips: Clips (N, T, H, W, 3) uint8.
-            flips: Which clips to flip horizontally, (N,) bool.
+            clips: Clips (N, T, H, W, 3) uint8 on the CPU.
+            flips: Whether to flip each clip horizontally, (N,) bool on the CPU.
 
         Returns:
-            Pathways (N, 3, T, H, W) on the device.
+            List of pathways (N, 3, T, H, W) on the device.
         """
         assert clips.device.type == flips.device.type == "cpu", (clips.device, flips.device)
         clips = clips.to(self.device, non_blocking=True)
@@ -98,7 +100,8 @@ class InputTransform:
         shape = (n, channels, t, h, w)
         frames = torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
         mean, std = self._statistics()
-        # One clip fits into a CPU's cache: up to 3 times as fast as the whole batch at once.
+        # Process one clip at a time, because a clip fits into a CPU's cache. This is up to 3 times
+        # as fast as processing the whole batch at once.
         for clip, flip, out in zip(clips, flips.tolist(), frames, strict=True):
             axes = [2] * flip + [3] * self.reverse_channels
             source = (clip.flip(axes) if axes else clip).permute(3, 0, 1, 2)
@@ -110,7 +113,9 @@ class InputTransform:
         return pack_pathways(frames, self.alpha)
 
     def of_pixels(self, clips: Tensor) -> list[Tensor]:
-        """Make the same pathways by operations that torch.export can trace.
+        """Convert clips to pathways with operations that torch.export can trace.
+
+        The values equal those of `__call__` without flips.
 
         Args:
             clips: Clips (N, 3, T, H, W) uint8 on the device.
@@ -120,16 +125,16 @@ class InputTransform:
         return pack_pathways(pixels.to(self.dtype), self.alpha)
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Return mean and std in a shape that broadcasts to (C, T, H, W)."""
+        """Return mean and std in the shape (C, 1, 1, 1), which broadcasts to (C, T, H, W)."""
         return self.mean.view(-1, 1, 1, 1), self.std.view(-1, 1, 1, 1)
 
 
 def _normalise_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Normalise pixels of [0, 255] in place."""
+    """Normalise pixels from [0, 255] in place."""
     return pixels.div_(255).sub_(mean).div_(std)
 
 
 def blank_inputs(shape: Sequence[int], alpha: int | None, device: str = "meta") -> list[Tensor]:
-    """Return pathways of zeros for a shape (clips, frames, crop)."""
+    """Return pathways of zeros for clips of a shape (clips, frames, crop)."""
     clips, frames, crop = shape
     return pack_pathways(torch.zeros(clips, 3, frames, crop, crop, device=device), alpha)

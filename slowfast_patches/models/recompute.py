@@ -15,22 +15,22 @@ from torch.utils.checkpoint import checkpoint
 def checkpoint_blocks(model: nn.Module) -> nn.Module:
     """Checkpoint every residual block of a PySlowFast model, or every layer of a transformer.
 
-    In training, a block only keeps its input. The backward pass computes the rest of the block a
-    second time (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). This takes
-    about a third more computation and a fraction of the memory, and the results are the same. BN
-    updates its running statistics in the first computation only. Parameters keep their names.
+    In training, a block stores only its input. The backward pass computes the other activations of
+    the block a second time (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
+    This takes about a third more computation and much less memory, and gives the same results. BN
+    updates its running statistics only in the first computation. Parameters keep their names.
 
     Returns:
         The model, which is changed in place.
     """
     for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
-        if hasattr(model, name):  # the method of transformers, by its new and its old name
+        if hasattr(model, name):  # the new and the old name of the method in transformers
             getattr(model, name)({"use_reentrant": False})
             return model
     from slowfast.models.resnet_helper import ResBlock
 
     for block in model.modules():
-        if isinstance(block, ResBlock) and "forward" not in vars(block):  # not yet done
+        if isinstance(block, ResBlock) and "forward" not in vars(block):  # not yet checkpointed
             block.forward = partial(_forward, block, block.forward)
     return model
 
@@ -52,8 +52,8 @@ def _forward(block: nn.Module, forward: Any, x: Tensor) -> Tensor:
 def _untracked(block: nn.Module) -> Iterator[None]:
     """Keep the running statistics of a block unchanged while the context is active.
 
-    The block updates copies instead. Its updates cannot be switched off, because the second
-    computation must save as many tensors as the first one.
+    The BN layers of the block update copies of the running statistics instead. The updates cannot
+    be switched off, because both computations of a block must save the same number of tensors.
     """
     norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm3d)]
     kept = [dict(norm._buffers) for norm in norms]

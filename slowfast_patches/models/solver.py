@@ -13,7 +13,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.transformer import parameter_depths
 
 _SPEED_OPTIONS = ("fused", "foreach")
-"""Options of torch's optimizers that change the speed of an update but not its result."""
+"""Options of torch's optimizers that affect the speed of an update but not the new weights."""
 
 
 def build_optimizer(
@@ -21,16 +21,19 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer of a recipe: SGD or Adam as in PySlowFast, or AdamW.
 
-    Parameters with "bn" in their names decay by BN.WEIGHT_DECAY, the others by SOLVER.WEIGHT_DECAY,
-    as in PySlowFast. With SOLVER.ZERO_WD_1D_PARAM, biases do not decay, nor do the position
-    embeddings and tokens of a transformer, (1, n, C). With SOLVER.LAYER_DECAY, each layer has its
-    own parameter groups with an "lr_scale", by which `multigrid.prepare_step` multiplies the
-    learning rate. Frozen parameters are in no group.
+    The weight decay is BN.WEIGHT_DECAY for parameters with "bn" in their names, as in PySlowFast,
+    and SOLVER.WEIGHT_DECAY for other parameters. With SOLVER.ZERO_WD_1D_PARAM, the weight decay is
+    0 for one-dimensional parameters such as biases, and for position embeddings and tokens of a
+    transformer, which have the shape (1, n, C).
+
+    With SOLVER.LAYER_DECAY, each layer of a transformer has separate parameter groups.
+    `multigrid.prepare_step` multiplies the learning rate of a group by its "lr_scale". Frozen
+    parameters are in no group.
 
     Args:
         recipe: The recipe.
         model: The model to optimize.
-        fused: Update all parameters in one kernel even if SOLVER.FUSED is False.
+        fused: Use the fused implementation even if SOLVER.FUSED is False.
     """
     solver = recipe.solver
     decays = (recipe.bn.weight_decay, solver.weight_decay, 0.0)
@@ -65,14 +68,14 @@ def build_optimizer(
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of an optimizer, but keep the speed options that it was built with."""
-    # Set the options before loading, because they decide on which device torch puts the state.
+    """Load a state dict into an optimizer, but keep the optimizer's own `fused` and `foreach`."""
+    # Set the options before loading, because torch chooses the device of the state by them.
     groups = [
         saved | {option: built[option] for option in _SPEED_OPTIONS if option in built}
         for saved, built in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict(state | {"param_groups": groups})
-    # Use the memory format of the weights, which can differ from that in the checkpoint.
+    # Convert moments to the memory format of the weights. The checkpoint may have another format.
     for weight, moments in optimizer.state.items():
         for name, value in moments.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
@@ -82,7 +85,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 def clip_gradients(recipe: Recipe, model: nn.Module) -> None:
     """Clip gradients in place by SOLVER.CLIP_GRAD_VAL or SOLVER.CLIP_GRAD_L2NORM.
 
-    With a loss scaler, unscale the gradients first.
+    If the loss was scaled, call `Precision.unscale` first.
     """
     if recipe.solver.clip_grad_val:
         nn.utils.clip_grad_value_(model.parameters(), recipe.solver.clip_grad_val)
@@ -99,15 +102,17 @@ def is_mixed(recipe: Recipe) -> bool:
     mixed = recipe.train.mixed_precision
     if not isinstance(mixed, bool):
         raise ValueError(
-            f"TRAIN.MIXED_PRECISION is {mixed} here, and not decided yet. Set it to True or False"
+            f"TRAIN.MIXED_PRECISION {mixed} has not been resolved. Set TRAIN.MIXED_PRECISION to "
+            "True or False."
         )
     return mixed
 
 
 def half_type(device: torch.device) -> torch.dtype:
-    """Return the type of mixed precision: bfloat16 if the device supports it, else float16.
+    """Return the data type for mixed precision on a device.
 
-    Slow emulation of bfloat16 on older GPUs does not count as support.
+    The type is bfloat16 on a CPU and on a GPU with bfloat16 hardware. On older GPUs, which can only
+    emulate bfloat16 slowly, the type is float16.
     """
     if device.type != "cuda":
         return torch.bfloat16
@@ -119,7 +124,7 @@ def half_type(device: torch.device) -> torch.dtype:
 class Precision:
     """Numerical precision of training: float32 or mixed precision.
 
-    Mixed precision is `half_type(device)`, with a loss scaler if that is float16.
+    Mixed precision uses the type `half_type(device)`. With float16, the loss is scaled.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -131,15 +136,15 @@ class Precision:
 
     @property
     def scales(self) -> bool:
-        """Whether the loss is scaled, so that a step is skipped if gradients overflow."""
+        """Whether the loss is scaled. A step is then skipped if gradients overflow."""
         return self._scaler.is_enabled()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context for the forward pass and the loss."""
+        """Return the autocast context in which to compute the forward pass and the loss."""
         return torch.autocast(self._device.type, self._dtype, enabled=self._enabled)
 
     def backward(self, loss: Tensor) -> None:
-        """Compute gradients of the loss, multiplied by the loss scale."""
+        """Compute the gradients of the loss, multiplied by the loss scale if `scales` is True."""
         torch.autograd.backward(self._scaler.scale(loss))
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Video transformers from the package transformers, built to train at every shape."""
+"""Video transformers from the package transformers, adapted to train at every shape."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class _ModelType(NamedTuple):
-    """Names that differ between the types of models.
+    """Names that differ between model types.
 
-    crop: Name of the crop size in the configuration.
-    frames: Name of the number of frames in the configuration.
-    layers: Path of the list of layers in the base model.
-    branch_ends: Paths, in a layer, of the last module of each residual branch.
+    Attributes:
+        crop: Attribute of the configuration that has the crop size.
+        frames: Attribute of the configuration that has the number of frames.
+        layers: Path of the list of layers in the base model.
+        branch_ends: Path of the last module of each residual branch, relative to the layer.
     """
 
     crop: str
@@ -51,9 +52,9 @@ _MODEL_TYPES = {
 }
 
 _SILENT_SECONDS = 30.0
-"""How long the Hugging Face Hub may take to answer."""
+"""Timeout in seconds for a request to the Hugging Face Hub."""
 HEAD = ("classifier.", "fc_norm.", "pooler.")
-"""Prefixes of the parameters of a head, which pre-trained weights may lack."""
+"""Prefixes of the names of head parameters. Pre-trained weights may lack these parameters."""
 
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -63,30 +64,31 @@ _DOWNLOADED = [
     "*.safetensors",
     "*.safetensors.index.json",
 ]
-"""Patterns of the files to download. They hold data only, so none of them can run code."""
+"""Patterns of the files to download. Such files contain only data and cannot run code."""
 
 
 def build_transformer(recipe: Recipe) -> nn.Module:
     """Build the model of HF.MODEL on the default device.
 
-    A model given by its type is initialised randomly for the recipe's grid. A model given by a
-    folder or a name on the Hugging Face Hub keeps the grid of its configuration and starts from its
-    weights, where a missing or differently shaped head is initialised randomly. Position embeddings
-    follow the grid of the clips (`multigrid.convert_positions`).
+    If HF.MODEL is a model type, the model is initialised randomly for the number of frames and the
+    crop size of the recipe. If HF.MODEL is a folder or a name on the Hugging Face Hub, the model
+    has the input size of the stored configuration and starts from the stored weights. A head that
+    is missing or has another shape is initialised randomly. Position embeddings are interpolated to
+    the shape of the clips (`multigrid.convert_positions`).
 
-    The model is called as PySlowFast's models are: with a list of one pathway (N, 3, T, H, W). It
-    returns logits (N, classes) in training and scores in evaluation. Hooks convert its input and
-    output, so its parameters keep their names.
+    The model has the interface of PySlowFast's models. The input is a list of one pathway
+    (N, 3, T, H, W). The output is logits (N, classes) in training and scores in evaluation. Hooks
+    convert input and output, so the parameters keep their names.
 
     Raises:
-        ValueError: transformers is not installed, the model does not exist, or its configuration or
-            weights do not fit the recipe.
+        ValueError: The package transformers is not installed, or the model does not exist. Or the
+            configuration or the weights do not match the recipe.
     """
     try:
         from transformers import AutoModelForVideoClassification as Auto
     except ImportError as error:
         raise ValueError(
-            f"MODEL.ARCH hf needs the package transformers ({error}). Install it by "
+            f"MODEL.ARCH hf needs the package transformers ({error}). Run "
             "pip install 'slowfast-multigrid[transformers]'"
         ) from None
     config, folder = _configuration(recipe)
@@ -97,11 +99,11 @@ def build_transformer(recipe: Recipe) -> nn.Module:
         model = _from_folder(folder, config)
     else:
         if folder and not on_meta:
-            logger.info("%s has no *.safetensors: the model starts from random weights", folder)
+            logger.info("%s has no *.safetensors, so the model starts from random weights.", folder)
         with _errors_in_one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
             model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     if config.model_type == "vjepa2":
-        model.base_model.predictor = nn.Identity()  # only used in its pre-training
+        model.base_model.predictor = nn.Identity()  # only used in V-JEPA 2's pre-training
     convert_positions(model)
     _add_drop_path(model, recipe.hf.drop_path)
     model.register_forward_pre_hook(_take_pathways)
@@ -112,27 +114,27 @@ def build_transformer(recipe: Recipe) -> nn.Module:
 
 
 def _take_pathways(model: nn.Module, inputs: tuple[list[Tensor]]) -> tuple[Tensor]:
-    """Convert the input of a model: one pathway (N, 3, T, H, W) to pixel values (N, T, 3, H, W)."""
+    """Convert a list of one pathway (N, 3, T, H, W) to pixel values (N, T, 3, H, W)."""
     ((pathway,),) = inputs
     return (pathway.transpose(1, 2),)
 
 
 def _return_scores(model: nn.Module, inputs: object, output: Any, act: str) -> Tensor:
-    """Convert the output of a model to logits in training, or to scores by MODEL.HEAD_ACT."""
+    """Return the logits of a model output in training, or the scores in evaluation."""
     logits: Tensor = output.logits
     return logits if model.training else scores_of_logits(logits, act)
 
 
 def scores_of_logits(logits: Tensor, act: str) -> Tensor:
-    """Return the scores of logits (N, classes) by the activation of MODEL.HEAD_ACT."""
+    """Convert logits (N, classes) to scores by the activation `act`: "sigmoid" or "softmax"."""
     return logits.sigmoid() if act == "sigmoid" else logits.softmax(dim=1)
 
 
 def parameter_depths(model: nn.Module) -> dict[nn.Parameter, int]:
     """Return the depth of each parameter of a model built by `build_transformer`.
 
-    Of n layers, embeddings have depth 0, layer i has depth i + 1, and what follows the layers has
-    depth n + 1 (BEiT, Bao et al., 2022).
+    In a model with n layers, the embeddings have depth 0, layer i has depth i + 1, and all
+    parameters after the layers have depth n + 1 (BEiT, Bao et al., 2022).
     """
     layers = _layers(model)
     depths = dict.fromkeys(model.parameters(), len(layers) + 1)
@@ -149,7 +151,7 @@ def _layers(model: Any) -> list[nn.Module]:
 
 
 def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
-    """Return the configuration of HF.MODEL, and its folder if it has one."""
+    """Return the configuration of HF.MODEL, and the folder of the model or None."""
     from transformers import AutoConfig
 
     name = recipe.hf.model
@@ -165,8 +167,8 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     if (model_type := _MODEL_TYPES.get(default.model_type)) is None:
         supported = format_list(list(_MODEL_TYPES), "or")
         raise ValueError(
-            f"HF.MODEL {name} is of the type {default.model_type}, which is not supported. Give a "
-            f"{supported}"
+            f"HF.MODEL {name} has the type {default.model_type}, which is not supported. Set "
+            f"HF.MODEL to a model of the type {supported}."
         )
     _check_names(values, type(default)().to_dict(), model_type)
     if folder is None:
@@ -181,7 +183,13 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
 def _check_names(
     values: Mapping[str, Any], known: Mapping[str, Any], model_type: _ModelType
 ) -> None:
-    """Check that each name in HF.CONFIG exists in the model's configuration and has an effect."""
+    """Check that each name in HF.CONFIG exists in the model's configuration and has an effect.
+
+    Args:
+        values: Values of HF.CONFIG by name.
+        known: Default configuration of the model type.
+        model_type: Names of the model type.
+    """
     own_keys = {
         model_type.crop: "DATA.TRAIN_CROP_SIZE",
         model_type.frames: "DATA.NUM_FRAMES",
@@ -190,9 +198,9 @@ def _check_names(
     }
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"HF.CONFIG.{name} is {value}. Give a finite number")
+            raise ValueError(f"HF.CONFIG.{name} is {value}, but must be a finite number.")
         if name in own_keys:
-            raise ValueError(f"HF.CONFIG.{name} has no effect. Set {own_keys[name]} instead")
+            raise ValueError(f"HF.CONFIG.{name} has no effect. Set {own_keys[name]} instead.")
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1)
             advice = f". Did you mean {nearest[0]}?" if nearest else ""
@@ -206,13 +214,13 @@ def has_start_weights(recipe: Recipe) -> bool:
 
 
 def _folder(name: str) -> Path | None:
-    """Return the folder of HF.MODEL, downloading a model of the Hugging Face Hub if necessary.
+    """Return the folder of HF.MODEL. Download a model of the Hugging Face Hub if necessary.
 
     Returns:
-        The folder, or None if HF.MODEL is a type of model.
+        The folder, or None if HF.MODEL is a model type.
 
     Raises:
-        ValueError: There is no such model, or its weights are only available as a pickle.
+        ValueError: The model does not exist, or has weights only as a pickle.
     """
     if name in _MODEL_TYPES:
         return None
@@ -222,26 +230,25 @@ def _folder(name: str) -> Path | None:
         if not _has_weights(folder):
             raise ValueError(
                 f"HF.MODEL {name} has no *.safetensors, and pickles are not downloaded because "
-                "they can run code. Load the model with transformers, write it with "
-                "save_pretrained, and give that folder"
+                "they can run code. If you trust the model, load it with transformers, call "
+                "save_pretrained, and set HF.MODEL to the new folder."
             )
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"HF.MODEL {name} is neither a folder with a config.json, nor one of "
-            f"{', '.join(_MODEL_TYPES)}, nor a name on the Hugging Face Hub such as some-org/model"
+            f"{', '.join(_MODEL_TYPES)}, nor a name on the Hugging Face Hub such as some-org/model."
         )
     return folder
 
 
 def _download(name: str) -> Path:
-    """Download a model of the Hugging Face Hub unless it is cached, and return its folder."""
+    """Download a model of the Hugging Face Hub unless it is cached, and return the folder."""
     from huggingface_hub import HfApi, snapshot_download
 
-    logger.info("HF.MODEL %s: downloading it from the Hugging Face Hub unless it is cached", name)
+    logger.info("Downloading HF.MODEL %s from the Hugging Face Hub unless it is cached.", name)
     with (
         _errors_in_one_line(
-            f"HF.MODEL {name} is not a folder here, and cannot be downloaded as a model of the "
-            "Hugging Face Hub"
+            f"HF.MODEL {name} is not a folder, and cannot be downloaded from the Hugging Face Hub"
         ),
         _quiet(),
     ):
@@ -251,25 +258,34 @@ def _download(name: str) -> Path:
         except Exception as error:  # snapshot_download reports all other errors
             is_silent = "timed out" in str(error)
         if is_silent:
-            logger.warning("the Hub does not answer within %g s: %s", _SILENT_SECONDS, name)
+            logger.warning(
+                "The Hugging Face Hub did not answer within %g s. Looking for HF.MODEL %s in the "
+                "cache instead.",
+                _SILENT_SECONDS,
+                name,
+            )
         return Path(snapshot_download(name, allow_patterns=_DOWNLOADED, local_files_only=is_silent))
 
 
 def _has_weights(folder: Path) -> bool:
-    """Return whether a folder has safetensors, and refuse one that only has a pickle."""
+    """Return whether a folder has weights as safetensors.
+
+    Raises:
+        ValueError: The folder has weights only as a pickle.
+    """
     if any(folder.glob("*.safetensors")):
         return True
     if pickled := sorted(folder.glob("*.bin")):
         raise ValueError(
-            f"HF.MODEL {folder} has its weights in {pickled[0].name}, a pickle, which can run code "
-            "when it is loaded. Save them as safetensors with transformers' save_pretrained, or "
-            "move the file away to start from random weights"
+            f"HF.MODEL {folder} has weights only in {pickled[0].name}, a pickle, which can run "
+            "code when it is loaded. Convert the weights to safetensors with save_pretrained of "
+            "transformers, or remove the file to start from random weights."
         )
     return False
 
 
 def _from_folder(folder: Path, config: Any) -> Any:
-    """Load a model from a folder, and log which weights are new and which are unused."""
+    """Load a model from a folder, and log which weights are initialised randomly or unused."""
     from transformers import AutoModelForVideoClassification
 
     with _errors_in_one_line(f"HF.MODEL {folder}"), _quiet():
@@ -291,15 +307,15 @@ def _from_folder(folder: Path, config: Any) -> Any:
     for name, problem in sorted(new.items()):  # sorted, since transformers returns sets
         if not name.startswith(HEAD):
             raise ValueError(
-                f"HF.MODEL {folder}: in its weights, {name} is {problem}. Its config.json or "
-                "HF.CONFIG describes another model"
+                f"HF.MODEL {folder}: in the weights, {name} is {problem}. Correct HF.CONFIG or "
+                "config.json, which describe a different model."
             )
     if problem := not_finite(model.named_parameters()):
         raise ValueError(f"HF.MODEL {folder} {problem}")
     random = ", ".join(f"{name} ({problem})" for name, problem in sorted(new.items()))
     unused = ", ".join(sorted(info["unexpected_keys"])[:3])
     logger.info(
-        "%s: weights loaded. Initialised randomly: %s. Unused: %s",
+        "Weights loaded from %s. Initialised randomly: %s. Unused: %s.",
         folder,
         random or "none",
         unused or "none",
@@ -308,7 +324,7 @@ def _from_folder(folder: Path, config: Any) -> Any:
 
 
 def _warn_of_normalisation(folder: Path, data: Data) -> None:
-    """Warn if DATA.MEAN or DATA.STD differ from those that the weights were trained with."""
+    """Warn if DATA.MEAN or DATA.STD differ from the values in the model's training."""
     from multigrid.integrations.transformers import processor_colours
 
     names = ("video_preprocessor_config.json", "preprocessor_config.json")
@@ -324,15 +340,16 @@ def _warn_of_normalisation(folder: Path, data: Data) -> None:
         wanted = [round(value, 4) for value in theirs]
         if [round(value, 4) for value in ours] != wanted:
             logger.warning(
-                f"DATA.{key} is {list(ours)}, but the model in {folder} was trained with {wanted}. "
-                f"Set DATA.{key} to that"
+                f"DATA.{key} is {list(ours)}, but the model in {folder} was trained with "
+                f"{wanted}. Set DATA.{key} to these values."
             )
 
 
 def _add_drop_path(model: Any, rate: float) -> None:
-    """Let clips skip residual branches at random, at a rate that grows with depth up to `rate`.
+    """Add drop path to a model: clips skip residual branches at random in training.
 
-    This is drop path (Huang et al., "Deep Networks with Stochastic Depth", 2016).
+    The probability rises linearly from 0 in the first layer to `rate` in the last layer (Huang et
+    al., "Deep Networks with Stochastic Depth", 2016).
     """
     if not rate:
         return
@@ -348,9 +365,9 @@ def _add_drop_path(model: Any, rate: float) -> None:
 
 @contextmanager
 def _errors_in_one_line(where: str) -> Iterator[None]:
-    """Re-raise any exception as a ValueError of one line.
+    """Convert any exception to a ValueError with a message of one line that starts with `where`.
 
-    transformers raises many types of exceptions for a wrong model or configuration.
+    The package transformers raises many exception types for an invalid model or configuration.
     """
     try:
         yield

@@ -1,7 +1,8 @@
 """TSM: a 2-D network that exchanges some channels between neighbouring frames.
 
 Ji Lin, Chuang Gan and Song Han, "TSM: Temporal Shift Module for Efficient Video Understanding",
-ICCV 2019. This is the residual shift of section 3, at the start of every residual branch.
+ICCV 2019. The module implements the residual shift of section 3: every residual branch starts with
+a temporal shift.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from slowfast_patches.models.layers.convolution import AdoptingConv3d
 
 
 def temporal_shift(x: Tensor, channels: int) -> Tensor:
-    """Shift some channels by one frame back and some by one frame forward.
+    """Shift some channels one frame back and some channels one frame forward.
 
-    The first `channels` channels of frame t become those of frame t + 1. The next `channels` become
-    those of frame t - 1. The others stay. Channels shifted in from beyond the clip are zero.
+    The first `channels` channels of output frame t come from input frame t + 1. The next `channels`
+    channels come from input frame t - 1. The remaining channels do not move. Channels that would
+    come from outside the clip are zero.
 
     Args:
         x: Features (N, C, T, H, W) in any memory format.
@@ -34,9 +36,9 @@ def temporal_shift(x: Tensor, channels: int) -> Tensor:
 
 
 class _TemporalShift(torch.autograd.Function):
-    """Temporal shift whose backward is the shift in the opposite direction.
+    """Temporal shift with a backward pass that shifts the gradient in the opposite direction.
 
-    Autograd's own backward would allocate a full-size gradient for each of the three groups of
+    This saves memory: autograd would allocate a full-size gradient for each of the three groups of
     channels.
     """
 
@@ -65,8 +67,9 @@ class ShiftedConv3d(AdoptingConv3d):
     """Convolution that applies `temporal_shift` to its input first.
 
     Args:
-        convolution: The convolution to take over, with its parameters.
-        share: 1 / `share` of the input channels move back, and as many move forward.
+        convolution: Convolution to replace. The new module uses the same parameters.
+        share: Divisor of the number of input channels. in_channels // `share` channels are shifted
+            back, and as many are shifted forward.
     """
 
     def __init__(self, convolution: nn.Conv3d, share: int) -> None:
@@ -78,14 +81,14 @@ class ShiftedConv3d(AdoptingConv3d):
 
 
 def build_tsm(host_config: Any, shift_div: int) -> nn.Module:
-    """Build PySlowFast's C2D ResNet without temporal pooling and shift channels in every block.
+    """Build a TSM: PySlowFast's C2D ResNet without temporal pooling, with a shift in every block.
 
-    The parameters and their names are those of the 2-D network.
+    The parameters have the same names and shapes as without the shift.
 
     Args:
-        host_config: Config object of PySlowFast. Its MODEL.ARCH is set to c2d_nopool.
-        shift_div: 8 shifts 1/8 of the channels in each direction before the first convolution of
-            every residual branch. 0 shifts none.
+        host_config: Config object of PySlowFast. This function sets MODEL.ARCH to c2d_nopool.
+        shift_div: Shift 1 / `shift_div` of the channels in each direction before the first
+            convolution of every residual branch. 0 means no shift.
     """
     from slowfast.models.resnet_helper import ResBlock
     from slowfast.models.video_model_builder import ResNetModel

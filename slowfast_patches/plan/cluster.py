@@ -1,6 +1,7 @@
 """Predicted training time of a recipe on clusters of 1 to 2,048 GPUs.
 
-Nothing is measured here. docs/cluster.md explains the model and works through two examples.
+All times are computed from a cost model, not measured. docs/cluster.md explains the cost model and
+shows two examples.
 """
 
 from __future__ import annotations
@@ -24,22 +25,28 @@ from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.utils.tables import format_duration, format_table
 
 LATENCY = 20e-6
-"""Default latency of a message in seconds, an assumption."""
+"""Default latency of a message in seconds. This value is an assumption, not a measurement."""
 _BACKWARD = 2 / 3
-"""Share of backward in a step. It has two matrix products for each one of forward."""
+"""Fraction of a step that the backward pass takes. It has two matrix products for each matrix
+product of the forward pass."""
 _BUCKET = 25 * 1024**2
-"""Default size in bytes of DDP's gradient buckets."""
+"""Default size of DDP's gradient buckets in bytes."""
 _BYTES_OF_MOMENTS = (2 * 8, 2 * 4)
-"""Bytes per channel that shared BN exchanges: two doubles in forward, two floats in backward."""
+"""Bytes per channel that a BN layer exchanges to share statistics: two float64 values in the
+forward pass, and two float32 values in the backward pass."""
 _MOST_GPUS = 2048
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs on equal nodes, which fill all nodes or are a part of one.
+    """Cluster of equal nodes. All GPUs of each node are used, or some GPUs of a single node.
 
-    Bandwidths are in bytes per second: `network` of a node in each direction, and `node_network`
-    between two GPUs of a node. `latency` is the seconds of a message besides its bytes.
+    Attributes:
+        gpus: Total number of GPUs.
+        gpus_per_node: Number of GPUs that each node has.
+        network: Bandwidth of a node's network in each direction, in bytes per second.
+        node_network: Bandwidth between two GPUs of a node, in bytes per second.
+        latency: Fixed time of a message in seconds, independent of its size.
     """
 
     gpus: int
@@ -62,34 +69,49 @@ class Cluster:
 
     @property
     def gpus_of_node(self) -> int:
-        """Number of GPUs that are used on each node."""
+        """Number of used GPUs on each node."""
         return min(self.gpus, self.gpus_per_node)
 
     def ring_seconds(self, size: float, members: int, *, in_node: bool) -> float:
-        """Return the seconds of a ring all-reduce of `size` bytes (Patarasuk and Yuan, 2009).
+        """Return the seconds of a ring all-reduce (Patarasuk and Yuan, 2009).
 
-        Each member sends 2 (n − 1) messages of 1/n of the bytes: n − 1 to add, n − 1 to distribute.
+        Each of n members sends 2 (n − 1) messages of `size` / n bytes: n − 1 messages to sum the
+        values, and n − 1 messages to distribute the sums.
+
+        Args:
+            size: Number of bytes to reduce.
+            members: Number n of members of the ring: GPUs of a node, or nodes.
+            in_node: Use the bandwidth between GPUs of a node instead of the network.
         """
         bandwidth = self.node_network if in_node else self.network
         return 2 * (members - 1) * (size / members / bandwidth + self.latency)
 
     def all_reduce_seconds(self, size: float) -> float:
-        """Return the seconds to sum `size` bytes over all GPUs, by rings in and between nodes."""
+        """Return the seconds to all-reduce `size` bytes, first inside and then between nodes."""
         inside = self.ring_seconds(size, self.gpus_of_node, in_node=True)
         return inside + self.ring_seconds(size, self.nodes, in_node=False)
 
     def exposed_seconds(self, size: float, compute: float) -> float:
-        """Return the seconds of exchanging `size` bytes of gradients that a step does not hide.
+        """Return the seconds of the gradient all-reduce that do not overlap with the backward pass.
 
-        The last bucket has the gradients of the first layers, which are ready when backward ends.
-        The others are sent during backward, a part of the step's `compute` seconds.
+        All buckets but the last are reduced during the backward pass. The last bucket has the
+        gradients of the first layers, which are only complete when the backward pass ends.
+
+        Args:
+            size: Number of bytes of all gradients.
+            compute: Seconds of the forward and backward pass.
         """
         buckets = math.ceil(size / _BUCKET)
         seconds = self.all_reduce_seconds(size / buckets)
         return max(seconds, buckets * seconds - _BACKWARD * compute)
 
     def shared_bn_seconds(self, channels: Sequence[int], ranks: int) -> float:
-        """Return the seconds to share BN layers of so many channels over `ranks` GPUs."""
+        """Return the seconds that BN layers take to share statistics between GPUs.
+
+        Args:
+            channels: Number of channels of each BN layer.
+            ranks: Number of GPUs that share statistics.
+        """
         in_node = self.gpus_of_node % ranks == 0
         sizes = [number * size for number in channels for size in _BYTES_OF_MOMENTS]
         return sum(self.ring_seconds(size, ranks, in_node=in_node) for size in sizes)
@@ -102,13 +124,20 @@ def plan_on_cluster(
     timing_of: Callable[[Recipe], Timing],
     loader: float | None = None,
 ) -> dict[str, Any]:
-    """Predict the training times of a recipe on a cluster, and on other numbers of its GPUs.
+    """Predict the training times of a recipe on a cluster and on smaller and larger clusters.
 
-    `timing_of` returns the step times of a recipe for one GPU. `loader` is the number of clips that
-    a node reads per second, or None to leave reading out. `format_cluster_plan` shows the result.
+    Args:
+        recipe: The recipe.
+        cluster: The cluster. The other clusters have the same kind of nodes.
+        num_videos: Number of training videos.
+        timing_of: Function that returns the step times of a recipe for one GPU.
+        loader: Number of clips that a node reads per second. None ignores the reading time.
+
+    Returns:
+        Plain data for `format_cluster_plan`.
 
     Raises:
-        ValueError: The recipe cannot be trained on that cluster.
+        ValueError: The recipe cannot be trained on `cluster`.
     """
     fitted = on_cluster(recipe, cluster)
     check_recipe(fitted)
@@ -137,7 +166,11 @@ def plan_on_cluster(
 
 
 def gpu_counts(gpus_per_node: int, also: int) -> list[int]:
-    """Return `also`, and powers of two up to 2,048 GPUs: of GPUs in a node, then of whole nodes."""
+    """Return the numbers of GPUs to plan for, in ascending order.
+
+    These are powers of two inside one node, powers of two of whole nodes up to 2,048 GPUs, the
+    largest number of whole nodes, and `also`.
+    """
     nodes = _MOST_GPUS // gpus_per_node
     powers = [2**i for i in range(_MOST_GPUS.bit_length())]
     counts = [n for n in powers if n < gpus_per_node]
@@ -146,7 +179,7 @@ def gpu_counts(gpus_per_node: int, also: int) -> list[int]:
 
 
 def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
-    """Return the recipe for a cluster, with as many clips for each GPU as before."""
+    """Scale a recipe to a cluster. Each GPU keeps the same number of clips."""
     changes: dict[str, object] = {
         "NUM_SHARDS": cluster.nodes,
         "SHARD_ID": 0,
@@ -169,12 +202,12 @@ def _row(
     timing: Timing,
     loader: float | None,
 ) -> dict[str, Any]:
-    """Return the times of multigrid, if the recipe uses it, and of the baseline."""
+    """Return the predicted times of the baseline and of multigrid (if on) on one cluster."""
     trainings = {"multigrid": (fitted, timing.ours)} if fitted.uses_multigrid else {}
     trainings["baseline"] = (without_multigrid(fitted), timing.baseline)
     times = dict[str, dict[str, float]]()
     for name, (recipe, seconds) in trainings.items():
-        assert seconds is not None, "a cluster is planned with step times"
+        assert seconds is not None, "a plan for a cluster needs step times"
         schedule = schedule_of(recipe, num_videos)
         check_world_size(recipe, schedule)
         times[name] = _training_time(schedule, cluster, model, seconds, loader)
@@ -200,9 +233,14 @@ def _training_time(
     seconds: SecondsPerIteration,
     loader: float | None,
 ) -> dict[str, float]:
-    """Return the seconds of a training, their parts, and the clips per second of its peak phase.
+    """Return the seconds of a training, in total and by cause, and the reading speed that it needs.
 
-    Loaders read ahead. So a phase waits for clips only as long as reading takes more than training.
+    Because loaders read ahead, a phase waits for clips only if reading takes longer than training.
+
+    Returns:
+        Numbers by name: "iterations"; the total "seconds"; the seconds of "compute", "all_reduce",
+        "shared_bn" and "waiting"; and "clips_per_second", which all nodes together must read in the
+        phase that reads fastest.
     """
     gradients = _gradient_bytes(model)
     norms = [m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm3d)]
@@ -232,7 +270,7 @@ def _training_time(
 
 
 def format_cluster_plan(plan: Mapping[str, Any]) -> str:
-    """Return a table with the wanted number of GPUs marked, and what its numbers mean."""
+    """Return a plan as text: a table with an arrow at the requested number of GPUs, and notes."""
     cluster = plan["cluster"]
     network, in_node = (cluster[key] or math.inf for key in ("network", "node_network"))
     wanted = next(row for row in plan["rows"] if row["gpus"] == cluster["gpus"])
@@ -247,25 +285,30 @@ def format_cluster_plan(plan: Mapping[str, Any]) -> str:
         )
         for name, time in wanted["trainings"].items()
     ]
-    reading = "" if plan["loader"] is not None else " Reading is left out: --loader adds it."
+    reading = (
+        ""
+        if plan["loader"] is not None
+        else " Times ignore reading; to include the reading time, give --loader."
+    )
     return "\n".join(
         [
             f"GPUs: {wanted['gpus']:,}, nodes: {wanted['nodes']:,}. Network: "
-            f"{network / 1e9:g} GB/s a node and direction (--network), "
+            f"{network / 1e9:g} GB/s per node and direction (--network), "
             f"{in_node / 1e9:g} GB/s between the GPUs of a node (--node-network), "
-            f"{1e6 * cluster['latency']:g} µs a message (--latency).\n",
+            f"{1e6 * cluster['latency']:g} µs per message (--latency).\n",
             format_table(headers, [_cells(row, row is wanted) for row in plan["rows"]]),
             *(f"{gpus:,} GPUs cannot train: {why}" for gpus, why in plan["refused"].items()),
             "",
             *shares,
-            "Efficiency is the share of compute. Gradients are the part of the exchange of "
-            f"{plan['gradient_bytes'] / 1e6:,.1f} MB that backward does not hide.",
-            f"Clips/s are the demand of the phase that reads most.{reading}",
-            f"Each GPU has as many clips as on the {plan['reference_gpus']:,} GPUs of the recipe, "
-            "so batches grow with the number of GPUs, and iterations shrink.",
-            f"Seconds of an iteration: {plan['seconds_source']}.",
-            "Evaluation, checkpoints, starting up and the slowest of many GPUs are left out. "
-            "Beyond the batches that somebody has trained, the hours promise no accuracy.",
+            "Efficiency is the share of compute. Gradients are the part of the all-reduce of "
+            f"{plan['gradient_bytes'] / 1e6:,.1f} MB that does not overlap with the backward pass.",
+            "Clips/s are the clips that must be read per second in the phase that reads fastest."
+            f"{reading}",
+            f"Each GPU has the same number of clips as on the {plan['reference_gpus']:,} GPU(s) of "
+            "the recipe. With more GPUs, the batch size grows and the iterations become fewer.",
+            f"Source of the step times: {plan['seconds_source']}.",
+            "Evaluation, checkpoints, start-up and waiting for the slowest GPU are not included. "
+            "The times promise no accuracy for batch sizes that nobody has trained yet.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Iterations after which a run evaluates and saves, and the cost of evaluations and the test."""
+"""Iterations after which a run evaluates and saves checkpoints, and the FLOPs of evaluations."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> list[int]:
-    """Return the numbers of finished iterations after which the recipe asks for an evaluation.
+    """Return when to evaluate, as numbers of finished iterations in ascending order.
 
-    These are MULTIGRID.EVAL_FREQ in each phase of a long cycle. Without a long cycle they are the
-    ends of every TRAIN.EVAL_PERIOD epochs, and the end.
+    With a long cycle, each phase has MULTIGRID.EVAL_FREQ evaluations. Without a long cycle, there
+    is an evaluation after every TRAIN.EVAL_PERIOD epochs and at the end of the training.
     """
     if not recipe.multigrid.long_cycle:
         return epoch_ends(recipe.train.eval_period, schedule)
@@ -30,38 +30,42 @@ def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> list[int]:
 
 
 def epoch_ends(epochs: int, schedule: Schedule) -> list[int]:
-    """Return the first iteration after each `epochs` epochs, and the last of all."""
+    """Return when every `epochs` epochs end, as numbers of finished iterations.
+
+    The end of the training is always included.
+    """
     period = epochs * schedule.num_videos
     ends = range(period, schedule.clips + 1, period)
     return sorted({*map(schedule.first_iteration_after, ends), schedule.iterations})
 
 
 def checkpoint_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
-    """Return the numbers of finished iterations at which to save.
+    """Return when to save checkpoints, as numbers of finished iterations.
 
-    These are every CHECKPOINT_PERIOD epochs and the end of each phase.
+    Checkpoints are saved after every TRAIN.CHECKPOINT_PERIOD epochs and at the end of each phase.
     """
     return phase_ends(schedule).union(epoch_ends(recipe.train.checkpoint_period, schedule))
 
 
 def phase_ends(schedule: Schedule) -> frozenset[int]:
-    """Return the numbers of finished iterations at which a phase ends."""
+    """Return when the phases end, as numbers of finished iterations."""
     return frozenset(phase.stop for phase in schedule.phases)
 
 
 def affordable_evaluations(
     recipe: Recipe, schedule: Schedule, clips: int, flops_per_clip: FlopsPerClip
 ) -> list[int]:
-    """Return the `evaluation_iterations`, thinned to TRAIN.EVAL_MAX_SHARE of the training's FLOPs.
+    """Return when to evaluate within the limit TRAIN.EVAL_MAX_SHARE.
 
-    FLOPs are counted, not seconds, so that every process and every resumed run agrees. The
-    evaluations that remain are evenly spaced among those asked for. The last one always remains.
+    If all `evaluation_iterations` together would exceed this share of the training FLOPs, return an
+    evenly spaced subset that includes the last evaluation. The limit is in FLOPs instead of
+    seconds, so that all processes and resumed runs choose the same evaluations.
 
     Args:
-        recipe: the recipe.
-        schedule: its schedule.
-        clips: number of clips in the validation set.
-        flops_per_clip: function from (frames, crop) to the training FLOPs of a clip.
+        recipe: The recipe.
+        schedule: The schedule of the recipe.
+        clips: Number of clips in the validation set.
+        flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
     """
     asked = evaluation_iterations(recipe, schedule)
     share = recipe.train.eval_max_share
@@ -73,8 +77,8 @@ def affordable_evaluations(
         return asked
     kept = max(1, int(share * training / one))
     logger.info(
-        "%d evaluations would cost %.0f %% of the training. Keeping %d (%.0f %%), the last among "
-        "them. TRAIN.EVAL_MAX_SHARE 0 keeps all",
+        "%d evaluations would take %.0f %% of the training FLOPs. Only %d evaluations (%.0f %%) "
+        "are kept, including the last one. To keep all, set TRAIN.EVAL_MAX_SHARE 0.",
         *(len(asked), 100 * one * len(asked) / training, kept, 100 * one * kept / training),
     )
     return [asked[len(asked) * (k + 1) // kept - 1] for k in range(kept)]
@@ -83,7 +87,7 @@ def affordable_evaluations(
 def evaluation_flops(
     recipe: Recipe, schedule: Schedule, clips: int, flops_per_clip: FlopsPerClip
 ) -> float:
-    """Return the FLOPs of one evaluation of `clips` clips, including those of precise BN."""
+    """Return the FLOPs of one evaluation of `clips` clips, including the FLOPs of precise BN."""
     base = schedule.base
     if recipe.bn.use_precise_stats:
         batches = min(recipe.bn.num_batches_precise, schedule.num_videos // base.batch)
@@ -93,7 +97,7 @@ def evaluation_flops(
 
 
 def multi_view_flops(recipe: Recipe, videos: int, flops_per_clip: FlopsPerClip) -> float:
-    """Return the FLOPs of the multi-view test of `videos` videos; 0 with TEST.ENABLE False."""
+    """Return the FLOPs of the multi-view test on `videos` videos, or 0 with TEST.ENABLE False."""
     test = recipe.test
     views = test.enable * test.num_ensemble_views * test.num_spatial_crops
     models = 2 if recipe.model.ema_decay else 1

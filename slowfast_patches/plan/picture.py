@@ -1,4 +1,4 @@
-"""Picture of a schedule: its shapes and its learning rate over the iterations."""
+"""Plot of a schedule: shapes and learning rate over the iterations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PANELS = {"clips per\nmini-batch": "batch", "frames": "frames", "crop (pixels)"
 
 
 def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
-    """Draw shapes and learning rate over the iterations, as in Figure 2 of the paper.
+    """Plot shapes and learning rate over the iterations, as in Figure 2 of the paper.
 
     Args:
-        schedule: the schedule to draw.
-        baseline: learning rate of the same recipe without multigrid. It is stretched to the same
-            width.
-        path: the picture's file.
+        schedule: The schedule to plot.
+        baseline: Learning-rate policy of the same recipe without multigrid. The curve is stretched
+            to the number of iterations of `schedule`.
+        path: The image file to write.
     """
     figure, panels = new_figure(rows=4, width=9, height=8, ratios=[1.3, 0.9, 1.1, 1.2])
     for axes, (label, side) in zip(panels, _PANELS.items(), strict=False):
@@ -60,7 +60,13 @@ def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
 
 
 def _draw_shapes(axes: Axes, schedule: Schedule, side: str) -> None:
-    """Draw one side of the shapes: thick for the long cycle, thin for the short cycle."""
+    """Plot one dimension of the shapes, with thick lines for the long cycle and thin for the short.
+
+    Args:
+        axes: The axes to plot on.
+        schedule: The schedule.
+        side: Dimension of the shapes: "batch", "frames" or "crop".
+    """
     base = getattr(schedule.base, side)
     phases = schedule.phases
     short = {(getattr(s, side), p.start, p.stop) for p in phases for s in p.shapes[:-1]}
@@ -79,7 +85,7 @@ def _draw_shapes(axes: Axes, schedule: Schedule, side: str) -> None:
 
 
 def _draw_learning_rate(axes: Axes, schedule: Schedule, baseline: LearningRate) -> None:
-    """Draw the learning rate in steps on a logarithmic axis, above the baseline's."""
+    """Plot the learning rates of the schedule and the baseline on a logarithmic axis."""
     shares = np.linspace(0, 1, 2000, endpoint=False)
     unscaled = [baseline.at(share * baseline.epochs) for share in shares]
     starts = [phase.start for phase in schedule.phases]
@@ -91,7 +97,7 @@ def _draw_learning_rate(axes: Axes, schedule: Schedule, baseline: LearningRate) 
     axes.plot(edges, [*rates, rates[-1]], color=COLOURS[2], lw=2, **steps)
     axes.set_ylabel("learning rate")
     if max(unscaled) > 0:
-        # A cosine ends at 0, and a warm-up may start there. Limit the axis to four decades.
+        # Limit the axis to four decades, because a cosine ends at 0 and a warm-up may start at 0.
         low = max(min(rate for rate in unscaled if rate > 0), 1e-4 * max(rates))
         axes.set_yscale("log")
         axes.set_ylim(low / 1.6, max(rates) * 1.6)

@@ -1,4 +1,4 @@
-"""Plan of a training: the phases of its schedule, and its cost."""
+"""Plan of a training: the phases of the schedule and the cost."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ from slowfast_patches.utils.tables import (
 )
 
 _USE = "_BASE_: [RECIPE.yaml, configs/Cycles/{name}.yaml]"
-"""Line of YAML that changes the cycles of a recipe."""
+"""Line of YAML that replaces the cycles of RECIPE.yaml by the cycles of configs/Cycles."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Schedule and its cost, beside that of the same recipe without multigrid.
+    """Schedule of a training, its cost, and the cost of the same recipe without multigrid.
 
     Attributes:
-        schedule: the schedule.
-        timing: seconds of its iterations. `UNTIMED` if they are not known.
-        cost: cost of the training. Seconds are those of training, without loading and evaluation.
-        baseline: cost of the baseline.
-        phases: plain data for each phase.
+        schedule: The schedule.
+        timing: Seconds per iteration, or `UNTIMED` if they are unknown.
+        cost: Iterations, epochs, clips, FLOPs and seconds of the training. The seconds exclude data
+            loading and evaluation.
+        baseline: Cost of training the baseline.
+        phases: Dicts of plain data, one for each phase.
     """
 
     schedule: Schedule
@@ -56,18 +57,18 @@ class Plan:
 
     @property
     def speed_up(self) -> float | None:
-        """Seconds of the baseline divided by those of the schedule."""
+        """Seconds of the baseline divided by seconds of the schedule. None without step times."""
         return _ratio(self.baseline.seconds, self.cost.seconds)
 
     @property
     def iteration_factor(self) -> float:
-        """Iterations of the baseline divided by those of the schedule."""
+        """Iterations of the baseline divided by iterations of the schedule."""
         return self.baseline.iterations / self.cost.iterations
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain data.
+        """Return the plan as plain data for JSON.
 
-        FLOPs are those of forward and backward. Times are None without step times.
+        FLOPs include the forward and backward pass. Times are None without step times.
         """
         return {
             **_cost_json(self.cost, ""),
@@ -100,11 +101,12 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     """Return the number of training videos.
 
     Args:
-        recipe: the recipe.
-        given: the number, or None to count the list. Without a list, it is DATA.NUM_TRAIN_VIDEOS.
+        recipe: The recipe.
+        given: The number to return. If it is None, count the videos in the training list, or take
+            DATA.NUM_TRAIN_VIDEOS if there is no list.
 
     Raises:
-        ValueError: The number is not known, or the list is invalid.
+        ValueError: The number is unknown, or the list is invalid.
     """
     if given is not None:
         return given
@@ -113,22 +115,23 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     if size < 1:
         raise ValueError(
             f"DATA.PATH_TO_DATA_DIR '{recipe.data.path_to_data_dir}' has no list of training "
-            "videos. Change it, or give --dataset-size N or DATA.NUM_TRAIN_VIDEOS N."
+            "videos. Change DATA.PATH_TO_DATA_DIR, or give --dataset-size N or "
+            "DATA.NUM_TRAIN_VIDEOS N."
         )
     return int(size)
 
 
 def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTIMED) -> Plan:
-    """Return the plan of a recipe on its processes.
+    """Return the plan of a recipe, and check that its model and processes can train the schedule.
 
     Args:
-        recipe: the recipe.
-        num_videos: size of the training set, or None for that of `dataset_size`.
-        timing: seconds of its iterations.
+        recipe: The recipe.
+        num_videos: Number of training videos, or None to call `dataset_size`.
+        timing: Seconds per iteration.
 
     Raises:
-        ValueError: The size is not known, or the model or the processes cannot train on the
-            schedule.
+        ValueError: The number of videos is unknown. Or the model does not accept a shape of the
+            schedule, or a mini-batch cannot be split over the processes.
     """
     schedule = schedule_of(recipe, dataset_size(recipe, num_videos))
     check_shapes(recipe, schedule.shapes)
@@ -140,9 +143,9 @@ def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing =
     """Return the plan of a schedule.
 
     Args:
-        schedule: the schedule.
-        flops_per_clip: function from (frames, crop) to the training FLOPs of a clip.
-        timing: seconds of its iterations.
+        schedule: The schedule.
+        flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
+        timing: Seconds per iteration.
     """
     cost = schedule_cost(schedule, flops_per_clip, timing.ours)
     baseline = baseline_cost(schedule, flops_per_clip, timing.baseline)
@@ -173,22 +176,22 @@ def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing =
 
 
 def plan_warnings(schedule: Schedule) -> list[str]:
-    """Return warnings about a schedule: too short an end, or cycles that do not suit its length."""
-    ends = [f"{text}; multigrid-pilot tries it" for text in short_ends(schedule)]
+    """Return warnings: too few final iterations, or cycles that do not suit the length."""
+    ends = [f"{text}; try it with multigrid-pilot" for text in short_ends(schedule)]
     return [*ends, *cycle_advice(schedule, _USE)]
 
 
 def plan_summary(plan: Plan) -> str:
-    """Return a summary of the plan in a few sentences, for a log."""
+    """Return a summary of a plan in a few sentences for the log."""
     schedule = plan.schedule
     coarse = schedule.phases[0].base_shape
     shapes = dict.fromkeys((coarse, schedule.base))
     clips = [f"{s.batch} clips of {s.frames} frames of {s.crop}² pixels" for s in shapes]
     beside = f" (the baseline: {plan.baseline.iterations:,})" if schedule.cycles else ""
     return (
-        f"the training has {plan.cost.iterations:,} iterations{beside}, or {plan.cost.epochs:.1f} "
-        f"passes over {schedule.num_videos:,} videos. A mini-batch has "
-        f"{', in the end '.join(clips)}. plan.txt lists all phases"
+        f"The training has {plan.cost.iterations:,} iterations{beside}, or {plan.cost.epochs:.1f} "
+        f"epochs of {schedule.num_videos:,} videos. A mini-batch has "
+        f"{', and in the end '.join(clips)}. plan.txt lists all phases."
     )
 
 
@@ -202,7 +205,7 @@ _TOTALS = (
 
 
 def format_plan(plan: Plan) -> str:
-    """Return the plan as text: phases, totals beside the baseline's, notes and warnings."""
+    """Return a plan as text: a table of phases, a comparison with the baseline, notes, warnings."""
     schedule = plan.schedule
     headers = ["phase", "LR stage", "base shape", "short cycle"]
     headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs"]
@@ -216,16 +219,16 @@ def format_plan(plan: Plan) -> str:
     ]
     notes = [
         "Shapes are clips × frames × crop², over all machines. BN clips and FLOPs are in the order "
-        "of the shapes. FLOPs are those of an iteration divided by those of the baseline's.",
-        f"Global batch: {schedule.base.batch} clips at the baseline's shape. TRAIN.BATCH_SIZE is "
-        "per machine. The global batch is NUM_SHARDS times that, and the LR is for the global "
-        "batch.",
+        "of the shapes. FLOPs are the FLOPs of an iteration divided by the FLOPs of an iteration "
+        "of the baseline.",
+        f"Global batch: {schedule.base.batch} clips at the baseline's shape. This is "
+        "TRAIN.BATCH_SIZE, which is per machine, times NUM_SHARDS. The LR is for the global batch.",
         f"Training set: {schedule.num_videos:,} videos.",
     ]
     if plan.speed_up is not None:
         notes.append(
-            f"Wall-clock speed-up: {plan.speed_up:.2f}×, without loading and evaluation. Times: "
-            f"{plan.timing.source}."
+            f"Wall-clock speed-up: {plan.speed_up:.2f}×, not counting data loading and evaluation. "
+            f"Source of the times: {plan.timing.source}."
         )
     tables = [format_table(headers, [_cells(row) for row in plan.phases], left=4)]
     tables += [format_table(["", "this plan", "baseline", ""], totals)]

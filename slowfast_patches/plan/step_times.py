@@ -1,8 +1,9 @@
-"""Step times of a recipe: measured at every shape, or estimated from one number.
+"""Step times of a recipe: measured at every shape, or estimated from the time at one shape.
 
-benchmarks/step_time.py measures what one process computes for a number of clips, frames and pixels.
-Its file applies to every recipe with the same model, precision and kind of device, on any number of
-processes that have these shapes. Communication is not included.
+benchmarks/step_time.py measures how long one process takes for a number of clips, frames and
+pixels. The file with these times applies to all recipes with the same model, precision and device
+type. The number of processes may differ if each process has the same shapes. The times do not
+include communication between processes.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ FORMAT = 1
 """Version of the file format."""
 
 MANY_VIDEOS = 10**7
-"""Size of a data set for which every phase has an iteration of each of its shapes."""
+"""Number of videos that is large enough for every phase to use each of its shapes."""
 
 
 class MisfitError(ValueError):
-    """Error raised when step times do not fit a recipe."""
+    """Error raised when a file of step times does not apply to a recipe."""
 
 
 @dataclass(frozen=True)
 class Timing:
     """Seconds per iteration of a recipe and of its baseline.
 
-    They differ at equal shapes, because the baseline has other batch normalization. All attributes
-    are None if nothing is known.
+    At the same shape, the two times differ, because multigrid computes BN over groups of clips. All
+    attributes are None if the times are unknown.
 
     Attributes:
-        ours: function from a shape to the seconds of the recipe.
-        baseline: function from a shape to the seconds of the baseline.
-        source: text on where the times come from.
+        ours: Function from a shape to the seconds per iteration of the recipe.
+        baseline: Function from a shape to the seconds per iteration of the baseline.
+        source: Description of where the times come from.
     """
 
     ours: SecondsPerIteration | None
@@ -56,7 +57,7 @@ class Timing:
 
 
 UNTIMED = Timing(None, None, None)
-"""Timing of a recipe whose step times are not known."""
+"""Timing of a recipe whose step times are unknown."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,13 @@ class StepTimes:
     """Content of a file of measured step times.
 
     Attributes:
-        path: the file.
-        device: "cpu" or "cuda".
-        where: name of the device.
-        date: when they were measured.
-        model: values of the keys that the times depend on.
-        seconds: seconds of an iteration by (clips of a process, frames, crop, grouped BN). None if
-            the shape ran out of memory.
+        path: The file.
+        device: Device type: "cpu" or "cuda".
+        where: Name of the device.
+        date: Date of the measurement.
+        model: Values of the keys that affect the times, by full key.
+        seconds: Maps (clips per process, frames, crop, whether BN is grouped) to the seconds per
+            iteration, or to None if the process ran out of memory.
     """
 
     path: Path
@@ -82,23 +83,23 @@ class StepTimes:
 
     @property
     def source(self) -> str:
-        """The file, the device and the date as text."""
+        """Text that names the file, the device and the date of the measurement."""
         return f"{self.path}, measured on {self.where} ({self.device}), {self.date}"
 
     def of_recipe(self, recipe: Recipe) -> SecondsPerIteration:
-        """Return the function from a shape to the seconds of an iteration of a recipe.
+        """Return a function from a shape to the seconds per iteration of a recipe.
 
-        It raises MisfitError for a shape that was not measured.
+        The returned function raises MisfitError for a shape that was not measured.
 
         Raises:
-            MisfitError: The file is of another model, precision or device, or it lacks a shape of
-                the recipe's schedule.
+            MisfitError: The file is for another model, precision or device type, or lacks a shape
+                of the recipe's schedule.
         """
-        # A key that the file lacks is newer than the file, so the default was measured.
+        # A key that is missing in the file is newer than the file and had its default value.
         measured = {"device": self.device, **model_of(default_recipe()), **self.model}
         wanted = {"device": device_of(recipe), **model_of(recipe)}
         if differing := differences(measured, wanted, "here"):
-            raise MisfitError(f"{self.path} is of another model: {'; '.join(differing)}")
+            raise MisfitError(f"{self.path} is for another model: {'; '.join(differing)}")
         grouped = recipe.groups_batchnorm
         processes = recipe.world_size
 
@@ -107,7 +108,7 @@ class StepTimes:
             key = (clips, shape.frames, shape.crop, grouped)
             if key not in self.seconds:
                 raise MisfitError(
-                    f"{self.path} has no time for {shape} on {processes} process(es), {clips} "
+                    f"{self.path} has no time for {shape} on {processes} process(es) with {clips} "
                     f"clips each, {'with' if grouped else 'without'} grouped BN"
                 )
             if (seconds := self.seconds[key]) is None:
@@ -121,10 +122,10 @@ class StepTimes:
 
 
 def measured_timing(files: Sequence[StepTimes], recipe: Recipe) -> Timing:
-    """Return the times of a recipe and of its baseline, each from the first file that fits.
+    """Return the times of a recipe and of its baseline, each from the first file that applies.
 
     Raises:
-        MisfitError: No file fits. The message has the reason for each file.
+        MisfitError: No file applies. The message gives the reason for each file.
     """
     own, ours = _first_fit(files, recipe)
     other, baseline = _first_fit(files, without_multigrid(recipe))
@@ -148,15 +149,17 @@ def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerCli
     """Return times that are proportional to training FLOPs.
 
     Args:
-        recipe: the recipe.
-        seconds: seconds of an iteration at the baseline's shape.
-        flops_per_clip: function from (frames, crop) to the training FLOPs of a clip.
+        recipe: The recipe.
+        seconds: Seconds per iteration at the baseline's shape.
+        flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
 
     Raises:
-        ValueError: `seconds` is not a number above 0.
+        ValueError: `seconds` is not a finite number above 0.
     """
     if not 0 < seconds < math.inf:
-        raise ValueError(f"An iteration takes a number of seconds above 0, not {seconds:g}.")
+        raise ValueError(
+            f"The time of an iteration must be a finite number of seconds above 0, not {seconds:g}."
+        )
     base = recipe.base_shape
 
     def work(shape: Shape) -> float:
@@ -166,14 +169,15 @@ def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerCli
         return seconds * work(shape) / work(base)
 
     source = f"an estimate, from {seconds:g} s at the baseline's shape and the training FLOPs of"
-    return Timing(estimate, estimate, f"{source} the others")
+    return Timing(estimate, estimate, f"{source} the other shapes")
 
 
 def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
-    """Return the shapes of a recipe's schedule with their BN sizes.
+    """Return (shape, BN size) for the baseline and each shape of a recipe's schedule.
 
-    The first entry is the baseline's shape with its BN. A shape with several BN sizes gets the
-    smallest one, which means the most groups.
+    The BN size is the number of clips that share BN statistics. None stands for the clips of a
+    process. The first entry is the baseline's shape with None. If the schedule has several BN sizes
+    for a shape, only the smallest BN size is returned, which has the most groups.
     """
     schedule = schedule_of(recipe, MANY_VIDEOS)
     sizes: dict[Shape, int | None] = {}
@@ -186,14 +190,14 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
 
 
 def model_of(recipe: Recipe) -> dict[str, object]:
-    """Return the keys of a recipe that step times depend on, with their values."""
+    """Return the values of the keys that affect the step times of a recipe, by full key."""
     values = values_by_key(recipe)
     others = {f"MODEL.ARCH {arch}" for arch in FAMILIES if arch != recipe.model.arch}
     return {k: values[k] for k in sorted(speed_keys()) if KEYS[k].needs not in others}
 
 
 def device_of(recipe: Recipe) -> str:
-    """Return the kind of device that a recipe trains on, "cuda" or "cpu"."""
+    """Return the type of the device that a recipe trains on: "cuda" or "cpu"."""
     return "cuda" if recipe.num_gpus > 0 else "cpu"
 
 
@@ -203,13 +207,13 @@ def write_step_times(
     device: torch.device,
     seconds: Mapping[tuple[Shape, int | None], float],
 ) -> None:
-    """Write the step times of a recipe, to be read by `read_step_times`.
+    """Write the step times of a recipe to a file for `read_step_times`.
 
     Args:
-        path: the file. Its folder is made.
-        recipe: the recipe.
-        device: where the steps were timed.
-        seconds: seconds of a step by shape and BN size.
+        path: The file to write. The folder is created if necessary.
+        recipe: The recipe.
+        device: Device on which the steps were timed.
+        seconds: Maps (shape, BN size) to the seconds per step.
     """
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
@@ -234,17 +238,18 @@ def write_step_times(
 
 
 def read_step_times(path: str | Path) -> StepTimes:
-    """Read a file of benchmarks/step_time.py.
+    """Read a file of step times, as written by `write_step_times`.
 
     Raises:
-        ValueError: The file cannot be read, or is not such a file.
+        ValueError: The file cannot be read, or has another format.
     """
     path = Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or not content["shapes"]:
             raise ValueError(
-                f"its format is not {FORMAT}, or it has no shapes, which --variants recipe adds"
+                f"the file must have the format {FORMAT} and at least one shape, which the option "
+                "--variants recipe adds"
             )
         device = content["device"]
         seconds = dict(map(_time, content["shapes"]))

@@ -24,7 +24,7 @@ from slowfast_patches.plan.evaluations import (
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
-from slowfast_patches.utils.tables import Mean, first_few, format_duration, mean_of
+from slowfast_patches.utils.tables import Mean, format_duration, mean_of, shorten_list
 
 _POLL = 0.1
 """Seconds between two checks of the training processes."""
@@ -178,7 +178,7 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
     # The same run has another path when the command starts in another folder.
     if differing := differences(stored, wanted, "now", {"OUTPUT_DIR", *arm.open_keys}):
         raise ValueError(
-            f"{path} is of another config ({first_few(differing, 5)}). Choose another --output, "
+            f"{path} is of another config ({shorten_list(differing, 5)}). Choose another --output, "
             "or remove that run."
         )
     return result

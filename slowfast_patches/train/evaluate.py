@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multigrid import Schedule, Step, average_running_stats
+from multigrid import Schedule, ScheduleStep, average_running_stats
 from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import (
@@ -107,7 +107,7 @@ class Validation:
         self._schedule = schedule
         self.videos = build_dataset(recipe, "val")
 
-    def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
+    def __call__(self, models: nn.ModuleList, step: ScheduleStep) -> dict[str, float]:
         """Return the metrics of the model and, with MODEL.EMA_DECAY, of the averaged weights.
 
         The BN running statistics are first averaged over the processes, or replaced by precise BN
@@ -131,7 +131,7 @@ class Validation:
             metrics |= with_suffix(evaluation.metrics, suffix)
         return {name: round(value, 4) for name, value in metrics.items()}
 
-    def _update_precise_bn(self, model: nn.Module, step: Step) -> None:
+    def _update_precise_bn(self, model: nn.Module, step: ScheduleStep) -> None:
         """Recompute the running statistics of a model with precise BN, on training clips."""
         recipe = self._recipe
         world = self._world

@@ -105,7 +105,7 @@ def update_precise_bn(
     This is precise BN (Wu and Johnson, 2021) over all processes. fvcore's `update_bn_stats` does
     not support several processes. The forward passes normalise over BN groups of `global_batch`
     clips, which may extend over several processes. Frozen BN layers are unchanged. All BN layers
-    must be `GroupedBatchNorm3d`, and every process must have called `form_neighbours`.
+    must be `GroupedBatchNorm3d`, and every process must have called `form_bn_process_groups`.
 
     Args:
         model: The model. It is set to training mode.

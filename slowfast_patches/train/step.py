@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Batch, Step, prepare_step, set_extents
+from multigrid import Batch, ScheduleStep, prepare_step, set_coverage
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
@@ -99,7 +99,7 @@ class Stepper:
 
     def __call__(
         self,
-        step: Step,
+        step: ScheduleStep,
         batch: Batch,
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
@@ -130,7 +130,7 @@ class Stepper:
 
     def forward_backward(
         self,
-        step: Step,
+        step: ScheduleStep,
         batch: Batch,
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
@@ -153,7 +153,7 @@ class Stepper:
             of_part = task.slice_batch(batch, micro)
             numbers = None if clips is None else clips[micro]
             seed_dropout(self.model, numbers, self.device, task.items_of_clips(of_part))
-            self._set_extents(batch, micro)
+            self._set_coverage(batch, micro)
             arguments = task.arguments(of_part, self.transform, self.device)
             targets = of_part["labels"].to(self.device, non_blocking=True)
             if self._mixing is not None:
@@ -164,7 +164,7 @@ class Stepper:
                 outcomes.append(self._pass(arguments, targets, items / len(targets), mark))
             statistics.add()
         statistics.update()
-        self._set_extents(None)
+        self._set_coverage(None)
         losses, *of_clips = zip(*outcomes, strict=True)
         loss = torch.stack(losses).mean()
         return Outcome(loss, *map(task.join, of_clips))
@@ -193,17 +193,17 @@ class Stepper:
         mark("backward")
         return Outcome(loss.detach() * (self.parts / divisor), scores.detach(), labels)
 
-    def _set_extents(self, batch: Batch | None, micro: slice = slice(None)) -> None:
-        """Set the extents of the next clips of a transformer. Do nothing for other models.
+    def _set_coverage(self, batch: Batch | None, micro: slice = slice(None)) -> None:
+        """Set the coverage of the next clips of a transformer. Do nothing for other models.
 
-        If the mini-batch is None or has no "extents", reset the extents to the default.
+        If the mini-batch is None or has no "coverage", reset the coverage to 1.
         """
         if not self.recipe.model.family.is_transformer:
             return
-        extents = cast(Mapping[str, Tensor], batch or {}).get("extents")
-        if extents is not None:
-            extents = extents[micro].to(self.device, non_blocking=True)
-        set_extents(self.model, extents)
+        coverage = cast(Mapping[str, Tensor], batch or {}).get("coverage")
+        if coverage is not None:
+            coverage = coverage[micro].to(self.device, non_blocking=True)
+        set_coverage(self.model, coverage)
 
     def _exchange(self, part: int) -> AbstractContextManager[None]:
         """Return a context in which DDP all-reduces gradients only for the last micro-batch."""

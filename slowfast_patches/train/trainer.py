@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from multigrid import (
     Batch,
-    Step,
+    ScheduleStep,
     average_running_stats,
     clip_numbers,
+    form_bn_process_groups,
     form_groups,
-    form_neighbours,
 )
 from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.recipe import Recipe
@@ -65,7 +65,7 @@ class Hook:
     the last checkpoint.
     """
 
-    def after_step(self, trainer: Trainer, step: Step, outcome: Outcome) -> None:
+    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Run after each iteration, before a checkpoint or a validation.
 
         Args:
@@ -140,7 +140,7 @@ class Trainer:
         patience = timedelta(seconds=recipe.dist_stall_seconds)
         form_groups(self.schedule, patience)
         if recipe.bn.use_precise_stats:
-            form_neighbours(world.size, patience)
+            form_bn_process_groups(world.size, patience)
         self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
         self.record = MetricsLogger(
             recipe, world, self.schedule, loading_advice(recipe, self.dataset)
@@ -222,7 +222,7 @@ class Trainer:
                 hook.after_step(self, step, outcome)
             self.after_step(step)
 
-    def after_step(self, step: Step) -> None:
+    def after_step(self, step: ScheduleStep) -> None:
         """Log, save, stop and validate, if these are due after the iteration.
 
         Save a checkpoint before each validation. If the run ends during the validation, the resumed
@@ -244,7 +244,7 @@ class Trainer:
         if validates:
             self.validate(step)
 
-    def validate(self, step: Step) -> None:
+    def validate(self, step: ScheduleStep) -> None:
         """Validate after an iteration, and save the weights if they are the best so far.
 
         If a checkpoint is due at this iteration, write the checkpoint again after the validation.

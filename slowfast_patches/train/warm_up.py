@@ -17,7 +17,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, set_group_size
+from multigrid import (
+    Batch,
+    Schedule,
+    ScheduleStep,
+    Shape,
+    clip_numbers,
+    empty_clips,
+    set_group_size,
+)
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.running_stats import keep_buffers
@@ -39,13 +47,13 @@ _STATE = {"sgd": 1, "adam": 2, "adamw": 2}
 """Number of state tensors that each optimizer allocates per parameter at its first step."""
 
 
-def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[Step]:
+def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[ScheduleStep]:
     """Return the first step of each shape and BN group size, starting at iteration `start`.
 
     The steps are sorted from the largest shape to the smallest, so that smaller shapes can reuse
     the memory of the largest.
     """
-    kinds = dict[tuple[Shape, int | None], Step]()
+    kinds = dict[tuple[Shape, int | None], ScheduleStep]()
     for phase in schedule.phases:
         first = max(phase.start, start)
         for step in schedule.steps(first, min(phase.stop, first + len(phase.shapes))):
@@ -61,7 +69,7 @@ def dry_run(
     rank: int = 0,
     world_size: int = 1,
     begin: Callable[[str], object] = lambda what: None,
-) -> dict[Step, float]:
+) -> dict[ScheduleStep, float]:
     """Run the forward and backward passes of random clips at each shape of a schedule.
 
     With TRAIN.COMPILE, this compiles the model for each shape. The model, the optimizer and torch's
@@ -82,7 +90,7 @@ def dry_run(
         ValueError: A shape does not fit into the memory of the device, or cannot be compiled.
     """
     steps = kinds_of_steps(schedule, start)
-    peaks = dict[Step, float]()
+    peaks = dict[ScheduleStep, float]()
     if stepper.recipe.train.compile:
         expect_graphs(len(steps))
     with _undone(stepper):
@@ -96,7 +104,7 @@ def dry_run(
     return peaks
 
 
-def _log_memory(peaks: Mapping[Step, float], world_size: int) -> None:
+def _log_memory(peaks: Mapping[ScheduleStep, float], world_size: int) -> None:
     rows = [
         [str(step.shape), str(step.shape.batch // world_size), f"{peak / 1e9:.1f}"]
         for step, peak in peaks.items()
@@ -105,7 +113,7 @@ def _log_memory(peaks: Mapping[Step, float], world_size: int) -> None:
     logger.info("Peak memory of each shape:\n%s", table)
 
 
-def _peak(stepper: Stepper, step: Step, rank: int, world_size: int) -> float:
+def _peak(stepper: Stepper, step: ScheduleStep, rank: int, world_size: int) -> float:
     """Return the peak GPU memory of a training step in bytes, or 0 on the CPU.
 
     The peak includes the optimizer state and DDP's gradient buffers, which a dry step does not
@@ -140,7 +148,7 @@ def _reserved(stepper: Stepper, world_size: int) -> list[Tensor]:
 
 
 @contextmanager
-def _explained(stepper: Stepper, step: Step) -> Iterator[None]:
+def _explained(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
     """Convert out-of-memory and compiler errors in the body to ValueError."""
     try:
         yield
@@ -201,7 +209,7 @@ def time_steps(
         for shape, bn_size in kinds:
             clips = shape.batch // stepper.recipe.world_size
             group = None if bn_size is None else min(bn_size, clips)
-            step = Step(0, 0, shape, _RATE, group, 0, 0.0)
+            step = ScheduleStep(0, 0, shape, _RATE, group, 0, 0.0)
             batch = made_up_batch(stepper.recipe, clips, shape)
             with _explained(stepper, step):
                 for number in range(1 + _STEPS):

@@ -1,6 +1,6 @@
-"""Shared parts of the command lines: exit statuses, error reports, and option types.
+"""Helpers for command-line programs: exit statuses, error reports, and types of options.
 
-This module must be quick to import.
+This module must not import slow packages.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from slowfast_patches.utils.signals import (
 MISTAKE_STATUS = 2
 _FAILED = 1
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters other than tabs and line ends, and bytes of file names outside UTF-8."""
+"""Matches control characters except tabs and line ends, and file-name bytes that are not UTF-8."""
 
-_BUG = "This is a bug in slowfast-multigrid. Please report it with the lines above."
+_BUG = "This is a bug in slowfast-multigrid. Please report it, and include the lines above."
 
 Main = Callable[..., int]
 
 
 class ToolError(RuntimeError):
-    """Failure that is not a bug or a mistake of the user, reported without a traceback."""
+    """Error that is neither a bug nor a mistake of the user. It is reported without a traceback."""
 
     exit_status = _FAILED
 
 
 def exit_status(error: BaseException) -> int:
-    """Return the exit status for an error.
+    """Return the exit status with which a program must end because of an error.
 
     Returns:
-        The `exit_status` of the error if it has one. Otherwise 130 for Ctrl-C, 2 for a mistake of
-        the user, and 1 for a bug.
+        130 for Ctrl-C. Otherwise `error.exit_status`, if there is such an attribute. Otherwise 2
+        for a mistake of the user (ValueError, OSError or ImportError), and 1 for a bug.
     """
     if isinstance(error, KeyboardInterrupt):
         return BY_HAND_STATUS
@@ -56,29 +56,27 @@ def exit_status(error: BaseException) -> int:
 
 
 def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int:
-    """Report the error that ended a program, in the log files and on the terminal.
+    """Write the error that ended a program to the log files and to the terminal.
 
-    Bugs have a traceback.
+    If the error is a bug, its traceback is written as well.
 
     Args:
         error: The error.
-        who: Prefix of the text, such as "rank 1: ".
-        terminal: Whether to write to the terminal.
+        who: Prefix of the message, such as "rank 1: ".
+        terminal: Whether to write to the terminal. Log files are always written.
 
     Returns:
         The exit status.
     """
     status = exit_status(error)
-    interrupted = status in (
-        0,
-        INTERRUPTED_STATUS,
-    )  # Under torchrun, an interrupted run has status 0.
+    # An interrupted run has status 0 under torchrun.
+    interrupted = status in (0, INTERRUPTED_STATUS)
     text = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     if status == _FAILED and not isinstance(error, ToolError):
         text = "".join([*traceback.format_exception(error), _BUG])
     text = printable(f"interrupted: {text}" if interrupted else f"error: {who}{text}")
     if terminal:
-        sys.stderr.write(text + "\n")  # In one piece, because other ranks may write, too.
+        sys.stderr.write(text + "\n")  # Write in one call, because other ranks may also write.
         sys.stderr.flush()
     level = logging.WARNING if interrupted else logging.ERROR
     record = logging.LogRecord(__name__, level, __file__, 0, text, None, None)
@@ -89,12 +87,14 @@ def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int
 
 
 def ends_early(*, resumes: bool = False) -> None:
-    """Let Ctrl-C end the program with one line and status 130 until a `tool` begins.
+    """Let Ctrl-C end the program with a one-line message and status 130 instead of a traceback.
 
-    Call this before slow imports. Only the first process of a node prints the line.
+    Call this before slow imports. It applies until a function decorated with `tool` is called. Only
+    the first process of a machine prints the message.
 
     Args:
-        resumes: Let SIGTERM end the program with status 75, as an interrupted training.
+        resumes: Whether the program is a training that can be resumed. SIGTERM then ends the
+            program with status 75.
     """
     for number in (signal.SIGINT, signal.SIGTERM)[: 1 + resumes]:
         signal.signal(number, _end)
@@ -108,18 +108,19 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_first_here() -> bool:
-    """Return whether this is the first process that torchrun or srun started on this node."""
+    """Return whether this is the first process that torchrun or srun started on this machine."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
-    """Decorate the `main` function of a program, so that errors are reported by `report`.
+    """Return a decorator for the `main` function of a program.
 
-    The decorated function escapes control characters in the output, and is silent if standard
-    output is closed, for example by `| head`.
+    The decorated function returns the exit status. It passes errors to `report`, and escapes
+    control characters in the output. If standard output is closed, for example by `| head`, the
+    program ends without a message.
 
     Args:
-        interrupted: Line to print on Ctrl-C.
+        interrupted: Message to print on Ctrl-C.
     """
 
     def decorate(main: Main) -> Main:
@@ -136,7 +137,7 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
                 except SystemExit:
                     raise
                 except BrokenPipeError:
-                    # Python flushes again at exit. Its documentation recommends this.
+                    # Python flushes stdout again at exit. Redirect it, so that this does not fail.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                     return _FAILED
                 except KeyboardInterrupt as error:
@@ -151,12 +152,12 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
 
 
 def printable(text: str) -> str:
-    """Escape control characters. They may be in file names, and a terminal would obey them."""
+    """Escape control characters, which a terminal would execute. File names may contain them."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Printable:
-    """Stream that escapes control characters and writes to another stream."""
+    """Text stream that escapes control characters and forwards the text to another stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -169,10 +170,14 @@ class _Printable:
 
 
 def command_parser(about: str) -> argparse.ArgumentParser:
-    """Return a parser with --version, whose --help starts with the text `about`."""
+    """Return an argument parser with the option --version.
+
+    Args:
+        about: Description of the program for --help. Line breaks are kept.
+    """
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=layout)
-    text = "print the versions of the packages and describe the machine, then exit"
+    text = "print package versions and a description of the machine, then exit"
     parser.add_argument("--version", action=_Version, nargs=0, help=text)
     return parser
 
@@ -220,7 +225,7 @@ def add_json(group: argparse._ActionsContainer, more: str = "") -> None:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from slowfast_patches.utils.machine import machine, versions  # imports torch
+        from slowfast_patches.utils.machine import machine, versions  # Lazy: this imports torch.
 
         for name, value in (versions() | machine()).items():
             print(f"{name}: {value}")
@@ -228,7 +233,7 @@ class _Version(argparse.Action):
 
 
 def key_value(text: str) -> tuple[str, str]:
-    """Convert KEY=VALUE to a pair, as the type of an option."""
+    """Split KEY=VALUE into (key, value). Use this as `type` of an argparse option."""
     key, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {text}")
@@ -243,30 +248,45 @@ class _Pairs(argparse.Action):
 
 
 def add_overrides(group: argparse._ActionsContainer, text: str) -> None:
-    """Add --import and the argument `overrides`: pairs KEY VALUE, also written as KEY=VALUE."""
+    """Add the option --import and the positional argument `overrides` to a parser.
+
+    `overrides` takes config keys and values, as KEY VALUE or KEY=VALUE.
+
+    Args:
+        group: Parser or argument group.
+        text: Help text of `overrides`.
+    """
     add_imports(group)
     add = group.add_argument
     add("overrides", action=_Pairs, nargs="*", default=[], metavar="KEY VALUE", help=text)
 
 
 def add_imports(group: argparse._ActionsContainer) -> None:
-    """Add --import, which stands for the key IMPORTS (see `imports_pair`)."""
+    """Add the option --import, which sets the config key IMPORTS (see `imports_pair`)."""
     text = (
-        "Python module to import first, such as my_model for my_model.py in this folder, which "
-        "registers models, data sets or augmentations (docs/extend.md); sets IMPORTS; can be "
-        "repeated"
+        "Python module to import first, such as my_model for my_model.py in this folder. Such a "
+        "module registers models, data sets or augmentations (docs/extend.md). The option can be "
+        "repeated. It sets the key IMPORTS"
     )
     add = group.add_argument
     add("--import", dest="imports", action="append", default=[], metavar="MODULE", help=text)
 
 
 def imports_pair(args: argparse.Namespace) -> list[str]:
-    """Return the pair of the key IMPORTS that the options --import stand for, if any."""
+    """Convert the options --import to a pair of the key IMPORTS and its value.
+
+    Returns:
+        ["IMPORTS", value], or [] if there is no option --import.
+    """
     return ["IMPORTS", ",".join(args.imports)] if args.imports else []
 
 
 def split_pairs(words: Sequence[Any]) -> list[Any]:
-    """Split each KEY=VALUE among pairs into two words."""
+    """Return a list of alternating keys and values.
+
+    Args:
+        words: Config keys and values, either as KEY, VALUE or as KEY=VALUE.
+    """
     pairs = list[Any]()
     for word in words:
         key, equals, value = str(word).partition("=")
@@ -275,21 +295,21 @@ def split_pairs(words: Sequence[Any]) -> list[Any]:
 
 
 def option_of(name: str) -> str:
-    """Return the option of an argument name: `at_once` becomes `--at-once`."""
+    """Return the command-line option for an argparse attribute: `at_once` becomes `--at-once`."""
     return "--" + name.replace("_", "-")
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
-    """Add --seeds. After parsing, call `take_numbers(args, "seeds", whole_number)`."""
-    text = "random seeds, whole numbers (default: 0)"
+    """Add the option --seeds. After parsing, call `take_numbers(args, "seeds", whole_number)`."""
+    text = "random seeds, whole numbers from 0 (default: 0)"
     parser.add_argument("--seeds", nargs="+", default=["0"], metavar="SEED", help=text)
 
 
 def whole_number(word: str) -> int:
-    """Convert a word to a whole number from 0.
+    """Convert a word to an integer of at least 0.
 
     Raises:
-        ValueError: The word is something else.
+        ValueError: The word is not such an integer.
     """
     if not word.isdigit():
         raise ValueError(f"{word} is not a whole number")
@@ -297,18 +317,18 @@ def whole_number(word: str) -> int:
 
 
 def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], float]) -> None:
-    """Convert the words of an option that takes several numbers.
+    """Convert the values of an option that takes several numbers, in place.
 
-    argparse also assigns to such an option the KEY VALUE pairs after it. They are moved to
-    `args.overrides`.
+    argparse cannot know where the numbers end. If config keys and values follow the numbers on the
+    command line, argparse assigns them to the option as well. Move them to `args.overrides`.
 
     Args:
-        args: Parsed arguments, changed in place.
+        args: Parsed arguments.
         name: Name of the option in `args`.
-        kind: Converter of a word.
+        kind: Function that converts a word to a number, and raises ValueError if it cannot.
 
     Raises:
-        ValueError: A word is neither a number of this kind nor a key.
+        ValueError: A word is neither such a number nor a config key.
     """
     words = getattr(args, name)
     numbers = list(takewhile(functools.partial(_converts, kind), words))
@@ -329,23 +349,23 @@ def _converts(kind: Callable[[str], float], word: str) -> bool:
 
 
 def add_at_once(group: argparse._ActionsContainer) -> None:
-    """Add --at-once, the number of simultaneous runs."""
+    """Add the option --at-once, the number of runs to train at the same time."""
     text = (
-        "number of runs to train at the same time (default: %(default)s); their times are then not "
-        "those of a single run, which --step-times gives"
+        "number of runs to train at the same time (default: %(default)s). Simultaneous runs slow "
+        "each other down. To report the times of single runs, give --step-times"
     )
     add_option(group, "--at-once", "N", text, at_least_one, 1)
 
 
 def at_least_one(text: str) -> int:
-    """Convert to a whole number from 1, as the type of an option."""
+    """Convert to an integer of at least 1. Use this as `type` of an argparse option."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, not {text}")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, not {text}")
     return int(text)
 
 
 def above_zero(text: str) -> float:
-    """Convert to a number above 0, as the type of an option."""
+    """Convert to a number above 0. Use this as `type` of an argparse option."""
     if not (number := float(text)) > 0:
         raise argparse.ArgumentTypeError(f"expected a number above 0, not {text}")
     return number

@@ -1,4 +1,4 @@
-"""Rank, world size and collectives."""
+"""Rank and world size of a process, and collective operations over all processes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from slowfast_patches.utils.signals import TrainingInterruptedError
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=7)
-"""Timeout of collectives around slow work, such as checking a large file. The defaults of 10 to 30
-minutes are too short for it."""
+"""Timeout of collectives that wait while one process does slow work, such as checking a large file.
+torch's default timeouts of 10 to 30 minutes are too short for this."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Rank and device of this process.
+    """Rank and device of this process, and the number of processes.
 
     Attributes:
         rank: Rank of this process.
         size: World size.
-        device: Device of this process.
-        local_rank: Rank of this process on its machine.
+        device: Device on which this process trains.
+        local_rank: Rank of this process among the processes on the same machine.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the main process, which writes files."""
+        """Whether this is the main process (rank 0). Only the main process writes files."""
         return self.rank == 0
 
 
@@ -62,7 +62,11 @@ def max_over_ranks(values: Tensor) -> Tensor:
 
 
 def gather_objects(content: T) -> list[T]:
-    """Gather a picklable object from each process. All processes get the list, in rank order."""
+    """Gather a picklable object from each process.
+
+    Returns:
+        The objects in rank order. All processes get this list.
+    """
     if _alone():
         return [content]
     gather_objects: list[Any] = [None] * dist.get_world_size()
@@ -71,12 +75,13 @@ def gather_objects(content: T) -> list[T]:
 
 
 def broadcast_from_main(make: Callable[[], T]) -> T:
-    """Call `make()` in the main process and broadcast its picklable result to all processes.
+    """Call `make()` in the main process, and return the result in all processes.
 
-    All processes must call this in the same order. They wait as long as it takes.
+    All processes must call this function, even if they do not use the result. The result must be
+    picklable. `make()` may take up to 7 days.
 
     Raises:
-        TrainingInterruptedError: `make()` raised it. All processes then raise it.
+        TrainingInterruptedError: `make()` raised this error. All processes raise it.
     """
     if _alone():
         return make()
@@ -95,10 +100,10 @@ def broadcast_from_main(make: Callable[[], T]) -> T:
 
 @contextmanager
 def _patient_group() -> Iterator[dist.ProcessGroup]:
-    """Context manager: make a CPU group of all processes with a timeout of days.
+    """Context manager: create a gloo group of all processes, with a timeout of 7 days.
 
-    All processes must call this in the same order. If the body fails, the group is kept until the
-    process ends, so that the other processes do not fail first because of a closed connection.
+    All processes must call this. If the body raises an error, the group is not destroyed. The other
+    processes would otherwise report a closed connection before this process reports its error.
     """
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     yield group
@@ -106,6 +111,6 @@ def _patient_group() -> Iterator[dist.ProcessGroup]:
 
 
 def wait_for_all() -> None:
-    """Wait until all processes have called this, however long it takes."""
+    """Wait until all processes have called this function, for up to 7 days."""
     with _patient_group() as group:
         dist.barrier(group)

@@ -1,4 +1,4 @@
-"""Atomic file writes, and checksums of archives."""
+"""Write files atomically, and verify the checksums of archives."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from typing import BinaryIO
 from uuid import uuid4
 
 TEMPORARY = ".tmp"
-"""Suffix of a file that is still being written."""
+"""Suffix of temporary files that are renamed when they are complete."""
 _ARCHIVE = b"PK\x03\x04"
 
 
 @contextmanager
 def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """Context manager for an atomic write.
+    """Context manager: write a file atomically.
 
-    The body writes to a temporary file in the same folder, which is synced and then renamed to
-    `path`. Even if the process is killed, `path` is either the previous file or the complete new
-    one. Only a killed process leaves a temporary file.
+    The body writes to a temporary file in the same folder. After the body, the temporary file is
+    synced to disk and renamed to `path`. Even if the process is killed, `path` is either the
+    previous file or the complete new file. If the body raises an error, the temporary file is
+    deleted.
 
     Args:
         path: File to write.
-        shared: Whether other processes may write the file at the same time. The last one wins.
+        shared: Whether other processes may write the same file at the same time. The last process
+            to finish then replaces the file of the others.
 
     Yields:
-        The temporary file, opened for writing.
+        The temporary file, opened for writing bytes.
 
     Raises:
         OSError: The file cannot be written. `path` is unchanged.
@@ -43,12 +45,12 @@ def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        with suppress(OSError):  # If the folder is not writable, there is no file.
+        with suppress(OSError):  # In a folder that is not writable, no temporary file was created.
             temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     with suppress(OSError):  # Some network file systems cannot sync folders.
-        os.fsync(folder)  # Make the new name survive a power failure.
+        os.fsync(folder)  # Sync the folder, so that the rename survives a power failure.
     os.close(folder)
 
 
@@ -59,10 +61,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_archive(path: Path) -> bool:
-    """Verify the checksums of a zip archive, such as those of torch.save.
+    """Verify the checksums in a zip archive, such as a file written by torch.save.
 
     Returns:
-        Whether the file is an archive. Files of older torch releases are not.
+        Whether the file is a zip archive. Files written by torch before 1.6 are not.
 
     Raises:
         ValueError: The archive is damaged or truncated.
@@ -74,10 +76,10 @@ def check_archive(path: Path) -> bool:
         try:
             with zipfile.ZipFile(file) as archive:
                 damaged = archive.testzip()
-        except Exception as error:  # zipfile raises many types for an invalid file.
+        except Exception as error:  # zipfile raises errors of many types for an invalid file.
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             raise ValueError(f"{path} is damaged: {error}") from error
     if damaged is not None:
-        raise ValueError(f"{path} is damaged: the checksum of its part {damaged} does not match")
+        raise ValueError(f"{path} is damaged: the checksum of the entry {damaged} does not match")
     return True

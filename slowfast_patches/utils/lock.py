@@ -1,4 +1,4 @@
-"""Lock of a folder, so that only one run writes to it."""
+"""Lock an output folder, so that only one run at a time writes to the folder."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
-    """Context manager: create and lock a folder.
+    """Context manager: create a folder if needed, and lock it.
 
-    The lock is a POSIX record lock on run.lock. The kernel releases it when the process ends in
-    any way, and it works over NFS. Forked processes, such as workers that outlive this process for
-    seconds, do not inherit it. With flock, which the package filelock uses, they would. A record
-    lock is lost when the process closes any handle of the file, so no other code may open it.
+    The lock is a POSIX record lock on the file run.lock in the folder. The kernel releases the lock
+    when the process ends, even if the process is killed. Record locks work over NFS. They are not
+    inherited by forked processes, unlike flock locks (which the package filelock uses), so workers
+    that outlive this process for some seconds do not keep the lock.
+
+    The process would lose the lock by closing any other handle of run.lock. No other code may
+    therefore open this file.
 
     Args:
         folder: Folder to lock.
-        option: Option or key that names the folder, for error messages.
+        option: Command-line option or config key that sets the folder. It is named in errors.
 
     Raises:
-        ValueError: Another run has the lock, or the folder is not writable.
+        ValueError: Another run has locked the folder, or the folder is not writable.
     """
     path = Path(folder) / "run.lock"
     try:
@@ -38,7 +41,7 @@ def locked(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
         file = path.open("a+", errors="backslashreplace")
     except OSError as error:
         raise ValueError(
-            f"{option} {folder} cannot be written to: {error.strerror}. Choose another folder."
+            f"{option} {folder} is not writable: {error.strerror}. Choose another folder."
         ) from error
     with file:
         try:
@@ -46,12 +49,14 @@ def locked(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
         except (PermissionError, BlockingIOError) as error:
             file.seek(0)
             raise ValueError(
-                f"{option} {folder} is in use by another run: {file.read()}. Wait for it, end it, "
-                "or choose another folder."
+                f"{option} {folder} is in use by another run: {file.read()}. Wait until that run "
+                "ends, stop it, or choose another folder."
             ) from error
         except OSError as error:
             logger.warning(
-                "%s cannot be locked (%s). Make sure that no second run uses it.", folder, error
+                "%s cannot be locked (%s). Make sure that no other run writes to this folder.",
+                folder,
+                error,
             )
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         command = shlex.join(sys.orig_argv)

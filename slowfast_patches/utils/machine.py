@@ -1,4 +1,4 @@
-"""Description of the machine: processor, GPUs, package versions, and available cores."""
+"""Describe the machine: processor, available cores, GPUs and package versions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import torch
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect results."""
+    """Return the versions of Python and of packages that affect results, by package name."""
     names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
     packages = {name: version(name) for name in names}
-    # Only torch.__version__ includes the CUDA version of the build.
+    # Only torch.__version__ contains the CUDA version that torch was built with.
     return {"python": platform.python_version(), **packages, "torch": torch.__version__}
 
 
 def machine() -> dict[str, Any]:
-    """Describe the operating system, the processor, its cores and torch threads, and the GPUs."""
+    """Return a description of the machine.
+
+    Returns:
+        Dict with "platform" (operating system), "processor", "cores" (number of CPU cores),
+        "threads" (number of torch threads) and "gpus" (list of names).
+    """
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "platform": platform.platform(),
@@ -32,7 +37,10 @@ def machine() -> dict[str, Any]:
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use, which a container may limit."""
+    """Return the number of CPU cores that this process may use.
+
+    A container or SLURM may limit this number.
+    """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -1,4 +1,4 @@
-"""Shared parts of the plots: figures, colours, legends and files."""
+"""Create, style and save matplotlib figures."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#1f77b4", "#d1495b", "#2a9d6f", "#b07aa1", "#e08e45", "#5f6b7a", "#12a5b8")
-"""Colours of curves, distinct in print and for colour-blind readers."""
+"""Colours of curves. They can be told apart in print and by colour-blind readers."""
 
 MUTED = "#8a8f98"
-"""Colour of references, such as baselines, boundaries and notes."""
+"""Grey for everything that is not a curve, such as reference lines and notes."""
 
 
 def new_figure(
     rows: int, width: float, height: float, ratios: list[float] | None = None, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a grid of panels.
+    """Create a figure with a grid of panels.
 
-    It is made without pyplot, so no backend is chosen and the figure need not be closed.
+    pyplot is not used, so no matplotlib backend is selected, and the figure need not be closed.
 
     Args:
         rows: Number of rows. The panels of a column share the x axis.
-        width: Width in inches.
-        height: Height in inches.
-        ratios: Relative heights of the rows.
+        width: Width of the figure in inches.
+        height: Height of the figure in inches.
+        ratios: Relative heights of the rows. None means equal heights.
         columns: Number of columns. The panels of a row share the y axis.
 
     Returns:
-        The figure, and its panels in reading order.
+        The figure and the list of its panels, row by row.
     """
-    from matplotlib.figure import Figure  # Lazy import, which takes most of a second.
+    from matplotlib.figure import Figure  # Lazy import, because matplotlib loads slowly.
 
     figure = Figure(figsize=(width, height), layout="constrained")
     heights = {"height_ratios": ratios or [1.0] * rows}
@@ -49,14 +49,18 @@ def new_figure(
 
 
 def add_legend(figure: Figure, axes: Axes, title: str, columns: int = 1) -> None:
-    """Add a legend of the curves below the axes."""
+    """Add a legend of the curves of a panel at the bottom of the figure."""
     handles = axes.get_legend_handles_labels()
     style: dict[str, Any] = {"title": title, "frameon": False, "ncols": columns}
     figure.legend(*handles, loc="outside lower center", **style)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Save a figure in the format of the path's suffix, and create the folder if needed.
+    """Save a figure to a file, and create the folder if needed.
+
+    Args:
+        figure: The figure.
+        path: File to write. The suffix determines the picture format.
 
     Raises:
         ValueError: The suffix is not a picture format.
@@ -67,20 +71,23 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Check that a path has the suffix of a picture format.
-
-    Raises:
-        ValueError: It has not.
-    """
+    """Raise ValueError if matplotlib cannot write the picture format of a path's suffix."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     formats = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in formats:
-        raise ValueError(f"cannot save a picture as '{path}'; use a file name that ends in .png")
+        raise ValueError(f"cannot save a picture as '{path}'. Use a file name that ends in .png")
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Return the name and length in seconds of the unit for an axis up to `seconds`."""
+    """Choose the unit of a time axis.
+
+    Args:
+        seconds: Maximum of the axis in seconds.
+
+    Returns:
+        (name of the unit, length of the unit in seconds).
+    """
     if seconds < 600:
         return "seconds", 1.0
     return ("minutes", 60.0) if seconds < 2 * 3600 else ("hours", 3600.0)

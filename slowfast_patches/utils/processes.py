@@ -1,4 +1,4 @@
-"""Process pool that survives jobs that kill their process."""
+"""Process pool that continues if a job crashes its worker process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class WorkerCrashed:
-    """Result of a job that crashed two workers."""
+    """Result of a job that crashed its worker process twice."""
 
 
 def run_each(
@@ -34,19 +34,20 @@ def run_each(
 ) -> Generator[tuple[Job, Result | WorkerCrashed]]:
     """Call a function on each job in worker processes.
 
-    If a worker dies, all submitted jobs run again, one at a time. A job that then kills its worker
-    again has the result `WorkerCrashed`. Errors of the function are raised here. The workers end
-    when the generator is closed, and even when this process is killed.
+    If a worker crashes, all submitted jobs run again, one at a time. If a job crashes its worker
+    again, the result of the job is `WorkerCrashed`. If the function raises an error, this generator
+    raises the same error. The workers end when the generator is closed, and also when this process
+    is killed.
 
     Args:
-        function: Function of a module. It must be picklable.
-        jobs: Jobs, also picklable.
-        workers: Number of processes. 0 runs the jobs in this process.
-        jobs_per_worker: Number of jobs submitted per worker at a time. Use more than 1 for short
-            jobs, so that workers do not wait for the next one.
+        function: Function to call. It must be picklable, so define it at the top level of a module.
+        jobs: Arguments of the calls. They must be picklable.
+        workers: Number of worker processes. 0 means to run the jobs in this process.
+        jobs_per_worker: Number of jobs to submit per worker in advance. Use more than 1 for short
+            jobs, so that workers need not wait for the next job.
 
     Yields:
-        (job, result) in the order in which jobs end.
+        (job, result), in the order in which the jobs end.
     """
     if workers == 0:
         yield from ((job, function(job)) for job in jobs)
@@ -55,7 +56,9 @@ def run_each(
     while waiting:
         suspects = yield from _work(function, waiting, workers, workers * jobs_per_worker)
         for job in suspects:
-            for _ in range(2 if len(suspects) > 1 else 1):  # A second crash is its own fault.
+            # If several jobs were running, any of them may have caused the first crash.
+            # Run each job alone, up to twice, to find the jobs that crash their worker.
+            for _ in range(2 if len(suspects) > 1 else 1):
                 if not (yield from _work(function, deque([job]), 1, 1)):
                     break
             else:
@@ -65,19 +68,25 @@ def run_each(
 def _work(
     function: Callable[[Job], Result], waiting: deque[Job], workers: int, ahead: int
 ) -> Generator[tuple[Job, Result], None, list[Job]]:
-    """Yield the results of jobs, `ahead` of which are submitted at a time.
+    """Run jobs in a process pool, and yield (job, result).
+
+    Args:
+        function: Function to call on each job.
+        waiting: Jobs to run. Submitted jobs are removed.
+        workers: Number of worker processes.
+        ahead: Maximum number of jobs that are submitted at the same time.
 
     Returns:
-        The jobs that were submitted when a worker died, if one did.
+        The unfinished jobs at the time when a worker crashed. Empty if no worker crashed.
     """
     pending: dict[Future[Result], Job] = {}
     others = set(multiprocessing.active_children())
-    # This process may have threads and a GPU, so it must not be forked. A fork server with the
-    # modules imported starts all workers but the first in no time.
+    # This process must not be forked, because it may have threads and use a GPU.
+    # A fork server imports the modules only once, so that further workers start quickly.
     context = multiprocessing.get_context("forkserver")
-    module = getattr(function, "func", function).__module__  # Also of a partial.
+    module = getattr(function, "func", function).__module__  # `function` may be a partial.
     context.set_forkserver_preload([__name__, module])
-    resource_tracker.ensure_running()  # Starting it later would unblock signals.
+    resource_tracker.ensure_running()  # Start it now, because starting it unblocks signals.
     pool = ProcessPoolExecutor(workers, context, initializer=_begin)
     try:
         _try(pool)
@@ -101,31 +110,30 @@ def _work(
 def _submit(
     pool: ProcessPoolExecutor, function: Callable[..., Result], *arguments: object
 ) -> Future[Result]:
-    """Submit a job with SIGINT blocked, so that new workers leave it to this process."""
+    """Submit a job to a pool. Workers started by this call ignore SIGINT.
+
+    Ctrl-C is sent to all processes, but only this process must handle it.
+    """
     with block_signals({signal.SIGINT}):
         try:
             return pool.submit(function, *arguments)
-        except OSError as error:  # A dying worker closed the pipes meanwhile.
+        except OSError as error:  # A worker crashed meanwhile, which closed the pipes of the pool.
             raise BrokenProcessPool(str(error)) from error
 
 
 def _try(pool: ProcessPoolExecutor) -> None:
-    """Check that worker processes can start at all.
-
-    Raises:
-        RuntimeError: They cannot.
-    """
+    """Raise RuntimeError if the pool cannot start worker processes."""
     try:
         _submit(pool, os.getpid).result()
     except (BrokenProcessPool, OSError) as error:
         raise RuntimeError(
-            "no other process can be started. A script needs a main guard (if __name__ == "
-            '"__main__":), and the machine needs memory for all workers.'
+            "worker processes cannot be started. Check that the script has a main guard (if "
+            '__name__ == "__main__":), and that the machine has enough memory.'
         ) from error
 
 
 def _begin() -> None:
-    """Initialise a worker: use one OpenCV thread, and exit when the parent exits."""
+    """Initialise a worker process: use one OpenCV thread, and exit when the parent exits."""
     cv2.setNumThreads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Stop signals, which the training process handles and DataLoader workers ignore."""
+"""Signals that stop a run. The training process handles them. DataLoader workers ignore them."""
 
 from __future__ import annotations
 
@@ -10,47 +10,56 @@ from contextlib import contextmanager
 from typing import Protocol
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Signals that ask a run to stop: Ctrl-C, the end of a job, and a warning of SLURM before the end.
-They are often sent to all processes of a group or job."""
+"""Signals that ask a run to stop: SIGINT by Ctrl-C, SIGTERM at the end of a job, and SIGUSR1 as
+SLURM's warning before the end of a job. They are often sent to all processes of a run."""
 INTERRUPTED_STATUS = 75
 """Exit status of an interrupted training that can be resumed (EX_TEMPFAIL of sysexits.h)."""
 BY_HAND_STATUS = 130
-"""Exit status for Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C. Shells use the same status."""
 EARLY = "stopped by {} before the training began. Repeat the command to start it."
 
 
 class TrainingInterruptedError(BaseException):
-    """Error raised when a training has saved and stopped because of a signal. It can be resumed.
+    """Error raised when a signal has stopped a training that can be resumed.
 
-    Like KeyboardInterrupt, it is not an Exception. A signal handler may raise it anywhere, and it
-    must not be caught by a broad `except Exception` of a library.
+    Like KeyboardInterrupt, this is not a subclass of Exception. A signal handler may raise it while
+    library code runs, and an `except Exception` there must not catch it.
     """
 
     @property
     def exit_status(self) -> int:
-        """Exit status 75, or 0 under torchrun --max-restarts, which restarts any other status."""
+        """Exit status of an interrupted training: 75.
+
+        Under `torchrun --max-restarts` it is 0, because torchrun restarts processes that exit with
+        any other status.
+        """
         restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
         return INTERRUPTED_STATUS if restarts == "0" else 0
 
 
 class Listener(Protocol):
-    """Protocol of an object that notes stop signals, such as a `StopRequest`."""
+    """Interface of an object that receives stop signals, such as a `StopRequest`.
+
+    Attributes:
+        asked: Number of the signal received, or 0.
+    """
 
     asked: int
 
 
 listening: list[Listener] = []
-"""Listeners that note stop signals now."""
+"""Objects that receive stop signals at present."""
 
 
 def stop_if_asked(when: str) -> None:
     """Raise TrainingInterruptedError if a signal has asked this process to stop.
 
-    Call this during long work in the main process. `broadcast_from_main` tells the other
-    processes. It has no effect in a program that handles signals itself.
+    Call this regularly during long work in the main process. If the work runs in
+    `broadcast_from_main`, all processes raise the error. In a program without a `StopRequest`, this
+    does nothing.
 
     Args:
-        when: End of the message, such as "while videos are scanned".
+        when: End of the error message "stopped by SIGTERM ...", such as "while videos are scanned".
     """
     for listener in listening:
         if listener.asked:
@@ -60,7 +69,10 @@ def stop_if_asked(when: str) -> None:
 
 @contextmanager
 def block_signals(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """Context manager: block signals in this thread, and permanently in processes it starts."""
+    """Context manager: block signals in this thread.
+
+    Processes started in the body inherit the blocked signals and keep them blocked.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -69,10 +81,11 @@ def block_signals(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterato
 
 
 def leave_to_parent(worker: int) -> None:
-    """Ignore stop signals other than SIGTERM from the parent, as `worker_init_fn` of a DataLoader.
+    """Ignore stop signals in a DataLoader worker, except a SIGTERM sent by the parent process.
 
-    A worker that dies of a signal to the whole group would end the training before it has saved.
-    torch and multiprocessing end their workers by a SIGTERM from the parent.
+    Use this as `worker_init_fn`. Stop signals are often sent to all processes of a run. If they
+    killed a worker, the training would fail before it could save a checkpoint. A SIGTERM from the
+    parent must end the worker, because this is how torch ends workers.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()

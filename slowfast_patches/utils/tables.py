@@ -1,4 +1,4 @@
-"""Formatting of numbers, lists and tables for terminals and Markdown."""
+"""Format numbers, lists and tables as text for terminals and Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 
 class Mean(NamedTuple):
-    """Mean and sample standard deviation (divisor n − 1), which is None for a single value."""
+    """Mean and standard deviation of some values.
+
+    Attributes:
+        mean: Mean.
+        std: Sample standard deviation (divisor n − 1), or None for a single value.
+    """
 
     mean: float
     std: float | None
@@ -22,8 +27,8 @@ class Mean(NamedTuple):
         """Format as `76.4 ± 0.2`, or `76.4` for a single value.
 
         Args:
-            digits: Decimals.
-            std_digits: Decimals of the standard deviation, if different.
+            digits: Number of decimals.
+            std_digits: Number of decimals of the standard deviation. None means `digits`.
         """
         spread = "" if self.std is None else f" ± {self.std:.{std_digits or digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
@@ -39,25 +44,29 @@ def mean_of(values: Iterable[float]) -> Mean | None:
 
 
 def format_count(value: float) -> str:
-    """Format a count, such as 112,000. A fraction below 1000 has three digits."""
+    """Format a count, such as `112,000`. Format fractions below 1000 with three digits: `12.3`."""
     return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.3g}"
 
 
 def format_duration(seconds: float) -> str:
-    """Format a time with three digits in a suitable unit: 42.5 s, 7.02 min, 3.5 h, 1,240 h."""
+    """Format a duration with three digits in s, min or h: `42.5 s`, `7.02 min`, `1,240 h`."""
     unit, length = ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
     value = seconds / length
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def format_flops(flops: float) -> str:
-    """Format a number of FLOPs with three digits and a prefix, such as 1.25 EFLOP."""
+    """Format a number of FLOPs with three digits and an SI prefix, such as `1.25 EFLOP`."""
     power = min(int(math.log10(flops) // 3), len(_PREFIXES) - 1) if flops >= 1 else 0
     return f"{flops / 1000**power:.3g} {_PREFIXES[power]}FLOP"
 
 
 def format_factor(ours: float, baseline: float) -> str:
-    """Compare `ours` with `baseline`: `3.43× fewer`, `1.50× more`, or `equal`."""
+    """Format how many times `ours` is smaller or larger than `baseline`.
+
+    Returns:
+        Text such as "3.43× fewer", "1.50× more" or "equal".
+    """
     larger = max(ours, baseline)
     smaller = min(ours, baseline)
     factor = f"{larger / smaller:.2f}"
@@ -66,14 +75,14 @@ def format_factor(ours: float, baseline: float) -> str:
     return f"{factor}× {'fewer' if ours < baseline else 'more'}"
 
 
-def first_few(items: Sequence[object], named: int = 3) -> str:
-    """Format the first few items, such as "a, b, c and 7 more"."""
+def shorten_list(items: Sequence[object], named: int = 3) -> str:
+    """Format the first `named` items and the number of the others: "a, b, c and 7 more"."""
     more = len(items) - named
     return format_list([*items[:named], f"{more} more"] if more > 0 else items)
 
 
 def format_list(items: Iterable[object], word: str = "and") -> str:
-    """Join items to a text, such as "4, 8 and 16"."""
+    """Join items with commas and a final `word`, as in "4, 8 and 16"."""
     *rest, last = [str(item) for item in items] or [""]
     return f"{', '.join(rest)} {word} {last}" if rest else last
 
@@ -85,13 +94,13 @@ def format_table(
     markdown: bool = False,
     left: int = 1,
 ) -> str:
-    """Format a table of text cells.
+    """Format a table as text.
 
     Args:
-        headers: Headers. Markdown joins the lines of a header.
-        rows: Cells of each row.
-        markdown: Whether to write Markdown.
-        left: Number of left-aligned columns. The others are right-aligned.
+        headers: Header of each column. In Markdown, line breaks in headers become spaces.
+        rows: Texts of the cells of each row.
+        markdown: Whether to write a Markdown table.
+        left: Number of left-aligned columns. The remaining columns are right-aligned.
     """
     if markdown:
         headers = [header.replace("\n", " ") for header in headers]

@@ -33,7 +33,7 @@ def test_batch_normalisation_is_measured(load_program, tmp_path, capsys, monkeyp
     options = ["--device", "cpu", "--small", "--dtype", "bfloat16", "--rounds", "2"]
     sizes = ["--clips", "4", "--group-size", "2"]
     assert bench.main([*options, *sizes, "--output", str(path)]) == 0
-    assert "channels_last_3d: the network's layers take" in capsys.readouterr().out
+    assert "channels_last_3d: all layers together take" in capsys.readouterr().out
     result = json.loads(path.read_text())
     assert [row["shape"] for row in result["rows"]] == [[4, 3, 2, 4, 4]] * 2
     assert result["command"].startswith("python benchmarks/batchnorm.py --device cpu --small")

@@ -45,7 +45,7 @@ def test_a_switch_alone_leaves_the_others_off_and_all_is_what_the_device_can(tin
 @pytest.mark.parametrize(
     ("name", "pairs", "message"),
     [
-        ("compile", (), r"TRAIN\.COMPILE does not work here: no compiler"),
+        ("compile", (), r"TRAIN\.COMPILE does not work on this machine: no compiler"),
         ("host_tf32", (), r"TRAIN\.TF32 "),
         ("host", ("SOLVER.OPTIMIZING_METHOD", "adamw"), "pyslowfast 1.0 does not have .* adamw"),
     ],
@@ -114,8 +114,8 @@ def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tm
     assert {row["bn_size"] for row in found["host"]["shapes"]} == {None}
     table = capsys.readouterr().out
     assert "fused: SOLVER.FUSED True\n" in table
-    assert "host is pyslowfast's model" in table
-    assert "tf32: not measured: TRAIN.TF32 needs a GPU" in table
+    assert "host uses the model" in table
+    assert "tf32 is not measured: TRAIN.TF32 requires a GPU" in table
 
 
 def test_only_a_compiled_step_may_fail(cfg, monkeypatch):

@@ -131,7 +131,10 @@ def finished(server: Server, folder: Path, case: str, moment: float | None) -> b
         for process in random.sample(processes, len(processes)):
             time.sleep(random.uniform(0, 0.1))
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:  # it has not made its process group yet
+                    os.kill(process.pid, signal.SIGKILL)
             process.wait()
         return False
     return True

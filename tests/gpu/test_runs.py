@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from multigrid import Batch, Step
+from multigrid import Batch, ScheduleStep
 from slowfast_patches.train.record.metrics_logger import MetricsLogger
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Trainer
@@ -90,7 +90,7 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
     monkeypatch.setattr(Trainer, "_loop", in_mode("error", Trainer._loop))
     pinned, passes = list[bool](), Stepper.forward_backward
 
-    def look(stepper: Stepper, step: Step, batch: Batch, *rest: object):
+    def look(stepper: Stepper, step: ScheduleStep, batch: Batch, *rest: object):
         if stepper.optimizer.state:  # after the dry steps
             pinned.extend(batch[key].is_pinned() for key in ("clips", "flips", "labels"))
         return passes(stepper, step, batch, *rest)

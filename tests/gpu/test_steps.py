@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from multigrid import Schedule, Step
+from multigrid import Schedule, ScheduleStep
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.device import set_up_device
@@ -50,12 +50,12 @@ def plan(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Schedule:
     return schedule_of(tiny_config(tmp_path), 24)
 
 
-def take_step(made: Stepper, step: Step) -> float:
+def take_step(made: Stepper, step: ScheduleStep) -> float:
     clips = range(step.first_clip, step.first_clip + step.shape.batch)
     return float(made(step, made_up_batch(made.recipe, len(clips), step.shape), clips).loss)
 
 
-def gradients(made: Stepper, step: Step) -> Tensor:
+def gradients(made: Stepper, step: ScheduleStep) -> Tensor:
     """Return all gradients of a step in one vector, without an update."""
     clips = range(step.first_clip, step.first_clip + step.shape.batch)
     made.forward_backward(step, made_up_batch(made.recipe, len(clips), step.shape), clips)

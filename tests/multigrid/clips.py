@@ -22,5 +22,5 @@ class Clips(Dataset[dict[str, object]]):
             "label": request.video % 2,
             "flip": request.epoch % 2 == 1,
             "iteration": request.iteration,
-            "extents": (0.5, 1.0),
+            "coverage": (0.5, 1.0),
         }

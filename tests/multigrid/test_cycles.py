@@ -75,7 +75,7 @@ def test_which_cycles_are_recommended(cycles, iterations, better):
 def test_a_training_recommends_the_other_cycles_once(videos, fits):
     """10 epochs of 20,000 videos are 25,000 iterations of 8 clips."""
     other = PAPER if fits is GENTLE else GENTLE
-    with pytest.warns(UserWarning, match="is recommended") as said:
+    with pytest.warns(UserWarning, match="are recommended") as said:
         Training(make_schedule(BASE, videos, RATE, other))
     (text,) = [str(warning.message) for warning in said]
     assert f"make_schedule(..., cycles=multigrid.{fits.name})" in text

@@ -122,7 +122,7 @@ class Losses(transformers.TrainerCallback):
             self.losses.append(logs["loss"])
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        self.told.append(model.vivit.embeddings.extents is not None)
+        self.told.append(model.vivit.embeddings.coverage is not None)
 
 
 def arguments(folder, **options):
@@ -157,7 +157,7 @@ def test_transformers_trainer_goes_on_with_weights_that_are_saved_by_older_names
     log, trained = train(tmp_path, str(tmp_path / f"checkpoint-{LATER}"))
     assert log.losses == whole.losses[LATER:]
     coarse = [step.shape.frames < 4 for step in SCHEDULE.steps()]
-    assert whole.told == coarse, "coarse clips have extents, which are not given to the model"
+    assert whole.told == coarse, "coarse clips have coverage, which is not given to the model"
     assert len({*coarse}) == 2
     pairs = zip(trained.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)

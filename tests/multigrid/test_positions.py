@@ -16,7 +16,7 @@ from multigrid import (
     check_patches,
     convert_positions,
     place_positions,
-    set_extents,
+    set_coverage,
 )
 
 # Places on the baseline's grid.
@@ -42,14 +42,14 @@ def test_the_baselines_own_grid_is_the_table_itself():
     assert place_positions(table, Patches(3, 2, 2), Patches(3, 2, 2)) is table
 
 
-def test_extents_shrink_each_clip_about_its_middle():
+def test_coverage_shrinks_each_clip_about_its_middle():
     """Half of the span of 8 patches is from 2 to 6.
 
     The middles of its quarters are 2.5 to 5.5 from the edge. The other clip spans all 8.
     """
     base = Patches(8, 2, 2)
-    extents = torch.tensor([[0.5, 1.0], [1.0, 1.0]])
-    placed = place_positions(table_of(base), base, Patches(4, 2, 2), extents)
+    coverage = torch.tensor([[0.5, 1.0], [1.0, 1.0]])
+    placed = place_positions(table_of(base), base, Patches(4, 2, 2), coverage)
     times = placed.view(2, 4, 2, 2, 3)[:, :, 0, 0, 0]
     assert times.tolist() == [[2.0, 3.0, 4.0, 5.0], [0.5, 2.5, 4.5, 6.5]]
 
@@ -120,13 +120,13 @@ def test_a_coarse_clip_is_taken_and_gradients_reach_all(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_extents_of_one_change_nothing_and_others_do(name):
+def test_coverage_of_one_changes_nothing_and_others_do(name):
     model = convert_positions(build(name)).train()
     coarse = clips(2, frames=4, crop=16)
     plain = model(coarse).logits
-    set_extents(model, torch.ones(2, 2))
+    set_coverage(model, torch.ones(2, 2))
     assert torch.allclose(model(coarse).logits, plain, atol=1e-5)
-    set_extents(model, torch.tensor([[1.0, 1.0], [0.5, 0.5]]))
+    set_coverage(model, torch.tensor([[1.0, 1.0], [0.5, 0.5]]))
     found = model(coarse).logits
     assert torch.allclose(found[0], plain[0], atol=1e-5)
     assert not torch.allclose(found[1], plain[1], atol=1e-3)
@@ -138,33 +138,33 @@ def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
     check_patches(model, [Shape(8, 8, 32), Shape(16, 4, 16)])
     with pytest.raises(ValueError, match=r"32×4×23².*size_divisor=8"):
         check_patches(model, [Shape(8, 8, 32), Shape(32, 4, 23)])
-    with pytest.raises(ValueError, match="2 frames, which do not divide 3"):
+    with pytest.raises(ValueError, match="multiple of 2, the frames of a patch, but is 3"):
         check_patches(model, [Shape(8, 3, 32)])
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_that_is_not_converted_is_refused_where_shapes_differ(name):
     check_patches(build(name), [Shape(8, FRAMES, CROP), Shape(16, FRAMES, CROP)])
-    with pytest.raises(ValueError, match=r"call multigrid.convert_positions\(model\)"):
+    with pytest.raises(ValueError, match=r"Call multigrid.convert_positions\(model\)"):
         check_patches(build(name), [Shape(8, FRAMES, CROP), Shape(32, FRAMES, 16)])
 
 
 def test_a_model_of_ones_own_takes_part_by_two_methods():
     class Own(nn.Module):
-        extents = None
+        coverage = None
 
         def patches(self, frames, crop):
             if crop % 4:
                 raise ValueError("four pixels")
             return Patches(frames, crop // 4, crop // 4)
 
-        def set_extents(self, extents):
-            self.extents = extents
+        def set_coverage(self, coverage):
+            self.coverage = coverage
 
     model = nn.Sequential(Own())
     assert isinstance(model[0], FollowsGrid)
-    set_extents(model, torch.ones(1, 2))
-    assert model[0].extents.shape == (1, 2)
+    set_coverage(model, torch.ones(1, 2))
+    assert model[0].coverage.shape == (1, 2)
     with pytest.raises(ValueError, match="four pixels"):
         check_patches(model, [Shape(1, 1, 5)])
 
@@ -176,26 +176,26 @@ def test_a_converted_model_can_be_saved_whole_and_converted_again(name):
     torch.save(convert_positions(model), file)
     loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False).train()
     copied, coarse = copy.deepcopy(model).train(), clips(2, frames=4, crop=16)
-    set_extents(loaded, torch.full((2, 2), 0.5))
+    set_coverage(loaded, torch.full((2, 2), 0.5))
     torch.manual_seed(0)
     theirs = loaded(coarse).logits
-    set_extents(copied, torch.full((2, 2), 0.5))
+    set_coverage(copied, torch.full((2, 2), 0.5))
     torch.manual_seed(0)
     assert torch.equal(copied(coarse).logits, theirs)
     assert not torch.equal(model(coarse).logits, theirs), "the first is told nothing"
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_extents_of_other_clips_than_come_are_refused(name):
+def test_coverage_of_other_clips_than_come_is_refused(name):
     model = convert_positions(build(name)).train()
-    set_extents(model, torch.ones(4, 2))
-    with pytest.raises(ValueError, match="2 clips but extents were set for 4"):
+    set_coverage(model, torch.ones(4, 2))
+    with pytest.raises(ValueError, match="2 clips, but coverage was set for 4"):
         model(clips(2, frames=4, crop=16))
 
 
 def test_patches_that_are_not_square_and_models_for_pre_training_are_refused():
     config = transformers.VivitConfig(image_size=CROP, tubelet_size=[2, 4, 8], **SMALL)
-    with pytest.raises(ValueError, match=r"patches of .*2, 4, 8.* are not square"):
+    with pytest.raises(ValueError, match=r"patches of .*2, 4, 8.* must be square"):
         convert_positions(transformers.VivitForVideoClassification(config))
     config = transformers.VideoMAEConfig(image_size=CROP, patch_size=8, **SMALL)
     with pytest.raises(ValueError, match="VideoMAEForPreTraining is for pre-training"):

@@ -20,7 +20,7 @@ from multigrid import (
     SteppedRate,
     average_running_stats,
     check_processes,
-    form_neighbours,
+    form_bn_process_groups,
     group_order,
     possible_processes,
 )
@@ -101,9 +101,9 @@ def share_as_rank(rank: int, size: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / f"store_{size}"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     for ranks_per_group in (2, 4) if size > 1 else ():
-        with pytest.raises(ValueError, match=rf"form_neighbours\({ranks_per_group}\)"):
+        with pytest.raises(ValueError, match=rf"form_bn_process_groups\({ranks_per_group}\)"):
             grouped(1, ranks_per_group)(torch.ones(1, 1, 1, 1, 2))
-        form_neighbours(ranks_per_group, timedelta(minutes=7))
+        form_bn_process_groups(ranks_per_group, timedelta(minutes=7))
     results = list[dict[str, torch.Tensor]]()
     for k, x, loss_weight in torch.load(folder / "cases.pt"):
         norm = grouped(x.shape[1], k, dtype=torch.promote_types(x.dtype, torch.float32))

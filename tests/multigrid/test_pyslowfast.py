@@ -53,7 +53,7 @@ def new_config(*pairs: object) -> CfgNode:
 
 def new_multigrid(cfg: CfgNode, **options: object) -> PySlowFastMultigrid:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*follow the last coarse shape")
+        warnings.filterwarnings("ignore", ".*iterations at the baseline")
         return PySlowFastMultigrid(cfg, VIDEOS, **options)
 
 

@@ -106,7 +106,7 @@ def test_a_state_of_another_schedule_is_refused(schedule):
     assert list(MultigridBatchSampler(schedule, SEED, start=end)) == []
     for start in (-1, past):
         with pytest.raises(
-            ValueError, match=f"iteration {start} of a schedule of {end}. The state"
+            ValueError, match=f"iteration {start}, because the schedule has {end} iterations"
         ):
             MultigridBatchSampler(schedule, SEED).load_state_dict({"iteration": start})
 
@@ -124,12 +124,12 @@ def test_collate_takes_classes_and_multi_hot_vectors():
     assert (labels.dtype, labels.tolist()) == (torch.float32, [[0, 1, 1], [0, 0, 0]])
 
 
-def test_collate_takes_extents_and_leaves_a_mini_batch_as_it_is():
+def test_collate_takes_coverage_and_leaves_a_mini_batch_as_it_is():
     sample = {"clip": np.zeros((1, 2, 2, 3), np.uint8), "label": 1, "flip": False, "iteration": 0}
-    assert "extents" not in collate([sample])
-    batch = collate([sample | {"extents": (0.5, 1.0)}, sample | {"extents": (1.0, 0.75)}])
-    assert batch["extents"].dtype == torch.float32
-    assert batch["extents"].tolist() == [[0.5, 1.0], [1.0, 0.75]]
+    assert "coverage" not in collate([sample])
+    batch = collate([sample | {"coverage": (0.5, 1.0)}, sample | {"coverage": (1.0, 0.75)}])
+    assert batch["coverage"].dtype == torch.float32
+    assert batch["coverage"].tolist() == [[0.5, 1.0], [1.0, 0.75]]
     assert collate(batch) is batch
 
 

@@ -132,7 +132,7 @@ def test_exact_strides_have_a_coarse_clip_of_the_baselines_spacing(frames, strid
     assert {int(x) for p in plans for x in np.diff(p.positions)} == strides
 
 
-def test_extents_put_coarse_frames_where_they_are_among_the_baselines():
+def test_coverage_puts_coarse_frames_where_they_are_among_the_baselines():
     """The baseline's 16 frames, spread over 32 of the video, are 31/15 apart.
 
     A clip of 16 frames of the video reaches 7.5 frames from its middle, which are 7.5 · 15/31 rows.
@@ -145,9 +145,9 @@ def test_extents_put_coarse_frames_where_they_are_among_the_baselines():
             for plan in train_plans(make_grid(Shape(8, frames, 224), base, 2, (256, 340)))
             if np.ptp(plan.positions) == stride * frames - 1
         )
-        extents = torch.tensor([plan.extents])
+        coverage = torch.tensor([plan.coverage])
         rows = torch.arange(16.0)[:, None]
-        found = place_positions(rows, Patches(16, 1, 1), Patches(frames, 1, 1), extents)
+        found = place_positions(rows, Patches(16, 1, 1), Patches(frames, 1, 1), coverage)
         assert found[0, [0, -1], 0].tolist() == pytest.approx([7.5 - ends, 7.5 + ends])
 
 
@@ -155,11 +155,11 @@ def test_extents_put_coarse_frames_where_they_are_among_the_baselines():
     "options", [{}, {"exact_strides": True}, {"segments": True}, {"inverse_scale": True}]
 )
 def test_the_baselines_own_clips_cover_one(options):
-    assert {plan.extents for plan in train_plans(paper_grid(**options), count=50)} == {(1.0, 1.0)}
+    assert {plan.coverage for plan in train_plans(paper_grid(**options), count=50)} == {(1.0, 1.0)}
     coarse = train_plans(paper_grid(8, 112, keep_field_of_view=True, **options), count=50)
-    assert [plan.extents[1] for plan in coarse] == pytest.approx([1.0] * 50, abs=0.01)
+    assert [plan.coverage[1] for plan in coarse] == pytest.approx([1.0] * 50, abs=0.01)
     if "segments" in options:
-        assert {plan.extents[0] for plan in coarse} == {1.0}
+        assert {plan.coverage[0] for plan in coarse} == {1.0}
 
 
 def test_a_short_video_repeats_its_last_frame():
@@ -260,8 +260,11 @@ def test_every_test_view_lies_within_its_video(video, view, spatial, short_side)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"spatial": (0, 2)}, "1 or 3 crops, not 2"),
-        ({"crop": 256, "short_side": 224}, "256 pixels does not fit a short side of 224"),
+        ({"spatial": (0, 2)}, "crops is 2, but it must be 1 or 3"),
+        (
+            {"crop": 256, "short_side": 224},
+            "256 pixels does not fit into frames with a short side of 224",
+        ),
     ],
 )
 def test_views_that_make_no_sense_are_refused(options, message):

@@ -298,11 +298,11 @@ def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
     ("wrong", "message"),
     [
         ({"num_videos": 0}, "needs at least one video"),
-        ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
-        ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "two LR stages or more"),
-        ({"learning_rate": 0.1}, "is not a policy"),
+        ({"epoch_factor": 1.5, **OFF}, "must be 1 without a long or short cycle"),
+        ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "has one stage"),
+        ({"learning_rate": 0.1}, "must be a learning-rate policy"),
         ({"num_videos": 3}, "too short"),
-        ({"base": Shape(12, 16, 64)}, "cannot be split into BN groups of 8"),
+        ({"base": Shape(12, 16, 64)}, "cannot be divided into BN groups of 8"),
     ],
 )
 def test_what_cannot_be_scheduled(wrong, message):

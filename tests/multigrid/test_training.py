@@ -52,9 +52,9 @@ def test_a_forward_or_a_step_without_begin_is_refused_at_any_iteration():
     batches = iter(training.loader(Clips(VIDEOS)))
     for iteration in range(3):
         clips = clip_of(next(batches))
-        with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
+        with pytest.raises(ValueError, match=r"Call training.begin\(batch\)"):
             model(clips)
-        with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
+        with pytest.raises(ValueError, match=r"Call training.begin\(batch\)"):
             optimizer.step()
         training.begin(iteration)
         for _ in range(2):  # accumulated gradients
@@ -92,7 +92,7 @@ def test_once_the_training_has_ended_model_and_optimizer_are_free():
 def test_a_model_whose_batchnorm_is_not_converted_is_refused():
     model = nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with pytest.raises(ValueError, match=r"Write model = multigrid.convert_batchnorm\(model\)"):
+    with pytest.raises(ValueError, match=r"Call model = multigrid.convert_batchnorm\(model\)"):
         Training(SCHEDULE, model, optimizer).begin(0)
     local = make_schedule(
         Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), bn_size=None
@@ -127,12 +127,15 @@ def without(name: str):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Indexed(VIDEOS), "Indexed failed at its first item, ClipRequest.*must take a ClipRequest"),
-        (Answers(lambda item: (item["clip"], item["label"])), "is a tuple, not a dict"),
+        (Indexed(VIDEOS), r"Indexed.__getitem__\(ClipRequest.*must accept a ClipRequest"),
+        (Answers(lambda item: (item["clip"], item["label"])), "is a tuple, but it must be a dict"),
         (Answers(without("iteration")), "has no iteration"),
         (Answers(without("flip")), "has no flip"),
-        (Answers(lambda item: item | {"clip": item["clip"] / 255}), "float64, not .* uint8"),
-        (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), "but .* was requested"),
+        (Answers(lambda item: item | {"clip": item["clip"] / 255}), "float64, but .* uint8"),
+        (
+            Answers(lambda item: item | {"clip": item["clip"][:, :1]}),
+            "but clips of .* were requested",
+        ),
         (Answers(lambda item: item | {"label": "jump"}), "a label is 'jump'"),
     ],
 )
@@ -170,7 +173,7 @@ def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
     These are 3.5 of 8 parts, or 28 of 62 iterations, one of them by rounding.
     """
     rate = SteppedRate((6.0, 8.0), (0.1, 0.01))
-    with pytest.warns(UserWarning, match="^28 iterations follow the last coarse shape. With fewer"):
+    with pytest.warns(UserWarning, match="ends with 28 iterations at the baseline's shape"):
         Training(make_schedule(Shape(4, 4, 8), 100, rate, PAPER, bn_size=2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -178,41 +181,41 @@ def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
         Training(make_schedule(Shape(4, 4, 8), 100, rate, cycles=None, bn_size=2))
 
 
-def test_modules_that_follow_the_grid_are_told_extents_but_at_the_baselines_own_shape():
+def test_modules_that_follow_the_grid_are_told_coverage_but_at_the_baselines_own_shape():
     class Told(nn.Module):
         def patches(self, frames, crop):
             return Patches(frames, crop, crop)
 
-        def set_extents(self, extents):
-            self.extents = extents
+        def set_coverage(self, coverage):
+            self.coverage = coverage
 
     training = new_training()
     training.model.add_module("told", Told())
-    extents = torch.tensor([[0.5, 1.0]])
+    coverage = torch.tensor([[0.5, 1.0]])
     fine = {step.iteration for step in SCHEDULE.steps() if str(step.shape).endswith("4×8²")}
     assert 0 < len(fine) < SCHEDULE.iterations
     for iteration in range(SCHEDULE.iterations):
-        training.begin({"iteration": iteration, "extents": extents})
-        expected = None if iteration in fine else extents
-        assert training.model.told.extents is expected
+        training.begin({"iteration": iteration, "coverage": coverage})
+        expected = None if iteration in fine else coverage
+        assert training.model.told.coverage is expected
     training.iteration = 0
     training.begin({"iteration": 0})
-    assert training.model.told.extents is None
+    assert training.model.told.coverage is None
 
 
 def test_a_state_of_another_training_is_refused():
     state = new_training().state_dict()
     longer = make_schedule(Shape(4, 4, 8), VIDEOS, SteppedRate((9.0, 12.0), (0.1, 0.01)), CYCLES)
-    with pytest.raises(ValueError, match="training with iterations"):
+    with pytest.raises(ValueError, match="the state has iterations"):
         new_training(schedule=longer).load_state_dict(state)
     first, second, *rest = SCHEDULE.phases
     sooner = (replace(first, stop=first.stop - 1), replace(second, start=second.start - 1))
     other = replace(SCHEDULE, phases=(*sooner, *rest))
-    with pytest.raises(ValueError, match="training with checksum of the phases"):
+    with pytest.raises(ValueError, match="the state has checksum of the phases"):
         new_training(schedule=other).load_state_dict(state)
-    with pytest.raises(ValueError, match="with seed 5, and this one has 6"):
+    with pytest.raises(ValueError, match="has seed 5, but this training has seed 6"):
         new_training(seed=6).load_state_dict(state)
-    with pytest.raises(ValueError, match="training with iterations None"):
+    with pytest.raises(ValueError, match="the state has iterations None"):
         new_training().load_state_dict({"iteration": 3})
 
 
@@ -237,8 +240,8 @@ def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"iteration": 1}, "iteration 1, but 2 is next"),
-        (3, "iteration 3, but 2 is next"),
+        ({"iteration": 1}, "iteration 1, but iteration 2 is next"),
+        (3, "iteration 3, but iteration 2 is next"),
         ({"iteration": -1}, r"training.loader\(dataset\)"),
         ({"clips": 0}, "collate_fn"),
         ((0, 0), "collate_fn"),

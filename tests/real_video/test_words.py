@@ -97,7 +97,7 @@ def test_an_alignment_says_six_words_and_their_frames(tmp_path: Path) -> None:
     [
         ("14500 9000 blue", "line 3: '14500 9000 blue' is not 'start end word'"),
         ("9000 14.5 blue", "line 3: .* is not 'start end word' with times in 1/25,000 s"),
-        ("8000 14500 blue", "line 3: '8000 14500 blue' begins before the line above ends"),
+        ("8000 14500 blue", "line 3: '8000 14500 blue' begins before the previous word ends"),
         ("9000 14500 two", r"line 3: 'two' is not a valid color \(blue, green, red or white\)"),
         ("", "line 4: 'at' is not a valid color"),
     ],
@@ -138,10 +138,10 @@ def test_a_clip_has_the_pixels_that_are_asked_for(tmp_path: Path) -> None:
 
 def test_the_mouth_is_found_where_words_move_it(made) -> None:
     folder, said = made
-    x, y = map(float, said.partition("mouth: ")[2].partition(",")[0].split())
+    x, y = map(float, said.partition("The mouth is at ")[2].split()[:2])
     assert abs(x - MOUTH[0]) <= 3
     assert abs(y - MOUTH[1]) <= 3
-    assert "side 28, in frames of 96×72 pixels" in said
+    assert "in frames of 96×72 pixels. The side of the square is 28 pixels" in said
     assert cv2.imread(str(folder / "words" / "mouth.png")).shape == (72, 96, 3)
 
 
@@ -173,12 +173,12 @@ def test_only_what_is_missing_is_cut_again_and_another_set_is_refused(
     times = {path: path.stat().st_mtime_ns for path in clips.iterdir()}
     (clips / "bbaf2n_digit.mp4").unlink()
     assert tool.main([*command(folder), "--seed", "3"]) == 0
-    assert "20 clips of 5 sentences, 1 of them cut now" in capsys.readouterr().out
+    assert "20 clips of 5 sentences. This run wrote the clips of 1" in capsys.readouterr().out
     again = {path.name[:6] for path in times if path.stat().st_mtime_ns != times[path]}
     assert again == {"bbaf2n"}
 
     said = refused(tool, [*command(folder), "--mouth", "50", "44", "--side", "30"])
-    assert "(now 44.0), side 28 (now 30): give that, or another --output" in said
+    assert "(now 44.0), side 28 (now 30). Use the same values" in said
     assert not list((folder / "words").rglob("*.tmp"))
 
 
@@ -188,7 +188,7 @@ def test_videos_that_cannot_be_used_are_left_out_and_named(load_program, corpus,
     assert load_program("projects/real_video/make_words.py").main(command(corpus)) == 1
     said = capsys.readouterr().out
     assert "2 videos are left out:" in said
-    assert f"{corpus}/s1/bbaf3s.mpg: there is no {corpus}/align/bbaf3s.align" in said
+    assert f"{corpus}/s1/bbaf3s.mpg: {corpus}/align/bbaf3s.align does not exist" in said
     assert f"{corpus}/s1/swbazn.mpg: cannot be opened" in said
     listed = [
         row for split in ("train", "val", "test") for row in rows(corpus / f"words/{split}.csv")
@@ -210,17 +210,17 @@ def without_motion(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "options", "said"),
     [
-        (None, "--videos {0}/align", "{0}/align has no .mpg files in it"),
-        (None, "--alignments {0}/s1", "5 of 5 videos in {0}/s1 have no good alignment"),
-        (None, "--mouth 96 10", "--mouth 96 10 lies outside frames of 96×72 pixels"),
-        (None, "--side 80", "--side is 80: give at least 16 that fit into frames of 96×72"),
-        (None, "--val-fraction 0.9", "--val-fraction and --test-fraction leave nothing"),
-        (in_frames, "", "has 40 frames, and its alignment ends at 0.039"),
-        (without_motion, "", "nothing moves in the lower middle of the frames: give --mouth"),
+        (None, "--videos {0}/align", "{0}/align contains no .mpg files"),
+        (None, "--alignments {0}/s1", "5 of 5 videos in {0}/s1 have no valid alignment"),
+        (None, "--mouth 96 10", "--mouth 96 10 must lie inside the frames of 96×72 pixels"),
+        (None, "--side 80", "--side is 80, but must be from 16 to 72 for frames of 96×72"),
+        (None, "--val-fraction 0.9", "--val-fraction plus --test-fraction must be less than 1"),
+        (in_frames, "", "has 40 frames, but the alignment ends at frame 0.039"),
+        (without_motion, "", "nothing moves in the lower middle of the frames. Give --mouth"),
         (
             lambda folder: (folder / "words/clips").mkdir(parents=True),
             "",
-            "contains clips, which this program has not made",
+            "contains clips, which was not made by this program",
         ),
     ],
 )

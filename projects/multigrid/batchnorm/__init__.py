@@ -11,7 +11,7 @@ from multigrid.batchnorm.shared import (
     arrangement,
     average_running_stats,
     channel_moments,
-    form_neighbours,
+    form_bn_process_groups,
 )
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "channel_moments",
     "check_processes",
     "convert_batchnorm",
+    "form_bn_process_groups",
     "form_groups",
-    "form_neighbours",
     "group_order",
     "possible_processes",
     "set_group_size",

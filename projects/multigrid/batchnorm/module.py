@@ -42,7 +42,7 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
     - k < N: the clips form G = N/k groups. Group g has the clips g, g + G, g + 2G, ..., and each
       group is normalised by its own mean and variance.
     - k > N: with m = k/N, the ranks [j·m, (j+1)·m) are group j and share their statistics. Form
-      their process groups first, with `form_groups` or `form_neighbours`.
+      their process groups first, with `form_groups` or `form_bn_process_groups`.
 
     With None, statistics cover the clips of one process, so results depend on the number of
     processes. With a group size they do not.

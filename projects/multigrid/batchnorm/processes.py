@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from multigrid.batchnorm.shared import arrangement, form_neighbours
+from multigrid.batchnorm.shared import arrangement, form_bn_process_groups
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 
@@ -58,7 +58,7 @@ def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
 
     Args:
         schedule: the schedule to train.
-        timeout: as in `form_neighbours`.
+        timeout: as in `form_bn_process_groups`.
 
     Raises:
         ValueError: the processes cannot train the schedule.
@@ -70,7 +70,7 @@ def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
     check_processes(schedule, processes)
     ranks_per_group = {_ranks_per_group(shape, size, processes) for shape, size in batches}
     for count in sorted(filter(None, ranks_per_group)):
-        form_neighbours(count, timeout)
+        form_bn_process_groups(count, timeout)
 
 
 def _batches(schedule: Schedule) -> dict[tuple[Shape, int | None], None]:

@@ -17,7 +17,7 @@ __all__ = [
     "arrangement",
     "average_running_stats",
     "channel_moments",
-    "form_neighbours",
+    "form_bn_process_groups",
 ]
 
 
@@ -104,7 +104,7 @@ class SharedBatchNorm(torch.autograd.Function):
             grad, x, weight, None, None, mean, invstd, True, 0.0, [False, True, True]
         )
         sums = torch.stack((grad_weight, grad_bias))
-        reducing = dist.all_reduce(sums, group=_neighbours(ctx.ranks_per_group), async_op=True)
+        reducing = dist.all_reduce(sums, group=_process_group(ctx.ranks_per_group), async_op=True)
         scale = weight * invstd
         grad_x = grad * _per_channel(scale)  # overlaps with the all-reduce
         reducing.wait()
@@ -122,7 +122,7 @@ def _per_channel(values: Tensor) -> Tensor:
 def _shared_stats(x: Tensor, ranks_per_group: int) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance, (C,), over the clips of `ranks_per_group` ranks."""
     moments = channel_moments(x) / ranks_per_group
-    dist.all_reduce(moments, group=_neighbours(ranks_per_group))
+    dist.all_reduce(moments, group=_process_group(ranks_per_group))
     mean, square = moments
     dtype = torch.promote_types(x.dtype, torch.float32)
     return mean.to(dtype), (square - mean.square()).clamp_(min=0).to(dtype)
@@ -131,7 +131,7 @@ def _shared_stats(x: Tensor, ranks_per_group: int) -> tuple[Tensor, Tensor]:
 _formed: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
-def form_neighbours(ranks_per_group: int, timeout: timedelta | None = None) -> None:
+def form_bn_process_groups(ranks_per_group: int, timeout: timedelta | None = None) -> None:
     """Form the process groups of neighbouring ranks that share BN statistics.
 
     Every process must call this before the first forward, with the same sizes in the same order.
@@ -153,7 +153,7 @@ def form_neighbours(ranks_per_group: int, timeout: timedelta | None = None) -> N
         known[ranks_per_group] = groups[0]
 
 
-def _neighbours(ranks_per_group: int) -> dist.ProcessGroup:
+def _process_group(ranks_per_group: int) -> dist.ProcessGroup:
     """Return the process group of this rank and the neighbours that it shares statistics with.
 
     Raises:
@@ -164,8 +164,8 @@ def _neighbours(ranks_per_group: int) -> dist.ProcessGroup:
     if ranks_per_group not in (known := _formed.get(world, {})):
         raise ValueError(
             f"the groups of {ranks_per_group} processes that share BN statistics have not been "
-            f"formed. Call form_groups(schedule), or form_neighbours({ranks_per_group}), on every "
-            "process before training"
+            f"formed. Call form_groups(schedule), or form_bn_process_groups({ranks_per_group}), on "
+            "every process before training"
         )
     return known[ranks_per_group]
 

@@ -34,7 +34,7 @@ from multigrid.integrations.pyslowfast_keys import (
 )
 from multigrid.learning_rate import LearningRate
 from multigrid.sampler import MultigridBatchSampler
-from multigrid.schedule import Step
+from multigrid.schedule import ScheduleStep
 from multigrid.training import Training
 
 __all__ = ["PySlowFastMultigrid", "add_multigrid_config"]
@@ -148,7 +148,7 @@ class PySlowFastMultigrid:
             )
         self._given = iteration + 1
 
-    def begin(self, cfg: Any, optimizer: Optimizer) -> Step:
+    def begin(self, cfg: Any, optimizer: Optimizer) -> ScheduleStep:
         """Prepare the model, the optimizer and the config for the latest mini-batch of the loader.
 
         Call this before the forward pass. At the start of a phase of the schedule, the config gets
@@ -218,7 +218,7 @@ class PySlowFastMultigrid:
         with changed(cfg, {name: get_key(self._loaded, name) for name in names}):
             yield
 
-    def evaluates_after(self, step: Step) -> bool:
+    def evaluates_after(self, step: ScheduleStep) -> bool:
         """Return whether one of the MULTIGRID.EVAL_FREQ evaluations of a phase is due."""
         phase = self.schedule.phases[step.phase]
         times = self._loaded.MULTIGRID.EVAL_FREQ

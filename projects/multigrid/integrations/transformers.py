@@ -17,7 +17,7 @@ from multigrid.training import MultigridLR, Training
 
 __all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
-_KEYS_OF_BEGIN = ("iteration", "extents")
+_KEYS_OF_BEGIN = ("iteration", "coverage")
 """Keys of a batch that `Training.begin` uses and the model does not take."""
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
@@ -41,7 +41,7 @@ def video_inputs(
 
     Returns:
         The normalised clips, (N, T, 3, H, W), some of them mirrored, under `name`. "labels". For
-        `Training.begin`, "iteration" and, if the samples have them, "extents".
+        `Training.begin`, "iteration" and, if the samples have them, "coverage".
     """
     batch = collate(samples)
     pixels = network_input(batch, mean, std).transpose(1, 2)

@@ -1,14 +1,15 @@
-"""Make a small data set of rendered videos in the form of AVA, with boxes and actions.
+"""Render a small data set in the format of AVA: videos with boxes and action labels.
 
-Two or three textured things lie side by side on a textured ground. Each turns, grows or shrinks,
-and may also swing sideways or up and down. So a box has one or two labels, and its neighbours have
-others. A single frame does not reveal the labels.
+Two or three textured objects are side by side on a textured background. Each object rotates, grows
+or shrinks, and some objects also swing sideways or up and down. The box of an object therefore has
+one or two labels. The objects in a video move independently, and a single frame does not reveal the
+labels.
 
-    train.csv, val.csv                   "path 0" per line: train/train0000.mp4 0
-    ava_train_v2.2.csv, ava_val_v2.2.csv video, second, box, label and number of the thing
+    train.csv, val.csv                   a line "path 0" per video, such as train/train0000.mp4 0
+    ava_train_v2.2.csv, ava_val_v2.2.csv lines of video, second, box, label and object index
     ava_action_list.pbtxt                names of the labels
 
-Videos have 10 frames per second, so AVA's first key frame, at second 902, is their frame 20.
+The videos have 10 frames per second. AVA's first key frame, at second 902, is frame 20.
 """
 
 from __future__ import annotations
@@ -41,31 +42,33 @@ from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, SECONDS
 from slowfast_patches.utils.files import write_text
 
 ACTIONS = ("clockwise", "counterclockwise", "grow", "shrink", "sideways", "up and down")
-"""Names of the labels. The first four exclude each other, and so do the last two."""
+"""Names of the labels. An object has exactly one of the first four, and at most one of the last
+two."""
 
 _FPS = 10
 _RADII = (9.0, 18.0)
-"""Radii at the ends of the size cycle, in units."""
+"""Smallest and largest radius of an object, in 1/80 of the short side of the frame."""
 _ZOOM = (0.03, 0.06)
-"""Range of the zoom, in size cycles per frame."""
+"""Range of the speed at which objects grow or shrink, in size cycles per frame."""
 _SWING = (5.0, 8.0)
-"""Range of the amplitude of a swing, in units."""
+"""Range of the amplitude of a swing, in 1/80 of the short side of the frame."""
 _PERIOD = (8.0, 12.0)
 """Range of the period of a swing, in frames."""
 
 
 @dataclass(frozen=True)
 class _Actor:
-    """Thing that moves, with its labels.
+    """Moving object with its labels.
 
     Attributes:
-        sprite: The picture of the thing.
-        start: x and y in pixels, angle and place in the size cycle, at frame 0.
-        turn: Change of the angle per frame.
-        zoom: Change of the place in the size cycle per frame.
-        swing: Amplitude of the swing in x and y, in pixels.
-        phase: Initial phase of the swing, and its change per frame.
-        labels: The labels, from 1.
+        sprite: Picture of the object, (S, S, 4).
+        start: x and y in pixels, angle in radians, and size phase at frame 0. The size phase is
+            from 0 (smallest) to 1 (largest).
+        turn: Change of the angle in radians per frame.
+        zoom: Change of the size phase per frame.
+        swing: Amplitude of the swing in x and in y, in pixels.
+        phase: Phase of the swing at frame 0, and change of this phase per frame, in radians.
+        labels: Label ids, which count from 1.
     """
 
     sprite: Image
@@ -77,7 +80,7 @@ class _Actor:
     labels: tuple[int, ...]
 
     def at(self, frame: int) -> tuple[float, float, float, float]:
-        """Return x, y, angle and place in the size cycle at a frame."""
+        """Return x and y in pixels, the angle and the size phase at a frame."""
         x, y, angle, size = self.start
         away = np.sin(self.phase[0] + self.phase[1] * frame)
         place = (x + self.swing[0] * away, y + self.swing[1] * away)
@@ -85,19 +88,26 @@ class _Actor:
 
 
 def make_ava_form(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
-    """Make the data set in `output` complete according to `spec`.
+    """Render the videos of a data set that are missing in `output`, and write the lists.
 
     There is no test split. The test uses all key frames of the validation split.
 
+    Args:
+        output: Folder of the data set.
+        spec: Number and size of the videos.
+        workers: Number of processes that render videos. By default one per core.
+
     Returns:
-        The number of new videos.
+        The number of videos that were rendered.
 
     Raises:
-        ValueError: The videos are too short for a key frame, or as for `make_demo_data`.
-        OSError: `output` cannot be written.
+        ValueError: The videos are too short to contain a key frame, or as for `make_demo_data`.
+        OSError: Writing to `output` fails.
     """
     if not _seconds(spec):
-        raise ValueError(f"--frames {spec.frames} has no key frame: give {3 * _FPS} or more")
+        raise ValueError(
+            f"--frames is {spec.frames}, but must be at least {3 * _FPS} for a key frame"
+        )
     claim(output, spec, form="ava")
     wanted = [(split, index) for split in SPLITS[:2] for index in range(getattr(spec, split))]
     missing = [job for job in wanted if not (output / _path(*job)).exists()]
@@ -117,7 +127,7 @@ def _path(split: str, index: int) -> str:
 
 
 def _seconds(spec: DemoSpec) -> range:
-    """Return the key frames: all seconds that are followed by another second of the video."""
+    """Return the AVA timestamps of the key frames, which exclude the last second of the video."""
     return range(SECONDS[0], FIRST_SECOND + spec.frames // _FPS)
 
 
@@ -133,7 +143,7 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
 
 
 def _annotations(spec: DemoSpec, job: tuple[str, int]) -> Iterator[str]:
-    """Yield lines in AVA's format, one per label."""
+    """Yield the lines of the csv file of boxes that belong to one video, a line for each label."""
     _, actors = _draw(spec, job)
     for second in _seconds(spec):
         for number, actor in enumerate(actors):
@@ -147,7 +157,10 @@ def _annotations(spec: DemoSpec, job: tuple[str, int]) -> Iterator[str]:
 
 
 def _draw(spec: DemoSpec, job: tuple[str, int]) -> tuple[Image, list[_Actor]]:
-    """Draw the ground of a video and the things on it."""
+    """Return a random background and random objects for a video.
+
+    The result depends only on the seed and on `job`, the split and index of the video.
+    """
     rng = np.random.default_rng((spec.seed, SPLITS.index(job[0]), job[1]))
     ground = texture(rng, spec.height, spec.width, *GROUND)
     count = int(rng.integers(2, 4))
@@ -155,14 +168,18 @@ def _draw(spec: DemoSpec, job: tuple[str, int]) -> tuple[Image, list[_Actor]]:
 
 
 def _draw_actor(rng: np.random.Generator, spec: DemoSpec, number: int, count: int) -> _Actor:
-    """Draw a thing in the middle of its section of the frame's width."""
+    """Return a random object.
+
+    Divide the frame into `count` vertical strips, and place the object near the middle of the strip
+    with the index `number`.
+    """
     label = int(rng.integers(4))
     swing = int(rng.integers(3))
     reach = rng.uniform(*_SWING) * min(spec.width, spec.height) / UNITS
     x, y = rng.uniform(0.4, 0.6, 2).tolist()
     turn = rng.uniform(*TURN) * (1, -1, 0, 0)[label]
     zoom = rng.uniform(*_ZOOM) * (0, 0, 1, -1)[label]
-    # A thing of constant size must be clearly visible. Others may start at any size.
+    # An object of constant size must be clearly visible. Growing objects may start at any size.
     size = rng.random() if zoom else rng.uniform(0.2, 0.8)
     return _Actor(
         draw_sprite(rng),

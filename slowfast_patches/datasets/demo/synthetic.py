@@ -1,12 +1,13 @@
-"""Make a small data set of rendered videos whose classes can be told apart only by motion.
+"""Render a small data set of videos whose classes can be told apart only by motion.
 
-Textured things lie on a textured ground under a shaking camera. The class is their motion: they
-move left, right, up or down, turn clockwise or counterclockwise, grow or shrink. The scene is drawn
-independently of the class. Positions wrap around the frame, and sizes wrap around a cycle. So a
-single frame is equally likely in every class, and every part of a video shows the same motion.
+Textured objects move over a textured background under a shaking camera. The class is the motion of
+the objects: left, right, up, down, clockwise, counterclockwise, grow or shrink. The initial scene
+does not depend on the class. Positions wrap around the edges of the frame, and an object that has
+reached its largest or smallest size starts again from the other end. Therefore a single frame does
+not reveal the class, and every part of a video shows the same motion.
 
-Every video has its own generator, seeded by (seed, split, index). So the files depend neither on
-the number of processes nor on interruptions.
+Every video has its own random generator, seeded by (seed, split, index), so the files depend
+neither on the number of processes nor on interruptions.
 """
 
 import json
@@ -29,11 +30,11 @@ Clip = NDArray[np.uint8]
 
 SPLITS = ("train", "val", "test")
 MANIFEST = "demo_data.json"
-VERSION = 1  # increase when the pictures or the encoding change; old folders are then refused
+VERSION = 1  # increase when the pictures or the encoding change; `claim` then rejects old folders
 FPS = 30
 
-# Class name -> signs of the rates of (x, y, angle, size). y points down, so an increasing angle is
-# a clockwise turn.
+# Maps each class to the signs of the changes of (x, y, angle, size). The y axis points down, so an
+# increasing angle is a clockwise rotation.
 MOTIONS: dict[str, tuple[int, int, int, int]] = {
     "left": (-1, 0, 0, 0),
     "right": (1, 0, 0, 0),
@@ -46,24 +47,26 @@ MOTIONS: dict[str, tuple[int, int, int, int]] = {
 }
 CLASSES = tuple(MOTIONS)
 
-# Lengths are in units of 1/80 of the short side. Speeds are low enough for consecutive frames of a
-# clip at stride 8 to match: at most 24 units, 64 degrees, or a quarter of the size cycle.
+# Lengths are in units of 1/80 of the short side of the frame. A clip has a stride of 8 frames, so
+# between consecutive frames of a clip an object moves by at most 24 units, rotates by at most 64
+# degrees, or passes through at most a quarter of the size cycle.
 UNITS = 80.0
-RADII = (14.0, 36.0)
+RADII = (14.0, 36.0)  # smallest and largest radius in units
 SPEED = (1.5, 3.0)  # units per frame
 TURN = (np.deg2rad(4.0), np.deg2rad(8.0))  # radians per frame
 ZOOM = (0.015, 0.03)  # size cycles per frame
 SHAKE = 0.3  # standard deviation in units
 
-# Textures: ranges of the mean colour and of its standard deviation, in [0, 1]. Bright things lie on
-# a dark ground, so that a small network need only learn their motion, not how to find them.
+# Textures: range of the mean colour, and range of the standard deviation, both in [0, 1]. Objects
+# are bright and the background is dark, so that a small network can find the objects easily.
 GROUND = ((0.05, 0.3), (0.02, 0.05))
 THING = ((0.5, 0.9), (0.15, 0.3))
-SPRITE = 64  # pixels along the side of a thing's picture
+SPRITE = 64  # width and height in pixels of the picture of an object
 
-# Reading is part of the cost of a training run, so the stream is cheap to decode: no loop filter,
-# no arithmetic coding (fastdecode), no B-frames, whole macroblocks, one reference, and a key frame
-# every 8 frames. One thread, so that the bytes do not depend on the number of cores.
+# Options that make decoding fast, because decoding is part of the cost of training: no loop filter
+# and no arithmetic coding (fastdecode), no B-frames, no partitions of macroblocks, one reference
+# frame, and a key frame every 8 frames. A single thread makes the bytes of a file independent of
+# the number of cores.
 ENCODER = {
     "preset": "medium",
     "tune": "fastdecode",
@@ -71,7 +74,7 @@ ENCODER = {
     "x264-params": "keyint=8:min-keyint=8:scenecut=0:bframes=0:partitions=none:ref=1:threads=1",
 }
 
-# From RGB in [0, 255] to Y, U, V: ITU-R BT.601, limited range.
+# Matrix from RGB in [0, 255] to Y, U and V without offsets: ITU-R BT.601, limited range.
 BT601 = (
     np.array([[65.738, 129.057, 25.064], [-37.945, -74.494, 112.439], [112.439, -94.154, -18.285]])
     / 256.0
@@ -80,7 +83,17 @@ BT601 = (
 
 @dataclass(frozen=True)
 class DemoSpec:
-    """Size of a demo data set: videos per split, seed, frames per video, frame size in pixels."""
+    """Settings of a demo data set.
+
+    Attributes:
+        train: Number of training videos.
+        val: Number of validation videos.
+        test: Number of test videos.
+        seed: Seed of all videos.
+        frames: Number of frames per video.
+        width: Width of a frame in pixels.
+        height: Height of a frame in pixels.
+    """
 
     train: int = 640
     val: int = 160
@@ -94,39 +107,48 @@ class DemoSpec:
         even = self.width % 2 == self.height % 2 == 0  # required by H.264
         if min(asdict(self).values()) < 0 or self.frames < 1 or not even:
             raise ValueError(
-                f"{self}: numbers must not be negative, frames at least 1, and sizes even"
+                f"{self} is invalid: no value may be negative, `frames` must be at least 1, and "
+                "`width` and `height` must be even"
             )
         if min(self.width, self.height) < 32:
-            raise ValueError(f"a size of {self.width} {self.height}: give 32 pixels or more")
+            raise ValueError(
+                f"the frame size is {self.width} × {self.height}, but both must be at least 32"
+            )
 
 
 @dataclass(frozen=True)
 class Thing:
-    """Textured thing, with its position and size at the anchor frame of the scene."""
+    """Textured object of a scene.
 
-    sprite: Image  # (SPRITE, SPRITE, 4): colour times opacity, and opacity, in [0, 1]
-    state: tuple[float, float, float, float]  # x, y in pixels, angle, size as a place in its cycle
+    Attributes:
+        sprite: Picture of the object, (SPRITE, SPRITE, 4): RGB times opacity, and opacity, both in
+            [0, 1].
+        state: x and y in pixels, angle in radians, and size phase from 0 (smallest) to 1 (largest),
+            all in the frame `Scene.anchor`.
+    """
+
+    sprite: Image
+    state: tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class Scene:
     """Everything that defines a video except its class."""
 
-    ground: Image  # (H, W, 3) in [0, 1], tiling the plane
+    ground: Image  # background (H, W, 3) in [0, 1], whose opposite edges match
     things: tuple[Thing, ...]
-    rates: tuple[
-        float, float, float, float
-    ]  # change of a thing's state per frame; each class uses one of them
-    shake: NDArray[np.float64]  # (T, 2): the camera's offset (x, y) in pixels in each frame
-    anchor: int  # the frame in which things have their `state`, in every class
+    # Absolute change per frame of each element of `Thing.state`. A class uses one of the elements.
+    rates: tuple[float, float, float, float]
+    shake: NDArray[np.float64]  # (T, 2): offset (x, y) in pixels of the camera in each frame
+    anchor: int  # index of the frame in which the objects have their `state`
 
 
 def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -> Scene:
-    """Draw a random scene for `frames` frames of `width` × `height` pixels."""
+    """Return a random scene for a video of `frames` frames with `width` × `height` pixels."""
     unit = min(width, height) / UNITS
     count = int(rng.integers(2, 4))
-    # Positions and sizes are spread out. They stay so, because all things have the same rates. So a
-    # crop shows some things at any time in any class, and some of these are clearly visible.
+    # Spread out the positions and sizes of the objects. They stay spread out, because all objects
+    # change at the same rates. A crop therefore always shows some clearly visible objects.
     start = rng.random(3) + np.outer(np.arange(count), (0.7549, 0.5698, 1 / count))
     places = (start % 1.0) * (width, height, 1.0)
     speed = rng.uniform(*SPEED) * unit
@@ -143,7 +165,7 @@ def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -
 
 
 def render(scene: Scene, name: str) -> Clip:
-    """Render the frames of a scene in class `name`, (T, H, W, 3) RGB."""
+    """Render a scene with the motion of the class `name`, and return (T, H, W, 3) uint8 RGB."""
     clip = np.empty((len(scene.shake), *scene.ground.shape), np.uint8)
     rates = np.multiply(scene.rates, MOTIONS[name])
     for t, (dx, dy) in enumerate(scene.shake):
@@ -156,27 +178,26 @@ def render(scene: Scene, name: str) -> Clip:
 
 
 def video_path(split: str, index: int) -> str:
-    """Return the path of a video relative to the data set, such as `train/left_0003.mp4`."""
+    """Return the path of a video in the data set folder, such as `train/left_0003.mp4`."""
     return f"{split}/{CLASSES[_label(index)]}_{index // len(CLASSES):04d}.mp4"
 
 
 def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
-    """Make the data set in `output` complete according to `spec`.
+    """Render the videos of a data set that are missing in `output`, and then write the lists.
 
-    Existing videos are kept, so an interrupted run can be continued. The csv files are written
-    last.
+    Existing videos are kept, so calling the function again continues after an interruption.
 
     Args:
-        output: The folder of the data set.
-        spec: Its size.
-        workers: Processes that render. By default one per core.
+        output: Folder of the data set.
+        spec: Number and size of the videos.
+        workers: Number of processes that render videos. By default one per core.
 
     Returns:
-        The number of new videos.
+        The number of videos that were rendered.
 
     Raises:
-        ValueError: `output` was made with another `spec`, or has csv files of another origin.
-        OSError: `output` cannot be written.
+        ValueError: `output` was made with another `spec`, or has csv files of another data set.
+        OSError: Writing to `output` fails.
     """
     claim(output, spec)
     wanted = [(split, index) for split in SPLITS for index in range(getattr(spec, split))]
@@ -192,12 +213,12 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
 def make_videos(
     make: Callable[[tuple[str, int]], None], jobs: Sequence[tuple[str, int]], workers: int | None
 ) -> None:
-    """Make videos in `workers` processes, by default one per core.
+    """Make videos in several processes.
 
     Args:
-        make: Makes the video of a job.
+        make: Function that makes the video of a job.
         jobs: The (split, index) of each video.
-        workers: Number of processes.
+        workers: Number of processes. None stands for one per core.
 
     Raises:
         ValueError: `workers` is less than 1.
@@ -205,17 +226,21 @@ def make_videos(
     """
     workers = available_cores() if workers is None else workers
     if workers < 1:
-        raise ValueError(f"workers is {workers}: give 1 or more")
+        raise ValueError(f"the number of workers is {workers}, but must be at least 1")
     made = run_each(make, jobs, workers if workers > 1 else 0, jobs_per_worker=4)
     for (split, index), done in tqdm(made, "render", len(jobs), unit="video", disable=None):
         if isinstance(done, WorkerCrashed):
-            raise OSError(f"video {index} of {split}: two processes died while making it")
+            raise OSError(f"two processes crashed while making video {index} of {split}")
 
 
 def write_clip(path: Path, clip: Clip, fps: int, options: Mapping[str, str]) -> None:
-    """Write (T, H, W, 3) RGB frames as H.264 in mp4.
+    """Write an mp4 file with an H.264 stream. The write is atomic.
 
-    The file is written atomically. `options` are options of FFmpeg's libx264.
+    Args:
+        path: The file to write.
+        clip: The frames, (T, H, W, 3) RGB.
+        fps: Frame rate.
+        options: Options of FFmpeg's encoder libx264.
 
     Raises:
         OSError: The file cannot be written.
@@ -234,10 +259,15 @@ def _label(index: int) -> int:
 
 
 def claim(output: Path, spec: DemoSpec, **more: str) -> None:
-    """Write the manifest, or check that the existing one in `output` is the same.
+    """Write the settings of a data set to `output`, or check that they equal the existing ones.
+
+    Args:
+        output: Folder of the data set.
+        spec: Number and size of the videos.
+        more: Further settings.
 
     Raises:
-        ValueError: `output` was made with other settings, or has csv files of another origin.
+        ValueError: `output` was made with other settings, or has csv files of another data set.
     """
     wanted = asdict(spec) | {"version": VERSION} | more
     manifest = output / MANIFEST
@@ -245,11 +275,12 @@ def claim(output: Path, spec: DemoSpec, **more: str) -> None:
         made = json.loads(manifest.read_text())
         if made != wanted:
             raise ValueError(
-                f"{output} was made with {made}: give these numbers, or another folder"
+                f"{output} was made with the settings {made}. Use the same settings, or choose "
+                "another folder"
             )
     elif any((output / f"{split}.csv").exists() for split in SPLITS):
         raise ValueError(
-            f"{output} has csv files that are not part of demo data: give another folder"
+            f"{output} has csv files that do not belong to demo data. Choose another folder"
         )
     for split in SPLITS:
         (output / split).mkdir(parents=True, exist_ok=True)
@@ -276,7 +307,15 @@ def texture(
     level: tuple[float, float],
     contrast: tuple[float, float],
 ) -> Image:
-    """Draw coloured noise (height, width, 3) in [0, 1] that tiles. It may be smooth or grainy."""
+    """Return random coloured noise, (height, width, 3) in [0, 1], whose opposite edges match.
+
+    Args:
+        rng: The random generator.
+        height: Height in pixels.
+        width: Width in pixels.
+        level: Range from which the mean of each colour channel is drawn.
+        contrast: Range from which the standard deviation is drawn.
+    """
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))
     gain = (frequency + 0.02) ** -rng.uniform(1.2, 2.2)
     gain[0, 0] = 0.0
@@ -286,13 +325,13 @@ def texture(
     directions = rng.standard_normal((2, 3))
     directions *= rng.uniform(*contrast) / np.linalg.norm(directions, axis=1, keepdims=True)
     colour = rng.uniform(*level, 3) + np.einsum("fhw,fc->hwc", fields, directions)
-    # The last bits of a sum of products depend on the memory layout of its operands. Rounding makes
-    # the bytes of a file reproducible.
+    # The last bits of a sum of products depend on the memory layout of the operands. Round, so that
+    # the bytes of a file are reproducible.
     return np.asarray(np.clip(colour, 0.0, 1.0).round(4), np.float32)
 
 
 def _shape(rng: np.random.Generator) -> Image:
-    """Draw the opacity (SPRITE, SPRITE) of a polygon, an oval or a blob in the unit disc."""
+    """Return the opacity, (SPRITE, SPRITE) in [0, 1], of a random polygon, oval or blob."""
     y, x = np.mgrid[0:SPRITE, 0:SPRITE] * (2.0 / (SPRITE - 1)) - 1.0
     radius = np.hypot(x, y)
     theta = np.arctan2(y, x)
@@ -305,13 +344,16 @@ def _shape(rng: np.random.Generator) -> Image:
     else:
         outline = 1.0 + 0.1 * sum(np.cos(k * theta + 2 * np.pi * rng.random()) for k in (2, 3, 5))
         outline /= outline.max()
-    edge = 2.5 / SPRITE  # a soft border of about a pixel; the rim of the sprite stays transparent
+    edge = 2.5 / SPRITE  # width of the soft border; the outermost pixels stay transparent
     opacity = (outline * (1 - 2 * edge) - radius) / edge + 0.5
     return np.asarray(np.clip(opacity, 0.0, 1.0), np.float32)
 
 
 def _shake(rng: np.random.Generator, frames: int) -> NDArray[np.float64]:
-    """Draw the tremor of a camera (frames, 2), with unit variance and symmetric in time."""
+    """Return random camera offsets, (frames, 2), with unit variance.
+
+    The offsets are correlated in time. Reversing the time does not change their distribution.
+    """
     offsets = rng.standard_normal((frames, 2))
     for now, before in zip(offsets[1:], offsets, strict=False):
         now[:] = 0.6 * before + 0.8 * now
@@ -319,7 +361,10 @@ def _shake(rng: np.random.Generator, frames: int) -> NDArray[np.float64]:
 
 
 def _shifted(tile: Image, dx: float, dy: float) -> Image:
-    """Move a tiling picture (H, W, 3) right by dx and down by dy pixels, with interpolation."""
+    """Shift a picture (H, W, 3) right by dx and down by dy pixels, with wrap-around.
+
+    Fractions of pixels are interpolated.
+    """
     for axis, offset in ((1, dx), (0, dy)):
         whole = int(np.floor(offset))
         part = np.float32(offset - whole)
@@ -329,7 +374,13 @@ def _shifted(tile: Image, dx: float, dy: float) -> Image:
 
 
 def radius_at(size: float, radii: tuple[float, float], short_side: int) -> float:
-    """Return the radius in pixels at a place in the size cycle, whose ends are `radii` in units."""
+    """Return the radius in pixels of an object.
+
+    Args:
+        size: Size phase, from 0 (smallest) to 1 (largest).
+        radii: Radii at the phases 0 and 1, in 1/80 of the short side of the frame.
+        short_side: Short side of the frame in pixels.
+    """
     return float(radii[0] * (radii[1] / radii[0]) ** size * short_side / UNITS)
 
 
@@ -342,10 +393,20 @@ def paint(
     size: float,
     radii: tuple[float, float] = RADII,
 ) -> None:
-    """Blend a sprite into the canvas (H, W, 3), wrapping around its edges."""
+    """Blend a sprite into the canvas (H, W, 3), in place. Parts beyond an edge wrap around.
+
+    Args:
+        canvas: The canvas.
+        sprite: The picture of the object, (S, S, 4).
+        x: Horizontal position of the centre in pixels.
+        y: Vertical position of the centre in pixels.
+        angle: Clockwise rotation in radians.
+        size: Size phase, from 0 (smallest) to 1 (largest).
+        radii: Radii at the phases 0 and 1, in 1/80 of the short side of the canvas.
+    """
     height, width = canvas.shape[:2]
     radius = radius_at(size, radii, min(height, width))
-    # Fade at both ends of the cycle, so that the jump from one end to the other is not visible.
+    # Fade at both ends of the size cycle, so that the jump in size between the ends is invisible.
     strength = np.float32(min(1.0, size / 0.15, (1.0 - size) / 0.15))
     reach = int(np.ceil(radius)) + 1
     rows = np.arange(int(y) - reach, int(y) + reach + 1)
@@ -360,9 +421,9 @@ def paint(
 
 
 def _sample(sprite: Image, u: NDArray[np.float64], v: NDArray[np.float64]) -> Image:
-    """Sample a sprite (S, S, C) at (u, v) in [-1, 1] with bilinear interpolation.
+    """Sample a sprite (S, S, C) at positions (u, v) in [-1, 1] with bilinear interpolation.
 
-    Points outside get the value of its transparent rim.
+    Positions outside this range get the value of the nearest border pixel, which is transparent.
     """
     last = sprite.shape[0] - 1
     column, row = (np.clip((c + 1) * (last / 2), 0, last - 1e-3)[..., None] for c in (u, v))
@@ -377,7 +438,7 @@ def _sample(sprite: Image, u: NDArray[np.float64], v: NDArray[np.float64]) -> Im
 def _to_yuv(pixels: Clip) -> Clip:
     """Convert RGB (H, W, 3) to the planes of yuv420p (BT.601, limited range), (3H/2, W).
 
-    FFmpeg's conversion of such small frames is not deterministic.
+    Do not use FFmpeg's conversion, because it is not deterministic for such small frames.
     """
     y, u, v = np.moveaxis(pixels @ BT601.T + (16.0, 128.0, 128.0), 2, 0)
     halves = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in (u, v)]

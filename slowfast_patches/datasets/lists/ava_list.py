@@ -1,8 +1,9 @@
-"""Read the lists of AVA in the forms that PySlowFast's users have.
+"""Read the lists of AVA in the formats that PySlowFast uses.
 
-    AVA.FRAME_LIST_DIR   train.csv, val.csv       frame lists, or "path 0" lines of video files
-    AVA.ANNOTATION_DIR   ava_train_v2.2.csv       video,second,x1,y1,x2,y2,label: one label a line
-                         predicted boxes          the same with an empty label, and ,score
+    Folder               File                     Content
+    AVA.FRAME_LIST_DIR   train.csv, val.csv       a frame list, or a line "path 0" per video file
+    AVA.ANNOTATION_DIR   ava_train_v2.2.csv       video,second,x1,y1,x2,y2,label (a line per label)
+                         predicted boxes          video,second,x1,y1,x2,y2,,score (empty label)
                          ava_action_list...pbtxt  names of the labels, which count from 1
 
 Box coordinates are relative to the sides of the frame, in [0, 1].
@@ -26,36 +27,36 @@ from slowfast_patches.datasets.lists.csv_list import (
     read_utf8,
 )
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
-from slowfast_patches.datasets.reading.files import video_name
+from slowfast_patches.datasets.reading.containers import video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
 FIRST_SECOND = 900
-"""AVA timestamp of the first frame, in seconds. AVA's videos are cut there."""
+"""AVA timestamp in seconds of the first frame of a video. AVA's video files start at this time."""
 SECONDS = range(902, 1799)
-"""AVA timestamps that can be key frames."""
+"""AVA timestamps in seconds at which a key frame can be."""
 _MAX_BOXES = 1000
-"""Maximum boxes of a key frame, to bound memory. AVA has about 60."""
+"""Maximum number of boxes in a key frame, which bounds the memory. AVA has at most about 60."""
 _FPS = 30.0
 """Frame rate of AVA's extracted frames."""
 
 Box = tuple[float, float, float, float]
 Boxes = dict[tuple[str, int], dict[Box, list[int]]]
-"""Labels of each box (x1, y1, x2, y2) of each key frame (name, second)."""
+"""Maps each key frame (video name, second) to a dict from box (x1, y1, x2, y2) to labels."""
 
 
 class KeyFrame(NamedTuple):
-    """Moment of a video, with its boxes and their classes.
+    """Key frame of a video, with bounding boxes and the classes of each box.
 
     Attributes:
-        path: The video file, or the folder of its first frame.
-        video: The number of the video in `read_sources`.
-        name: The name of the video in AVA's lists.
-        second: The AVA timestamp in seconds.
-        boxes: The boxes.
-        labels: The classes of each box, from 0.
+        path: The video file, or the folder that contains the first frame of the video.
+        video: Index of the video in the result of `read_sources`.
+        name: Name of the video in AVA's lists.
+        second: AVA timestamp in seconds.
+        boxes: Corners (x1, y1, x2, y2) of each box relative to the sides of the frame.
+        labels: Class indices of each box, from 0.
     """
 
     path: str
@@ -67,17 +68,17 @@ class KeyFrame(NamedTuple):
 
     @property
     def annotation(self) -> str:
-        """Text of second, boxes and labels, for the digest of a list."""
+        """Text that contains the second, the boxes and the labels. `list_digest` hashes it."""
         return f"{self.second} {self.boxes} {self.labels}"
 
 
 def ava_path(recipe: Recipe, split: str) -> Path:
-    """Return the first video list of a split."""
+    """Return the path of the first video list of a split."""
     return _video_lists(recipe, split)[0]
 
 
 def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
-    """Read the key frames of a split that have boxes, video by video.
+    """Read the key frames of a split that have boxes, in the order of videos and seconds.
 
     Raises:
         ValueError: A file is missing or has an invalid line, a box belongs to a video that is not
@@ -88,8 +89,8 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
     boxes = _boxes(recipe, split)
     if unknown := sorted({name for name, _ in boxes}.difference(names)):
         raise ValueError(
-            f"boxes are of {len(unknown)} videos that {path} does not name: {first_few(unknown)}; "
-            "add these videos to the list, or remove their boxes"
+            f"{len(unknown)} videos have boxes but are missing from {path}: "
+            f"{shorten_list(unknown)}. Add these videos to the list, or remove their boxes"
         )
     key_frames = SharedList(
         KeyFrame(source.path, number, name, second, tuple(found), tuple(map(tuple, found.values())))
@@ -98,7 +99,7 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
         if (found := boxes.get((name, second)))
     )
     if not key_frames:
-        raise ValueError(f"no key frame of {split} has a box; check AVA's lists of boxes")
+        raise ValueError(f"no key frame of {split} has a box. Check the files of boxes (keys AVA)")
     return key_frames
 
 
@@ -106,8 +107,8 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
     """Read the videos of a split.
 
     Raises:
-        ValueError: A list is missing or has an invalid line, or the lists mix frames and video
-            files.
+        ValueError: A list is missing or has an invalid line, or the split has both frame lists and
+            lists of video files.
     """
     prefix = recipe.ava.frame_dir
     videos = list[FrameVideo | LabelledVideo]()
@@ -120,7 +121,7 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
             videos += read_csv(path, prefix=prefix, separator=recipe.data.path_label_separator)
     if len(set(map(type, videos))) > 1:
         raise ValueError(
-            "AVA's lists of a split must all be frame lists, or all be lists of video files"
+            "the lists of an AVA split must all be frame lists, or all be lists of video files"
         )
     return videos
 
@@ -134,11 +135,11 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
     """Read the class names from AVA.LABEL_MAP_FILE.
 
     Returns:
-        The names in the order of their classes, or None without the file. A class that the file
-        omits is named by its number.
+        The names in the order of the class indices, or None if the file does not exist. Classes
+        that the file omits get their id as name.
 
     Raises:
-        ValueError: An id is not a class, or the file names no class.
+        ValueError: An id is not from 1 to MODEL.NUM_CLASSES, or the file names no class.
     """
     path = annotation(recipe, recipe.ava.label_map_file)
     if not path.is_file():
@@ -157,14 +158,20 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
                 )
             names[int(found[2])] = name
     if not names:
-        raise ValueError(f"{path} names no class; correct it, or set AVA.LABEL_MAP_FILE")
+        raise ValueError(
+            f"{path} names no class. Correct the file, or set AVA.LABEL_MAP_FILE to another file"
+        )
     return tuple(names.get(number, str(number)) for number in range(1, max(names) + 1))
 
 
 def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -> Boxes:
-    """Read the boxes of a csv file, clipped to the frame.
+    """Read boxes from a csv file, and clip them to the frame.
 
-    Boxes without an area, or with a score below `least_score`, are left out.
+    Args:
+        path: The csv file.
+        num_classes: Maximum label. Labels in the file count from 1.
+        least_score: If given, every line must have a score, and boxes with a lower score are left
+            out. Boxes without an area are always left out.
 
     Raises:
         ValueError: The file cannot be read, or has an invalid line.
@@ -197,7 +204,7 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
                     raise ValueError(f"the key frame has more than {_MAX_BOXES} boxes")
     except OSError as error:
         raise ValueError(
-            f"the boxes {path} cannot be read: {error}; check the keys AVA.*"
+            f"the file of boxes {path} cannot be read: {error}. Check the keys AVA.*"
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
@@ -205,8 +212,8 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
         form = "video, second, x1, y1, x2, y2, label" + ", score" * (least_score is not None)
         line = f"{path}, line {rows.line_num}: {','.join(row)!r:.100}"
         raise ValueError(f"{line} is not {form}: {error}") from None
-    _warn(path, "have no area in the frame, and are left out", tuple(empty))
-    _warn(path, "have no label, and are trained and scored without a class", tuple(without_label))
+    _warn(path, "have no area in the frame and are left out", tuple(empty))
+    _warn(path, "have no label and are used without a positive class", tuple(without_label))
     return boxes
 
 
@@ -214,20 +221,26 @@ def _side(text: str) -> float:
     """Parse a box coordinate, and clip it to the frame."""
     if not -1 <= (side := float(text)) <= 2:
         raise ValueError(
-            f"{side:g} is not a coordinate from 0 to 1, relative to the side of the frame"
+            f"{side:g} is not a coordinate from 0 to 1 (relative to the side of the frame)"
         )
     return min(max(side, 0.0), 1.0)
 
 
 @cache
 def _warn(path: Path, what: str, lines: tuple[int, ...]) -> None:
-    """Log once per process which lines are unusual."""
+    """Log a warning about unusual lines. Repeated calls with the same arguments log it only once.
+
+    Args:
+        path: The file of boxes.
+        what: Predicate of the sentence "5 boxes ...".
+        lines: The line numbers of the boxes.
+    """
     if lines:
-        logger.warning("%s: %d boxes %s; the first in line %d", path, len(lines), what, lines[0])
+        logger.warning("%s: %d boxes %s. The first is in line %d", path, len(lines), what, lines[0])
 
 
 def _boxes(recipe: Recipe, split: str) -> Boxes:
-    """Read the boxes of a split. A box that occurs in several files gets all their labels."""
+    """Read the boxes of a split from all its files, and merge the labels of identical boxes."""
     ava = recipe.ava
     annotated = ava.train_gt_box_lists if split == "train" else ()
     predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists
@@ -248,5 +261,7 @@ def _boxes(recipe: Recipe, split: str) -> Boxes:
 def _video_lists(recipe: Recipe, split: str) -> list[Path]:
     names = recipe.ava.train_lists if split == "train" else recipe.ava.test_lists
     if not names:
-        raise ValueError(f"AVA.{'TRAIN' if split == 'train' else 'TEST'}_LISTS names no list")
+        raise ValueError(
+            f"AVA.{'TRAIN' if split == 'train' else 'TEST'}_LISTS is empty, but must name a list"
+        )
     return [Path(recipe.ava.frame_list_dir or recipe.data.path_to_data_dir, n) for n in names]

@@ -1,4 +1,4 @@
-"""Read csv lists in the form of Kinetics: one "path label" per line, without a header."""
+"""Read csv lists in the format of Kinetics: a line "path label" per video, without a header."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.reading.shared_list import SharedList
 
 _SEPARATORS = (",", ";", "\t", " ")
-"""Common separators, suggested if a line does not parse."""
+"""Common separators. An error message suggests one of them if a line cannot be parsed."""
 
 
 class LabelledVideo(NamedTuple):
-    """Video file and its class."""
+    """Video file with a class index."""
 
     path: str
     label: int
 
     @property
     def annotation(self) -> str:
-        """Text of the label, for the digest of a list."""
+        """The label as text. `list_digest` hashes it."""
         return str(self.label)
 
     def classes(self, first: int = 0, last: int | None = None) -> set[int]:
-        """Return the label, which all frames have."""
+        """Return the labels of the frames from `first` to `last`: always the label of the video."""
         return {self.label}
 
 
@@ -40,12 +40,13 @@ def read_csv(
 
     Args:
         path: The list.
-        prefix: The folder of relative paths. By default the folder of the list.
+        prefix: Folder to which the paths in the list are relative. By default the folder of the
+            list.
         separator: The separator between path and label. The two characters `\t` stand for a tab.
-        num_classes: Labels must be below this number.
+        num_classes: Number of classes. Labels must be smaller.
 
     Raises:
-        ValueError: The file is missing, empty or not UTF-8, or a line does not parse or has an
+        ValueError: The file is missing, empty or not UTF-8, or a line cannot be parsed or has an
             invalid label.
     """
     check_list(path)
@@ -66,15 +67,15 @@ def read_csv(
         with path.open(encoding="utf-8-sig") as file:
             videos = SharedList(parse(file))
     except UnicodeDecodeError:
-        read_utf8(path)  # raises an error that names the line
+        read_utf8(path)  # raises a ValueError that names the line
         raise
     if not videos:
-        raise ValueError(f"{path}: no videos in the list")
+        raise ValueError(f"the list {path} contains no videos")
     return videos
 
 
 def read_kinetics(recipe: Recipe, path: Path, split: str) -> SharedList[LabelledVideo]:
-    """Read the videos of a list with the keys of a recipe.
+    """Read the videos of a list. Prefix, separator and number of classes come from the recipe.
 
     Raises:
         ValueError: As for `read_csv`.
@@ -88,10 +89,10 @@ def read_kinetics(recipe: Recipe, path: Path, split: str) -> SharedList[Labelled
 
 
 def split_line(line: str, separator: str) -> tuple[str, int]:
-    """Split a line into its path and label.
+    """Split a line into path and label.
 
     Raises:
-        ValueError: The line is not a path and a class number with this separator between them.
+        ValueError: The line is not a path and a class index with this separator between them.
     """
     separator = separator.replace("\\t", "\t")
     line = line.strip()
@@ -99,19 +100,19 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
         return found
     name, _, label = line.rpartition(separator)
     if other := next((mark for mark in _SEPARATORS if _try_split(line, mark)), ""):
-        wrong = f"its separator is {other!r}, not {separator!r}"
+        wrong = f"the separator is {other!r}, not {separator!r}"
     elif name.strip():
-        wrong = f"the label after the last {separator!r}, {label!r:.60}, is not a class number"
+        wrong = f"the label after the last {separator!r}, {label!r:.60}, is not a class index"
     else:
         wrong = f"the separator {separator!r} is not between a path and a label"
     raise ValueError(
-        f"{line!r:.200} is not a path and a label: {wrong}. DATA.PATH_LABEL_SEPARATOR names the "
-        "separator (multigrid-prepare: --separator; VideoClips also accepts pairs)"
+        f"{line!r:.200} is not a path and a label: {wrong}. Set the separator with the key "
+        "DATA.PATH_LABEL_SEPARATOR, or with --separator of multigrid-prepare"
     )
 
 
 def _try_split(line: str, separator: str) -> tuple[str, int] | None:
-    """Split a line at the last separator, or return None if it is not a path and a class number."""
+    """Split a line at the last separator. Return None if it is not a path and a class index."""
     name, _, label = (part.strip() for part in line.rpartition(separator))
     return (name, int(label)) if name and label.isdecimal() else None
 
@@ -130,7 +131,7 @@ def read_utf8(path: Path) -> str:
         is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         encoding = "utf-16" if is_utf16 else "latin1"
         raise ValueError(
-            f"{path}, line {line}: not UTF-8; convert the file, for example with "
+            f"{path}, line {line}: the text is not UTF-8. Convert the file, for example with "
             f"iconv -f {encoding} -t utf-8"
         ) from None
 
@@ -144,10 +145,10 @@ def check_list(path: Path) -> None:
     if path.is_file():
         return
     if path.name == "test.csv" and path.with_name("train.csv").is_file():
-        advice = "add it, or set TEST.ENABLE False to train without a test"
+        advice = "Add the file, or set TEST.ENABLE False to train without a test"
     else:
-        advice = "set DATA.PATH_TO_DATA_DIR to the folder that has it"
-    raise ValueError(f"{path}: no such file; {advice}")
+        advice = "Set DATA.PATH_TO_DATA_DIR to the folder that contains the list"
+    raise ValueError(f"the list {path} does not exist. {advice}")
 
 
 def check_label(label: int, num_classes: int) -> None:
@@ -158,6 +159,6 @@ def check_label(label: int, num_classes: int) -> None:
     """
     if not 0 <= label < num_classes:
         raise ValueError(
-            f"label {label} is outside MODEL.NUM_CLASSES {num_classes}: labels run from 0 to "
-            f"{num_classes - 1}"
+            f"the label is {label}, but must be from 0 to {num_classes - 1}, because "
+            f"MODEL.NUM_CLASSES is {num_classes}"
         )

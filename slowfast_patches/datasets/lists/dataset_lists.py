@@ -1,7 +1,7 @@
-"""Data sets by their names in a recipe: where their lists are and what their labels mean.
+"""Registry of data sets: the path and format of the lists, and the meaning of the labels.
 
-Each data set has an entry in DATASETS. A module of IMPORTS can add one. A data set with csv files
-like those of Kinetics takes one line:
+A recipe selects a data set by a name in DATASETS. A user's module that is listed in IMPORTS can
+register further data sets. One line is enough if the csv files have the format of Kinetics:
 
     register_dataset("sports", DataSet(mirrors=False, segments=True))
 """
@@ -28,7 +28,7 @@ from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetic
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.datasets.protocol import ListedVideo, VideoDataset
-from slowfast_patches.utils.tables import first_few, format_list
+from slowfast_patches.utils.tables import format_list, shorten_list
 
 __all__ = [
     "DATASETS",
@@ -51,15 +51,16 @@ __all__ = [
 
 _CLASSES = "MODEL.NUM_CLASSES"
 TEST_IS_VAL = "test is val"
-"""Remark beside test results if the test videos are the validation videos."""
+"""Remark that is printed beside test results if the test list equals the validation list."""
 
 
 def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
-    """Load a recipe, and take keys that it leaves out from the training data set.
+    """Load a recipe, and derive the task and MODEL.NUM_CLASSES from the training data set.
 
-    These are the task, the keys that follow from it (`TASKS`), and MODEL.NUM_CLASSES. The number of
-    classes is the number of class names beside the list, or else the largest label plus one.
-    Without a list, MODEL.NUM_CLASSES keeps its default.
+    Only keys that neither the recipe nor `overrides` gives are derived. They include the keys whose
+    default values depend on the task (`TASKS`). MODEL.NUM_CLASSES becomes the number of class names
+    in the file beside the list, or else the largest label plus one. If the list does not exist,
+    MODEL.NUM_CLASSES keeps its default.
 
     Raises:
         ValueError: As for `load_recipe` and `read_list`.
@@ -77,7 +78,7 @@ def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ())
 
 
 def _count_classes(recipe: Recipe) -> int | None:
-    """Return the number of classes of the training list, or None if it is unknown."""
+    """Return the number of classes in the training data, or None if that cannot be determined."""
     dataset = dataset_of(recipe, "train")
     if names := dataset.classes(recipe):
         return len(names)
@@ -88,10 +89,10 @@ def _count_classes(recipe: Recipe) -> int | None:
 
 
 def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
-    """Read the videos of a split of TRAIN.DATASET or TEST.DATASET (see `ListedVideo`).
+    """Read the list of videos of a split. Most data sets list `ListedVideo`s.
 
     Raises:
-        ValueError: The data set is unknown, does not fit the recipe, or its list is missing or
+        ValueError: The data set is unknown or contradicts the recipe, or the list is missing or
             invalid.
     """
     dataset = fitting_dataset(recipe, split)
@@ -102,43 +103,46 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
 
 
 def fitting_dataset(recipe: Recipe, split: str) -> DataSet:
-    """Return the entry of a split's data set, and check that the recipe fits its labels.
+    """Return the registered `DataSet` of a split, and check that the recipe fits it.
 
     Raises:
-        ValueError: The data set is unknown, or does not fit the recipe.
+        ValueError: The data set is unknown, has another task than the recipe, or does not allow the
+            horizontal flips that the recipe demands.
     """
     dataset = dataset_of(recipe, split)
     if dataset.task != recipe.task:
         key, value = TASKS[dataset.task].switch
-        if recipe[key] == value:  # It is another switch that is wrong.
+        if recipe[key] == value:  # then the wrong key is the switch of the recipe's own task
             key, value = TASKS[recipe.task].switch[0], False
         targets = TASKS[dataset.task].targets
-        raise ValueError(f"set {key} {value}: the videos of {split} have {targets}")
+        raise ValueError(f"set {key} {value}, because the videos of {split} have {targets}")
     if split == "train" and recipe.data.random_flip and not dataset.mirrors:
         raise ValueError(
-            f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, where left and right have "
-            "meaning"
+            f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, because a horizontal flip "
+            "would change the meaning of its labels"
         )
     return dataset
 
 
 def list_path(recipe: Recipe, split: str) -> Path:
-    """Return the file that lists a split, which need not exist."""
+    """Return the path of the file that lists a split. The file need not exist."""
     return dataset_of(recipe, split).path(recipe, split)
 
 
 def dataset_of(recipe: Recipe, split: str) -> DataSet:
-    """Return the entry of a split's data set: TEST.DATASET for the test, else TRAIN.DATASET.
+    """Return the registered `DataSet` of a split.
+
+    TEST.DATASET names the data set of the test split, and TRAIN.DATASET that of other splits.
 
     Raises:
-        ValueError: There is no data set of this name.
+        ValueError: No data set is registered under this name.
     """
     section = recipe.test if split == "test" else recipe.train
     if (name := section.dataset.lower()) not in DATASETS:
         key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
         raise ValueError(
-            f"{key} {name!r} is no data set; there are {', '.join(DATASETS)}. If a module of yours "
-            "registers it, add --import MODULE."
+            f"{key} is {name!r}, but the registered data sets are {', '.join(DATASETS)}. If your "
+            "module registers the data set, add --import MODULE."
         )
     return DATASETS[name]
 
@@ -147,27 +151,28 @@ def register_dataset(name: str, dataset: DataSet) -> None:
     """Register a data set under a name for TRAIN.DATASET and TEST.DATASET.
 
     Args:
-        name: Name in a recipe. Capitals make no difference.
-        dataset: Its properties.
+        name: Name in a recipe. Upper and lower case make no difference.
+        dataset: Properties of the data set.
 
     Raises:
-        ValueError: The name is taken or invalid, or the task is unknown or needs another reader.
+        ValueError: The name is already registered or invalid, or the task is unknown or cannot be
+            used with `DataSet.build`.
     """
     if dataset.task not in TASKS:
         raise ValueError(
-            f"the data set {name!r} cannot have task={dataset.task!r}. Use "
+            f"the data set {name!r} has task={dataset.task!r}, but the task must be "
             f"{format_list(list(TASKS), 'or')}."
         )
     if TASKS[dataset.task].pools_boxes and dataset.build is not None:
         raise ValueError(
-            f"the data set {name!r} has boxes, which `build` cannot provide. Use `read`, and "
-            "return a KeyFrame for each key frame."
+            f"the data set {name!r} has task={dataset.task!r}, which does not allow `build`. Use "
+            "`read`, and return a KeyFrame for each key frame."
         )
     register(DATASETS, "data set", name.lower(), dataset)
 
 
 def count_list(recipe: Recipe, split: str) -> int | None:
-    """Return the number of videos in the list of a split, or None without a list.
+    """Return the number of videos in the list of a split, or None if the list does not exist.
 
     Raises:
         ValueError: As for `read_list`.
@@ -176,7 +181,7 @@ def count_list(recipe: Recipe, split: str) -> int | None:
 
 
 def is_tested_on_val(recipe: Recipe) -> bool:
-    """Return whether the test list is the validation list or a copy of it."""
+    """Return whether the test list is the same file as the validation list, or a copy of it."""
     test, val = (list_path(recipe, split) for split in ("test", "val"))
     if not (test.is_file() and val.is_file()) or dataset_of(recipe, "test").build is not None:
         return False
@@ -184,19 +189,21 @@ def is_tested_on_val(recipe: Recipe) -> bool:
 
 
 def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> str:
-    """Return the SHA-256 of a list: the paths and labels of its videos, in order.
+    """Return the SHA-256 hash of the paths and labels in a list, as a hexadecimal string.
 
-    Paths are taken as written in the list, before DATA.PATH_PREFIX, so that the data may be moved.
-    For a frame list, use the names of the videos and the labels of their frames.
+    The hash uses the paths relative to DATA.PATH_PREFIX or to the folder of the list, so it stays
+    the same when the data is moved. For a frame list, it uses the names of the videos and the
+    labels of the frames.
     """
     digest = hashlib.sha256()
     path = list_path(recipe, split)
     root = os.path.join(str(Path(recipe.data.path_prefix or path.parent)), "")
     for video in videos:
-        # Names in a list do not depend on folders. A data set of the user may list numbers.
+        # Prefer the name of a video, because it does not depend on folders. The videos of a user's
+        # data set may be plain integers, which have neither a name nor a path.
         if (name := getattr(video, "name", None)) is None:
             where = str(getattr(video, "path", video))
-            # Videos named by a json file may lie in any folder.
+            # A json file gives ids, not paths, so the videos may lie in any folder.
             name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
         label = getattr(video, "annotation", None)
         digest.update(f"{name}\0{label}\n".encode(errors="surrogateescape"))
@@ -204,16 +211,16 @@ def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> 
 
 
 def class_names(recipe: Recipe) -> tuple[str, ...] | None:
-    """Return the class names of the training data set, or None if it has none.
+    """Return the class names of the training data set, or None if there is no file of names.
 
     Raises:
-        ValueError: The file of names is invalid, or does not have MODEL.NUM_CLASSES names.
+        ValueError: The file of names is invalid, or the number of names is not MODEL.NUM_CLASSES.
     """
     names = dataset_of(recipe, "train").classes(recipe)
     if names is not None and (count := len(names)) != recipe.model.num_classes:
         raise ValueError(
             f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, but {recipe.data.path_to_data_dir} "
-            f"names {count} classes; set MODEL.NUM_CLASSES {count}"
+            f"has the names of {count} classes. Set MODEL.NUM_CLASSES {count}"
         )
     return names
 
@@ -222,10 +229,11 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
-    """Return warnings about repeated videos and, for training, about the distribution of labels.
+    """Return warnings about a list of videos.
 
-    The latter report classes without a video, and lists with a single label. A test list that is
-    the validation list gets no warnings.
+    Report videos that are listed more than once. For the training list, also report classes without
+    a video, and lists in which all videos have the same label. A test list that is the validation
+    list as well gets no warnings, to avoid repeating them.
     """
     path = list_path(recipe, split)
     if split == "test" and recipe.train.enable and path == list_path(recipe, "val"):
@@ -237,42 +245,45 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
         last = max(labels)
         texts.append(
             f"{path}: {len(missing)} of MODEL.NUM_CLASSES {recipe.model.num_classes} classes have "
-            f"no training video: {first_few(missing)}; the largest label is {last}: if that is the "
-            f"last class, set MODEL.NUM_CLASSES {last + 1}"
+            f"no training video: {shorten_list(missing)}. The largest label is {last}. If "
+            f"class {last} is the last one, set MODEL.NUM_CLASSES {last + 1}"
         )
     elif split == "train" and len(labels) == 1 and not recipe.multi_label:
-        texts.append(f"{path}: all videos have the label {min(labels)}: there is nothing to learn")
+        texts.append(
+            f"{path}: all videos have the label {min(labels)}, so there is nothing to learn"
+        )
     return texts
 
 
 def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
-    """Return a warning about videos that a csv file lists more than once."""
+    """Return one warning if a csv file lists videos more than once, or else an empty list."""
     counts = Counter(video.path for video in videos if isinstance(video, LabelledVideo))
     again = [f"{path} ({count} times)" for path, count in counts.items() if count > 1]
     if not again:
         return []
     return [
-        f"{csv}: {len(again)} video(s) are listed more than once, and occur as often in an epoch: "
-        f"{first_few(again)}"
+        f"{csv}: {len(again)} video(s) are listed more than once and are used as often per epoch: "
+        f"{shorten_list(again)}"
     ]
 
 
 def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
-    """Return the number of videos of each class.
+    """Return the number of videos of each class, in the order of the class indices.
 
     Raises:
-        ValueError: The data set has no list of labels.
+        ValueError: None of the videos has a method `classes`.
     """
     counts = Counter(_labels(videos))
     if not counts:
         raise ValueError(
-            f"SOLVER.CLASS_WEIGHTS: {recipe.train.dataset} has no list of labels; remove this key"
+            f"SOLVER.CLASS_WEIGHTS needs the labels of all videos, but the data set "
+            f"{recipe.train.dataset} does not list them. Remove the key"
         )
     return [counts[number] for number in range(recipe.model.num_classes)]
 
 
 def _labels(videos: Sequence[Any]) -> Iterator[int]:
-    """Yield each label of each video that tells its labels."""
+    """Yield every label of every video that has a method `classes`."""
     for video in videos:
         yield from getattr(video, "classes", set)()
 
@@ -285,7 +296,7 @@ def _csv_path(recipe: Recipe, split: str) -> Path:
 
 
 def _csv_or_val_path(recipe: Recipe, split: str) -> Path:
-    """Return the csv file of a split. A missing test.csv is replaced by val.csv."""
+    """Return the path of the csv file of a split. If test.csv does not exist, use val.csv."""
     path = _csv_path(recipe, split)
     return _csv_path(recipe, "val") if split == "test" and not path.is_file() else path
 
@@ -300,7 +311,7 @@ def _named_classes(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def _ssv2_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    # A prepared data set has classes.json, like Kinetics.
+    # A data set written by multigrid-prepare has classes.json, like Kinetics.
     return ssv2_classes(Path(recipe.data.path_to_data_dir)) or _named_classes(recipe)
 
 
@@ -313,35 +324,36 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     for line in filter(None, map(str.strip, read_utf8(path).splitlines())):
         match = re.fullmatch(r"c(\d+)\s+(\S.*)", line)
         if match is None:
-            raise ValueError(f"{path}: {line!r:.100} is not 'c000 name'")
+            raise ValueError(f"{path}: the line {line!r:.100} does not have the form 'c000 name'")
         classes[match[2]] = int(match[1])
     return in_order(path, classes)
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Properties of a data set. The defaults are those of Kinetics."""
+    """Properties of a data set. The default values fit Kinetics."""
 
     path: Callable[[Recipe, str], Path] = _csv_path
-    """Returns the file that lists a split."""
+    """Function (recipe, split) that returns the path of the file that lists the split."""
     read: Callable[[Recipe, Path, str], Sequence[ListedVideo]] = read_kinetics
-    """Reads the videos of a split from its file."""
+    """Function (recipe, path, split) that reads the videos of a split from the list at `path`."""
     classes: Callable[[Recipe], tuple[str, ...] | None] = _named_classes
-    """Reads the class names from files beside the lists. Returns None if there are none."""
+    """Function that reads the class names, or returns None if there is no file of class names."""
     task: str = "single_label"
-    """What the videos have targets for: a name in `TASKS`."""
+    """Name of the task in `TASKS`, which determines the form of the labels."""
     mirrors: bool = True
-    """Whether a clip keeps its label when it is flipped."""
+    """Whether a clip keeps its label when it is flipped horizontally."""
     segments: bool = False
-    """How DATA.CLIP_SAMPLING auto samples frames: one from each of equal segments of the video, or
-    at a stride."""
+    """How frames are sampled if DATA.CLIP_SAMPLING is "auto". If true, divide the video into equal
+    segments and take one frame from each. If false, take frames at a fixed stride."""
     counts_frames: bool = False
-    """Whether strides count the frames of the video, regardless of its frame rate."""
+    """Whether strides count frames of the video, regardless of the frame rate."""
     views_to_end: bool = False
-    """Whether the last of several test views ends with the video. PySlowFast's ends earlier."""
+    """Whether the last of several test views ends with the last frame of the video. In PySlowFast,
+    it ends earlier."""
     build: Callable[[Recipe, str], VideoDataset] | None = None
-    """Builds the data set of a split, which lists its own videos: `path` and `read` have no effect.
-    None stands for `ClipDataset`."""
+    """Function (recipe, split) that builds the data set. It replaces `ClipDataset`, and `path` and
+    `read` then have no effect."""
 
 
 DATASETS: dict[str, DataSet] = {
@@ -363,4 +375,4 @@ DATASETS: dict[str, DataSet] = {
     ),
     "ava": DataSet(path=ava_path, read=read_ava, classes=ava_classes, task="detection"),
 }
-"""Data sets by their lower-case names in a recipe."""
+"""Maps lower-case names to the registered data sets."""

@@ -1,11 +1,11 @@
-"""Read frame lists: csv files with the frames of videos and their labels, one frame per line.
+"""Read frame lists: csv files with a line per frame that gives its path and its labels.
 
     original_vido_id video_id frame_id path labels
     46GP8 0 0 46GP8/46GP8-000001.jpg ""
     46GP8 0 1 46GP8/46GP8-000002.jpg "92,147"
 
-Users have such lists for Something-Something and Charades. The misspelled header is part of the
-format. A list has millions of lines, so it is read in one pass and stored in a few bytes per frame.
+Such lists are published for Something-Something and Charades. The misspelling in the header is part
+of the format. A list has millions of lines, so it is read in one pass and stored compressed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,25 @@ from typing import NamedTuple
 from multigrid import Video
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import check_label, check_list, read_utf8
-from slowfast_patches.datasets.reading.files import jpeg_size
+from slowfast_patches.datasets.reading.containers import jpeg_size
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
 HEADER = "original_vido_id video_id frame_id path labels"
-"""First line of a frame list, as it is misspelled in published lists."""
+"""First line of a frame list. Published lists have this misspelling."""
 _HEADERS = (HEADER, HEADER.replace("vido", "video"))
 _FIELDS = len(HEADER.split())
 _BOM = b"\xef\xbb\xbf"
 
 
 class LabelledFrames(NamedTuple):
-    """Run of consecutive frames with the same labels. `end` is exclusive."""
+    """Run of consecutive frames of a video with the same labels.
+
+    Attributes:
+        end: Index of the frame after the last frame of the run.
+        labels: Class indices.
+    """
 
     end: int
     labels: tuple[int, ...]
@@ -48,9 +53,9 @@ class FrameVideo:
 
     name: str
     folder: str
-    """Folder of relative frame paths."""
+    """Folder to which the frame paths are relative."""
     packed: bytes
-    """Frame paths, one per line, compressed with zlib."""
+    """Frame paths, separated by line feeds and compressed with zlib."""
     runs: tuple[LabelledFrames, ...]
     fps: float
 
@@ -62,22 +67,25 @@ class FrameVideo:
 
     @property
     def path(self) -> str:
-        """Folder of the first frame."""
+        """Path of the folder that contains the first frame."""
         return os.path.dirname(self.files[0])
 
     @property
     def label(self) -> int:
-        """Label of a video that has a single label on all its frames."""
+        """The label of a video all of whose frames have the same single label."""
         ((_, (label,)),) = self.runs
         return label
 
     @property
     def annotation(self) -> str:
-        """Text of all labels, for the digest of a list."""
+        """Text that contains the labels of all frames. `list_digest` hashes it."""
         return str(self.runs)
 
     def classes(self, first: int = 0, last: int | None = None) -> set[int]:
-        """Return all labels of frames `first` to `last`, inclusive. By default use all frames."""
+        """Return the set of all labels of the frames from `first` to `last` inclusive.
+
+        If `last` is None, use all frames from `first` to the end of the video.
+        """
         starts = [0, *(run.end for run in self.runs)]
         return {
             label
@@ -87,11 +95,11 @@ class FrameVideo:
         }
 
     def record(self, limits: ReadingLimits = LIMITS) -> VideoRecord:
-        """Return the record of the video, with the size of its first frame.
+        """Return the record of the video. The frame size is read from the first frame.
 
         Raises:
-            UnreadableVideoError: The first frame is missing, is not a JPEG, or is beyond the
-                limits.
+            UnreadableVideoError: The first frame is missing, is not a JPEG file, or exceeds a
+                limit.
         """
         files = self.files
         size = jpeg_size("", files[0], limits=limits)
@@ -105,13 +113,14 @@ def read_frame_list(
 
     Args:
         path: The list.
-        prefix: The folder of relative paths. By default the folder of the list.
-        num_classes: Labels must be below this number.
-        fps: The frame rate of the videos, which the list does not contain.
+        prefix: Folder to which the paths in the list are relative. By default the folder of the
+            list.
+        num_classes: Number of classes. Labels must be smaller.
+        fps: Frame rate of all videos, because the list does not contain frame rates.
 
     Raises:
-        ValueError: The file is missing, has another header or no frames, or a video has an invalid
-            line, label or order of frames.
+        ValueError: The file is missing, has another header or no frames, or a line or label is
+            invalid, or the frames of a video are not in order.
     """
     check_list(path)
     status = path.stat()
@@ -120,7 +129,7 @@ def read_frame_list(
 
 
 def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVideo]:
-    """Read the videos of a frame list with the keys of a recipe.
+    """Read the videos of a frame list. Prefix, classes and frame rate come from the recipe.
 
     Raises:
         ValueError: As for `read_frame_list`.
@@ -137,19 +146,19 @@ def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVid
 def _parsed(
     path: Path, folder: str, num_classes: int, fps: float, changed: object
 ) -> SharedList[FrameVideo]:
-    """Read a list through a cache of two: the training and the validation list.
+    """Read a list. The results for the last two lists are cached.
 
-    A run checks a list before it starts, and its data sets read it again. `changed` is part of the
-    cache key, so that a modified file is read again.
+    A run reads the training and the validation list twice: to check them before it starts, and in
+    the data sets. `changed` is part of the cache key, so that a modified file is read again.
     """
     videos = SharedList(_parse(path, folder, num_classes, fps))
     if not videos:
-        raise ValueError(f"{path}: no frames in the list")
+        raise ValueError(f"the frame list {path} contains no frames")
     return videos
 
 
 def is_frame_list(path: Path) -> bool:
-    """Return whether a list begins with the header of frame lists."""
+    """Return whether the first line of a file is the header of a frame list."""
     with path.open("rb") as file:
         return _is_header(next(_split(file), []))
 
@@ -159,12 +168,12 @@ def _parse(path: Path, folder: str, num_classes: int, fps: float) -> Iterator[Fr
     with path.open("rb") as file:
         rows = _split(file)
         if not _is_header(next(rows, [])):
-            read_utf8(path)  # raises a clearer error for another encoding
+            read_utf8(path)  # raises a clearer error if the file is not UTF-8
             raise ValueError(f"{path}: the first line is not the header '{HEADER}'")
         for name, group in groupby(rows, itemgetter(0)):
             try:
                 if name in seen:
-                    raise ValueError("its lines are not consecutive")
+                    raise ValueError("the lines of the video are not consecutive")
                 paths, labels = _columns(list(group))
                 runs = tuple(_runs(labels, num_classes))
             except ValueError as error:
@@ -175,7 +184,7 @@ def _parse(path: Path, folder: str, num_classes: int, fps: float) -> Iterator[Fr
 
 
 def _split(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Yield the fields of each line that is not blank."""
+    """Yield the list of fields of each line. Skip blank lines."""
     return filter(None, (line.removeprefix(_BOM).split() for line in lines))
 
 
@@ -184,19 +193,23 @@ def _is_header(row: Sequence[bytes]) -> bool:
 
 
 def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Return the paths and labels of a video's frames, and check the order of the frames."""
+    """Return the column of paths and the column of labels of a video's lines.
+
+    Raises:
+        ValueError: A line has a wrong number of fields, or the frame ids do not ascend.
+    """
     if set(map(len, rows)) != {_FIELDS}:
         raise ValueError(f"a line does not have the {_FIELDS} fields of '{HEADER}'")
     _, _, ids, paths, labels = zip(*rows, strict=True)
     numbers = list(map(int, ids))
     if not all(map(lt, numbers, numbers[1:])):
-        raise ValueError("its frame ids do not ascend")
+        raise ValueError("the frame ids are not in ascending order")
     return paths, labels
 
 
 @lru_cache(maxsize=1 << 16)
 def _labels(field: bytes) -> tuple[int, ...]:
-    """Parse a label field: '"3,5"' becomes (3, 5) and '""' becomes ()."""
+    """Parse the field of labels: '"3,5"' becomes (3, 5), and '""' becomes ()."""
     return tuple(map(int, field.strip(b'"').split(b","))) if field.strip(b'"') else ()
 
 

@@ -1,13 +1,16 @@
-"""Read the lists of Something-Something V2 in the forms that users have.
+"""Read the lists of Something-Something V2.
 
-    train.csv with the header of frame lists     JPEG frames; classes from the json files
-    train.csv without it: "path label"           video files, as multigrid-prepare writes them
-    no train.csv                                 {id}.webm, as distributed, named by the json files
+Three formats are recognized by the file train.csv:
 
-The json files are something-something-v2-labels.json (from template to class), -train.json and
--validation.json (lists of objects with id and template). In -train.json and -validation.json,
-templates have placeholders in square brackets, such as "Holding [something]". The brackets are
-removed before the template is looked up.
+    train.csv with the header of a frame list    JPEG frames; the json files give the classes
+    train.csv with lines "path label"            video files, as written by multigrid-prepare
+    no train.csv                                 the distributed files {id}.webm; the json files
+                                                 give the ids and the classes
+
+The json files are something-something-v2-labels.json (maps templates to class indices),
+something-something-v2-train.json and something-something-v2-validation.json (lists of objects with
+id and template). In the last two files, templates have placeholders in square brackets, such as
+"Holding [something]". The brackets are removed before the template is looked up.
 """
 
 from __future__ import annotations
@@ -27,35 +30,41 @@ from slowfast_patches.datasets.lists.frame_list import (
     read_charades,
 )
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 _NAME = "something-something-v2-{}.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "validation"}
 _WEBM_FOLDER = "20bn-something-something-v2"
-"""Folder that the distributed archives unpack to."""
+"""Name of the folder that is created when the distributed archives are unpacked."""
 _TRIED = 20
-"""Videos to look for when locating the folder of the files."""
+"""Number of videos to look for when searching the folder of the video files."""
 
 
 def labels_file(folder: Path, split: str) -> Path:
-    """Return the json file with the videos of a split and their templates."""
+    """Return the path of the json file that lists the videos of a split and their templates."""
     return folder / _NAME.format(_SPLITS[split])
 
 
 def read_ssv2(
     recipe: Recipe, path: Path, split: str
 ) -> SharedList[LabelledVideo] | SharedList[FrameVideo]:
-    """Read the videos of a split that `path` lists, each with its `label`.
+    """Read the videos of a split, each with a `label`.
+
+    Args:
+        recipe: The recipe.
+        path: The csv file, or the json file, that lists the videos.
+        split: "train", "val" or "test".
 
     Raises:
-        ValueError: A list or json file is missing or invalid, or they do not have the same videos.
+        ValueError: A csv or json file is missing or invalid, or a frame list and the json file do
+            not contain the same videos.
     """
     classes = recipe.model.num_classes
     if path.suffix == ".json":
         if not path.is_file():
             raise ValueError(
-                f"'{path.parent}' has neither {split}.csv nor {path.name}; "
-                "set DATA.PATH_TO_DATA_DIR to the folder that has one"
+                f"'{path.parent}' contains neither {split}.csv nor {path.name}. "
+                "Set DATA.PATH_TO_DATA_DIR to a folder that contains one of them"
             )
         return SharedList(webm_videos(path, recipe.data.path_prefix, classes))
     if not is_frame_list(path):
@@ -65,8 +74,8 @@ def read_ssv2(
     labels = _read_ids(file, classes)
     if odd := sorted(labels.keys() ^ {video.name for video in videos}):
         raise ValueError(
-            f"{path} lists {len(videos)} videos and {file.name} {len(labels)}, which must be the "
-            f"same; only one of them has: {first_few(odd)}"
+            f"{path} ({len(videos)} videos) and {file.name} ({len(labels)} videos) must list the "
+            f"same videos. These are only in one of the files: {shorten_list(odd)}"
         )
     return SharedList(
         replace(video, runs=(LabelledFrames(video.runs[-1].end, (labels[video.name],)),))
@@ -75,10 +84,14 @@ def read_ssv2(
 
 
 def webm_videos(file: Path, prefix: str, num_classes: int) -> Sequence[LabelledVideo]:
-    """Return the WebM files of the videos in a json file, {id}.webm, with their classes.
+    """Return the paths and classes of the WebM files whose ids are in a json file.
 
-    The files are in `prefix`. By default they are in the folder of the json file, or in the folder
-    that the archives unpack to if it has one of the first videos.
+    Args:
+        file: The json file of a split.
+        prefix: Folder of the WebM files. By default, the folder "20bn-something-something-v2"
+            beside the json file if one of the first videos is there, and otherwise the folder of
+            the json file.
+        num_classes: Number of classes. Class indices must be smaller.
 
     Raises:
         ValueError: A json file is missing or invalid.
@@ -92,10 +105,11 @@ def webm_videos(file: Path, prefix: str, num_classes: int) -> Sequence[LabelledV
 
 
 def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
-    """Return the templates without brackets, in the order of their classes.
+    """Read the class names, which are the templates without brackets.
 
     Returns:
-        The templates, or None if the folder has no file of them.
+        The names in the order of the class indices, or None if the folder does not contain
+        something-something-v2-labels.json.
 
     Raises:
         ValueError: The file is invalid.
@@ -105,7 +119,7 @@ def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
 
 
 def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
-    """Read the class of each video of a split, by its id."""
+    """Read the json file of a split, and return a dict from video id to class index."""
     classes = _read_classes(path.with_name(_NAME.format("labels")), num_classes)
     labels = dict[str, int]()
     for number, entry in enumerate(read_json(path, list)):
@@ -114,14 +128,14 @@ def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
             label = classes[_without_brackets(entry["template"])]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path}, entry {number}: {entry!r:.100} has no id, or no template of "
+                f"{path}, entry {number}: {entry!r:.100} has no id, or its template is not in "
                 f"{_NAME.format('labels')}: {error}"
             ) from None
         if name in labels:
             raise ValueError(f"{path}, entry {number}: the id {name} occurs twice")
         labels[name] = label
     if not labels:
-        raise ValueError(f"{path} has no videos")
+        raise ValueError(f"{path} contains no videos")
     return labels
 
 
@@ -130,7 +144,7 @@ def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
     for template, number in read_json(path, dict).items():
         if not str(number).isdecimal() or int(number) >= num_classes:
             raise ValueError(
-                f"{path}, entry {template!r}: {number!r} is not a class number below "
+                f"{path}, entry {template!r}: {number!r} is not a class index below "
                 f"MODEL.NUM_CLASSES {num_classes}"
             )
         classes[_without_brackets(template)] = int(number)

@@ -1,4 +1,4 @@
-"""Write the prepared form of a video. `reading/prepared.py` describes the form."""
+"""Encode videos in the prepared form, which `reading/prepared.py` describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.reading.files import (
+from slowfast_patches.datasets.reading.containers import (
     frame_files,
     open_video,
     read_jpeg,
@@ -25,11 +25,11 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.files import atomic_write
 
 Picture = NDArray[np.uint8]
-"""Frame as I420: (H * 3 / 2, W) uint8, with the planes Y, U and V one after another."""
+"""Frame in the format I420: (H * 3 / 2, W) uint8, with the planes Y, U and V in this order."""
 
 
 X264 = {
-    # These parameters define the prepared form.
+    # The prepared form requires these values, because the reader relies on the group structure.
     "keyint": GROUP,
     "min-keyint": GROUP,
     "scenecut": 0,
@@ -49,11 +49,14 @@ X264 = {
     "threads": 1,
     "lookahead-threads": 1,
 }
-"""Parameters of x264, under their names there."""
+"""Parameters of the encoder x264, by the names that x264 uses."""
 _BT601 = (2, 5, 6)
-"""Matrix numbers (ITU-T H.273) treated as BT.601: "unspecified" and the two numbers of BT.601."""
+"""Colour matrix codes (ITU-T H.273) that are treated as BT.601.
+
+They are the code for "unspecified" and both codes for BT.601.
+"""
 CRF = 23
-"""Quality (constant rate factor), the default of x264."""
+"""Constant rate factor, which sets the quality. 23 is the default of x264."""
 
 
 def write_prepared(
@@ -66,18 +69,18 @@ def write_prepared(
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
-    Every frame is kept and rotated for display. Frames whose short side exceeds `short_side` pixels
-    are shrunk to it.
+    All frames are kept, and they are rotated as for display. Frames whose short side exceeds
+    `short_side` pixels are resized so that their short side equals `short_side`.
 
     Raises:
-        UnreadableVideoError: The source does not decode, or is beyond the limits.
+        UnreadableVideoError: The source cannot be decoded, or exceeds a limit.
         OSError: The target cannot be written.
     """
     rate = Fraction(record.video.fps).limit_denominator(100_000)
     parameters = ":".join(f"{key}={value}" for key, value in X264.items())
     options = {"crf": str(CRF), "x264-params": parameters}
     frames = 0
-    # Open the file here, because PyAV would hide system errors such as a full disk.
+    # Let Python open the file, because PyAV would hide system errors such as a full disk.
     with atomic_write(target) as file, av.open(file.name, "w", format="mp4") as container:
         container.metadata["comment"] = TAG
         stream = container.add_stream("libx264", rate=rate, options=options)
@@ -94,13 +97,16 @@ def write_prepared(
         container.mux(stream.encode(None))
         if frames != record.video.frames:
             expected = record.video.frames
-            raise UnreadableVideoError(f"has {expected} frames, of which {frames} decode")
+            raise UnreadableVideoError(f"has {expected} frames, but only {frames} can be decoded")
 
 
 def source_pictures(
     source: str, record: VideoRecord, short_side: int, limits: ReadingLimits = LIMITS
 ) -> Iterator[Picture]:
-    """Yield every frame of the source, rotated for display. All have the same even size."""
+    """Yield all frames of the source, rotated as for display and resized.
+
+    All frames have the same width and height, which are both even numbers.
+    """
     video = record.video
     scale = min(1.0, short_side / min(video.width, video.height))
     size = [max(2, round(side * scale / 2) * 2) for side in (video.width, video.height)]
@@ -123,7 +129,7 @@ def source_pictures(
 
 
 def _is_plain(frame: VideoFrame) -> bool:
-    """Return whether a frame has the untagged format: BT.601, 16 to 235, 8 bits."""
+    """Return whether a frame needs no colour conversion: 8-bit yuv420p, BT.601, limited range."""
     return (
         frame.format.name == "yuv420p"
         and frame.colorspace in _BT601

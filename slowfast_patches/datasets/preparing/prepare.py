@@ -1,13 +1,13 @@
-"""Convert a data set to a form made for multigrid reading.
+"""Prepare a data set: encode all its videos in a form from which clips are read faster.
 
-    lists          collect the videos of the csv files, each once
-    earlier runs   keep prepared files whose modification time is that of their source
-    workers        encode one video each, in random order; report unreadable videos
-    disk space     estimate the total size after the first videos
-    lists, index   write them once all videos are done
+1. Collect the videos of all lists. A video in several lists is prepared once.
+2. Keep the prepared files of earlier runs that have the modification time of their source.
+3. Encode the other videos in random order, in several processes. Report unreadable videos.
+4. After the first videos, estimate the total size. Stop if the disk is too small.
+5. When all videos are prepared, write the new lists and their indexes.
 
-The output folder contains the prepared files in videos/, the settings in prepared.json, and the
-lists. The run that writes to it holds the lock run.lock.
+The output folder contains the prepared files in videos/, the settings in prepared.json, and the new
+lists. A run holds the lock run.lock in the output folder, so that no other run can write there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slowfast_patches.datasets.preparing.video_lists import (
     list_titles,
     write_classes,
 )
-from slowfast_patches.datasets.reading.files import frame_files
+from slowfast_patches.datasets.reading.containers import frame_files
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
@@ -51,7 +51,7 @@ from slowfast_patches.utils.tables import format_duration
 _MOST_REASONS = 10
 _SAMPLE = 8
 _SAFETY = 1.1
-"""Stop only if the estimated size exceeds the free space by this factor."""
+"""Stop only if the estimated size exceeds this multiple of the free disk space."""
 
 
 class Source(NamedTuple):
@@ -61,9 +61,10 @@ class Source(NamedTuple):
     target: str
     """Path of the prepared file, relative to the output folder."""
     size: int
-    """Bytes of the file, or of the JPEG files in a folder. 0 if it does not exist."""
+    """Size in bytes of the file, or of all JPEG files in the folder. 0 if the path does not
+    exist."""
     modified: int | None
-    """Modification time in seconds. None if the file does not exist."""
+    """Modification time in seconds. None if the path does not exist."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,19 @@ class Report:
     keys: dict[str, str | int]
     """Configuration keys for training on the data set."""
     videos: int
-    """Number of prepared files in the lists."""
+    """Number of prepared files in all lists."""
     lists: dict[str, int]
-    """Videos in each csv file, by its title (`list_titles`)."""
+    """Maps the title of each csv file (`list_titles`) to the number of videos in the file."""
     from_earlier_runs: int
+    """Number of prepared files that an earlier run had written."""
     unreadable: Sequence[dict[str, str]]
-    """`path` and `reason` of each omitted video."""
+    """`path` and `reason` of each video that is left out because it cannot be read."""
     source_size: int
+    """Total size of the source files in bytes."""
     size: int
-    """Bytes of the sources (`source_size`) and of the prepared files."""
+    """Total size of the prepared files in bytes."""
     seconds: float
-    """Duration of this run."""
+    """Duration of this run in seconds."""
 
 
 def prepare(
@@ -97,32 +100,32 @@ def prepare(
     separator: str = " ",
     classes: Sequence[str] = (),
 ) -> Report:
-    """Prepare every video in the lists, and write the new lists.
+    """Prepare all videos in the lists, and write lists of the prepared files.
 
-    Videos that an earlier run prepared are kept. Unreadable videos, and videos beyond the limits,
-    are omitted from the lists and named in unreadable.txt with the reason.
+    Files that an earlier run prepared are kept. Unreadable videos, which include videos that exceed
+    a limit, are left out of the new lists and named in unreadable.txt with the reason.
 
     Args:
         lists: The videos and their labels.
-        out: The folder to write.
-        short_side: Larger frames are shrunk to this short side, in pixels.
-        limits: Limits on what is read.
-        workers: Processes that encode. By default one per core.
-        separator: The separator of the written lists.
-        classes: The class names to write to classes.json, if any.
+        out: The output folder.
+        short_side: Frames with a larger short side are resized to this short side, in pixels.
+        limits: Limits on the videos that may be read.
+        workers: Number of processes that encode videos. By default one per core.
+        separator: The separator between path and label in the new lists.
+        classes: The class names to write to classes.json. If empty, the file is not written.
 
     Raises:
-        ValueError: `out` cannot be used, for instance because another run is writing to it or it
-            was prepared with other settings. Or the disk is too small, or a list has no readable
-            video.
-        OSError: `out` cannot be written, for instance because the disk is full. Files written so
-            far are complete.
+        ValueError: `out` cannot be used, for example because another run is writing there or the
+            settings differ from those of an earlier run. Also if the disk is too small, or if none
+            of the videos in a list can be read.
+        OSError: Writing to `out` fails, for example because the disk is full. All prepared files
+            that exist are complete.
     """
     workers = available_cores() if workers is None else workers
     if workers < 1 or short_side < 16 or limits.pixels < 1:
         raise ValueError(
-            f"--workers {workers} and --max-frame-pixels {limits.pixels} must be 1 or more, and "
-            f"--short-side {short_side} 16 or more"
+            f"--workers ({workers}) and --max-frame-pixels ({limits.pixels}) must be at least 1, "
+            f"and --short-side ({short_side}) must be at least 16"
         )
     out = Path(os.path.abspath(out))
     _check_apart(lists, out)
@@ -131,9 +134,8 @@ def prepare(
     with locked(out, "--output"):
         _claim(out, lists, {"format": TAG, "short_side": short_side, "root": root})
         sources = _find_sources(lists, root)
-        format_csv(
-            ((source.target, 0) for source in sources.values()), separator
-        )  # check the paths before the long work
+        # Raise errors about paths before the long work.
+        format_csv(((source.target, 0) for source in sources.values()), separator)
         if classes:
             write_classes(classes, out)
         every = list(dict.fromkeys(sources.values()))
@@ -161,7 +163,7 @@ def prepare(
 
 
 def _training_keys(out: Path, separator: str, num_classes: int) -> dict[str, str | int]:
-    """Return the keys that train a model on the lists in `out`."""
+    """Return the configuration keys and values for training on the lists in `out`."""
     keys: dict[str, str | int] = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": ""}
     if separator != " ":
         keys["DATA.PATH_LABEL_SEPARATOR"] = separator
@@ -181,31 +183,32 @@ def format_report(report: Report) -> str:
     }
     lines = [f"{name:28}{value:>10}" for name, value in rows.items()]
     if bad := report.unreadable:
-        lines += [f"{len(bad)} videos cannot be read and are in no list (unreadable.txt has all):"]
+        lines += [f"{len(bad)} videos cannot be read and are left out (see unreadable.txt):"]
         lines += ["  {path}: {reason}".format(**video) for video in bad[:_MOST_REASONS]]
     pairs = shlex.join(map(str, chain(*report.keys.items())))
-    return "\n".join([*lines, f"To train on it, give: {pairs}"])
+    return "\n".join([*lines, f"To train on this data set, add these keys: {pairs}"])
 
 
 def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
-    """Check that the output folder does not overlap with the data set.
+    """Check that the output folder does not overlap with the original data set.
 
     Raises:
-        ValueError: The output folder is the folder of a csv file, so the file would be replaced. Or
-            it lies in the data set, so it would look like the folder of a class.
+        ValueError: `out` is the folder of an original csv file, which would be overwritten. Or
+            `out` lies in the folder of the classes, and would look like another class.
     """
     for origin in (videos.origin for videos in lists):
         if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
             raise ValueError(
-                f"--output {out} is in the folder of the data set; choose another folder"
+                f"--output {out} lies in the folder of the original data set. Choose another folder"
             )
 
 
 def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> None:
-    """Record the settings of the data set in `out`.
+    """Write the settings to prepared.json in `out`, or check that they equal the existing ones.
 
     Raises:
-        ValueError: `out` was prepared with other settings, or has a list that was not made here.
+        ValueError: `out` was prepared with other settings, or contains a list that
+            multigrid-prepare did not write.
     """
     path = out / "prepared.json"
     if path.exists():
@@ -215,17 +218,21 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
         if differ := [key for key in how if made[key] != how[key]]:
             what = ", ".join(f"{key} {made[key]} (now {how[key]})" for key in differ)
             raise ValueError(
-                f"{out} was prepared with {what}; choose another folder, or give all lists at once"
+                f"{out} was prepared with {what}. Choose another folder, or pass all lists in a "
+                "single command"
             )
     elif foreign := [videos.name for videos in lists if (out / videos.name).exists()]:
         raise ValueError(
-            f"{out / foreign[0]} was not made by multigrid-prepare; choose another folder"
+            f"{out / foreign[0]} was not written by multigrid-prepare. Choose another folder"
         )
     write_text(path, json.dumps(how, indent=2) + "\n")
 
 
 def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
-    """Return the source of each path in the lists. Paths to the same file share a source."""
+    """Return a dict from each path in the lists to its `Source`.
+
+    Different paths to the same file have equal sources.
+    """
     of_path = dict[str, Source]()
     of_target = dict[str, str]()
     for path in dict.fromkeys(video.path for videos in lists for video in videos.videos):
@@ -236,15 +243,15 @@ def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
             target += ".mp4"
         if of_target.setdefault(target, file) != file:
             raise ValueError(
-                f"{file} and {of_target[target]} would both become {target}: prepare the lists "
-                "that have them into separate folders"
+                f"{file} and {of_target[target]} would both be written to {target}. Prepare the "
+                "lists that contain them into separate folders"
             )
         of_path[path] = Source(file, target, *_state(file))
     return of_path
 
 
 def _state(path: str) -> tuple[int, int | None]:
-    """Return the size and modification time of a file, or of the JPEG files in a folder."""
+    """Return `Source.size` and `Source.modified` of a file or of a folder of JPEG files."""
     try:
         status = [os.stat(path)]
         if os.path.isdir(path):
@@ -255,9 +262,9 @@ def _state(path: str) -> tuple[int, int | None]:
 
 
 def _is_made(out: Path, source: Source) -> bool:
-    """Return whether the prepared file of a source is up to date.
+    """Return whether an up-to-date prepared file of a source exists.
 
-    It also counts as up to date if the source has been deleted since.
+    A prepared file whose source has been deleted counts as up to date.
     """
     _, modified = _state(str(out / source.target))
     return modified is not None and source.modified in (modified, None)
@@ -266,10 +273,14 @@ def _is_made(out: Path, source: Source) -> bool:
 def _prepare_all(
     sources: Sequence[Source], work: partial[str], out: Path, workers: int
 ) -> dict[Source, str]:
-    """Prepare the sources in random order. Stop after the first few if the disk is too small.
+    """Prepare the sources in random order.
 
     Returns:
-        The reason for each source that cannot be read.
+        The reason why a source cannot be read, for each unreadable source.
+
+    Raises:
+        ValueError: After the first videos, the disk is found to be too small, or none of these
+            videos can be read.
     """
     jobs = random.Random(0).sample(sources, len(sources))
     done = list[Source]()
@@ -280,7 +291,7 @@ def _prepare_all(
         for source, reason in outcomes:
             done.append(source)
             if isinstance(reason, WorkerCrashed):
-                reasons[source] = "kills the process that reads it"
+                reasons[source] = "crashes the process that reads the video"
             elif reason:
                 reasons[source] = reason
             bar.update(source.size)
@@ -294,33 +305,40 @@ def _check_room(
 ) -> None:
     """Check the first results, and estimate whether the remaining videos fit on the disk.
 
+    Args:
+        done: The sources that have been processed.
+        reasons: The unreadable sources among `done`, with the reasons.
+        rest: The sources that have not been processed.
+        out: The output folder.
+
     Raises:
-        ValueError: None of the first videos can be read, or the remaining ones do not fit.
+        ValueError: None of the sources in `done` can be read, or the prepared files of `rest` are
+            estimated not to fit on the disk.
     """
     made = [source for source in done if source not in reasons]
     if not made:
         raise ValueError(
-            f"none of {len(done)} videos tried can be read, the first {done[0].path}: "
-            f"{reasons[done[0]]}; check the lists and --prefix"
+            f"none of the first {len(done)} videos can be read. One of them is {done[0].path}: "
+            f"{reasons[done[0]]}. Check the lists and --prefix"
         )
     free = shutil.disk_usage(out).free
     share = sum(source.size for source in rest) / max(1, sum(source.size for source in made))
     size = share * sum((out / source.target).stat().st_size for source in made)
     if size > _SAFETY * free:
         raise ValueError(
-            f"the other {len(rest):,} videos will take about {_size(size)}, and {_size(free)} are "
-            f"free on the disk of {out}: free some space and repeat the command"
+            f"the remaining {len(rest):,} videos will need about {_size(size)}, but only "
+            f"{_size(free)} are free on the disk of {out}. Free some space and repeat the command"
         )
 
 
 def _prepare_one(out: Path, short_side: int, limits: ReadingLimits, source: Source) -> str:
-    """Write one prepared file. Runs in a worker process.
+    """Prepare one video. This function runs in a worker process.
 
     Returns:
         The reason why the source cannot be read, or an empty string.
 
     Raises:
-        OSError: The target cannot be written.
+        OSError: The prepared file cannot be written.
     """
     target = out / source.target
     try:
@@ -350,7 +368,7 @@ def _write_lists(
     """Write the lists of prepared videos, their indexes, and unreadable.txt.
 
     Returns:
-        The number of videos in each list, by its title.
+        A dict from the title of each list to the number of videos in the new list.
     """
     unreadable = out / "unreadable.txt"
     unreadable.unlink(missing_ok=True)
@@ -363,7 +381,9 @@ def _write_lists(
         listed = [(sources[path], label) for path, label in videos.videos]
         rows[videos.name] = [(s.target, label) for s, label in listed if s not in reasons]
         if not rows[videos.name]:
-            raise ValueError(f"{videos.origin}: no video for {videos.name} can be read")
+            raise ValueError(
+                f"none of the videos that {videos.origin} lists for {videos.name} can be read"
+            )
     for name, made in rows.items():
         write_text(out / name, format_csv(made, separator))
     for name, made in rows.items():

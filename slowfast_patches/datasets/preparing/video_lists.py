@@ -1,6 +1,7 @@
 """Collect the videos to prepare.
 
-They come from csv files, from Something-Something's json files, or from one folder per class.
+The sources are csv files, the json files of Something-Something, or folders of videos, one folder
+per class.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from pathlib import Path
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
-from slowfast_patches.datasets.reading.files import video_files
+from slowfast_patches.datasets.reading.containers import video_files
 from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
 _SPLITS = ("train", "val", "test")
 
 _Classes = Mapping[str, list[str]]
-"""Videos by class name."""
+"""Maps class names to the paths of their videos."""
 
 
 @dataclass(frozen=True)
 class VideoList:
-    """Videos of one csv file."""
+    """List of videos that is read from, or will be written to, one csv file."""
 
     name: str
-    """Name of the csv file, without its folder."""
+    """Name of the csv file without the folder."""
     origin: Path
-    """Absolute path of the csv file, or of the folder that the list was made from."""
+    """Absolute path of the csv or json file, or of the folder, that the list was made from."""
     root: Path
-    """Absolute path of the folder of relative paths."""
+    """Absolute path of the folder to which the paths in the csv file are relative."""
     videos: Sequence[LabelledVideo]
 
 
@@ -46,15 +47,18 @@ def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[Vid
     """Read csv files of videos.
 
     Args:
-        csvs: The files.
-        prefix: The folder of relative paths. By default the folder of each file.
+        csvs: Paths of the files.
+        prefix: Folder to which the paths in the files are relative. By default the folder of each
+            file.
         separator: The separator between path and label.
 
     Raises:
-        ValueError: A file is missing or does not parse, or two files have the same name.
+        ValueError: A file is missing or cannot be parsed, or two files have the same name.
     """
     if len({csv.name for csv in csvs}) < len(csvs):
-        raise ValueError("two lists of --csv have the same name; prepare them separately")
+        raise ValueError(
+            "two files of --csv have the same name. Prepare them into separate folders"
+        )
     return [
         VideoList(
             csv.name,
@@ -70,14 +74,16 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], Sequ
     """Read the lists of Something-Something's WebM files.
 
     Args:
-        folder: The folder of the json files, which name the WebM files.
-        prefix: The folder of the WebM files. By default they are looked for in and below `folder`.
+        folder: Folder of the json files, which contain the ids of the WebM files.
+        prefix: Folder of the WebM files. By default the files are searched in `folder` and in its
+            subfolder 20bn-something-something-v2.
 
     Returns:
-        The lists train.csv and val.csv, and the class names in order.
+        The lists train.csv and val.csv, and the class names in the order of the class indices.
 
     Raises:
-        ValueError: A json file is missing or invalid, or classes are not numbered from 0.
+        ValueError: A json file is missing or invalid, or the class indices are not 0, 1, 2 and so
+            on.
     """
     lists = list[VideoList]()
     for split in ("train", "val"):
@@ -89,10 +95,11 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], Sequ
 
 
 def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
-    """Return the text of a csv file with these paths and labels.
+    """Return the text of a csv file with a line per (path, label).
 
     Raises:
-        ValueError: A path could not be read back from the file.
+        ValueError: Reading the file would not give the same path, for example because the path
+            contains a line break.
     """
     lines = list[str]()
     between = separator.replace("\\t", "\t")
@@ -100,16 +107,16 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
         line = f"{path}{between}{label}"
         encodable = line.encode(errors="ignore").decode() == line
         if not encodable or line.splitlines() != [line] or split_line(line, between)[0] != path:
-            raise ValueError(f"{path!r}: a csv file cannot express this name; rename the file")
+            raise ValueError(f"the path {path!r} cannot be written to a csv file. Rename the file")
         lines.append(line + "\n")
     return "".join(lines)
 
 
 def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
-    """Return the title of each list, by its name.
+    """Return a dict from the name of each list to its title in reports.
 
-    The title is the name of the list. If test.csv has the same videos as val.csv, its title is
-    "test.csv (test is val)".
+    The title is the name. The only exception is test.csv if it has the same videos as val.csv:
+    then its title is "test.csv (test is val)".
     """
     videos = {listed.name: list(listed.videos) for listed in lists}
     titles = {name: name for name in videos}
@@ -121,37 +128,45 @@ def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
 def find_classes(
     folder: Path, val_fraction: float | None = None
 ) -> tuple[list[VideoList], Sequence[str]]:
-    """Find videos sorted into one folder per class.
+    """Find videos that are sorted into one folder per class.
 
-    The folders are `folder`/<class>/, or `folder`/{train,val,test}/<class>/. In the first form, set
-    `val_fraction` of each class aside for validation. The choice is deterministic, and most of it
-    stays the same when videos are added. A missing test split is replaced by the validation split,
-    and the other way round. Other files beside the videos of a class cause a warning.
+    The videos are in `folder`/<class>/ or in `folder`/{train,val,test}/<class>/. If they are in
+    `folder`/<class>/, hold out a fraction of each class for validation. The choice is
+    deterministic, and most of the held-out videos stay the same if videos are added later.
+
+    If the test split is missing, use the validation split, and vice versa. Log a warning about
+    files in the class folders that are not videos.
 
     Args:
-        folder: The folder of the classes or splits.
-        val_fraction: Fraction for validation, by default 0.1. At least one video of every class
-            that has two is set aside.
+        folder: The folder that contains the folders of the classes or of the splits.
+        val_fraction: Fraction of videos to hold out for validation, by default 0.1. At least one
+            video is held out from each class that has two or more videos.
 
     Returns:
         The lists train.csv, val.csv and test.csv, and the class names in alphabetical order.
 
     Raises:
-        ValueError: The folder or its classes are missing, a class has no videos or occurs only in
-            validation, there is no train split, or `val_fraction` is given although the data is
-            split already.
+        ValueError: `folder` does not exist or contains no class folders, a class has no videos, a
+            class in val or test is not in train, there is no train split, or `val_fraction` is
+            given although there are folders of splits.
     """
     folder = Path(os.path.abspath(folder))
     if not folder.is_dir():
-        raise ValueError(f"--folder {folder}: no such folder")
+        raise ValueError(f"--folder {folder} does not exist")
     names = _folders(folder)
     if names and set(names) <= set(_SPLITS):
         if val_fraction is not None:
-            raise ValueError(f"--val-fraction: {folder} is split already ({', '.join(names)})")
+            raise ValueError(
+                f"--val-fraction has no effect, because {folder} is already split into "
+                f"{', '.join(names)}. Remove this option"
+            )
         splits = {split: _classes(folder / split) for split in names}
         evaluated = splits.get("val") or splits.get("test")
         if "train" not in splits or evaluated is None:
-            raise ValueError(f"{folder} has only {', '.join(names)}; add the other split")
+            raise ValueError(
+                f"{folder} contains only {', '.join(names)}, but train and one of val and test are "
+                "needed. Add the missing folder"
+            )
         splits = {"val": evaluated, "test": evaluated} | splits
     else:
         train, val = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
@@ -160,7 +175,9 @@ def find_classes(
     lists = list[VideoList]()
     for split in _SPLITS:
         if unknown := sorted(set(splits[split]) - set(classes)):
-            raise ValueError(f"{folder / split / unknown[0]}: train/ has no class of this name")
+            raise ValueError(
+                f"{folder / split / unknown[0]} has no corresponding class folder in train/"
+            )
         listed = ((n, p) for n, name in enumerate(classes) for p in splits[split].get(name, ()))
         videos = [LabelledVideo(path, number) for number, path in listed]
         lists.append(VideoList(f"{split}.csv", folder, folder, videos))
@@ -170,11 +187,11 @@ def find_classes(
 def write_class_lists(
     lists: Sequence[VideoList], classes: Sequence[str], folder: Path, separator: str
 ) -> None:
-    """Write csv files and classes.json into the folder of the classes.
+    """Write csv files and classes.json into the folder that contains the class folders.
 
     Raises:
-        ValueError: A file of that name exists and has other content, or a csv file cannot express a
-            path.
+        ValueError: A file to write exists with other content, or a path cannot be written to a csv
+            file.
     """
     texts = dict[Path, str]()
     for videos in lists:
@@ -188,10 +205,10 @@ def write_class_lists(
 
 
 def write_classes(classes: Sequence[str], folder: Path) -> None:
-    """Write classes.json, with the number of each class by its name.
+    """Write classes.json, a JSON object from class name to class index.
 
     Raises:
-        ValueError: The file exists and has other content.
+        ValueError: The file exists with other content.
     """
     numbers = {name: number for number, name in enumerate(classes)}
     text = json.dumps(numbers, ensure_ascii=False, indent=2) + "\n"
@@ -201,7 +218,7 @@ def write_classes(classes: Sequence[str], folder: Path) -> None:
 
 def _check_same(path: Path, text: str) -> None:
     if path.exists() and path.read_text(encoding="utf-8-sig") != text:
-        raise ValueError(f"{path} exists with other content; move it away first")
+        raise ValueError(f"{path} already exists with other content. Move or delete the file first")
 
 
 def _folders(folder: Path) -> list[str]:
@@ -209,23 +226,32 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _classes(folder: Path) -> _Classes:
-    """Return the videos of each class in a folder."""
+    """Return the paths of the videos in each class folder, by class name."""
     classes = {name: video_files(folder / name) for name in _folders(folder)}
     if not classes:
-        raise ValueError(f"{folder} has no folders; one for each class is expected")
+        raise ValueError(f"{folder} has no subfolders, but must have a folder for each class")
     for name, videos in classes.items():
         if not videos:
-            raise ValueError(f"{folder / name} has no videos; each class needs a folder of videos")
+            raise ValueError(
+                f"{folder / name} has no videos, but each folder here must be a class with videos"
+            )
         paths = (str(path) for path in (folder / name).iterdir() if path.name[0] != ".")
         if beside := sorted(set(paths) - set(videos)):
-            logger.warning("warning: ignored, because they are not videos: %s", first_few(beside))
+            logger.warning(
+                "warning: these files and folders are ignored, because they are not videos: %s",
+                shorten_list(beside),
+            )
     return classes
 
 
 def _set_aside(folder: Path, fraction: float) -> tuple[_Classes, _Classes]:
-    """Split off a fraction of each class, chosen by a hash of the videos' names."""
+    """Hold out a fraction of the videos of each class, chosen by a hash of their paths.
+
+    Returns:
+        The remaining videos for training, and the held-out videos for validation.
+    """
     if not 0 < fraction < 1:
-        raise ValueError(f"--val-fraction is {fraction}: give a number between 0 and 1")
+        raise ValueError(f"--val-fraction is {fraction}, but must be between 0 and 1")
 
     def lot(path: str) -> bytes:
         return hashlib.sha256(os.fsencode(os.path.relpath(path, folder))).digest()
@@ -238,6 +264,7 @@ def _set_aside(folder: Path, fraction: float) -> tuple[_Classes, _Classes]:
         train[name] = sorted({*paths} - {*val[name]})
     if not any(val.values()):
         raise ValueError(
-            f"{folder}: no class has two videos, so none can be set aside for validation"
+            f"{folder}: every class has only one video, so no video can be held out for "
+            "validation. Add videos"
         )
     return train, val

@@ -1,13 +1,15 @@
-"""Read clips: from a file, frame positions, a box and a size to (T, S, S, 3) uint8.
+"""Read planned clips from video files as arrays (T, S, S, 3) uint8.
 
-    positions     the frames of the plan, chosen before anything is read
-    entry         seek to the last key frame at or before the first position, and seek again
-                  wherever many unneeded frames follow
-    packets       decode only the packets that a wanted frame depends on
-    pixels        crop the decoder's planes, resize the crop, convert it to RGB
+A clip is read in four steps:
 
-`scan` collects what the reader needs to know about a video (frame timestamps, entry points for
-decoding) in a `VideoRecord` once, and the index stores it.
+1. Take the frame positions from the plan. They were chosen before anything is read.
+2. Seek to the last key frame at or before the first position. Seek again wherever many frames in a
+   row are not needed.
+3. Decode only the packets that the wanted frames depend on.
+4. Crop the planes of the decoded frames, resize the crops, and convert them to RGB.
+
+The reader needs the timestamps of the frames and the positions of the key frames. `scan` collects
+them once per video in a `VideoRecord`, which the index stores.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan
-from slowfast_patches.datasets.reading.files import (
+from slowfast_patches.datasets.reading.containers import (
     frame_files,
     open_video,
     read_jpeg,
@@ -41,10 +43,10 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 Clip = NDArray[np.uint8]
 
 _SEEK_GAP = 250
-"""Minimum gap of unneeded frames that triggers a new seek."""
+"""Seek again if more than this number of unneeded frames precede the next key frame to use."""
 
 _CAN_SKIP = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
-"""Decoders that can skip non-reference frames one by one."""
+"""Names of the decoders that can skip individual non-reference frames."""
 
 _REDUCED = {
     8: cv2.IMREAD_REDUCED_COLOR_8,
@@ -62,17 +64,18 @@ def read_clip(
     threads: int = 1,
     limits: ReadingLimits = LIMITS,
 ) -> Clip:
-    """Read the planned clip of a video.
+    """Read a planned clip from a video.
 
-    Positions beyond the end of the video repeat its last frame. The clip is not flipped.
+    Positions beyond the end of the video give its last frame. The clip is not flipped, even if the
+    plan has `flip`.
 
     Args:
         path: The video file or folder of JPEG files. Ignored if `record` names the frame files.
         record: The result of `scan(path)`.
-        plan: The frames and the box to read. Its positions ascend.
-        out: Array that receives the clip. By default a new one is allocated.
-        threads: Decoder threads. 0 lets the codec choose.
-        limits: Videos beyond these limits are not decoded.
+        plan: The frame positions, in ascending order, and the box to read.
+        out: Array into which the clip is written. By default a new array is allocated.
+        threads: Number of decoder threads. 0 lets the codec choose.
+        limits: Limits on the videos that may be read.
 
     Returns:
         The clip, (T, crop, crop, 3) uint8 RGB.
@@ -99,10 +102,12 @@ def read_clips(
     """Read several clips of a video in one pass.
 
     Each frame is decoded once and written to all clips that contain it. Apart from the clips, only
-    one decoded frame is kept in memory. See `read_clip` for the arguments.
+    one decoded frame is kept in memory. The arguments are those of `read_clip`, but with a sequence
+    of plans and a sequence of output arrays.
 
     Raises:
-        UnreadableVideoError: As for `read_clip`. The content of all clips is then undefined.
+        UnreadableVideoError: As for `read_clip`. The content of the output arrays is then
+            undefined.
     """
     limits.check_pixels(record.video.width, record.video.height)
     clock = TimeLimit(limits)
@@ -130,13 +135,13 @@ def read_clips(
 
 
 class _ClipTarget:
-    """Output array of one clip, with the frames it needs and how to crop them.
+    """Output array of one clip, together with the frames and the crop that fill it.
 
     Attributes:
-        positions: The frame position of each row.
+        positions: Index of the video frame for each frame of the clip.
         cropper: Crops and resizes a frame.
         out: The clip, (T, S, S, 3).
-        rows: The first row that shows each position.
+        rows: Maps the index of a video frame to the first index in `out` that shows the frame.
     """
 
     def __init__(self, positions: list[int], cropper: Cropper, out: Clip) -> None:
@@ -146,7 +151,10 @@ class _ClipTarget:
         self.rows = {position: row for row, position in reversed(list(enumerate(positions)))}
 
     def repeat(self) -> None:
-        """Copy repeated frames, such as the last frame of a video shorter than the clip."""
+        """Fill in frames that occur more than once in the clip, after their first copy is written.
+
+        For example, the last frame of the video is repeated if the video is shorter than the clip.
+        """
         for row, position in enumerate(self.positions):
             if self.rows[position] != row:
                 self.out[row] = self.out[self.rows[position]]
@@ -172,7 +180,7 @@ def _fill(
         missing.discard(number)
     if missing:
         raise UnreadableVideoError(
-            f"cannot be decoded: the decoder does not return frame {min(missing)}"
+            f"cannot be decoded: the decoder did not return frame {min(missing)}"
         )
 
 
@@ -184,7 +192,7 @@ def _decode_video(
     limits: ReadingLimits,
     clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (number, frame) for each wanted frame of a video file."""
+    """Yield (index, frame) for the wanted frames of a video file, and for some other frames."""
     assert record.keys is not None
     entries = record.keys[np.searchsorted(record.keys, wanted, "right") - 1]
     skipped = [
@@ -203,11 +211,12 @@ def _decode_run(
     limits: ReadingLimits,
     clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (number, frame) from the key frame before the first wanted frame on.
+    """Seek to the key frame before the first wanted frame, and yield (index, frame) from there on.
 
-    The frames include all wanted ones. In a container without an index (MPEG program streams), a
-    seek may land after the requested key frame. Then retry from earlier key frames in doubling
-    steps, and finally from the beginning.
+    The yielded frames include all wanted frames and may include others. In a container without an
+    index, such as an MPEG program stream, a seek may land after the requested key frame. In that
+    case, go back by 1, 2, 4, ... further key frames until the seek lands early enough, at most to
+    the beginning of the file.
     """
     assert record.keys is not None
     entry = int(np.searchsorted(record.keys, wanted[0], "right")) - 1
@@ -217,7 +226,8 @@ def _decode_run(
         with opened as (container, stream):
             if entry > 0:
                 assert record.timestamps is not None
-                with contextlib.suppress(av.FFmpegError):  # cannot seek: start at the beginning
+                # If the container cannot seek, decode from the beginning.
+                with contextlib.suppress(av.FFmpegError):
                     container.seek(int(record.timestamps[record.keys[entry]]), stream=stream)
             frames = _decode_from_here(container, stream, record, wanted, clock)
             first = next(frames, None)
@@ -235,17 +245,16 @@ def _decode_from_here(
     wanted: list[int],
     clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (number, frame) from the current position of the container.
+    """Decode from the current position of the container, and yield (index, frame).
 
-    Unwanted frames that no other frame refers to are skipped. The first frame is never skipped
-    because it tells where decoding began. Stop reading once the packets of all wanted frames have
-    been read.
+    Skip unwanted frames that no other frame depends on, except the first frame, whose index tells
+    where decoding began. Stop as soon as all wanted frames are decoded.
     """
     decoder = stream.codec_context
     stamps = range(record.video.frames) if record.timestamps is None else record.timestamps.tolist()
     numbers = dict(zip(stamps, count(), strict=False))
-    # AVI files with B-frames number their packets, so their timestamps do not ascend in display
-    # order. A packet's timestamp then does not tell which frames are still to come.
+    # In AVI files with B-frames, packet timestamps are in decoding order, so they do not ascend in
+    # display order. The timestamp of a packet then does not tell which frames will follow.
     ordered = record.timestamps is not None and all(map(lt, stamps, stamps[1:]))
     skips = decoder.name in _CAN_SKIP and decoder.thread_count == 1 and ordered
     due = {stamps[number] for number in wanted}
@@ -281,14 +290,14 @@ def _read_files(
     limits: ReadingLimits,
     clock: TimeLimit,
 ) -> None:
-    """Read JPEG files.
+    """Read the wanted frames from JPEG files, and write them to all clips that contain them.
 
-    Decode at a half, a quarter or an eighth of the size if that is large enough for the crop.
+    Decode at a half, a quarter or an eighth of the image size if that is large enough for the crop.
     """
     folder, files = ("", record.files) if record.files is not None else (path, frame_files(path))
     if len(files) != record.video.frames:
         raise UnreadableVideoError(
-            f"has {len(files)} frames, but {record.video.frames} in the index"
+            f"has {len(files)} frames, but the index says {record.video.frames}"
         )
     for number in wanted:
         clock.check()

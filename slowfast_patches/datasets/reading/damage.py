@@ -9,22 +9,25 @@ from collections.abc import Callable
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.files import open_video, translate_decode_errors
+from slowfast_patches.datasets.reading.containers import open_video, translate_decode_errors
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
 _MAX_DECODED_FRAMES = 3000
-"""Longest video that `find_damage` decodes, in frames. Decoding it takes seconds."""
+"""Maximum number of frames of a video that `find_damage` decodes. Decoding them takes seconds."""
 _HEADS = {"h264": (1, 4), "hevc": (1, 21)}
-"""Per codec: first byte of a header that announces length-prefixed units, and offset of the byte
-with the size of the length field."""
+"""How to recognize streams of length-prefixed units, by codec.
+
+The first number is the value of the header's first byte in such streams. The second is the offset
+of the header byte that contains the size of the length field.
+"""
 
 
 def whole_units(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
-    """Return a function that checks whether the units of a packet fill it exactly.
+    """Return a function that checks whether a packet consists of complete H.264 or HEVC units.
 
-    In mp4 and Matroska files, H.264 and HEVC units begin with their length, so a damaged packet can
-    be detected without decoding it. Packets of other streams always pass.
+    In mp4 and Matroska files, each unit begins with its length, so damage can be detected without
+    decoding the packet. For all other streams, the function returns True.
     """
     header = stream.codec_context.extradata or b""
     begin, place = _HEADS.get(stream.codec_context.name, (None, 0))
@@ -46,7 +49,7 @@ def whole_units(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
 
 
 def missing_frames(path: str, stream: VideoStream) -> int:
-    """Count the frames that the index of an MP4 or MOV file places beyond the end of the file."""
+    """Return how many frames extend beyond the end of a file, according to its MP4 or MOV index."""
     size = os.path.getsize(path)
     return sum(entry.pos + entry.size > size for entry in stream.index_entries)
 
@@ -54,8 +57,8 @@ def missing_frames(path: str, stream: VideoStream) -> int:
 def find_damage(path: str, record: VideoRecord, limits: ReadingLimits) -> str:
     """Describe which part of a scanned video cannot be decoded.
 
-    Video files of up to 3,000 frames are decoded completely. For longer videos, and for other
-    kinds, return the damage that `scan` found.
+    Decode a video file of up to 3,000 frames completely. For longer videos, prepared files and
+    JPEG files, return the damage that `scan` found.
 
     Returns:
         A description, or an empty string if no damage was found.
@@ -72,4 +75,4 @@ def find_damage(path: str, record: VideoRecord, limits: ReadingLimits) -> str:
     ):
         for _ in container.decode(stream):
             decoded += 1
-    return f"has {frames} frames, of which {decoded} decode" if decoded < frames else ""
+    return f"has {frames} frames, but only {decoded} can be decoded" if decoded < frames else ""

@@ -1,9 +1,11 @@
 """Index of a list of videos: the `VideoRecord` of each video, scanned once and saved in a file.
 
-The index file lies beside the list, or else in the user's cache folder. An entry is valid while the
-size and modification time of its video stay the same. Videos that are new, changed or previously
-unreadable are scanned again, unless a video killed the process that scanned it. The file is
-compressed JSON. A damaged file, or one of another version, is rebuilt.
+The index file is compressed JSON. It lies beside the list, or in the user's cache folder if the
+folder of the list is not writable. An index file that is damaged or has another version is rebuilt.
+
+An entry is valid as long as the size and modification time of the video stay the same. Opening an
+index scans all videos that are new, changed or were unreadable before. The exception are unchanged
+videos that crashed the scanning process, which are not scanned again.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from slowfast_patches.datasets.reading.files import frame_files
+from slowfast_patches.datasets.reading.containers import frame_files
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList
@@ -32,41 +34,43 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.signals import stop_if_asked
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
 _VERSION = 4
-"""Increase this when the file format changes, or when `scan` returns other results."""
+"""Version of the index file. Increase it when the file format or the results of `scan` change."""
 _SAVE_SECONDS = 60.0
-"""Interval between saves. Scanning a list may take hours, and the process may be killed."""
+"""Seconds between saves of the index during a scan. A scan may take hours, and the process may be
+killed before the end."""
 _STOPPED = "while videos were scanned; repeat the command to continue"
 _THREADS = 32
-"""Threads that query sizes and times. On a network disk, this is mostly waiting."""
+"""Number of threads that query file sizes and modification times. On a network disk, the threads
+wait most of the time."""
 
 
 class Entry(NamedTuple):
     """Index entry of one video."""
 
-    size: int  # bytes of a file, or number of JPEG files in a folder; -1 if missing
-    modified: int  # ns
+    size: int  # size of a file in bytes, or number of JPEG files in a folder; -1 if missing
+    modified: int  # modification time in nanoseconds; -1 if missing
     record: str  # `VideoRecord.packed()`; empty if the video is unreadable
-    reason: str  # why the video is unreadable; empty if it has a record
+    reason: str  # why the video is unreadable; empty if the video is readable
     damage: str = ""  # `VideoRecord.damage`
 
     @property
     def is_final(self) -> bool:
-        """Whether the video is scanned again only after it has changed."""
+        """Whether the entry may be reused for an unchanged video, so that no new scan is needed."""
         return self.reason in ("", KILLER)
 
 
 class VideoIndex:
-    """Records of the videos of a list, by their number in the list."""
+    """Records of the videos of a list, by the index of the video in the list."""
 
     def __init__(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
         self._entries = SharedList((entry.record, entry.reason) for entry in entries)
         self.unreadable = [(p, e.reason) for p, e in zip(paths, entries, strict=True) if e.reason]
-        """(path, reason) of each video that has no record."""
+        """(path, reason) of each unreadable video."""
         self.damaged = [(p, e.damage) for p, e in zip(paths, entries, strict=True) if e.damage]
         """(path, damage) of each video that can be read only in part."""
 
@@ -86,7 +90,7 @@ class VideoIndex:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the first readable video is in the prepared form."""
+        """Whether the first readable video was written by multigrid-prepare."""
         readable = (n for n, (_, reason) in enumerate(self._entries) if not reason)
         first = next(readable, None)
         return first is not None and self.record(first).kind == Kind.PREPARED
@@ -95,19 +99,20 @@ class VideoIndex:
 def open_index(
     csv: Path, paths: Sequence[str], *, workers: int | None = None, limits: ReadingLimits = LIMITS
 ) -> VideoIndex:
-    """Load the index of a list of videos, scan the missing videos, and save it.
+    """Load the index of a list of videos, scan videos without a valid entry, and save the index.
 
-    In a distributed run, every process must call this function. The first process does the work and
-    sends the result to the others, which wait as long as it takes. Unreadable videos and videos
-    beyond the limits are not errors. A warning gives their number and names the first ones, and a
-    file beside the index lists them all.
+    In a distributed run, all processes must call this function. Rank 0 scans the videos and sends
+    the index to the other ranks, which wait without a timeout.
+
+    Unreadable videos, which include videos that exceed the limits, do not raise an error. Instead,
+    a warning gives their number and the first of them, and a file beside the index lists them all.
 
     Args:
-        csv: The list. It determines where the index is saved.
+        csv: The path of the list. It determines where the index is saved.
         paths: The videos in the order of the list: video files, prepared files or folders of JPEG
             files.
-        workers: Processes that scan. By default one per core.
-        limits: Limits on what is read.
+        workers: Number of processes that scan videos. By default one per core.
+        limits: Limits on the videos that may be read.
     """
     return broadcast_from_main(lambda: _open(csv, paths, workers, limits))
 
@@ -127,7 +132,7 @@ def _open(
     for entries in _load(csv):
         known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}
     left = {path: name for name, path in path_of.items() if name not in known}
-    logger.info("index of %s: %d videos to scan", csv, len(left))
+    logger.info("%d videos of %s must be scanned", len(left), csv)
     each = scan_each(list(left), workers=workers, limits=limits)
     bar = tqdm(each, f"index of {csv.name}", len(left), unit="video", disable=None)
     saved = began
@@ -142,7 +147,7 @@ def _open(
     finally:
         if left:
             _save(csv, known)
-    logger.info("index of %s: opened in %.1f s", csv, time.monotonic() - began)
+    logger.info("Opened the index of %s in %.1f s", csv, time.monotonic() - began)
     index = VideoIndex([known[name] for name in names], paths)
     _report(csv, index)
     return index
@@ -155,7 +160,7 @@ def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
 
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
-    """Return the possible places of an index: beside the list and in the user's cache folder."""
+    """Return both possible paths of an index: beside the list, and in the user's cache folder."""
     absolute = Path(os.path.abspath(csv))
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
     beside = absolute.with_name(f"{csv.stem}.index{suffix}")
@@ -163,43 +168,47 @@ def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
 
 
 def unlisted(paths: Sequence[str]) -> Path:
-    """Return a stand-in for the list file when videos are given without one.
+    """Return a path to pass to `open_index` for videos that are not listed in a file.
 
-    The path lies in the user's cache folder and is always the same for the same videos. Pass it to
-    `open_index`.
+    The path lies in the user's cache folder and depends only on the paths of the videos. No list
+    file is written there.
     """
     names = b"\0".join(os.fsencode(os.path.abspath(path)) for path in paths)
     return _cache_folder() / f"videos-{hashlib.sha256(names).hexdigest()[:16]}"
 
 
 def _cache_folder() -> Path:
-    """Return the folder for cached indexes. Users without a home get the temporary folder."""
+    """Return the user's cache folder for indexes.
+
+    For users without a home directory, the folder is in the system's folder for temporary files.
+    """
     home = os.path.expanduser("~")
     cache = os.path.join(home, ".cache") if os.path.isdir(home) else tempfile.gettempdir()
     return Path(os.environ.get("XDG_CACHE_HOME") or cache) / "multigrid"
 
 
 def _save(csv: Path, entries: Mapping[str, Entry]) -> None:
-    """Write the index file.
+    """Write the index file, unless no video can be read.
 
-    If no video can be read, the disk is probably not mounted. Then keep the earlier index.
+    In that case the disk with the videos is probably not mounted, so keep the existing index file.
     """
     if any(entry.is_final for entry in entries.values()):
         content = json.dumps({"version": _VERSION, "videos": entries}).encode()
         if file := _write(csv, ".json.gz", gzip.compress(content, 1)):
-            logger.info("the index of %s is in %s", csv, file)
+            logger.info("The index of %s is saved in %s", csv, file)
         else:
             logger.warning(
-                "the index of %s cannot be saved anywhere; the next run will scan the videos again",
+                "The index of %s cannot be saved, neither beside the list nor in the user's cache "
+                "folder. The next run will scan all videos again",
                 csv,
             )
 
 
 def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
-    """Write a file beside the list, or else in the cache folder.
+    """Write a file beside the list, or in the cache folder if the list's folder is not writable.
 
     Returns:
-        The path written, or None if neither folder is writable.
+        The path of the written file, or None if neither folder is writable.
     """
     for file in index_files(csv, suffix):
         try:
@@ -214,58 +223,59 @@ def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
 
 
 def _load(csv: Path) -> Iterator[dict[str, Entry]]:
-    """Yield the entries in each existing index file. The one beside the list comes last."""
+    """Yield the entries of each existing index file. The file beside the list comes last."""
     for file in reversed(index_files(csv)):
         try:
             if file.is_file():
                 yield load_index(file)
         except ValueError as error:
-            logger.warning("the index %s is rebuilt: %s", file, error)
+            logger.warning("The index %s will be rebuilt, because %s", file, error)
 
 
 def load_index(file: Path) -> dict[str, Entry]:
     """Read an index file.
 
     Returns:
-        The entry of each video by its name.
+        The entries by video name, which is an absolute path or a path relative to the folder of the
+        list.
 
     Raises:
-        ValueError: The file is not an index, is damaged (by its checksum), or has another version.
+        ValueError: The file is not an index, is damaged, or has another version.
     """
     try:
         content = json.loads(gzip.decompress(file.read_bytes()))
         if content["version"] != _VERSION:
-            raise ValueError(f"it is not of version {_VERSION}")
+            raise ValueError(f"the version is not {_VERSION}")
         return {name: Entry(*entry) for name, entry in content["videos"].items()}
-    except Exception as error:  # errors of zlib, json and bad fields have no common base
+    except Exception as error:  # zlib, json and wrong fields raise errors without a common base
         raise ValueError(f"it cannot be used ({type(error).__name__}: {error})") from error
 
 
 def _report(csv: Path, index: VideoIndex) -> None:
-    """Log the unreadable videos, and write all of them to a file beside the index."""
+    """Warn about unreadable and damaged videos, and list all unreadable ones in a file."""
     for file in index_files(csv, ".unreadable.txt"):
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
     if bad := [f"{path}\t{' '.join(reason.split())}" for path, reason in index.unreadable]:
         content = "".join(f"{line}\n" for line in bad).encode("utf-8", "backslashreplace")
         logger.warning(
-            "%d of the %d videos of %s cannot be read: %s; all of them are listed in %s",
-            *(len(bad), len(index), csv, first_few(bad)),
-            _write(csv, ".unreadable.txt", content) or "no file, as none can be written",
+            "%d of the %d videos of %s cannot be read: %s. The full list is in %s",
+            *(len(bad), len(index), csv, shorten_list(bad)),
+            _write(csv, ".unreadable.txt", content) or "no file, because no folder is writable",
         )
     if index.damaged:
         logger.warning(
             "%d of the %d videos of %s can be read only in part: %s",
             *(len(index.damaged), len(index), csv),
-            first_few([f"{path} {damage}" for path, damage in index.damaged]),
+            shorten_list([f"{path} {damage}" for path, damage in index.damaged]),
         )
 
 
 def _names(csv: Path, paths: Sequence[str]) -> list[str]:
-    """Return the names of the videos in the index.
+    """Return the name of each video in the index.
 
-    A name is the absolute path, or the path relative to the list's folder for videos in it. So the
-    data set can be moved.
+    For videos below the folder of the list, the name is the path relative to that folder, so that
+    the index stays valid if the data set is moved. For other videos, it is the absolute path.
     """
     here = os.getcwd()
     folder = os.path.join(os.path.abspath(csv.parent), "")
@@ -273,7 +283,7 @@ def _names(csv: Path, paths: Sequence[str]) -> list[str]:
 
 
 def _status(path: str) -> tuple[int, int]:
-    """Return the size and modification time of a video, as stored in `Entry`."""
+    """Return the fields `size` and `modified` of the `Entry` of a video."""
     try:
         status = os.stat(path)
         size = len(frame_files(path)) if stat.S_ISDIR(status.st_mode) else status.st_size

@@ -1,4 +1,8 @@
-"""Count the samples of an MP4 or MOV file before FFmpeg allocates memory (ISO 14496-12)."""
+"""Count the samples of an MP4 or MOV file (ISO 14496-12) before FFmpeg opens the file.
+
+FFmpeg allocates memory for all samples that a file announces, so a malicious file could exhaust the
+memory.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,18 @@ from typing import BinaryIO
 
 _CONTAINERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNTS = {b"stsz": 16, b"stz2": 16, b"trun": 12}
-"""Boxes with a sample count, and the offset of the count in each."""
+"""Byte offset of the sample count, by type of the boxes that have one."""
 
 
 def count_samples(path: str, enough: int) -> int:
     """Count the samples of all tracks of an MP4 or MOV file.
 
-    Every box without a sample count adds one sample, so that a file of countless tiny boxes also
-    reaches the limit. Files of other formats have none of these boxes near the beginning.
+    A box without a sample count is counted as one sample, so that files with very many small boxes
+    also reach the limit. For files of other formats, the result is small.
 
     Args:
         path: The file.
-        enough: Stop counting above this number.
+        enough: Stop counting as soon as the count exceeds this number.
     """
     total = 0
     with open(path, "rb") as file:
@@ -46,7 +50,7 @@ def _counts(file: BinaryIO, size: int) -> Iterator[int]:
             length = int.from_bytes(head[8:16])
         end = min(ends[-1], position + length) if length else ends[-1]
         if 0 < length < header:
-            position = ends[-1]  # FFmpeg also leaves the container at such a box
+            position = ends[-1]  # FFmpeg also skips the rest of the parent box after such a box
         elif kind in _CONTAINERS:
             yield 1
             ends.append(end)

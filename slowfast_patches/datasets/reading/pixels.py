@@ -1,8 +1,8 @@
-"""Turn decoded frames into pixels of a clip: crop, resize, and only then convert to RGB.
+"""Crop and resize decoded frames, and only then convert them to RGB.
 
-decoded frame          Y  ▒▒▒▒▒▒▒▒   U ▒▒▒▒  V ▒▒▒▒        as the codec stores it
-crop and resize each      ▒[████]▒     ▒[██]   ▒[██]       cv2, on views of the decoder's memory
-convert                   RGB (S, S, 3)                    swscale: any range, matrix, depth
+decoded frame             Y  ▒▒▒▒▒▒▒▒   U ▒▒▒▒  V ▒▒▒▒     planes as the codec stores them
+crop and resize planes       ▒[████]▒     ▒[██]   ▒[██]    OpenCV, on views of the decoder's memory
+convert to RGB            RGB (S, S, 3)                    swscale, for all YUV formats
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from multigrid import Box
 Image = NDArray[np.uint8]
 
 _Region = tuple[slice, slice]
-"""Rows and columns of a plane."""
+"""Slice of rows and slice of columns of a plane."""
 
 _AVERAGED = 2.0
-"""Scale factor above which bilinear interpolation would skip samples."""
+"""Minimum downscaling factor for which areas are averaged. Bilinear interpolation would skip
+samples from this factor on."""
 
 
 class Cropper:
-    """Crops a box from frames and resizes it to (size, size, 3) uint8 RGB.
+    """Crops a box from frames and resizes the crop to (size, size, 3) uint8 RGB.
 
     The box is rounded to whole samples of the chroma planes, so that luma and chroma stay aligned.
-    If a stream changes its frame size, the box keeps its relative position. Shrinking by 2 or more
-    averages over areas. All other resizing is bilinear.
+    If the frame size changes within a stream, the box keeps its position relative to the frame.
+    Downscaling by a factor of 2 or more averages areas. All other resizing is bilinear.
 
     Args:
-        box: The box in the displayed picture.
-        shown: Width and height of the displayed picture.
-        size: Side of the output.
-        turns: Quarter turns counterclockwise from the stored to the displayed picture.
+        box: The box in pixels of the displayed picture.
+        shown: Width and height of the displayed picture in pixels.
+        size: Side of the output in pixels.
+        turns: Quarter turns counterclockwise that rotate the stored picture for display.
     """
 
     def __init__(self, box: Box, shown: tuple[int, int], size: int, turns: int = 0) -> None:
@@ -47,12 +48,12 @@ class Cropper:
         self._turns = turns
         self._part = _unrotate(box, shown, turns)
         self.shrinks = min(box.width, box.height) / size
-        """Source pixels for each pixel of the clip, along a side."""
+        """Downscaling factor: the shorter side of the box divided by the side of the output."""
         self._source: tuple[str, int, int, int, int] | None = None
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame, out: Image) -> None:
-        """Write the box of a decoded frame to `out` (size, size, 3)."""
+        """Crop and resize a decoded frame into `out`, (size, size, 3) RGB."""
         source = (frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range)
         if source != self._source:
             self._adapt(frame)
@@ -72,11 +73,17 @@ class Cropper:
         out[:] = np.rot90(image, self._turns) if self._turns else image
 
     def image(self, image: Image, out: Image) -> None:
-        """Write the box of an RGB picture (H, W, 3) to `out`."""
+        """Crop and resize a picture (H, W, 3) into `out`, (size, size, 3).
+
+        The order of the channels stays the same. The picture is not rotated.
+        """
         _resize(image[_region(self._part, (image.shape[1], image.shape[0]), (1, 1))], out)
 
     def _adapt(self, frame: VideoFrame) -> None:
-        """Locate the box on the planes of such a frame, and allocate the resized planes."""
+        """Compute the crop of each plane and allocate the resized planes, for frames like `frame`.
+
+        Frames are alike if they have the same size, pixel format and colour space.
+        """
         size = self._size
         fmt = frame.format
         width = frame.width
@@ -96,13 +103,22 @@ class Cropper:
 
 
 def _is_planar_yuv(fmt: VideoFormat) -> bool:
-    """Return whether Y, U and V are separate planes of 8 bits, or of 16 bits in native order."""
+    """Return whether a format stores Y, U and V in separate planes, in native byte order."""
     planes = [component.plane for component in fmt.components]
     return planes == [0, 1, 2] and not fmt.is_rgb and not fmt.is_big_endian
 
 
 def _unrotate(box: Box, shown: tuple[int, int], turns: int) -> Box:
-    """Return the box in the stored picture, relative to its sides."""
+    """Transform a box from the displayed to the stored picture.
+
+    Args:
+        box: The box in pixels of the displayed picture.
+        shown: Width and height of the displayed picture in pixels.
+        turns: Quarter turns counterclockwise that rotate the stored picture for display.
+
+    Returns:
+        The box relative to the sides of the stored picture, in [0, 1].
+    """
     width, height = shown
     x = box.x / width
     y = box.y / height
@@ -114,7 +130,13 @@ def _unrotate(box: Box, shown: tuple[int, int], turns: int) -> Box:
 
 
 def _region(part: Box, sides: tuple[int, int], step: tuple[int, int]) -> _Region:
-    """Return the slices of a plane that show `part`, in multiples of `step` and not empty."""
+    """Return the slices of a plane that contain a box.
+
+    Args:
+        part: The box relative to the sides of the plane.
+        sides: Width and height of the plane.
+        step: The slices begin at multiples of `step` (columns, rows) and have at least one step.
+    """
     columns = _range(part.x, part.width, sides[0], step[0])
     return _range(part.y, part.height, sides[1], step[1]), columns
 
@@ -127,9 +149,9 @@ def _range(start: float, length: float, side: int, step: int) -> slice:
 
 
 def _subsample(region: _Region, step: tuple[int, int]) -> _Region:
-    """Return the region on a plane that is subsampled by `step`.
+    """Convert a region of the luma plane to the region of a plane subsampled by `step`.
 
-    The region must start at a multiple of `step`.
+    The luma region must start at multiples of `step` (columns, rows).
     """
     rows, columns = (
         slice(part.start // by, -(-part.stop // by))
@@ -139,7 +161,7 @@ def _subsample(region: _Region, step: tuple[int, int]) -> _Region:
 
 
 def _samples(plane: VideoPlane, depth: np.dtype[Any]) -> NDArray[Any]:
-    """Return a (height, width) view of a plane's memory."""
+    """Return the samples of a plane as an array (height, width) that shares its memory."""
     rows: NDArray[Any] = np.frombuffer(memoryview(plane), depth).reshape(
         -1, plane.line_size // depth.itemsize
     )

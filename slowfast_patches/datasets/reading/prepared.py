@@ -1,15 +1,18 @@
-"""The prepared form of a video, and how a clip is decoded from it.
+"""Decode the frames of a clip from a prepared video, and define what a prepared video is.
 
-A prepared video is an mp4 file with one H.264 stream of closed groups of GROUP pictures. Each group
-can be decoded on its own. It has a key frame (I), an anchor (P) every ANCHOR pictures and at the
-end, and between anchors pictures that no other picture refers to (b):
+A prepared video is an mp4 file with one H.264 stream. The stream consists of closed groups of GROUP
+pictures, and each group can be decoded without the others. A group has a key frame (I), and an
+anchor (P) at every ANCHOR-th picture and at the last picture. All other pictures (b) lie between
+anchors and are not used as references. Within a group, the order in the stream is:
 
-    decoded     I  P12  b1 b2 ... b11  P24  b13 ... b23  P36 ...  P47  b37 ... b46
-    a clip of   frames 5 and 20:   I  P12  b5  P24  b20      5 of 48 pictures are decoded
+    I  P12  b1 b2 ... b11  P24  b13 ... b23  P36 ...  P47  b37 ... b46
 
-Every player can play the file, and every reader can seek in it. This module does not open it as a
-container. It reads each group with one call, because the index stores where groups begin. The
-headers of the units give the rest (ITU-T H.264, 7.3.1: nal_ref_idc and nal_unit_type).
+For a clip of the frames 5 and 20, the reader decodes only 5 of the 48 pictures: I P12 b5 P24 b20.
+
+Prepared videos are ordinary mp4 files, which every player can play. This module is faster than a
+general reader because it does not open the file as a container. The index stores the byte offsets
+of the groups, so each group is read with a single call. The headers of the H.264 units (ITU-T
+H.264, 7.3.1: nal_ref_idc and nal_unit_type) tell where the pictures begin and which are references.
 
 The stream uses CAVLC entropy coding and no deblocking, which halves the cost of decoding.
 """
@@ -26,29 +29,29 @@ import av
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from slowfast_patches.datasets.reading.files import check_regular
+from slowfast_patches.datasets.reading.containers import check_regular
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
 GROUP = 48
-"""Pictures in a group; the last group of a video may have fewer."""
+"""Number of pictures in a group. The last group of a video may have fewer."""
 ANCHOR = 12
-"""Pictures from one anchor to the next."""
+"""Number of pictures from one anchor to the next."""
 TAG = f"multigrid-1 group={GROUP}"
-"""Comment in the file's metadata, by which `scan` recognizes a prepared file."""
+"""Value of the metadata field `comment`, by which `scan` recognizes a prepared file."""
 
 _PICTURES = (1, 5)  # nal_unit_type: slice of a picture, slice of an IDR picture
 _LENGTH = 4
-"""Bytes of the length field of each unit. Every muxer writes 4 (avcC: lengthSizeMinusOne 3)."""
+"""Size in bytes of the length field of each H.264 unit. Every muxer writes 4 bytes."""
 
 
 class Picture(NamedTuple):
     """Coded picture of a group.
 
     Attributes:
-        number: Its position in display order.
-        is_reference: Whether other pictures refer to it.
-        start: Where its bytes begin in the group.
-        stop: Where its bytes end.
+        number: Index of the picture in the group, in display order.
+        is_reference: Whether other pictures use this picture as a reference.
+        start: Byte offset in the group at which the picture begins.
+        stop: Byte offset in the group at which the picture ends.
     """
 
     number: int
@@ -58,7 +61,7 @@ class Picture(NamedTuple):
 
 
 def split_group(data: bytes) -> list[Picture]:
-    """Split a group into its pictures, in decoding order.
+    """Split the bytes of a group into pictures, in decoding order.
 
     Raises:
         UnreadableVideoError: The bytes are not a group in the prepared form.
@@ -89,8 +92,8 @@ def decode_prepared(
 
     Args:
         path: The prepared file.
-        record: Its record.
-        wanted: Frame numbers, ascending.
+        record: The record of the file.
+        wanted: The frame indices in ascending order.
 
     Raises:
         UnreadableVideoError: The file does not match the index.
@@ -116,7 +119,10 @@ def decode_prepared(
 def _decode_group(
     decoder: VideoCodecContext, data: bytes, wanted: set[int]
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Decode the wanted pictures of one group, and only those that they depend on."""
+    """Decode the wanted pictures of one group, and yield each as (index in the group, frame).
+
+    Other pictures are decoded only if the wanted pictures depend on them.
+    """
     pictures = split_group(data)
     last = max((order for order, p in enumerate(pictures) if p.number in wanted), default=-1)
     packets = list[Any]()
@@ -134,9 +140,9 @@ def _decode_group(
 
 @lru_cache(maxsize=32)
 def _decoder(thread: int, headers: bytes) -> VideoCodecContext:
-    """Return the decoder of a thread for the given parameters.
+    """Return the cached decoder of a thread for the given decoder parameters (avcC).
 
-    The decoder is cached because creating it costs as much as decoding three pictures.
+    Creating a decoder takes as long as decoding three pictures.
     """
     decoder = av.CodecContext.create("h264", "r")
     assert isinstance(decoder, VideoCodecContext)

@@ -1,4 +1,4 @@
-"""Scan videos for their `VideoRecord`s, one at a time or many in several processes."""
+"""Scan videos to make their `VideoRecord`s, either one video or many in parallel."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
-from slowfast_patches.datasets.reading.files import (
+from slowfast_patches.datasets.reading.containers import (
     check_regular,
     frame_files,
     open_video,
     read_jpeg,
     translate_decode_errors,
 )
+from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
@@ -32,30 +32,34 @@ from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
 FEW = 64
-"""Fewer videos are scanned in this process, because starting others takes 1 to 2 s."""
-KILLER = "cannot be scanned: it killed the scanning process twice, and is not tried again"
-"""Reason given for a video that kills the process that scans it."""
+"""Minimum number of videos for which worker processes are started. Starting the processes takes 1
+to 2 s, so fewer videos are scanned in the calling process."""
+KILLER = "cannot be scanned: the scanning process crashed twice and will not try the video again"
+"""Reason given for a video that crashes the process that scans it."""
 
 _TRUSTED = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
-"""Containers whose packets carry display times. Packets of other containers may carry decoding
-times or none, so all their frames are decoded once."""
+"""Names of the containers whose packets have presentation timestamps.
+
+In other containers, packets may have only decoding timestamps or none at all. Their videos are
+decoded completely to get the timestamps of the frames.
+"""
 
 _FRAMES_PER_SECOND = 30.0
-"""Assumed frame rate of a folder of JPEG files: the rate of Something-Something V2."""
+"""Assumed frame rate of a folder of JPEG files, which is that of Something-Something V2."""
 
 
 def scan(path: str, limits: ReadingLimits = LIMITS) -> VideoRecord:
-    """Return the record of a video file or of a folder of JPEG files.
+    """Scan a video file or a folder of JPEG files, and return its record.
 
-    All packets of a video file are read, but only its key frames are decoded. Containers that store
-    decoding times instead of display times are decoded completely.
+    Read all packets of a video file, but decode only the key frames. If the container does not
+    store presentation timestamps, decode all frames.
 
     Raises:
-        UnreadableVideoError: The path is not a video, is damaged, or is beyond the limits.
+        UnreadableVideoError: The path is not a video, or the video is damaged or exceeds a limit.
     """
     record = _scan(path, limits)
     if record.video.frames == 1:
-        return replace(record, damage="has one frame, which every clip repeats")
+        return replace(record, damage="has only one frame, so all frames of a clip are the same")
     return record
 
 
@@ -76,16 +80,17 @@ def scan_each(
 ) -> Generator[tuple[str, VideoRecord | str]]:
     """Scan videos in several processes, and yield the results in any order.
 
-    Small numbers of videos are scanned in this process. A video that kills the process that scans
-    it is reported as unreadable.
+    Fewer than 64 videos are scanned in the calling process. A video that crashes the scanning
+    process is reported as unreadable.
 
     Args:
         paths: The videos.
         workers: Number of processes. By default one per core.
-        limits: Limits on what is read.
+        limits: Limits on the videos that may be read.
 
     Yields:
-        The path, and either its record or the reason why it cannot be read.
+        The path of a video, and either the record of the video or the reason why the video cannot
+        be read.
     """
     jobs = [(path, limits) for path in paths]
     others = 0 if len(jobs) < FEW else workers or available_cores()
@@ -96,7 +101,7 @@ def scan_each(
 
 
 def _try_scan(job: tuple[str, ReadingLimits]) -> VideoRecord | str:
-    """Return the record of a video, or the reason why it cannot be read."""
+    """Return the record of a video, or the reason why the video cannot be read."""
     try:
         return scan(*job)
     except UnreadableVideoError as error:
@@ -108,7 +113,8 @@ def _scan_video(
 ) -> VideoRecord:
     """Return the record of a video file.
 
-    Read it from the packets if they carry display times, and otherwise from the decoded frames.
+    Take the timestamps from the packets if the container has presentation timestamps, and otherwise
+    from the decoded frames.
     """
     clock = TimeLimit(limits)
     is_whole = whole_units(stream)
@@ -128,14 +134,13 @@ def _scan_video(
         raise UnreadableVideoError("has no frames")
     damage = ""
     if seen < stream.frames and (missing := missing_frames(path, stream)):
-        damage = f"is cut off: {missing} of its frames are missing"
+        damage = f"is truncated: {missing} frames are missing"
     elif broken:
         counts = f"{len(broken)} of {len(packets)} frames"
-        damage = f"cannot be decoded whole: {counts} are damaged, the first is frame {broken[0]}"
+        damage = f"cannot be decoded completely: {counts} are damaged, first frame {broken[0]}"
     trusted = container.format.name in _TRUSTED
-    streams = (
-        len(container.streams) if trusted else 0
-    )  # other containers find their streams by reading
+    # In other containers, the number of streams is known only after reading part of the file.
+    streams = len(container.streams) if trusted else 0
     opened = partial(open_video, path, streams=streams, limits=limits)
     if trusted and _are_distinct(packets):
         shown = sorted(packets)
@@ -145,7 +150,7 @@ def _scan_video(
             for frame in again.decode(video_stream):
                 clock.check()
                 shown.append((frame.pts, frame.key_frame))
-    counted = not _are_distinct(shown)  # without timestamps, count frames from the beginning
+    counted = not _are_distinct(shown)  # then identify frames by counting from the beginning
     if counted:
         shown = [(number, number == 0) for number in range(len(shown))]
     timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
@@ -168,13 +173,13 @@ def _scan_video(
 
 
 def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
-    """Return whether every frame has a timestamp of its own."""
+    """Return whether all frames have timestamps, and no two timestamps are equal."""
     times = [timestamp for timestamp, _ in stamps]
     return None not in times and len(set(times)) == len(times)
 
 
 def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
-    """Return the frames per second given in the file, or else computed from the timestamps."""
+    """Return the frame rate that the file states, or else the rate computed from the timestamps."""
     if rate := stream.average_rate or stream.guessed_rate:
         return float(rate)
     ticks = int(np.ptp(timestamps))
@@ -186,11 +191,12 @@ def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
 def _is_entry(
     container: InputContainer, stream: VideoStream, timestamp: int, clock: TimeLimit
 ) -> bool:
-    """Return whether decoding can start at this key frame.
+    """Return whether decoding can start at the key frame with this timestamp.
 
-    Some files mark frames as key frames that depend on earlier ones. Use a new decoder, because one
-    that has decoded other frames does not notice missing references. Reuse the container, because
-    the time to open it grows with the number of frames.
+    In some files, frames that depend on earlier frames are marked as key frames. Test the frame
+    with a new decoder, because a decoder that has decoded other frames does not notice missing
+    references. Do not open the container again, because opening takes longer the more frames it
+    has.
     """
     known = stream.codec_context
     decoder = CodecContext.create(known.codec, "r")
@@ -218,7 +224,8 @@ def _scan_prepared(
     is_whole = starts == list(range(0, len(packets), GROUP)) and len(ends) == len(packets) > 0
     if not headers or not rate or not is_whole:
         raise UnreadableVideoError(
-            "is not prepared, although its comment says so: prepare it again, or remove the comment"
+            "is not a prepared file, although its metadata field `comment` says so. Prepare the "
+            "video again, or remove the comment"
         )
     offsets = np.array([ends[number] - packets[number].size for number in starts] + ends[-1:])
     limits.check_bytes(int(np.diff(offsets).max()), "a group of frames")
@@ -229,6 +236,6 @@ def _scan_prepared(
 def _scan_folder(path: str, limits: ReadingLimits) -> VideoRecord:
     files = frame_files(path)
     if not files:
-        raise UnreadableVideoError("is a folder without JPEG files")
+        raise UnreadableVideoError("is a folder that contains no JPEG files")
     height, width = read_jpeg(path, files[0], limits=limits).shape[:2]
     return VideoRecord(Kind.FRAMES, Video(len(files), _FRAMES_PER_SECOND, width, height))

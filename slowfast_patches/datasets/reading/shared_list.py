@@ -1,4 +1,4 @@
-"""Lists that forked processes share without copying."""
+"""A list type whose memory forked worker processes share without copying it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ T = TypeVar("T", covariant=True)
 
 
 class SharedList(Sequence[T]):
-    """Read-only list that stores its pickled items in one array.
+    """Read-only list that stores all its items, pickled, in one byte array.
 
-    Worker processes get a copy of every ordinary Python list they read, because reading changes the
-    reference counts of its objects. Lists of videos may have millions of items.
+    If a forked worker reads an ordinary Python list, the reference counts of the items change, so
+    the operating system copies the memory pages for each worker. Lists of videos may have millions
+    of items, so the copies would need too much memory.
     """
 
     def __init__(self, items: Iterable[T]) -> None:

@@ -1,4 +1,4 @@
-"""Record of a video: what the reader must know before it reads a clip."""
+"""The record of a video: the properties that are needed to read clips from it."""
 
 from __future__ import annotations
 
@@ -18,45 +18,48 @@ Ints = NDArray[np.int64]
 
 
 class UnreadableVideoError(ValueError):
-    """Error raised when a video is missing or does not decode. The message gives the reason."""
+    """Error raised when a video is missing or cannot be decoded. The message gives the reason."""
 
 
 class Kind(IntEnum):
     """How the frames of a video are stored."""
 
-    VIDEO = 0  # a video file in its original form
-    PREPARED = 1  # a video file in the form described in `prepared.py`
-    FRAMES = 2  # JPEG files in a folder, sorted by name, or named in a list
+    VIDEO = 0  # an ordinary video file
+    PREPARED = 1  # a video file written by multigrid-prepare, as described in `prepared.py`
+    FRAMES = 2  # JPEG files, either all files of a folder in the order of their names, or listed
 
 
 @dataclass(frozen=True, eq=False)
 class VideoRecord:
     """Properties of a video that `scan` determines and the index stores.
 
-    Frames are numbered from 0 in display order, regardless of their timestamps.
+    Frame indices count from 0 in display order, regardless of the timestamps. Some fields are used
+    for one `Kind` only, which their description names first.
     """
 
     kind: Kind
     video: Video  # number of frames, frame rate, displayed width and height
-    turns: int = 0  # quarter turns counterclockwise from the stored to the displayed picture
+    turns: int = 0  # quarter turns counterclockwise that rotate the stored picture for display
     timestamps: Ints | None = None
-    """VIDEO: (frames,) timestamps in units of the stream's time base. None if they are missing or
-    not distinct. Frames are then counted from the beginning."""
+    """VIDEO: (frames,) timestamps in units of the stream's time base. None if timestamps are
+    missing or not distinct. Frames are then identified by counting from the beginning."""
     keys: Ints | None = None
-    """VIDEO: frames at which decoding can start, ascending. The first is 0."""
+    """VIDEO: indices of the frames at which decoding can start, ascending. The first is 0."""
     offsets: Ints | None = None
-    """PREPARED: (groups + 1,) byte offsets at which the groups of pictures begin and end."""
+    """PREPARED: (groups + 1,) byte offsets of the beginning of each group of pictures, followed by
+    the end of the last group."""
     headers: bytes = b""
-    """PREPARED: the decoder's parameters (avcC)."""
+    """PREPARED: parameters of the decoder (avcC)."""
     streams: int = 0
-    """VIDEO: number of streams of any kind in the file, or 0 if unknown."""
+    """VIDEO: number of streams in the file, including audio. 0 if unknown."""
     files: tuple[str, ...] | None = None
-    """FRAMES: the paths of the frames if a list names them. None for a folder."""
+    """FRAMES: paths of the frames if a list gives them. None stands for all files of a folder."""
     damage: str = ""
-    """Why the video can be read only in part, as far as a scan without decoding can tell."""
+    """Description of the part of the video that cannot be read, or "" if the scan found no damage.
+    The scan does not decode every frame, so it can miss damage."""
 
     def packed(self) -> str:
-        """Serialize all fields except `files` and `damage`.
+        """Return a text that contains all fields except `files` and `damage`.
 
         The text has about 150 characters if the frame rate is constant.
         """

@@ -1,1 +1,1 @@
-"""Layers that replace those of PySlowFast's models."""
+"""Replacements for layers of PySlowFast's models."""

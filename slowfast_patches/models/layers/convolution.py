@@ -1,15 +1,15 @@
 """3-D convolutions computed as 2-D convolutions or matrix products, which is faster on a CPU.
 
-oneDNN computes some 3-D convolutions slowly: those whose kernels span several frames and have few
-output channels. With one thread and fewer than 16 clips, torch does not use oneDNN at all for
-kernels of T × 1 × 1. This module computes them in other ways, from input (N, C, T, H, W):
+oneDNN is slow if a 3-D kernel spans several frames and has few output channels. For kernels of
+T × 1 × 1, torch does not use oneDNN at all with one thread and fewer than 16 clips. This module
+computes the following kernels differently. The input has the shape (N, C, T, H, W):
 
-- A kernel of T × 1 × 1 is a 2-D convolution over planes of T × H·W.
-- A kernel of T × k × k is a sum of T 2-D convolutions, each of which sees single frames.
-- A kernel of 1 × 1 × 1 is a matrix product, because oneDNN is slow for 1 × 1 in 2-D as well. Tiny
-  clips share one product, larger clips have one each.
+- T × 1 × 1: one 2-D convolution over planes of T × (H·W).
+- T × k × k: the sum of T 2-D convolutions, each applied to single frames.
+- 1 × 1 × 1: matrix products, because oneDNN is slow for 2-D kernels of 1 × 1 as well. Tiny clips
+  are computed by one matrix product together, and larger clips by one matrix product each.
 
-The results equal those of `nn.Conv3d` up to rounding.
+The results equal the results of `nn.Conv3d` up to rounding.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ from torch.nn import functional as F
 
 from slowfast_patches.models.layers.replace import replace_modules
 
-# These limits were measured on an Intel Xeon with AVX-512, with one thread and with two.
+# The following limits were measured on an Intel Xeon with AVX-512, with one and with two threads.
 _MIN_CHANNELS_3D = 16
-"""Output channels from which oneDNN computes 3-D kernels fast."""
+"""Minimum number of output channels for which oneDNN computes 3-D kernels fast."""
 
 _MAX_CHANNELS_POINTWISE = 512
-"""Channels up to which a matrix product computes 1 × 1 × 1 faster than oneDNN."""
+"""Maximum number of channels for which matrix products compute 1 × 1 × 1 faster than oneDNN."""
 
 _MAX_CHANNELS_TEMPORAL = 4
-"""Output channels up to which a matrix product computes T × 1 × 1 faster than oneDNN."""
+"""Maximum number of output channels for which matrix products compute T × 1 × 1 faster than oneDNN.
+"""
 
 _MIN_POSITIONS_PER_CLIP = 9
-"""Positions T·H·W from which one matrix product per clip is faster than one for all clips."""
+"""Minimum number of positions T·H·W for which one matrix product per clip is faster than one matrix
+product for all clips."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
 class AdoptingConv3d(nn.Conv3d):
-    """Base of convolutions that take over another convolution's arguments and parameters.
+    """Base class of convolutions that reuse the arguments and parameters of another convolution.
 
-    The parameters are the same objects under the same names. No memory is allocated and no random
-    numbers are drawn for new ones.
+    The parameters are the same objects under the same names. Creating the module neither allocates
+    memory for parameters nor draws random numbers.
 
     Args:
-        convolution: The convolution to take over.
+        convolution: Convolution whose arguments and parameters are reused.
     """
 
     def __init__(self, convolution: nn.Conv3d) -> None:
-        other: Any = convolution  # torch annotates its windows as tuples of any length
+        other: Any = convolution  # Any, because torch annotates kernel sizes as tuple[int, ...]
         super().__init__(
             other.in_channels,
             other.out_channels,
@@ -67,18 +69,20 @@ class AdoptingConv3d(nn.Conv3d):
         self.train(convolution.training)
 
     def reset_parameters(self) -> None:
-        """Draw nothing, since the parameters are those of another convolution."""
+        """Do nothing, because the parameters belong to another convolution."""
 
 
 class PlanarConv3d(AdoptingConv3d):
     """`nn.Conv3d` that is faster on a CPU and gives the same results up to rounding.
 
-    On a CPU, weights that only meet padding are left out. Contiguous input (N, C, T, H, W) is then
-    computed by 2-D convolutions or matrix products for two sorts of kernels: T × 1 × 1, and
-    T × k × k with T > 1, a temporal stride of 1 and fewer than 16 output channels.
+    On a CPU, weights that would only be multiplied by padding are skipped. For contiguous input
+    (N, C, T, H, W), two kinds of kernels are computed by 2-D convolutions or matrix products:
 
-    `nn.Conv3d` itself computes everything else: other devices, kernels of even size, dilation,
-    groups, and padding that changes the size.
+    - T × 1 × 1
+    - T × k × k with T > 1, a temporal stride of 1 and fewer than 16 output channels
+
+    All other cases use the forward pass of `nn.Conv3d`: other devices, kernels of even size,
+    dilation, groups, and padding that changes the size.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -103,7 +107,7 @@ class PlanarConv3d(AdoptingConv3d):
         return one and x.ndim == 5 and self.padding == same and odd
 
     def _temporal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute a kernel of T × 1 × 1 over planes of frames × positions."""
+        """Convolve with a kernel of T × 1 × 1, as a 2-D convolution over frames × positions."""
         step, down, across = self.stride
         if self.stride != (step, 1, 1):
             x = x[..., ::down, ::across]
@@ -121,10 +125,10 @@ class PlanarConv3d(AdoptingConv3d):
         return torch.unflatten(planes, 3, x.shape[3:])
 
     def _conv_frame_by_frame(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute a kernel of T × k × k as a sum of T 2-D convolutions of single frames.
+        """Convolve with a kernel of T × k × k, as the sum of T 2-D convolutions of single frames.
 
-        The T temporal slices of the kernel are called taps. Taps with few output channels are
-        stacked along the channels and computed by one 2-D convolution.
+        The T temporal slices of the kernel are called taps. If taps have few output channels,
+        several taps are stacked along the channels and computed by one 2-D convolution.
         """
         clips, _, frames = x.shape[:3]
         channels, taps, *size = weight.shape[0], *weight.shape[2:]
@@ -143,10 +147,11 @@ class PlanarConv3d(AdoptingConv3d):
 
 
 class _SumOfTaps(torch.autograd.Function):
-    """Sum of the outputs of K taps, (N, T, K, C, H, W), as a clip (N, C, T, H, W).
+    """Sum of the outputs of K taps (N, T, K, C, H, W) to a clip (N, C, T, H, W).
 
-    Tap k reads the frame `first + k` frames after the one that it contributes to. With autograd's
-    own backward, each tap would have a gradient as large as all taps together.
+    The output of tap k for input frame t is added to output frame t - (`first` + k). The custom
+    backward pass saves memory: autograd would allocate a gradient of the size of all taps for each
+    single tap.
     """
 
     @staticmethod
@@ -169,7 +174,7 @@ class _SumOfTaps(torch.autograd.Function):
 
 
 def _spans(first: int, taps: int, frames: int) -> list[tuple[slice, slice]]:
-    """Return, for each tap, the frames that it reads and the frames that it contributes to."""
+    """Return (input frames, output frames) for each tap, as slices of equal length."""
     return [
         (slice(max(0, tap), frames + min(0, tap)), slice(max(0, -tap), frames - max(0, tap)))
         for tap in range(first, first + taps)
@@ -177,9 +182,10 @@ def _spans(first: int, taps: int, frames: int) -> list[tuple[slice, slice]]:
 
 
 def _trim_to_clip(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the part of a kernel that meets at least one pixel of a clip.
+    """Return the part of a kernel that is multiplied by at least one pixel of a clip.
 
-    The rest only meets padding. With it, oneDNN 3.12 can return wrong results in bfloat16.
+    All other weights are only multiplied by padding. If these weights are kept, oneDNN 3.12 can
+    return wrong results in bfloat16.
     """
     for dim in (2, 3, 4):
         middle = weight.shape[dim] // 2
@@ -191,7 +197,7 @@ def _trim_to_clip(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _prefers_matrix_product(x: Tensor, kernels: Tensor) -> bool:
-    """Return whether matrix products compute this faster than oneDNN."""
+    """Return whether matrix products compute this convolution faster than oneDNN."""
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or x.dtype in _HALF:
         return False
     if kernels.shape[2] > 1:
@@ -206,12 +212,12 @@ def _matrix_product_conv2d(
     stride: tuple[int, int],
     padding: tuple[int, int],
 ) -> Tensor:
-    """Compute `F.conv2d` by matrix products, torch's way without oneDNN."""
+    """Compute `F.conv2d` by matrix products, with torch's own kernel instead of oneDNN."""
     kernel = weight.shape[2:]
     planes: Tensor = torch.ops.aten.thnn_conv2d(x, weight, kernel, bias, stride, padding)
     return planes
 
 
 def convert_convolutions(model: nn.Module) -> nn.Module:
-    """Replace every `nn.Conv3d` by a `PlanarConv3d`, as `replace_modules` does."""
+    """Replace every `nn.Conv3d` by a `PlanarConv3d` (see `replace_modules`)."""
     return replace_modules(model, nn.Conv3d, PlanarConv3d)

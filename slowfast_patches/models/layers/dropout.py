@@ -1,4 +1,4 @@
-"""Dropout with a mask for each clip of the data stream, so that a resumed run draws the same."""
+"""Dropout with a mask for each clip of the data stream. A resumed run draws the same masks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 
 _DROPOUT = 1
-"""Part of the seed of every mask, which separates masks from other uses of a recipe's seed."""
+"""Constant in the seed of every mask. It makes masks independent of other uses of RNG_SEED."""
 
 
 class ClipDropout(nn.Dropout):
     """`nn.Dropout` with a separate mask for each clip of the data stream.
 
-    The mask of clip n of the stream is drawn from a generator seeded by (`seed`, n). It does not
-    depend on the other clips of the mini-batch, on the rank, or on earlier random numbers.
+    The mask of a clip is drawn from a generator that is seeded with `seed` and the index of the
+    clip in the stream. The mask does not depend on the other clips of the mini-batch, on the rank,
+    or on earlier random numbers.
 
-    `seed_dropout` draws the masks before the forward pass, because a compiled network cannot draw
-    them by NumPy. Without masks, and in evaluation, this module is `nn.Dropout`.
+    Call `seed_dropout` before the forward pass to draw the masks: a compiled network cannot call
+    NumPy. Without masks, and in evaluation, this module behaves like `nn.Dropout`.
 
     Args:
         p: Probability of an element to be zeroed.
@@ -27,8 +28,8 @@ class ClipDropout(nn.Dropout):
         features: Number of channels C of the input.
 
     Shape:
-        Input and output: (N, ..., C), with one value per channel and row. A row is a clip of this
-        process or one of its boxes.
+        Input and output: (N, ..., C), where the dimensions in the middle have size 1. A row is a
+        clip or a box of this process.
     """
 
     kept: Tensor | None = None
@@ -49,11 +50,11 @@ class ClipDropout(nn.Dropout):
         """Draw the masks of some clips.
 
         Args:
-            clips: Numbers of the clips in the stream.
+            clips: Indices of the clips in the stream.
             counts: Number of rows of each clip.
 
         Returns:
-            The elements to keep, (N, C) bool, on the CPU.
+            Mask of the elements to keep, (N, C) bool, on the CPU. N is the sum of `counts`.
         """
         generators = [np.random.default_rng((self.seed, number, _DROPOUT)) for number in clips]
         drawn = [
@@ -69,17 +70,18 @@ def seed_dropout(
     device: torch.device | None = None,
     counts: Sequence[int] | None = None,
 ) -> None:
-    """Draw the dropout masks of the next clips in every `ClipDropout` of a model.
+    """Draw the masks for the next forward pass in every `ClipDropout` of a model.
 
-    A transformer draws masks of many shapes from torch's global generator instead. If the model has
-    a `mask_seed`, this function seeds that generator by (`mask_seed`, number of the first clip).
+    A transformer draws its masks from torch's global generator instead. If the model has the
+    attribute `mask_seed`, this function seeds the global generator with `mask_seed` and the index
+    of the first clip.
 
     Args:
         model: The model.
-        clips: Numbers of the clips in the data stream. None removes the masks, for clips from
-            outside the stream.
-        device: The device that the model computes on.
-        counts: Number of boxes of each clip. By default each clip has one row.
+        clips: Indices of the clips in the data stream. None removes the masks, for clips that are
+            not from the stream.
+        device: Device of the model.
+        counts: Number of boxes of each clip. By default, each clip has one row.
     """
     mask_seed = getattr(model, "mask_seed", None)
     if mask_seed is not None and clips:
@@ -91,5 +93,5 @@ def seed_dropout(
             if clips is not None and module.p not in (0.0, 1.0):
                 module.kept = module.draw(clips, counts or [1] * len(clips))
                 if device is not None and device.type == "cuda":
-                    # A copy from pinned memory does not synchronise with the GPU.
+                    # Copy from pinned memory, so that the CPU does not wait for the GPU.
                     module.kept = module.kept.pin_memory().to(device, non_blocking=True)

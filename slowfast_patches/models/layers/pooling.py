@@ -1,8 +1,8 @@
 """Pooling that is fast and deterministic on GPUs, in both memory formats.
 
-torch's 3-D pooling kernels are slow on a GPU and support only one memory format. They also sum
-gradients in an order that changes from run to run. Spatial pooling of (N, C, T, H, W), and temporal
-pooling, can be computed by 2-D pooling of a view of the same memory.
+torch's 3-D pooling kernels are slow on a GPU, support only one memory format, and sum gradients in
+an order that changes from run to run. Instead, this module computes spatial pooling and temporal
+pooling of (N, C, T, H, W) by 2-D pooling of a view of the input.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from slowfast_patches.models.layers.replace import replace_modules
 class TrainingGlobalPool3d(nn.AvgPool3d):
     """Average pooling over the whole input in training and over a fixed window in evaluation.
 
-    PySlowFast fixes the window of a model's head by the crop of the config. Training at other
-    shapes has to average over all of (N, C, T, H, W). Testing on larger crops slides the fixed
-    window over the input, as PySlowFast does.
+    In PySlowFast, the pooling window of a head is fixed by the crop size in the config. In training
+    at other shapes, the average must be taken over all of T, H and W. In tests on larger crops, the
+    fixed window slides over the input, as in PySlowFast.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class TrainingGlobalPool3d(nn.AvgPool3d):
 class MeanOverFrames(nn.Module):
     """Mean over any number of frames: (N, C, T, H, W) to (N, C, 1, H, W).
 
-    PySlowFast's own pool only takes the number of frames of the config.
+    The corresponding layer of PySlowFast only accepts the number of frames in the config.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,11 +45,11 @@ class MeanOverFrames(nn.Module):
 
 
 class _Mean(torch.autograd.Function):
-    """Mean over some axes, with a gradient in the memory format of the input.
+    """Mean over some axes whose backward pass returns a gradient in the memory format of the input.
 
-    The gradient that autograd computes is an expanded view of a single value. Where H and W are 1,
-    the operations before it may then produce gradients whose strides fit neither memory format. The
-    batch normalisation of torch 2.13 computes wrong results from such gradients on a CPU.
+    Without this class, autograd would return an expanded view of one value. If H and W are 1, the
+    preceding layers could then produce gradients whose strides match neither memory format. On a
+    CPU, the batch normalisation of torch 2.13 computes wrong results from such gradients.
     """
 
     @staticmethod
@@ -72,10 +72,13 @@ class _Mean(torch.autograd.Function):
 class PlanarMaxPool3d(nn.MaxPool3d):
     """`nn.MaxPool3d` that uses 2-D pooling for windows of (1, k, k) and (k, 1, 1).
 
-    Input and output are (N, C, T, H, W) in the same memory format, contiguous or channels_last_3d.
-    A window of a single value returns the input itself. Values and gradients equal those of
-    `nn.MaxPool3d`, also where several values of a window are the largest. Other windows are left to
-    `nn.MaxPool3d`.
+    All other windows use the forward pass of `nn.MaxPool3d`, except that a window of (1, 1, 1)
+    returns the input itself. Values and gradients are always the same as with `nn.MaxPool3d`, even
+    if the maximum of a window occurs several times.
+
+    Shape:
+        Input and output: (N, C, T, H, W), contiguous or channels_last_3d. The output has the memory
+        format of the input.
     """
 
     def forward(self, input: Tensor) -> Any:
@@ -103,7 +106,13 @@ class PlanarMaxPool3d(nn.MaxPool3d):
         return torch.unflatten(self._pool(x.flatten(3), slice(0, 2)), 3, x.shape[3:])
 
     def _pool(self, planes: Tensor, axes: slice) -> Tensor:
-        """Pool (N, C, H, W) with this module's windows along two of the axes T, H and W."""
+        """Pool `planes` (N, C, H, W) in 2-D.
+
+        Args:
+            planes: Input of the 2-D pooling.
+            axes: The two of the axes (T, H, W) that H and W of `planes` correspond to. They select
+                the window, stride, padding and dilation.
+        """
         kernel, stride, padding, dilation = (
             _triple(w)[axes] for w in (self.kernel_size, self.stride, self.padding, self.dilation)
         )
@@ -111,7 +120,7 @@ class PlanarMaxPool3d(nn.MaxPool3d):
 
 
 def convert_pools(model: nn.Module) -> nn.Module:
-    """Replace every `nn.MaxPool3d` by a `PlanarMaxPool3d`, as `replace_modules` does."""
+    """Replace every `nn.MaxPool3d` by a `PlanarMaxPool3d` (see `replace_modules`)."""
     return replace_modules(model, nn.MaxPool3d, _planar)
 
 

@@ -1,4 +1,4 @@
-"""Replacement of modules inside a model that has been built."""
+"""Replacement of modules in an existing model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def replace_modules(
 ) -> nn.Module:
     """Replace every module whose class is exactly `kind` by `make(module)`.
 
-    Subclasses of `kind` are left alone. If `make` reuses the parameters, the state dict does not
-    change.
+    Instances of subclasses are not replaced. If `make` reuses the parameters of a module, the state
+    dict of the model does not change.
 
     Returns:
-        The model, or its replacement if the model itself is of this class.
+        The model, which is changed in place. If the class of the model itself is `kind`, the
+        replacement of the model.
     """
     if type(model) is kind:
         return make(model)

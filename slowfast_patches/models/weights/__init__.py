@@ -1,4 +1,4 @@
-"""Loading of weights from files that other programs wrote."""
+"""Loading of weights from files, including files written by other programs."""
 
 from slowfast_patches.models.weights.load import check_file, load_weights
 

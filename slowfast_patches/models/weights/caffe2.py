@@ -1,9 +1,10 @@
 """Safe reading of Caffe2 checkpoints, which are pickles of NumPy arrays.
 
-A pickle can call any function that the unpickler's `find_class` returns. NumPy's own functions are
+A pickle can call any function that the unpickler's `find_class` returns. Even NumPy's functions are
 not safe: a file can set the state of a `numpy.dtype` so that NumPy uses bytes of the file as
-pointers to objects. Here `find_class` returns classes that only record a call. The arrays are built
-from these records after they are checked. All names but a few are refused. Nothing is imported.
+pointers to objects. In this module, `find_class` imports nothing. It accepts only a few names and
+returns classes that record the arguments of a call. The recorded arguments are checked before
+arrays are built from them.
 """
 
 from __future__ import annotations
@@ -20,31 +21,32 @@ from numpy.typing import NDArray
 _NUMPY = re.compile(
     r"numpy (ndarray|dtype)"
     r"|numpy\._?core\.multiarray (_reconstruct|scalar)|numpy\._?core\.numeric _frombuffer"
-    r"|_codecs encode|(__builtin__|builtins) bytes"  # protocol 2 writes bytes as text by these
+    r"|_codecs encode|(__builtin__|builtins) bytes"  # protocol 2 encodes bytes with these calls
 )
-"""Modules and names in a pickle of arrays, of NumPy 1 and NumPy 2."""
+"""Modules and names that a pickle of arrays from NumPy 1 or NumPy 2 may contain."""
 
 
 def read_blobs(path: Path) -> dict[str, Any]:
-    """Read the "blobs" of a Caffe2 checkpoint that Python 2 or 3 wrote with any version of NumPy.
+    """Read the "blobs" of a Caffe2 checkpoint, written by Python 2 or 3 with any version of NumPy.
 
     Returns:
-        Arrays by Caffe2's names, and other blobs such as numbers and texts.
+        Maps each Caffe2 name to a NumPy array, or to another plain value such as a number or a
+        string.
 
     Raises:
-        ValueError: The file is not a pickle with "blobs", or it has more than arrays and plain
-            containers. The message names what it has.
+        ValueError: The file is not a pickle with "blobs", or contains other objects than arrays,
+            plain values and containers. The message names the object.
     """
     try:
         with path.open("rb") as file:
             blobs = _Reader(file, encoding="latin1").load()["blobs"]
         if not all(isinstance(name, str) for name in blobs):
-            raise TypeError("names of blobs must be texts")
+            raise TypeError("names of blobs must be strings")
         return {k: _array(v) if isinstance(v, _Record) else v for k, v in blobs.items()}
     except _RefusedError as refused:
         raise ValueError(
-            f"{_printable(refused)} in {path} is refused: a Caffe2 checkpoint only needs arrays "
-            "and plain containers, and nothing else in a pickle is safe to load"
+            f"{path} is refused because it contains {_printable(refused)}. A Caffe2 checkpoint "
+            "needs only arrays and plain containers. Other objects in a pickle are not safe to load"
         ) from None
     except Exception as error:
         reason = f"{type(error).__name__} {_printable(error)}"
@@ -52,20 +54,24 @@ def read_blobs(path: Path) -> dict[str, Any]:
 
 
 class _RefusedError(Exception):
-    """Error raised when a file has something that is not safe to load, which it names."""
+    """Error raised when a file contains an unsafe object. The message is the name of the object."""
 
 
 def _printable(error: Exception) -> str:
-    """Return a message in one line without control characters, since it quotes the file."""
+    """Return an error message without newlines and control characters.
+
+    The message may quote the file, which is not trusted.
+    """
     return str(error).encode("unicode_escape").decode()[:200]
 
 
 class _Record:
-    """Record of a call in a pickle.
+    """Record of a function call in a pickle.
 
-    name: Name of the function.
-    arguments: Arguments of the call.
-    state: State that the pickle gives to the result.
+    Attributes:
+        name: Name of the function.
+        arguments: Arguments of the call.
+        state: State that the pickle sets on the result of the call.
     """
 
     name = ""
@@ -79,10 +85,10 @@ class _Record:
 
 
 class _Reader(pickle.Unpickler):
-    """Unpickler of numbers, texts, plain containers and records of NumPy's calls."""
+    """Unpickler that reads plain values and containers, and replaces NumPy's calls by `_Record`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class for a pair of names, without looking up any part of them."""
+        """Return the class for a module and a name, without importing or looking up either."""
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if not _NUMPY.fullmatch(f"{module} {name}"):
@@ -117,7 +123,10 @@ def _array(record: _Record) -> NDArray[Any]:
 def _dtype(record: Any) -> np.dtype[Any]:
     """Build a dtype of plain numbers.
 
-    Dtypes with fields or sub-arrays are refused, because these can hold objects.
+    Dtypes with fields or sub-arrays are refused, because such a dtype can contain objects.
+
+    Raises:
+        _RefusedError: The dtype is not a plain number type.
     """
     code = record.arguments[0] if isinstance(record, _Record) and record.name == "dtype" else None
     if not isinstance(code, str) or not re.fullmatch("[<>|=]?[biuf][1248]", code):
@@ -131,7 +140,7 @@ def _dtype(record: Any) -> np.dtype[Any]:
 
 
 def _bytes(data: Any) -> bytes:
-    """Return the bytes of an array, which Python 2 and early protocols wrote as text."""
+    """Return the bytes of an array. Python 2 and early pickle protocols store them as a string."""
     if isinstance(data, _Record) and data.name == "bytes" and not data.arguments:
         return b""
     if isinstance(data, _Record) and data.name == "encode" and data.arguments[1:] == ("latin1",):

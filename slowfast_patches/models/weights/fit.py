@@ -1,4 +1,4 @@
-"""Matching of the tensors in a file to those of a model."""
+"""Matching of the tensors in a file to the tensors of a model."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slowfast_patches.utils.tables import first_few
+from slowfast_patches.utils.tables import shorten_list
 
 _HEAD = "head."
 _COUNTER = ".num_batches_tracked"
-"""Suffix of BN's counters, which are not reported: old files lack them and nothing reads them."""
+"""Suffix of BN's counters. They are not reported, because old files lack them and nothing uses
+them."""
 
 _BEHIND_LATERAL = re.compile(r"s(\d)\.pathway0_res0\.(branch1|branch2\.a)\.weight")
 """Convolutions whose input has additional channels from a lateral connection."""
 
 _PARTS = re.compile("pathway1|fuse|nonlocal|head")
-"""Parts by which the report groups the tensors that are not loaded."""
+"""Parts of a model. The report groups the tensors that are not loaded by these parts."""
 
 
 @dataclass
 class Fit:
-    """Result of matching the tensors in a file to those of a model.
+    """Result of matching the tensors in a file to the tensors of a model.
 
     Attributes:
-        values: New values of the model's tensors, by name.
-        partly: Tensors that the file fills only in part, and which part that is.
-        kept: Tensors that keep their initial values, and why.
-        unused: Tensors in the file that the model does not use.
-        inflated: 2-D convolutions of an image model that were repeated along time.
+        values: Maps the name of each tensor that is loaded to its new value.
+        partly: Maps the name of each tensor that the file fills only in part to a description of
+            this part.
+        kept: Maps the name of each tensor that keeps its initial value to the reason.
+        unused: Names of tensors in the file that the model does not use.
+        inflated: Names of 2-D convolutions in the file that were repeated along time.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -43,16 +45,16 @@ class Fit:
 
     @property
     def loaded(self) -> list[str]:
-        """Names of the tensors that the file fills completely, without counters."""
+        """Names of the tensors that the file fills completely. BN's counters are not included."""
         return [n for n in self.values if n not in self.partly and not n.endswith(_COUNTER)]
 
     def differences(self) -> list[str]:
-        """Describe each tensor that the file and the model do not share."""
+        """Return a text for each tensor that is missing or different in the file or the model."""
         others = [f"{name}: {reason}" for name, reason in (self.partly | self.kept).items()]
         return others + [f"{name}: not in the model" for name in self.unused]
 
     def report(self) -> str:
-        """Return the totals in one line, followed by lines about the tensors that do not match."""
+        """Return a line with the number of loaded tensors, then lines about all other tensors."""
         lines = [
             f"{len(self.loaded)} tensors loaded, {len(self.partly)} partly, {len(self.kept)} kept "
             f"at their initial values, {len(self.unused)} unused in the file"
@@ -61,33 +63,34 @@ class Fit:
             lines.append(f"repeated along time: {len(self.inflated)} convolutions")
         if self.partly:
             lines.append(
-                f"partly: {first_few([f'{n} ({part})' for n, part in self.partly.items()])}"
+                f"partly: {shorten_list([f'{n} ({part})' for n, part in self.partly.items()])}"
             )
         groups = defaultdict[str, list[str]](list)
         for name, reason in self.kept.items():
             part = _PARTS.search(name)
             groups[f"{part[0] if part else 'others'}, {reason}"].append(name)
         lines += [
-            f"{part}: {len(names)} tensors: {first_few(names)}" for part, names in groups.items()
+            f"{part}: {len(names)} tensors: {shorten_list(names)}" for part, names in groups.items()
         ]
         if self.unused:
-            lines.append(f"unused: {first_few(self.unused)}")
+            lines.append(f"unused: {shorten_list(self.unused)}")
         return "\n  ".join(lines)
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return why tensors with NaN or infinite values are refused. Empty if all are finite."""
+    """Return a text that names the tensors with NaN or infinite values, or "" if there are none."""
     names = [name for name, tensor in tensors if not tensor.isfinite().all()]
-    return f"has values that are not finite in {first_few(names)}" if names else ""
+    return f"has values that are not finite in {shorten_list(names)}" if names else ""
 
 
 def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fit:
-    """Match given tensors to those of a model.
+    """Match given tensors to the tensors of a model.
 
-    - A 2-D convolution is repeated along time and divided by the length of the temporal kernel. A
-      clip of identical frames then has the features of that frame (Carreira and Zisserman, 2017).
-    - A convolution behind a lateral connection may have more input channels than the file. The
-      weights of the additional channels keep their initial values.
+    - The kernel of a 2-D convolution is repeated along time and divided by the number of
+      repetitions. A clip of identical frames then gives the same features as a single frame
+      (Carreira and Zisserman, 2017).
+    - A convolution after a lateral connection may have more input channels in the model than in the
+      file. The weights of the additional channels keep their initial values.
     - A head is loaded completely or not at all. The head of an image model is never loaded.
 
     Args:
@@ -116,7 +119,8 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
         else:
             shapes = tuple(usable[name].shape), tuple(initial.shape)
             fit.kept[name] = f"of shape {shapes[0]} in the file, {shapes[1]} in the model"
-    if any(name.startswith(_HEAD) for name in fit.kept):  # a bias is useless without its weights
+    # Do not load a bias of a head without the weights.
+    if any(name.startswith(_HEAD) for name in fit.kept):
         for name in [name for name in fit.values if name.startswith(_HEAD)]:
             del fit.values[name]
             fit.kept[name] = "not loaded because the rest of the head is not"
@@ -125,9 +129,9 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
 
 
 def _channels_before_fusion(name: str, wanted: Mapping[str, Tensor]) -> int:
-    """Return the number of input channels of a convolution that are not from a lateral connection.
+    """Return the number of input channels of a convolution that precede the lateral channels.
 
-    These are its first channels, since PySlowFast concatenates the lateral ones behind them.
+    PySlowFast concatenates the channels of a lateral connection after the other input channels.
 
     Returns:
         The number of channels, or 0 if the convolution has no lateral input.

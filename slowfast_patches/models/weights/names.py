@@ -1,4 +1,4 @@
-"""Renaming of tensors: from the names in a file to those of PySlowFast's models."""
+"""Renaming of tensors from the names in a file to PySlowFast's names."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from typing import NamedTuple
 from torch import Tensor
 
 _WRAPPERS = re.compile(r"^(?:module\.|model\.)*")
-"""Prefixes that DistributedDataParallel or a trainer puts before every name."""
+"""Prefixes that DistributedDataParallel or a trainer adds to every name."""
 
 _STEM = re.compile(r"(conv|bn)1\.(\w+)")
 _BRANCH = re.compile(r"layer(\d)\.(\d+)\.(conv|bn)([123])\.(\w+)")
 _SHORTCUT = re.compile(r"layer(\d)\.(\d+)\.downsample\.([01])\.(\w+)")
-"""Names in torchvision's ResNets with bottleneck blocks: stem, residual branch, shortcut."""
+"""Names of tensors in torchvision's ResNets: in the stem, a residual branch and a shortcut."""
 
 _TSM_CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
-"""Last layer of the TSM authors' models, after torchvision's ResNet or inside it."""
+"""Prefixes of the classifier in models of the TSM authors."""
 
 _TSM_SHIFTED = re.compile(r"(layer\d\.\d+\.conv1)\.net\.weight")
-"""First convolution of a block, wrapped by the module that shifts its input."""
+"""Name of the first convolution of a block, inside a module that shifts the block's input."""
 
 _TSM_OTHERS = re.compile(r"layer\d\.(?:\d+\.)?(?:net|block)\..+")
-"""Blocks or stages wrapped by a module that shifts, pools or adds a non-local block."""
+"""Names of tensors inside other modules of the TSM authors, which shift, pool or add a non-local
+block elsewhere. These modules are not supported."""
 
 
 class Named(NamedTuple):
     """Tensors under PySlowFast's names.
 
-    tensors: Tensors by name. A tensor without a known name keeps the file's.
-    shifted: Convolutions whose input the file's model shifts, or None if the names do not tell.
+    Attributes:
+        tensors: Tensors by name. A tensor with an unknown name keeps the name in the file.
+        shifted: Names of the convolutions whose input is shifted in the file's model. None if the
+            names in the file do not show this.
     """
 
     tensors: dict[str, Tensor]
@@ -40,16 +43,17 @@ class Named(NamedTuple):
 def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
     """Rename tensors to PySlowFast's names.
 
-    The names may be those of Caffe2, of torchvision's ResNets, of the TSM authors or of split BN in
-    PySlowFast's later releases. A prefix that all names share is removed. Other names stay.
+    The function knows the names of Caffe2, of torchvision's ResNets, of the TSM authors, and of
+    split BN in later PySlowFast releases. Unknown names stay the same. A prefix that
+    DistributedDataParallel or a trainer added to all names is removed.
 
     Args:
         tensors: Tensors under the names in the file.
-        kind: "caffe2" or "pytorch". The naming of a PyTorch file is detected.
+        kind: Format: "caffe2" or "pytorch". The naming in a PyTorch file is detected.
 
     Raises:
-        ValueError: The file has a ResNet of basic blocks (18 or 34 layers), or a TSM that does more
-            than shift the input of the first convolution of its blocks.
+        ValueError: The file has a ResNet of basic blocks (18 or 34 layers). Or the file has a TSM
+            with other modules than shifts before the first convolution of a block.
     """
     if kind == "caffe2":
         from slowfast.utils.c2_model_loading import get_name_convert_func
@@ -63,8 +67,8 @@ def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
         named, shifted = _torchvision_of_tsm(named)
     if "layer1.0.conv1.weight" in named and "layer1.0.conv3.weight" not in named:
         raise ValueError(
-            "the file has a ResNet with two convolutions in a block (18 or 34 layers), but the "
-            "models here have three, as ResNet-50 and ResNet-101 do"
+            "the file has a ResNet with two convolutions per block (18 or 34 layers), but only "
+            "ResNet-50 and ResNet-101, which have three, are supported"
         )
     named = {_from_torchvision(name): value for name, value in named.items()}
     return Named(_fold_split_batchnorm(named), shifted)
@@ -73,13 +77,13 @@ def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
 def _torchvision_of_tsm(
     tensors: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], frozenset[str]]:
-    """Rename the tensors of the TSM authors to torchvision's names.
+    """Rename tensors from the names of the TSM authors to torchvision's names.
 
-    Kernels (C', C, H, W) become (C', C, 1, H, W). Unlike those of an image model, they belong to a
-    video model that applies them to single frames, so TRAIN.CHECKPOINT_INFLATE is not needed.
+    Kernels (C', C, H, W) become (C', C, 1, H, W). TRAIN.CHECKPOINT_INFLATE is not needed, because
+    the kernels are already from a video model, which applies them to single frames.
 
     Returns:
-        The tensors, and PySlowFast's names of the convolutions whose input is shifted.
+        The tensors by name, and the names in PySlowFast of convolutions whose input is shifted.
     """
     named = dict[str, Tensor]()
     shifted = set[str]()
@@ -87,8 +91,8 @@ def _torchvision_of_tsm(
         new = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
         if _TSM_OTHERS.fullmatch(new):
             raise ValueError(
-                f"the file has a TSM with {name}, but a TSM here only shifts before the first "
-                "convolution of a block (conv1.net) and has no pooling or non-local blocks"
+                f"the file has a TSM with {name}, which is not supported: only shifts before the "
+                "first convolution of a block (conv1.net) are, and no pooling or non-local blocks"
             )
         if match := _TSM_SHIFTED.fullmatch(new):
             new = f"{match[1]}.weight"
@@ -98,10 +102,10 @@ def _torchvision_of_tsm(
 
 
 def _from_torchvision(name: str) -> str:
-    """Rename a tensor of torchvision's ResNet.
+    """Convert the name of a tensor in torchvision's ResNet to PySlowFast's name.
 
-    For example, layer1.0.conv1.weight becomes s2.pathway0_res0.branch2.a.weight. Unknown names
-    stay.
+    For example, layer1.0.conv1.weight becomes s2.pathway0_res0.branch2.a.weight. Unknown names are
+    returned unchanged.
     """
     if match := _STEM.fullmatch(name):
         return f"s1.pathway0_stem.{match[1]}.{match[2]}"
@@ -115,15 +119,16 @@ def _from_torchvision(name: str) -> str:
 
 
 def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the tensors of split BN to those of plain BN.
+    """Convert split BN layers to plain BN layers.
 
-    PySlowFast's later releases store a split BN layer X of C channels like this:
+    Later PySlowFast releases store a split BN layer X with C channels as these tensors:
 
-    - X.weight and X.bias: scale and shift.
-    - X.bn.running_mean and so on: statistics of the layer.
-    - X.split_bn.running_mean and so on: statistics of n splits, one after the other, n·C values.
+    - X.weight and X.bias: scale and shift (C).
+    - X.bn.running_mean and X.bn.running_var: statistics of the whole layer (C).
+    - X.split_bn.running_mean and X.split_bn.running_var: concatenated statistics of n splits (n·C).
 
-    Training updates the statistics of the splits, so they take precedence over those of X.bn.
+    Training only updates X.split_bn. If X.split_bn exists, its statistics are used, and X.bn is
+    ignored.
     """
     plain = dict(tensors)
     for name in tensors:
@@ -140,8 +145,8 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for part in ("running_mean", "running_var", "num_batches_tracked"):
             plain.pop(f"{layer}.bn.{part}", None)
             plain.pop(f"{layer}.split_bn.{part}", None)
-        # Combine splits of equal size. By the law of total variance, the variance is the mean of
-        # the variances plus the variance of the means.
+        # Combine the n splits, which have equal size. By the law of total variance, the variance of
+        # the layer is the mean of the variances plus the variance of the means.
         means, variances = (t.reshape(-1, scale.numel()) for t in (mean, variance))
         plain[f"{layer}.running_mean"] = means.mean(0)
         plain[f"{layer}.running_var"] = variances.mean(0) + means.var(0, correction=0)

@@ -15,7 +15,7 @@ from slowfast_patches.datasets.clips import reading_limits, reading_options, sam
 from slowfast_patches.datasets.key_frames import boxes_in_clip, frame_of
 from slowfast_patches.datasets.lists.ava_list import Box
 from slowfast_patches.datasets.reading.clip_reader import read_clips
-from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg
+from slowfast_patches.datasets.reading.containers import frame_files, open_video, read_jpeg
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from slowfast_patches.tasks.box_scores import weights_of

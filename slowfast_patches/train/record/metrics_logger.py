@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 from torch import Tensor
 
-from multigrid import Schedule, Step
+from multigrid import Schedule, ScheduleStep
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadable
@@ -96,7 +96,7 @@ class MetricsLogger:
                 if file is not None:
                     file.close()
 
-    def enter_phase(self, step: Step) -> None:
+    def enter_phase(self, step: ScheduleStep) -> None:
         """Log the shapes, batch, learning rate and BN group sizes of the phase of `step`."""
         if not self._now:  # leave out the first mini-batch, for which every run waits
             self._take_time()
@@ -116,7 +116,7 @@ class MetricsLogger:
 
     def add(
         self,
-        step: Step,
+        step: ScheduleStep,
         outcome: Outcome,
         failures: Sequence[tuple[str, str]],
         redrawn: int = 0,
@@ -141,7 +141,7 @@ class MetricsLogger:
         seconds = self.clock.seconds
         self._now = (self._progress.iteration, seconds["training"], seconds["loading"])
 
-    def report(self, step: Step) -> None:
+    def report(self, step: ScheduleStep) -> None:
         """Reduce and log the metrics since the last report. Every process must call this.
 
         Raises:
@@ -175,7 +175,7 @@ class MetricsLogger:
                 *(record["iteration"], record["epoch"], format_metrics(metrics)),
             )
 
-    def _sum_up(self, steps: Sequence[Step]) -> tuple[float, float, int]:
+    def _sum_up(self, steps: Sequence[ScheduleStep]) -> tuple[float, float, int]:
         """Reduce the metrics since the last report over all processes, in one all-reduce.
 
         Returns:
@@ -225,7 +225,7 @@ class MetricsLogger:
         }
 
     def _write_progress(
-        self, step: Step, loss: float, top1: float, spent: Mapping[str, float]
+        self, step: ScheduleStep, loss: float, top1: float, spent: Mapping[str, float]
     ) -> None:
         """Log the loss, speed and accuracy since the last report.
 
@@ -267,7 +267,7 @@ class MetricsLogger:
             record,
         )
 
-    def _write_phase(self, step: Step, spent: dict[str, float]) -> None:
+    def _write_phase(self, step: ScheduleStep, spent: dict[str, float]) -> None:
         """Log the time of a phase, and advice if too much of the time was spent on loading."""
         if not self._world.is_main:
             return

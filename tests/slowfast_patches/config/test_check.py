@@ -50,14 +50,14 @@ def refusal(overrides: str, per_machine: int = 1) -> str:
         ("TRAIN.CHECKPOINT_TYPE onnx", "must be pytorch or caffe2, not 'onnx'"),
         # Several.
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "Shorten the warm-up"),
-        ("DATA.TEST_CROP_SIZE 192", "Set it to 224 or more"),
+        ("DATA.TEST_CROP_SIZE 192", "Set DATA.TEST_CROP_SIZE to 224 or more"),
         ("DATA.TRAIN_JITTER_SCALES [200,320]", "at least DATA.TRAIN_CROP_SIZE 224"),
         (
             "DATA.INPUT_CHANNEL_NUM [3]",
             "DATA.INPUT_CHANNEL_NUM [3] does not match MODEL.ARCH slowfast",
         ),
         ("RESNET.SPATIAL_STRIDES [[1],[2],[2],[2]]", "STRIDES [[1], [2], [2], [2]] does not match"),
-        ("TRAIN.COMPILE True MODEL.ACT_CHECKPOINT True", "Set one of them to False"),
+        ("TRAIN.COMPILE True MODEL.ACT_CHECKPOINT True", "Set one of the two keys to False"),
         ("TRAIN.COMPILE fast", "TRAIN.COMPILE must be False, True, default, reduce-overhead or"),
         ("MIXUP.ENABLE True MIXUP.ALPHA 0 MIXUP.CUTMIX_ALPHA 0", "Set one of them above 0, or"),
         ("MIXUP.ENABLE True TRAIN.BATCH_SIZE 1", "needs two clips in each micro-batch"),
@@ -79,15 +79,15 @@ BOXES = "DETECTION.ENABLE True"
     ("overrides", "message"),
     [
         ("", "DETECTION.SPATIAL_SCALE_FACTOR 16 does not match RESNET.SPATIAL_STRIDES [[1, 1],"),
-        (f"{STRIDES} TEST.NUM_ENSEMBLE_VIEWS 10", "a key frame has one clip along the video. Set"),
+        (f"{STRIDES} TEST.NUM_ENSEMBLE_VIEWS 10", "a key frame has only one temporal view. Set"),
         (
             f"{STRIDES} MIXUP.ENABLE True",
             "MIXUP.ENABLE True is not possible with DETECTION.ENABLE True",
         ),
-        (f"{STRIDES} TRAIN.COMPILE True", "clips have different numbers of boxes. Set it to False"),
-        (f"{STRIDES} DATA.ENSEMBLE_METHOD max", "Set it to sum"),
-        (f"{STRIDES} DATA.CLIP_SAMPLING segments", "Set it to auto"),
-        ("MODEL.ARCH hf", "no feature map for the boxes"),
+        (f"{STRIDES} TRAIN.COMPILE True", "numbers of boxes. Set TRAIN.COMPILE False"),
+        (f"{STRIDES} DATA.ENSEMBLE_METHOD max", "Set DATA.ENSEMBLE_METHOD sum"),
+        (f"{STRIDES} DATA.CLIP_SAMPLING segments", "Set DATA.CLIP_SAMPLING auto"),
+        ("MODEL.ARCH hf", "no feature map to pool boxes from"),
         (f"{STRIDES} MODEL.HEAD_ACT softmax", "Set MODEL.HEAD_ACT sigmoid, or DETECTION.ENABLE"),
     ],
 )
@@ -133,7 +133,7 @@ def test_what_can_run_passes_without_a_word(overrides, caplog):
         ("[5,10]", "[1,0.1]", "Set [0, 5.0, 10.0]"),
         ("[0,10,10]", "[]", "must ascend"),
         ("[0,10,21]", "[1,0.1,0.01]", "must ascend and end before SOLVER.MAX_EPOCH 20"),
-        ("[0,10,15]", "[1,0.1]", "2 rates for the 3 stages"),
+        ("[0,10,15]", "[1,0.1]", "but SOLVER.STEPS [0.0, 10.0, 15.0] has 3 stage"),
     ],
 )
 def test_steps_and_rates_must_agree(steps, rates, message):
@@ -167,7 +167,7 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
             f"{CYCLE} MULTIGRID.WARMUP_IN_EPOCHS True SOLVER.WARMUP_EPOCHS 0",
             "WARMUP_IN_EPOCHS True has no effect without a warm-up",
         ),
-        (f"{CYCLE} SOLVER.OPTIMIZING_METHOD adamw", "methods, set SOLVER.BATCH_RATE_RULE sqrt"),
+        (f"{CYCLE} SOLVER.OPTIMIZING_METHOD adamw", "Set SOLVER.BATCH_RATE_RULE sqrt"),
         ("AUG.ENABLE True AUG.COLOR_JITTER 0.5", "0.5 has no effect with AUG.AA_TYPE rand-m9"),
         ("AUG.COLOR_JITTER 0.5", "AUG.COLOR_JITTER 0.5 has no effect with AUG.ENABLE False"),
         ("MIXUP.PROB 0.5", "MIXUP.PROB 0.5 has no effect with MIXUP.ENABLE False"),

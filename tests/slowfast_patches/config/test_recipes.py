@@ -83,7 +83,7 @@ def test_the_header_has_the_command_with_keys_that_exist_and_what_was_published(
     lines = (CONFIGS / name).read_text().splitlines()
     text = " ".join(line.strip("# ") for line in takewhile(lambda line: line[0] == "#", lines))
     assert "published" in text.split("Expect:")[1]
-    assert "easured here" in text
+    assert "easured by us" in text
     assert "Hardware:" in text
     command = text.split("Hardware:")[0].replace("\\", "").split("multigrid-train ")[1]
     option, path, *pairs = shlex.split(command.replace("[", "").replace("]", ""))

@@ -13,7 +13,7 @@ import cv2
 from slowfast_patches.datasets.demo.synthetic import CLASSES
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.datasets.reading.files import open_video
+from slowfast_patches.datasets.reading.containers import open_video
 from slowfast_patches.utils.files import write_text
 
 

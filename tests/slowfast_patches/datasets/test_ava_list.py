@@ -93,7 +93,7 @@ def test_boxes_without_an_area_or_a_label_are_counted_and_named_once(tmp_path, c
         read_list(recipe_of(lists), "train")
     file = tmp_path / "ava_train_v2.2.csv"
     left_out, without_label = caplog.messages
-    assert left_out.startswith(f"{file}: 1 boxes have no area in the frame, and are left out")
-    assert left_out.endswith("the first in line 6")
+    assert left_out.startswith(f"{file}: 1 boxes have no area in the frame and are left out")
+    assert left_out.endswith("The first is in line 6")
     assert without_label.startswith(f"{file}: 1 boxes have no label")
-    assert without_label.endswith("the first in line 4")
+    assert without_label.endswith("The first is in line 4")

@@ -62,7 +62,7 @@ def write_empty(folder, *names):
 def test_a_split_that_is_given_is_kept(run, tmp_path, given, missing):
     folder = write_empty(tmp_path / "set", "train/a/1.mp4", "train/b/2.webm", f"{given}/b/3.mp4")
     status, output = run("--folder", folder, "--val-fraction", 0.2)
-    assert (status, "is split already" in output) == (2, True)
+    assert (status, "is already split into" in output) == (2, True)
     assert run("--folder", folder)[0] == 0
     assert rows(folder / "train.csv") == [("train/a/1.mp4", 0), ("train/b/2.webm", 1)]
     assert rows(folder / f"{given}.csv") == [(f"{given}/b/3.mp4", 1)]
@@ -72,12 +72,12 @@ def test_a_split_that_is_given_is_kept(run, tmp_path, given, missing):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "no such folder"),
-        (["1.mp4"], "one for each class"),
-        (["train/a/1.mp4", "val/b/1.mp4"], "b: train/ has no class of this name"),
-        (["train/a/1.mp4"], "has only train"),
-        (["a/1.mp4", "b/1.mp4"], "none can be set aside"),
-        (["a/1\n.mp4", "a/2.mp4"], "cannot express this name"),
+        ([], "does not exist"),
+        (["1.mp4"], "has no subfolders"),
+        (["train/a/1.mp4", "val/b/1.mp4"], "b has no corresponding class folder in train/"),
+        (["train/a/1.mp4"], "contains only train"),
+        (["a/1.mp4", "b/1.mp4"], "no video can be held out"),
+        (["a/1\n.mp4", "a/2.mp4"], "cannot be written to a csv file"),
     ],
 )
 def test_folders_that_do_not_serve_are_named(run, tmp_path, names, message):
@@ -98,4 +98,4 @@ def test_folders_are_prepared(run, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"b", "ä"}
     write_empty(folder, "a/x.mp4")
     status, output = run("--folder", folder, "--output", out)
-    assert (status, "classes.json exists" in output) == (2, True)
+    assert (status, "classes.json already exists" in output) == (2, True)

@@ -208,7 +208,7 @@ def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(spoilt
     data = ClipDataset(recipe_of(folder), "train")
     loader = DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=collate)
     first = f"{folder}/4.mp4: cannot"
-    said = rf"^10 videos in a row could not be read, the first {first}.*DATA.PATH_PREFIX.*$"
+    said = rf"^10 videos in a row could not be read. The first is {first}.*DATA.PATH_PREFIX.*$"
     with pytest.raises(TooManyUnreadableError, match=said):
         next(iter(loader))
 

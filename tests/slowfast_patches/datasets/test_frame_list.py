@@ -14,7 +14,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     read_frame_list,
 )
 from slowfast_patches.datasets.reading.clip_reader import read_clip
-from slowfast_patches.datasets.reading.files import jpeg_size
+from slowfast_patches.datasets.reading.containers import jpeg_size
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
@@ -128,8 +128,8 @@ def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_
     [
         ("gone", "cannot be opened: No such file"),
         ("text", "is not a JPEG"),
-        ("cut", "is not a whole JPEG"),
-        ("fifo", "cannot be opened: is not a regular file"),
+        ("cut", "is not a complete JPEG"),
+        ("fifo", "cannot be opened: the path is not a regular file"),
     ],
 )
 def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path, name, reason):
@@ -154,7 +154,7 @@ def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
             found.add(jpeg_size(str(tmp_path), path.name, limits=ReadingLimits(pixels=1 << 32)))
         except UnreadableVideoError as error:
             found.add(str(error))
-    assert found >= {(96, 64), "cannot be decoded: damaged.jpg is not a JPEG"}
+    assert found >= {(96, 64), "cannot be decoded: damaged.jpg is not a JPEG file"}
     sizes = [size for size in found if isinstance(size, tuple)]
     assert len(found) == len(sizes) + 1
     assert np.min(sizes) > 0

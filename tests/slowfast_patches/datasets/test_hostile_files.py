@@ -17,7 +17,7 @@ from slowfast_patches.datasets.clips import reading_limits
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.clip_reader import read_clip
-from slowfast_patches.datasets.reading.files import CONTAINERS
+from slowfast_patches.datasets.reading.containers import CONTAINERS
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.scan import scan
@@ -121,7 +121,7 @@ def test_only_one_module_opens_files_for_reading():
     root = Path(__file__).parents[3]
     paths = [*(root / "slowfast_patches").rglob("*.py"), *(root / "tools").rglob("*.py")]
     opens = re.compile(r'av\.open\((?!.*"w")|VideoCapture\(')
-    assert [path.name for path in paths if opens.search(path.read_text())] == ["files.py"]
+    assert [path.name for path in paths if opens.search(path.read_text())] == ["containers.py"]
     assert set(CONTAINERS) <= av.formats_available
 
 
@@ -243,7 +243,7 @@ def test_a_reading_beyond_its_time_is_ended(tmp_path, video, kind):
         write_video(path, grey(FRAMES))
     record = scan(str(path))
     over = ReadingLimits(seconds=-99.0)  # as if so many had passed
-    message = "takes too long to decode: more than DATA.MAX_READ_SECONDS"
+    message = "takes too long to decode: more processor time than DATA.MAX_READ_SECONDS"
     assert message in refusal(lambda: read_clip(str(path), record, plan(0), limits=over))
     if kind.startswith("video"):
         assert message in refusal(lambda: scan(str(path), over))

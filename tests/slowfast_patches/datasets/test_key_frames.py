@@ -98,4 +98,7 @@ def test_a_video_that_ends_before_its_key_frame_is_unreadable(folder, tmp_path):
     late = write_lists(tmp_path, TRAIN.replace("b,0902", "b,0903"))
     dataset = build_dataset(recipe_of(late, *KEYS), "train")
     [(_, reason)] = dataset[ClipRequest(1, 3, BASE, 0)]["failures"][:1]
-    assert "has 70 frames at 30 a second and ends before its key frame at second 903" in reason
+    assert (
+        "has 70 frames at 30 frames per second and ends before its key frame at second 903"
+        in reason
+    )

@@ -47,15 +47,20 @@ def read(recipe):
         ("kinetics", "train.csv", "c.mp4 -1", "is not a path and a label"),
         ("kinetics", "train.csv", "c.mp4 0.0", "is not a path and a label"),
         ("kinetics", "train.csv", "c.mp4 ²", "is not a path and a label"),
-        ("kinetics", "train.csv", "c.mp4 6", "label 6 is outside MODEL.NUM_CLASSES 6"),
+        ("kinetics", "train.csv", "c.mp4 6", "the label is 6, but must be from 0 to 5"),
         ("kinetics", "train.csv", "ö.mp4 1".encode("latin1"), "line 4: .* iconv -f latin1 -t utf"),
         ("charades", "train.csv", "b 1 1 3.jpg", "video b: .* the 5 fields of 'original_vido_id"),
-        ("charades", "train.csv", 'a 0 5 3.jpg ""', "video a: its lines are not consecutive"),
-        ("charades", "train.csv", 'b 1 0 3.jpg ""', "video b: its frame ids do not ascend"),
+        (
+            "charades",
+            "train.csv",
+            'a 0 5 3.jpg ""',
+            "video a: the lines of the video are not consecutive",
+        ),
+        ("charades", "train.csv", 'b 1 0 3.jpg ""', "video b: the frame ids are not in ascending"),
         ("charades", "train.csv", 'b 1 3.5 3.jpg ""', "video b: .*3.5"),
         ("charades", "train.csv", 'b 1 1 3.jpg "1;2"', "video b: .*1;2"),
-        ("charades", "train.csv", 'b 1 1 3.jpg "-1"', "label -1 is outside"),
-        ("charades", "train.csv", 'b 1 1 3.jpg "4,6"', "video b: label 6 is outside MODEL.NUM_CL"),
+        ("charades", "train.csv", 'b 1 1 3.jpg "-1"', "the label is -1, but must"),
+        ("charades", "train.csv", 'b 1 1 3.jpg "4,6"', "video b: the label is 6, but must be"),
         ("ava", AVA, "a,0899,0.1,0.2,0.5,0.6,1", "line 2: .* second 899 is not in 902 to 1798"),
         ("ava", AVA, "a,0902,0.1,0.2,0.5,0.6,4", "line 2: .*label 4 is not one of 1 to MODEL.NUM"),
         ("ava", AVA, "a,0902,0.1,0.2,0.5", "line 2: '.*' is not video, second, x1, y1, x2, y2"),
@@ -63,18 +68,28 @@ def read(recipe):
         ("ava", AVA, "a,0902,nan,0.2,0.5,0.6,1", "line 2: .*: nan is not a coordinate from 0"),
         ("ava", AVA, "a,0902,10,20,320,240,1", "line 2: .*: 10 is not a coordinate from 0 to 1"),
         ("ava", AVA, 200_000 * "x", "line 2: field larger than"),
-        ("ava", AVA, "c,0902,0.1,0.2,0.5,0.6,1", r"of 1 videos that .*train\.csv does not name: c"),
+        (
+            "ava",
+            AVA,
+            "c,0902,0.1,0.2,0.5,0.6,1",
+            r" have boxes but are missing from .*train\.csv: c",
+        ),
         ("ava", NAMES, 'name: "x"\n id: 10000000000', "line 10: the id 10000000000 is not one of"),
         ("ava", NAMES, 'name: "x"\n id: -1', "line 10: the id -1 is not one of 1 to MODEL"),
-        ("ava", NAMES, b"name: \xff", "line 9: not UTF-8"),
-        ("kinetics", "classes.json", '{"a": 0}', "names 1 classes; set MODEL.NUM_CLASSES 1"),
+        ("ava", NAMES, b"name: \xff", "line 9: the text is not UTF-8"),
+        (
+            "kinetics",
+            "classes.json",
+            '{"a": 0}',
+            "has the names of 1 classes. Set MODEL.NUM_CLASSES 1",
+        ),
         ("kinetics", "classes.json", '{"a": 0, "b": 1, "c": 1}', ""),
         ("kinetics", "classes.json", "[", ""),
         ("kinetics", "classes.json", '["a", "b", "a"]', ""),
         ("kinetics", "classes.json", "7", ""),
         ("kinetics", "classes.json", '["a", "b", 3]', ""),
         ("kinetics", "classes.json", "[]", ""),
-        ("charades", "Charades_v1_classes.txt", "c000 A\nB\n", "'B' is not 'c000 name'"),
+        ("charades", "Charades_v1_classes.txt", "c000 A\nB\n", "'B' does not have the form"),
         ("charades", "Charades_v1_classes.txt", "c000 A\nc001 A\n", ""),
     ],
 )
@@ -82,7 +97,7 @@ def test_a_wrong_line_is_named(tmp_path, dataset, file, added, said):
     cfg = recipe(tmp_path, dataset)
     with (tmp_path / file).open("ab") as stream:
         stream.write(added if isinstance(added, bytes) else added.encode())
-    with pytest.raises(ValueError, match=f"({tmp_path}/{file}|^boxes|^MODEL).*{said}"):
+    with pytest.raises(ValueError, match=f"({tmp_path}/{file}|^1 videos|^MODEL).*{said}"):
         read(cfg)
 
 
@@ -92,20 +107,25 @@ ENTRY = {"id": 1, "template": "Doing nothing"}
 @pytest.mark.parametrize(
     ("dataset", "file", "content", "said"),
     [
-        ("kinetics", "train.csv", "\n  \n", "no videos in the list"),
+        ("kinetics", "train.csv", "\n  \n", "contains no videos"),
         ("kinetics", "train.csv", "ö.mp4 1".encode("utf-16"), "line 1: .* iconv -f utf-16 -t utf"),
-        ("kinetics", "train.csv", None, "no such file; set DATA.PATH_TO_DATA_DIR"),
+        ("kinetics", "train.csv", None, "does not exist. Set DATA.PATH_TO_DATA_DIR"),
         ("charades", "train.csv", f"{HEADER}\n\n", "no frames"),
         ("charades", "train.csv", FRAMES.encode("utf-16"), "utf-16"),
         ("charades", "train.csv", 'a 0 0 a/1.jpg ""', f"the first line .*'{HEADER}'"),
-        ("charades", "train.csv", None, "no such file; set DATA.PATH_TO_DATA_DIR"),
+        ("charades", "train.csv", None, "does not exist. Set DATA.PATH_TO_DATA_DIR"),
         ("ssv2", TRAIN, "[", "cannot be read as JSON: Expecting"),
-        ("ssv2", TRAIN, "{}", "has a dict"),
-        ("ssv2", TRAIN, [{"id": 1}], "entry 0: .* no id, or no template"),
+        ("ssv2", TRAIN, "{}", "is a dict"),
+        ("ssv2", TRAIN, [{"id": 1}], "entry 0: .* no id, or its template"),
         ("ssv2", TRAIN, [{"id": 1, "template": "Doing [it]"}], "entry 0: .*Doing it"),
         ("ssv2", TRAIN, [ENTRY, ENTRY], "entry 1: the id 1 occurs twice"),
         ("ssv2", LABELS, {"A": "0", "B": "6"}, "entry 'B': '6' is not .* below .* 6"),
-        ("ssv2", LABELS, {"Doing nothing": 0}, "names 1 classes; set MODEL.NUM_CLASSES 1"),
+        (
+            "ssv2",
+            LABELS,
+            {"Doing nothing": 0},
+            "has the names of 1 classes. Set MODEL.NUM_CLASSES 1",
+        ),
         ("ssv2", LABELS, None, "cannot be read"),
         ("ava", AVA, None, "cannot be read"),
         ("ava", AVA, "a,0902,0.5,0.2,0.5,0.6,1", "of train has a box"),
@@ -131,14 +151,14 @@ def test_a_wrong_file_is_named(tmp_path, dataset, file, content, said):
 @pytest.mark.parametrize(
     ("dataset", "overrides", "split", "message"),
     [
-        ("ucf", (), "train", r"TRAIN.DATASET 'ucf' .* kinetics, ssv2, charades, ava"),
-        ("kinetics", ("TEST.DATASET", "ucf"), "test", r"TEST.DATASET 'ucf' .* kinetics, ssv2"),
-        ("ava", (), "train", r"DETECTION.ENABLE True: the videos of train have boxes"),
+        ("ucf", (), "train", r"TRAIN.DATASET is 'ucf'.* kinetics, ssv2, charades, ava"),
+        ("kinetics", ("TEST.DATASET", "ucf"), "test", r"TEST.DATASET is 'ucf'.* kinetics, ssv2"),
+        ("ava", (), "train", r"DETECTION.ENABLE True, because the videos of train have boxes"),
         ("kinetics", ("DETECTION.ENABLE", True), "train", r"set DETECTION\.ENABLE False"),
         ("charades", ("DATA.MULTI_LABEL", False), "train", "MULTI_LABEL True.* several labels"),
         ("charades", ("TEST.DATASET", "ssv2"), "test", "MULTI_LABEL False.* one label"),
-        ("ssv2", ("DATA.RANDOM_FLIP", True), "train", "RANDOM_FLIP False .*left and right have"),
-        ("kinetics", ("DATA.PATH_TO_DATA_DIR", ""), "train", "set DATA.PATH_TO_DATA_DIR"),
+        ("ssv2", ("DATA.RANDOM_FLIP", True), "train", "RANDOM_FLIP False .*horizontal flip"),
+        ("kinetics", ("DATA.PATH_TO_DATA_DIR", ""), "train", "Set DATA.PATH_TO_DATA_DIR"),
     ],
 )
 def test_what_a_data_set_cannot_give_is_refused(tmp_path, dataset, overrides, split, message):

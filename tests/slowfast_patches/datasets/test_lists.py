@@ -122,7 +122,7 @@ def test_ssv2_frame_lists_take_their_labels_from_the_json(ssv2):
         ("12", 0, 30.0),
     ]
     (ssv2 / "train.csv").write_text(FRAMES.replace("12", "100"))
-    with pytest.raises(ValueError, match=r"train.csv lists 2 videos .*: 100 and 12"):
+    with pytest.raises(ValueError, match=r"train.csv \(2 videos\) .*: 100 and 12"):
         read_list(recipe(ssv2, "ssv2"), "train")
 
 
@@ -168,7 +168,7 @@ def test_charades_names_its_classes_a_line_each(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "text", "message"),
     [
-        ("kinetics", "a.mp4 0\nb.mp4 1\n", "if that is the last class, set MODEL.NUM_CLASSES 2"),
+        ("kinetics", "a.mp4 0\nb.mp4 1\n", "If class 1 is the last one, set MODEL.NUM_CLASSES 2"),
         ("charades", f'{HEADER}\na 0 0 1.jpg "0,2"\na 0 1 2.jpg ""\n', "1 of MODEL.NUM_CLASSES 3"),
         ("kinetics", "a.mp4 0\n\nb.mp4 1\nc.mp4 2\na.mp4 0\n", "a.mp4 (2 times)"),
     ],
@@ -187,7 +187,7 @@ def test_repeated_videos_and_classes_without_any_are_named_in_training(
 def test_a_training_list_of_one_class_is_warned_of(tmp_path):
     videos = [LabelledVideo("a.mp4", 0), LabelledVideo("b.mp4", 0)]
     (warning,) = list_warnings(recipe(tmp_path, "kinetics", CLASSES, 1), "train", videos)
-    assert "all videos have the label 0: there is nothing to learn" in warning
+    assert "all videos have the label 0, so there is nothing to learn" in warning
 
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])

@@ -232,7 +232,7 @@ def test_a_workers_memory_is_shared_and_does_not_grow_with_shapes_or_time(demo_d
 
 @pytest.mark.parametrize(
     ("multi_label", "shape", "form"),
-    [(True, (), r"vectors \(N, classes\)"), (False, (8,), r"class numbers \(N,\)")],
+    [(True, (), r"vectors \(N, classes\)"), (False, (8,), r"class indices \(N,\)")],
 )
 def test_labels_that_do_not_fit_the_task_are_refused(schedule, multi_label, shape, form):
     data = Marked(pause=0)
@@ -242,11 +242,11 @@ def test_labels_that_do_not_fit_the_task_are_refused(schedule, multi_label, shap
         get(requests) | {"labels": torch.zeros(len(requests), *shape)}
     )
     cfg = config("DATA.MULTI_LABEL", multi_label, "DATA_LOADER.NUM_WORKERS", 0)
-    with pytest.raises(ValueError, match=f"Marked must give {form}.* Correct the task or"):
+    with pytest.raises(ValueError, match=f"Marked is registered .*{form}.* Correct the task or"):
         next(iter(training_loader(cfg, data, schedule, 0, 0, 1)))
 
 
 def test_a_data_set_without_the_required_interface_is_refused(monkeypatch):
     monkeypatch.setitem(DATASETS, "own", DataSet(build=lambda recipe, split: Marked(pause=0)))
-    with pytest.raises(ValueError, match="Marked, needs `videos`"):
+    with pytest.raises(ValueError, match="Marked, must have `videos`"):
         build_dataset(config("TRAIN.DATASET", "own"), "train")

@@ -189,7 +189,7 @@ def test_an_interrupted_run_continues(prepare, data, out, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(preparing, "run_each", interrupted)
         status, output = prepare(data / "train.csv")
-    assert (status, "repeat the command to continue" in output) == (130, True)
+    assert (status, "Repeat the command to continue" in output) == (130, True)
     assert not list(out.glob("*.csv"))
     before = inodes(out)
     assert len(before) == 2  # and nothing temporary
@@ -232,7 +232,7 @@ def test_a_bad_video_is_left_out_and_reported(prepare, data, out, monkeypatch):
     assert [label for _, label in rows(out / "train.csv")] == [1, 2, 0]
     reasons = dict(line.split("\t") for line in (out / "unreadable.txt").read_text().splitlines())
     assert reasons == {
-        str(data / "a.mp4"): "kills the process that reads it",
+        str(data / "a.mp4"): "crashes the process that reads the video",
         str(data / "a.avi"): "cannot be opened: No such file or directory",
     }
     assert "2 videos cannot be read" in output
@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused_before_the_disk_is_full(prepare, data, out
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
         status, output = prepare(*command)
-    assert (status, "the other 12 videos will take" in output) == (2, True)
+    assert (status, "the remaining 12 videos will need" in output) == (2, True)
     before = inodes(out)
     assert len(before) == 8
     assert prepare(*command)[0] == 0
@@ -291,9 +291,9 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(prepare, d
     (tmp_path / "foreign").mkdir()
     shutil.copy(csv, tmp_path / "foreign")
     for options, said in (
-        ([data / "val.csv", "--short-side", 128], "with short_side 256 (now 128); choose"),
-        ([csv], f"root {data} (now {tmp_path}); choose another folder, or give all lists at once"),
-        ([csv, "--output", tmp_path / "foreign"], "was not made by multigrid-prepare"),
+        ([data / "val.csv", "--short-side", 128], "with short_side 256 (now 128). Choose"),
+        ([csv], f"root {data} (now {tmp_path}). Choose another folder, or pass all lists"),
+        ([csv, "--output", tmp_path / "foreign"], "was not written by multigrid-prepare"),
     ):
         status, output = prepare(*options)
         assert (status, said in output) == (2, True)
@@ -304,13 +304,16 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(prepare, d
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--csv", "data/train.csv"], "--output is needed"),
-        (["--csv", "data/nothing.csv", "--output", "out"], "nothing.csv: no such file"),
+        (["--csv", "data/train.csv"], "--output is required"),
+        (["--csv", "data/nothing.csv", "--output", "out"], "nothing.csv does not exist"),
         (["--csv", "data/train.csv", "--csv", "data/train.csv", "--output", "out"], "same name"),
-        (["--csv", "data/train.csv", "--output", "out", "--short-side", "2"], "--short-side 2"),
+        (["--csv", "data/train.csv", "--output", "out", "--short-side", "2"], "--short-side (2)"),
         (["--csv", "gone.csv", "--output", "out", "--workers", "2"], "lists and --prefix"),
         (["--csv", "data/train.csv", "--output", "out", "--val-fraction", "0.5"], "no effect"),
-        (["--folder", "data", "--output", "data/out"], "is in the folder of the data set"),
+        (
+            ["--folder", "data", "--output", "data/out"],
+            "lies in the folder of the original data set",
+        ),
     ],
 )
 def test_mistakes_are_named(run, data, tmp_path, monkeypatch, args, message):

@@ -117,12 +117,12 @@ def test_what_keeps_a_video_from_being_read_whole_is_told(tmp_path):
     whole = write_video(tmp_path / "whole.mp4", grey(24), options={"x264-params": "bframes=0"})
     assert scan(str(whole)).damage == ""
     damage = scan(str(break_frame(whole, 13))).damage
-    assert damage == "cannot be decoded whole: 1 of 24 frames are damaged, the first is frame 13"
+    assert damage == "cannot be decoded completely: 1 of 24 frames are damaged, first frame 13"
     one = write_video(tmp_path / "one.mp4", grey(1))
-    assert scan(str(one)).damage == "has one frame, which every clip repeats"
+    assert scan(str(one)).damage == "has only one frame, so all frames of a clip are the same"
     cut = write_video(tmp_path / "cut.mp4", noise(50), container_options={"movflags": "faststart"})
     cut.write_bytes(cut.read_bytes()[:-3000])
-    assert re.fullmatch(r"is cut off: \d+ of its frames are missing", scan(str(cut)).damage)
+    assert re.fullmatch(r"is truncated: \d+ frames are missing", scan(str(cut)).damage)
 
 
 def test_a_video_whose_frames_do_not_all_decode_is_told_by_decoding_it(tmp_path):
@@ -136,7 +136,7 @@ def test_a_video_whose_frames_do_not_all_decode_is_told_by_decoding_it(tmp_path)
     path.write_bytes(content)
     record = scan(str(path))
     assert record.damage == ""
-    assert find_damage(str(path), record, LIMITS) == "has 24 frames, of which 12 decode"
+    assert find_damage(str(path), record, LIMITS) == "has 24 frames, but only 12 can be decoded"
 
 
 # Bad ones.
@@ -171,9 +171,9 @@ def truncated(path):
         (Path.touch, "cannot be opened: Invalid data"),
         (lambda path: path.write_text("no video\n" * 100), "cannot be opened: Invalid data"),
         (truncated, "Invalid data"),
-        (sound, "is none of the formats that hold a video"),
+        (sound, "the file is not in a supported video format"),
         (no_frames, "has no frames"),
-        (Path.mkdir, "a folder without JPEG files"),
+        (Path.mkdir, "a folder that contains no JPEG files"),
         (broken_jpeg, "1.jpg is not a JPEG"),
     ],
 )

@@ -115,7 +115,7 @@ def test_only_what_is_missing_is_made_again(made):
 
 def test_other_arguments_are_refused_and_nothing_is_touched(made):
     before = contents(made)
-    with pytest.raises(ValueError, match=r"made with .*'train': 9,.* give these numbers, or"):
+    with pytest.raises(ValueError, match=r"made with .*'train': 9,.* Use the same settings, or"):
         make_demo_data(made, replace(SMALL, train=10, seed=2))
     assert contents(made) == before
 

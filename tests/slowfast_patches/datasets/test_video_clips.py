@@ -53,9 +53,9 @@ def test_clips_are_those_of_a_recipe(demo_data, keys, options, sampling):
         one, other = ours[request], theirs[request]
         assert np.array_equal(one.pop("clip"), other.pop("clip"))
         assert one == other
-    extents = collate(ours.__getitems__(coarse))["extents"].tolist()
-    assert extents == [pytest.approx(ours[request]["extents"], rel=1e-6) for request in coarse]
-    assert len({*map(tuple, extents)}) > 1
+    coverage = collate(ours.__getitems__(coarse))["coverage"].tolist()
+    assert coverage == [pytest.approx(ours[request]["coverage"], rel=1e-6) for request in coarse]
+    assert len({*map(tuple, coverage)}) > 1
 
 
 def test_a_number_is_the_centre_clip_of_that_video(demo_data):
@@ -65,7 +65,7 @@ def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     assert [n for batch in batches for n in batch["videos"]] == list(range(8))
     clips = [clip for batch in batches for clip in batch["clips"]]
     assert np.array_equal(clips, [theirs[n]["clip"] for n in range(8)])
-    assert "extents" not in batches[0]
+    assert "coverage" not in batches[0]
 
 
 def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
@@ -76,8 +76,8 @@ def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
             clips = VideoClips(pairs, BASE)
     assert clips.videos == list(listed.videos)
     assert np.array_equal(clips[REQUESTS[0]]["clip"], listed[REQUESTS[0]]["clip"])
-    scanned = [line for line in caplog.messages if line.endswith("videos to scan")]
-    assert [line.split()[-4] for line in scanned] == ["24", "0"]
+    scanned = [line for line in caplog.messages if line.endswith("must be scanned")]
+    assert [line.split()[0] for line in scanned] == ["24", "0"]
     assert len(list(cache.iterdir())) == 1
 
 
@@ -94,32 +94,42 @@ def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(demo_data, tmp_p
     good = [(video.path, 1) for video in VideoClips(demo_data / "val.csv", BASE).videos[:2]]
     clips = VideoClips([gone, *good], BASE)
     for requests in ([ClipRequest(0, 0, BASE, 0), ClipRequest(1, 0, BASE, 0)], [0, 1]):
-        with pytest.warns(UserWarning, match=r"takes the place of .*gone.mp4: cannot be opened"):
+        with pytest.warns(
+            UserWarning, match=r"gone.mp4 is replaced by another video: cannot be opened"
+        ):
             batch = clips.__getitems__(requests)
         assert batch["labels"].tolist() == [1, 1]
     assert batch["videos"].tolist() == [1, 1]
     assert np.array_equal(batch["clips"][0], batch["clips"][1])
-    with pytest.raises(ValueError, match=r"none of 1 videos can be read.*gone.mp4"):
+    with pytest.raises(ValueError, match=r"none of the 1 videos can be read.*gone.mp4"):
         VideoClips([gone], BASE)
 
 
 def test_torchs_own_collate_function_is_refused(demo_data):
-    with pytest.raises(ValueError, match="this is a whole mini-batch: give collate_fn"):
+    with pytest.raises(ValueError, match=r"Pass collate_fn=multigrid\.collate"):
         next(iter(DataLoader(VideoClips(demo_data / "val.csv", BASE), 2)))
 
 
 @pytest.mark.parametrize(
     ("videos", "options", "message"),
     [
-        ("gone.csv", {}, "gone.csv: no such file; give a csv file, or"),
-        ([], {}, r"give \(path, label\) pairs"),
-        (["ab"], {}, r"give \(path, label\) pairs"),
-        ([("a.mp4", 0), ("b.mp4", "left")], {}, r"give \(path, label\) pairs"),
-        ([("a.mp4", -1)], {}, r"give \(path, label\) pairs"),
-        ([("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))], {}, r"give \(path, label\) pairs"),
-        ([("a.mp4", 0)], {"stride": 0}, "stride 0, target_fps 30.0 and short_sides 37 to 46 make"),
-        ([("a.mp4", 0)], {"short_sides": (20, 30)}, "short_sides 20 to 30 make no clip"),
-        ([("a.mp4", 0)], {"short_sides": (50, 40)}, "short_sides 50 to 40 make no clip"),
+        ("gone.csv", {}, "gone.csv does not exist. Give the path of a csv file, or"),
+        ([], {}, r"videos must be \(path, label\) pairs"),
+        (["ab"], {}, r"videos must be \(path, label\) pairs"),
+        ([("a.mp4", 0), ("b.mp4", "left")], {}, r"videos must be \(path, label\) pairs"),
+        ([("a.mp4", -1)], {}, r"videos must be \(path, label\) pairs"),
+        (
+            [("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))],
+            {},
+            r"videos must be \(path, label\) pairs",
+        ),
+        (
+            [("a.mp4", 0)],
+            {"stride": 0},
+            r"stride is 0, target_fps 30.0 and short_sides \(37, 46\), but",
+        ),
+        ([("a.mp4", 0)], {"short_sides": (20, 30)}, r"short_sides \(20, 30\), but"),
+        ([("a.mp4", 0)], {"short_sides": (50, 40)}, r"short_sides \(50, 40\), but"),
     ],
 )
 def test_what_makes_no_clips_is_refused_in_a_line(videos, options, message):

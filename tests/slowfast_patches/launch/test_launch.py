@@ -187,7 +187,7 @@ def test_a_machine_does_not_wait_longer_than_is_said(start, environment, machine
         keys = ("NUM_SHARDS", 2, "SHARD_ID", machine, "DIST_JOIN_SECONDS", 1)
         status, said = end_of(start("nothing", *keys, ADDRESS=address, **environment))
     assert status == 2
-    assert f"did not meet at {address[6:]} within 1 s (DIST_JOIN_SECONDS)" in said
+    assert f"did not meet at {address[6:]} within DIST_JOIN_SECONDS (1 s)" in said
     assert said.count("\n") == 1
 
 
@@ -217,7 +217,9 @@ def test_ctrl_c_ends_a_machine_that_waits_for_others(start, free_port):
 
 @pytest.mark.parametrize("address", ["first:9999", "tcp://first", "tcp://first:x", "file:///here"])
 def test_invalid_addresses(address):
-    with pytest.raises(ValueError, match=f"--init-method {address} is .* tcp://HOST:PORT"):
+    with pytest.raises(
+        ValueError, match=f"--init-method is {address}, but must be tcp://HOST:PORT"
+    ):
         launch(load_recipe(None, ["NUM_GPUS", 0, "NUM_SHARDS", 2]), address, print)
 
 

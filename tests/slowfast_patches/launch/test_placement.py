@@ -97,15 +97,15 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
 @pytest.mark.parametrize(
     ("environment", "keys", "init_method", "said"),
     [
-        (TORCHRUN, ["NUM_SHARDS", 3], None, "Leave them out under torchrun"),
-        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "Leave them out under torchrun"),
-        (TORCHRUN, [], THERE, "Leave --init-method out"),
+        (TORCHRUN, ["NUM_SHARDS", 3], None, "torchrun sets .* Remove these"),
+        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "torchrun sets .* Remove these"),
+        (TORCHRUN, [], THERE, "Remove --init-method"),
         (TORCHRUN, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM_GPUS is 4"),
         (TORCHRUN | SHARED, [], None, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
-        (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "Leave them out under srun"),
+        (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "srun sets .* Remove these"),
         (ONE_TASK_A_GPU, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM"),
         (ONE_TASK_A_GPU | {"SLURM_STEP_NUM_TASKS": "15"}, [], None, "15 tasks on 2 machines"),
-        ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID 2 must be from 0 to"),
+        ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID is 2, but must be from 0 to"),
     ],
 )
 def test_launchers_that_contradict_each_other(environment, keys, init_method, said):

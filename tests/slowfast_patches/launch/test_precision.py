@@ -47,7 +47,7 @@ def test_what_a_recipe_says_stays_and_what_is_not_decided_is_refused(processor):
     for mixed in (True, False):
         asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", mixed, "NUM_GPUS", 0])
         assert resolve(asked).train.mixed_precision is mixed
-    with pytest.raises(ValueError, match="is auto here, and not decided"):
+    with pytest.raises(ValueError, match="auto has not been resolved"):
         Precision(load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto"]), torch.device("cpu"))
 
 

@@ -81,7 +81,7 @@ def test_files_of_this_numpy(protocol: int, tmp_path: Path):
     ("content", "said"),
     [
         (pickle.dumps({"conv1_w": SCALE}), "KeyError 'blobs'"),
-        (pickle.dumps({"blobs": {1: SCALE}}), "names of blobs must be texts"),
+        (pickle.dumps({"blobs": {1: SCALE}}), "names of blobs must be strings"),
         (python2_binary({"conv1_w": KERNEL})[:-40], "cannot be read"),
         (b"version https://git-lfs", "cannot be read as a Caffe2 checkpoint: UnpicklingError"),
     ],
@@ -110,7 +110,7 @@ def assert_refused(content: bytes, name: str) -> None:
     path = written(Path.cwd(), content)
     with pytest.raises(ValueError) as caught:
         read_blobs(path)
-    assert str(caught.value).startswith(f"{name} in {path} is refused: ")
+    assert str(caught.value).startswith(f"{path} is refused because it contains {name}. ")
 
 
 class Calls:

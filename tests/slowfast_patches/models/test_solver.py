@@ -93,7 +93,7 @@ def test_gradients_are_clipped_by_value_or_by_norm(overrides, expected):
         ("even", "SOLVER.CLASS_WEIGHTS must be balanced, a list"),
         ([1, 0], "SOLVER.CLASS_WEIGHTS must be balanced, a list"),
         ([1, 2, 3], "SOLVER.CLASS_WEIGHTS has 3 weights, but MODEL.NUM_CLASSES is 2. Set one"),
-        (2, "SOLVER.CLASS_WEIGHTS takes a list or a string, not 2"),
+        (2, "SOLVER.CLASS_WEIGHTS must be a list or a string, not 2"),
     ],
 )
 def test_other_weights_are_refused(weights, message):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from multigrid import Shape, Step, prepare_step
+from multigrid import ScheduleStep, Shape, prepare_step
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models import transformer
@@ -147,7 +147,7 @@ def test_a_folder_without_weights_starts_from_scratch_and_that_is_said(folder, t
     shutil.copy(folder / "config.json", tmp_path)
     with caplog.at_level(logging.INFO):
         assert list(built(tmp_path).state_dict()) == list(built(folder).state_dict())
-    assert f"{tmp_path} has no *.safetensors: the model starts from random weights" in caplog.text
+    assert f"{tmp_path} has no *.safetensors, so the model starts from random" in caplog.text
 
 
 def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
@@ -171,16 +171,19 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     assert "HF.CONFIG.image_size has no effect. Set DATA.TRAIN_CROP_SIZE" in message(image_size=8)
     assert "expected int, got str" in message(hidden_size="wide")
     endless = ("HF.CONFIG.layer_norm_eps", "1e400")
-    assert "HF.CONFIG.layer_norm_eps is inf. Give a finite number" in message("videomae", *endless)
+    assert "HF.CONFIG.layer_norm_eps is inf, but must be a finite" in message("videomae", *endless)
     assert "is not a multiple of the number of attention heads" in message(hidden_size=9)
-    assert "16 pixels, which do not divide 40" in message("videomae", "DATA.TRAIN_CROP_SIZE", 40)
+    assert "multiple of 16, the pixels of a patch, but is 40" in message(
+        "videomae", "DATA.TRAIN_CROP_SIZE", 40
+    )
     shutil.copy(folder / "config.json", tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     assert "pytorch_model.bin, a pickle, which can run code" in message(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": "vit"}))
-    assert "vit, which is not supported. Give a timesformer, videomae, vivit or vjepa2" in message(
-        tmp_path
+    assert (
+        "vit, which is not supported. Set HF.MODEL to a model of the type timesformer, videomae, "
+        "vivit or vjepa2" in message(tmp_path)
     )
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'slowfast-multigrid[transformers]'" in message()
@@ -239,11 +242,11 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(hub, monkeypatch, caplog):
         monkeypatch.setattr(constants, "ENDPOINT", address)
         with pytest.raises(ValueError, match=r"some-org/videomae .* cannot be downloaded"):
             built("some-org/videomae")
-    assert "does not answer within 0.1 s" in caplog.text
+    assert "did not answer within 0.1 s" in caplog.text
 
 
 def test_a_name_that_cannot_be_fetched_is_said_in_a_line(hub):
-    with pytest.raises(ValueError, match=r"^HF.MODEL no-org/x is not a folder here, and.*\.$"):
+    with pytest.raises(ValueError, match=r"^HF.MODEL no-org/x is not a folder, and.*\.$"):
         built("no-org/x")
 
 
@@ -270,7 +273,7 @@ def test_a_models_configuration_is_a_mapping_whose_values_can_be_set_one_by_one(
     assert dict(found.replaced({"HF.DROP_PATH": 0.5}).hf.config) == expected
     nested = load_recipe(None, ["HF.CONFIG", "{'rope': {'theta': [1, 2]}}"])
     assert parse_recipe(nested.text, "its text") == nested
-    with pytest.raises(ValueError, match=r"HF.CONFIG takes a mapping .*, not 3"):
+    with pytest.raises(ValueError, match=r"HF.CONFIG must be a mapping .*, not 3"):
         load_recipe(None, ["HF.CONFIG", 3])
     with pytest.raises(ValueError, match=r"HF.CONFIG.a.b is not a config key"):
         load_recipe(None, ["HF.CONFIG.a.b", 3])
@@ -282,10 +285,10 @@ def test_what_transformers_do_not_have_is_said(caplog):
         recipe("videomae", *keys, "SOLVER.ACCUMULATION_STEPS", 2, "MODEL.DROPOUT_RATE", 0.1)
     )
     assert caplog.messages == [
-        "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN. Leave it "
-        "out, or set False.",
+        "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN. Remove it, "
+        "or set False.",
         "MODEL.DROPOUT_RATE 0.1 has no effect with MODEL.ARCH hf, whose dropout rates are in "
-        "HF.CONFIG, e.g. hidden_dropout_prob. Leave it out, or set 0.5.",
+        "HF.CONFIG, e.g. hidden_dropout_prob. Remove it, or set 0.5.",
     ]
     with pytest.raises(ValueError, match=r"COMPILE True is not possible with MODEL\.ARCH hf: "):
         check_recipe(recipe("videomae", *keys, "TRAIN.COMPILE", True))
@@ -293,9 +296,9 @@ def test_what_transformers_do_not_have_is_said(caplog):
 
 def test_a_shape_that_is_no_whole_number_of_patches_is_refused_with_the_way_out():
     check_shapes(recipe(), [Shape(8, 2, 48)])
-    with pytest.raises(ValueError, match=r"8×4×45²: a patch is 16 pixels.*SIZE_DIVISOR 16"):
+    with pytest.raises(ValueError, match=r"8×4×45²: the crop .* multiple of 16,.*SIZE_DIVISOR 16"):
         check_shapes(recipe(), [Shape(8, 4, 45)])
-    with pytest.raises(ValueError, match=r"8×3×32²: a patch is 2 frames"):
+    with pytest.raises(ValueError, match=r"8×3×32²: the number of frames must be a multiple of 2"):
         check_shapes(recipe(), [Shape(8, 3, 32)])
     with pytest.raises(ValueError, match=r"×4×40²"):
         check_shapes(recipe("videomae", "DATA.TEST_CROP_SIZE", 40), [])
@@ -341,7 +344,7 @@ def test_a_layers_rate_is_a_part_of_the_next_ones_and_positions_do_not_decay():
     asked += ["SOLVER.LAYER_DECAY", 0.5, "SOLVER.ZERO_WD_1D_PARAM", True]
     model = built("vivit")
     optimizer = build_optimizer(recipe("vivit", *asked), model)
-    prepare_step(Step(0, 0, Shape(1, 4, 16), 0.8, None, 0, 0.0), model, optimizer)
+    prepare_step(ScheduleStep(0, 0, Shape(1, 4, 16), 0.8, None, 0, 0.0), model, optimizer)
     names = {parameter: name for name, parameter in model.named_parameters()}
     found = {
         names[parameter]: (group["lr"], group["weight_decay"])

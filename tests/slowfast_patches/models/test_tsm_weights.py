@@ -100,8 +100,8 @@ def test_a_published_model_scores_here_what_its_2d_network_scores(
 @pytest.mark.parametrize(
     ("every", "arch", "counts"),
     [
-        (2, "tsm", "9 blocks, this one in 16"),  # as in their ResNet-101
-        (1, "c2d", "16 blocks, this one in 0"),
+        (2, "tsm", "9 blocks, but this model in 16"),  # as in their ResNet-101
+        (1, "c2d", "16 blocks, but this model in 0"),
     ],
 )
 def test_shifts_elsewhere_are_said_and_refused_for_a_test(
@@ -109,7 +109,7 @@ def test_shifts_elsewhere_are_said_and_refused_for_a_test(
 ):
     model, path = made(arch=arch), saved(published(every=every), tmp_path)
     before = model.head.projection.weight.clone()
-    with pytest.raises(ValueError, match=f"not of this model: .* shifts channels in {counts}"):
+    with pytest.raises(ValueError, match=f"not from this model: .* shifts channels in {counts}"):
         load_weights(model, path, complete=True, section="TEST")
     assert torch.equal(model.head.projection.weight, before)
     load_weights(model, path)

@@ -176,7 +176,7 @@ TIMED = ("--gpus", "8", "--gpus-per-node", "8", "--network", "1", "--step-second
     [
         (["--gpus", "12"], "Use 8 or 16"),
         (["TRAIN.BATCH_SIZE", "12"], "BN"),
-        (["NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 does not divide over the 3 GPUs"),
+        (["NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 is not divisible by"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(tool, short_cycle_recipe, refused, arguments, message):

@@ -77,7 +77,9 @@ def test_a_thinned_schedule_names_the_key_that_turns_it_off(schedule, caplog):
         assert not caplog.messages
         affordable_evaluations(recipe, schedule, 30, _clips)
     [message] = caplog.messages
-    assert message.startswith("6 evaluations would cost 21 % of the training. Keeping 2 (7 %)")
+    assert message.startswith(
+        "6 evaluations would take 21 % of the training FLOPs. Only 2 evaluations (7 %)"
+    )
     assert "TRAIN.EVAL_MAX_SHARE 0" in message
 
 

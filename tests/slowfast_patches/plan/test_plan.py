@@ -82,7 +82,7 @@ def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_e
     assert rows[6][:3] == ["5", "2", "fine-tuning"]
     assert ["iterations", "36", "102", "2.83×", "fewer"] in rows
     assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "equal"] in rows
-    assert "warning: 18 iterations follow the last coarse shape" in text
+    assert "warning: the training ends with 18 iterations at the baseline's shape" in text
     enough = make_plan(long_cycle(136 * (MIN_FINAL_ITERATIONS // 18 + 1)), lambda *_: 1.0)
     assert "iterations follow" not in format_plan(enough)
 
@@ -98,13 +98,13 @@ def test_cycles_that_do_not_fit_the_length_are_warned_of_with_the_line_to_write(
 
 def test_a_training_is_summed_up_in_a_paragraph():
     assert plan_summary(make_plan(long_cycle(136), lambda *_: 1.0)) == (
-        "the training has 36 iterations (the baseline: 102), or 6.0 passes over 136 videos. A "
-        "mini-batch has 64 clips of 4 frames of 45² pixels, in the end 8 clips of 16 frames of "
-        "64² pixels. plan.txt lists all phases"
+        "The training has 36 iterations (the baseline: 102), or 6.0 epochs of 136 videos. A "
+        "mini-batch has 64 clips of 4 frames of 45² pixels, and in the end 8 clips of 16 frames "
+        "of 64² pixels. plan.txt lists all phases."
     )
     baseline = make_schedule(Shape(8, 16, 64), 136, CosineRate(0.1, 6.0), cycles=None)
     text = plan_summary(make_plan(baseline, lambda *_: 1.0))
-    assert "102 iterations, or 6.0 passes" in text
+    assert "102 iterations, or 6.0 epochs" in text
     assert "A mini-batch has 8 clips of 16 frames of 64² pixels. " in text
 
 

@@ -73,7 +73,7 @@ def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
     text = capsys.readouterr().out
     (line,) = [line for line in text.splitlines() if line.startswith("time ")]
     assert line.split() == ["time", "48", "min", "84", "min", "1.75×", "fewer"]
-    assert "Wall-clock speed-up: 1.75×, without loading and evaluation" in text
+    assert "Wall-clock speed-up: 1.75×, not counting data loading" in text
     assert f"{times}, measured on Abacus 9 (cpu), 2026-01-02" in text
 
 
@@ -90,9 +90,9 @@ def test_a_time_holds_for_every_recipe_whose_processes_have_that_many_clips(reci
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["MODEL.NUM_CLASSES", 5], "of another model: MODEL.NUM_CLASSES 4 there, 5 here"),
+        (["MODEL.NUM_CLASSES", 5], "for another model: MODEL.NUM_CLASSES 4 there, 5 here"),
         (["NUM_GPUS", 8], "device cpu there, cuda here"),
-        (["TRAIN.BATCH_SIZE", 16], "no time for 64×16×32² on 1 process(es), 64 clips each"),
+        (["TRAIN.BATCH_SIZE", 16], "no time for 64×16×32² on 1 process(es) with 64 clips each"),
     ],
 )
 def test_times_of_another_recipe_are_refused_with_a_way_out(
@@ -130,7 +130,7 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
     assert "multigrid.json" in timing.source
     with pytest.raises(MisfitError) as misfit:
         measured_timing(files[:2], cfg)
-    assert "other.json is of another model" in str(misfit.value)
+    assert "other.json is for another model" in str(misfit.value)
     assert "baseline.json has no time for" in str(misfit.value)
 
 
@@ -140,7 +140,7 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
         (lambda data: "{", "JSON"),
         (lambda data: {k: v for k, v in data.items() if k != "model"}, "'model'"),
         (lambda data: data | {"format": 2}, "format"),
-        (lambda data: data | {"shapes": []}, "no shapes"),
+        (lambda data: data | {"shapes": []}, "at least one shape"),
     ],
 )
 def test_files_that_are_none_are_refused_by_name(recipe, tmp_path, change, message):

@@ -212,9 +212,9 @@ def test_the_verdict_by_hand(study, write_run):
     assert last == f"Verdict: {said}"
     assert error == "± in the verdict is the standard error of 48 videos and 1 seed."
     assert warning.startswith("Warning: Evaluation and test took longer than training in multigrid")
-    # 18.8 - 2 · 5.6 is below chance; 6 iterations follow the last coarse shape
+    # 18.8 - 2 · 5.6 is below chance; the training ends with 6 iterations at the baseline's shape
     assert report["warnings"][1].startswith("The accuracy of multigrid is hardly above chance")
-    assert "follow the last coarse shape" in report["warnings"][0]
+    assert "at the baseline's shape" in report["warnings"][0]
     top = text.partition("![")[0]
     assert all(paragraph in top for paragraph in [said, *report["warnings"]])
     assert cells_of(text, "chance")[-2:] == ["12.5", ""]

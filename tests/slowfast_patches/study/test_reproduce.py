@@ -372,4 +372,4 @@ def test_the_command_queues_what_is_missing(
     keys = ["MODEL.NUM_CLASSES", 8, "SOLVER.LENGTH", 2]
     status, out, err = cli("table4", "--slurm", "gpu", "--output", tmp_path / "out", *inputs, *keys)
     assert status == 0, err
-    assert "2 jobs queued: 4242_0, 4242_1" in out
+    assert "2 jobs submitted: 4242_0, 4242_1" in out

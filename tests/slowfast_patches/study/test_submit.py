@@ -40,7 +40,7 @@ def test_its_job_is_the_run_itself_and_there_is_one_at_a_time(
     short += ["TRAIN.EVAL_PERIOD", 99, "BN.USE_PRECISE_STATS", False]
     status, said, _ = submit(*short)
     assert status == 0
-    assert "job 4242 is queued" in said
+    assert "Submitted job 4242" in said
     assert "Global batch: 1 × TRAIN.BATCH_SIZE 4 = 4 clips; SOLVER.BASE_LR 0.01" in said
     cluster.state("PENDING")
     status, _, refused = submit(*short, data=tmp_path)  # no list, no plan
@@ -75,7 +75,7 @@ def test_a_refusal_of_sbatch_is_passed_on(submit: Callable, cluster: Any, tmp_pa
     (cluster.folder / "sbatch").write_text("#!/bin/sh\necho 'invalid partition' >&2; exit 1\n")
     status, _, said = submit(data=tmp_path)
     assert status == 2
-    assert "sbatch refuses the jobs" in said
+    assert "SLURM rejected the jobs" in said
     assert "invalid partition" in said
     assert not list(tmp_path.rglob("jobs.json"))
 
@@ -99,11 +99,11 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--gpus-per-node", 3], "does not divide over 3 processes"),
+        (["--gpus-per-node", 3], "does not divide evenly over 3 processes"),
         (["--nodes", 2, "NUM_SHARDS", 2], "--nodes 2 sets NUM_SHARDS"),
         (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
-        (["--hours", 0.01], "too short for a warning 120"),
-        (["--warning-seconds", 0], "1 to 65535 seconds before its end, not 0"),
+        (["--hours", 0.01], "longer than the warning time of 120"),
+        (["--warning-seconds", 0], "is 0 seconds, but must be from 1 to 65535"),
         (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "not a PyTorch checkpoint"),
     ],
 )

@@ -64,13 +64,13 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("SOLVER.BASE_RL", 1), ("SOLVER.BASE_RL is not a config key", "SOLVER.BASE_LR?")),
         (("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2), ("NUM_SHARDS 2", "--init-method")),
         (("SLOWFAST.ALPHA", 4), ("SLOWFAST.ALPHA 4", "ALPHA of at most 2")),
-        (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),
+        (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv does not exist",)),
         (("DATA.PATH_PREFIX", "/nowhere"), ("None of the first", "DATA.PATH_PREFIX")),
-        (("MODEL.NUM_CLASSES", 5), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),
+        (("MODEL.NUM_CLASSES", 5), ("has the names of 8 classes. Set MODEL.NUM_CLASSES 8",)),
         (("TRAIN.ENABLE", False), ("no model to test", "TEST.CHECKPOINT_FILE_PATH")),
         (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "no weights to inflate")),
         (("TRAIN.FREEZE", "s1"), ("TRAIN.FREEZE s1 would freeze random", "CHECKPOINT_FILE_PATH")),
-        (("TRAIN.FREEZE", "s9"), ("TRAIN.FREEZE s9 names no parameter", "backbone")),
+        (("TRAIN.FREEZE", "s9"), ("TRAIN.FREEZE s9 matches no parameter", "backbone")),
         (("TRAIN.CHECKPOINT_FILE_PATH", "none.pyth"), ("none.pyth: there is no such file",)),
         (("RNG_SEED", -1), ("RNG_SEED must be 0 or more, not -1",)),
     ],
@@ -136,7 +136,7 @@ def test_a_run_that_is_continued_keeps_its_number_of_classes(
 ):
     """Its checkpoints have a head of that size: a refusal would strand it."""
     cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
-    with pytest.raises(ValueError, match=r"set MODEL.NUM_CLASSES 8"):
+    with pytest.raises(ValueError, match=r"Set MODEL.NUM_CLASSES 8"):
         run_module._check_training(cfg, 1)
     checkpoints.save(tmp_path, made())
     run_module._check_training(cfg, 1)

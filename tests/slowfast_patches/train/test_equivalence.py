@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from multigrid import ClipPlan, ClipRequest, Schedule, Step, average_running_stats
+from multigrid import ClipPlan, ClipRequest, Schedule, ScheduleStep, average_running_stats
 from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
@@ -69,7 +69,7 @@ def recorded_states() -> Iterator[list[dict[str, Tensor]]]:
     def keep(trainer: Trainer) -> None:
         states.append({k: v.clone() for k, v in trainer.model.state_dict().items()})
 
-    def recording(trainer: Trainer, step: Step) -> None:
+    def recording(trainer: Trainer, step: ScheduleStep) -> None:
         average_running_stats(trainer.model)
         keep(trainer)
         validate(trainer, step)

@@ -108,7 +108,7 @@ def test_all_classes_at_most_and_numbers_where_there_are_no_names(
     lines = out.splitlines()[1:]
     assert sorted(line.split("%")[1].strip() for line in lines) == [f"class {n}" for n in range(8)]
     assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
-    assert err.startswith("warning: Class indices are shown")
+    assert err.startswith("warning: the class names are unknown")
 
 
 def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_reported(
@@ -122,7 +122,7 @@ def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_report
     status, out, err = predict(*options, videos[0], "no/such.mp4", bad, *nowhere)
     assert status == 1
     first, second, third = err.splitlines()
-    assert first == f"Using the checkpoint {trained}."
+    assert first == f"Using the checkpoint {trained}"
     assert second == "no/such.mp4 cannot be opened: No such file or directory"
     assert third.startswith(f"{bad} cannot be opened: ")
     assert out == predict("--checkpoint", trained, videos[0])[1]
@@ -152,7 +152,7 @@ def test_a_folder_of_videos_stands_for_these(trained, videos, predict, tmp_path)
     assert out.splitlines()[::2] == paths
     assert [row[0] for row in csv.reader(table.open())][1:] == paths
     status, _, err = predict("--checkpoint", trained, table.parent)
-    assert (status, err) == (1, f"{table.parent} is a folder without JPEG files\n")
+    assert (status, err) == (1, f"{table.parent} is a folder that contains no JPEG files\n")
 
 
 def test_a_video_that_was_not_copied_to_its_end_is_named(trained, predict, tmp_path):
@@ -161,7 +161,7 @@ def test_a_video_that_was_not_copied_to_its_end_is_named(trained, predict, tmp_p
     cut.write_bytes(whole.read_bytes()[:-3000])
     status, out, err = predict("--checkpoint", trained, "--top", 1, whole, cut)
     assert (status, len(out.splitlines())) == (0, 4)
-    assert re.fullmatch(f"warning: {cut} is cut off: \\d+ of its frames are missing.*\n", err)
+    assert re.fullmatch(f"warning: {cut} is truncated: \\d+ frames are missing.*\n", err)
 
 
 def test_a_video_of_which_a_part_decodes_and_one_of_a_frame_are_named(trained, predict, tmp_path):
@@ -170,8 +170,8 @@ def test_a_video_of_which_a_part_decodes_and_one_of_a_frame_are_named(trained, p
     status, out, err = predict("--checkpoint", trained, "--top", 1, part, one)
     assert (status, len(out.splitlines())) == (0, 4)
     first, second = err.splitlines()
-    assert first.startswith(f"warning: {part} cannot be decoded whole: 1 of 50 frames")
-    assert second.startswith(f"warning: {one} has one frame")
+    assert first.startswith(f"warning: {part} cannot be decoded completely: 1 of 50 frames")
+    assert second.startswith(f"warning: {one} has only one frame")
 
 
 def test_weights_alone_need_their_recipe(trained, weights, recipe, videos, predict):
@@ -197,12 +197,12 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
         (("--checkpoint", tmp_path), (), "There is no checkpoint"),
         (("--checkpoint", garbage), (), "cannot be read"),
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
-        (recipe, ("MODEL.NUM_CLASSES", 5), "is not of this model"),
+        (recipe, ("MODEL.NUM_CLASSES", 5), "is not from this model"),
         (("--checkpoint", trained), ("TEST.NUM_SPATIAL_CROPS", 2), "1 or 3"),
         (
             ("--checkpoint", trained, "--classes", few),
             (),
-            "few.txt has 2 class names, but the model has 8",
+            "few.txt has 2 names, but the model has 8",
         ),
     ]
     for options, overrides, message in cases:
@@ -235,7 +235,7 @@ def test_a_model_is_loaded_by_its_folder_and_exported(
     path = tmp_path / "new" / "model.pt2"
     status, out, err = predict("--checkpoint", multigrid_run, "--export", path)
     assert (status, out) == (0, "")
-    assert err.endswith(f"Program written to {path}.\n")
+    assert err.endswith(f"Program written to {path}\n")
     extra = {"classes.json": ""}
     program = torch.export.load(path, extra_files=extra).module()
     assert json.loads(extra["classes.json"]) == list(model.class_names)

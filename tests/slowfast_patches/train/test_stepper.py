@@ -201,12 +201,12 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "bn_size", "processes", "said"),
     [
-        (2, None, 1, r"set BN\.GROUP_SIZE to the number of clips"),
+        (2, None, 1, r"Set BN\.GROUP_SIZE to the number of clips"),
         (
             4,
             2,
             2,
-            r"2 process\(es\) has 16 clips in BN groups of 8,.*.* Set it to a divisor of 2, or",
+            r"2 process\(es\) has 16 clips in BN groups of 8,.* Set .*STEPS to a divisor of 2, or",
         ),
     ],
 )

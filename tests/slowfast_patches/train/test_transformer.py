@@ -63,18 +63,18 @@ def stepper(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Stepper:
     return Stepper(recipe, build_model(recipe, grouped_bn=True), CPU)
 
 
-def test_each_part_is_told_the_extents_of_its_clips_and_what_follows_none(stepper):
+def test_each_part_is_told_the_coverage_of_its_clips_and_what_follows_none(stepper):
     step = schedule_of(stepper.recipe, 24).at(2)
     clips = step.shape.batch
     batch = made_up_batch(stepper.recipe, clips, step.shape)
     follower = next(m for m in stepper.model.modules() if isinstance(m, FollowsGrid))
     plain = float(stepper.forward_backward(step, batch).loss)
-    with mock.patch.object(follower, "set_extents", wraps=follower.set_extents) as told:
+    with mock.patch.object(follower, "set_coverage", wraps=follower.set_coverage) as told:
         whole = float(
-            stepper.forward_backward(step, batch | {"extents": torch.ones(clips, 2)}).loss
+            stepper.forward_backward(step, batch | {"coverage": torch.ones(clips, 2)}).loss
         )
         half = torch.linspace(0.25, 1, 2 * clips).view(clips, 2)
-        found = float(stepper.forward_backward(step, batch | {"extents": half}).loss)
+        found = float(stepper.forward_backward(step, batch | {"coverage": half}).loss)
     values = [call.args[0] for call in told.call_args_list]
     assert [value is None for value in values] == [False, False, True] * 2
     torch.testing.assert_close(values[3], half[0::2])

@@ -1,4 +1,4 @@
-"""Open video files and JPEG files. Every failure is raised as an UnreadableVideoError."""
+"""Open video files and JPEG files. Raise UnreadableVideoError if that fails."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ CONTAINERS = (
     *("wtv", "dv", "ivf", "obu", "gif", "mjpeg", "mpegvideo", "m4v", "h264", "hevc", "vc1"),
     "yuv4mpegpipe",
 )
-"""FFmpeg demuxers of self-contained files. Others follow playlists to other files, render text as
-pictures, or interpret the file name as a pattern."""
+"""Names of the allowed FFmpeg demuxers, all of which read a single self-contained file.
+
+Demuxers not named here may open other files through a playlist, render text as pictures, or
+interpret the file name as a pattern.
+"""
 
 _DECODE_ERRORS = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
-"""Errors that damaged files cause. Other errors, such as TypeError, are bugs and end the run."""
+"""Error types that a damaged file can cause. All other errors, such as TypeError, are bugs and end
+the run."""
 _LENIENT: dict[str, Any] = (
     {"metadata_errors": "replace"} if av.__version__.startswith("18.") else {}
 )
-"""Arguments of `av.open` that accept metadata in unknown encodings. PyAV 19 always accepts them."""
+"""Arguments for `av.open` that make PyAV 18 accept metadata that is not UTF-8. PyAV 19 always
+accepts such metadata."""
 _JPEG = (".jpg", ".jpeg")
 _VIDEOS = (
     *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"),
@@ -46,9 +51,13 @@ _WITHOUT_LENGTH = frozenset([0x00, 0x01, *range(0xD0, 0xDA), 0xFF])
 _JPEG_BEGIN = b"\xff\xd8"
 _JPEG_SCAN = b"\xff\xda"
 _MAX_SCANS = 256
-"""Progressive files have about ten scans. Each is a pass over the whole picture."""
+"""Maximum number of scans in a JPEG file. Progressive JPEG files have about ten scans, and decoding
+each scan takes a pass over the whole picture."""
 _JPEG_END = b"\xff\xd9"
-"""Final marker (ITU-T T.81). Decoders fill the missing part of a truncated file with grey."""
+"""Marker at the end of every complete JPEG file (ITU-T T.81).
+
+A decoder does not report a truncated file, but fills the missing part with grey.
+"""
 
 
 @contextlib.contextmanager
@@ -68,28 +77,30 @@ def open_video(
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video file and yield the container and its first video stream.
 
-    Other streams are discarded. FFmpeg opens no other files and no format outside `CONTAINERS`.
-    Frames with more pixels than `limits` allow are not decoded, even if the frame size changes
-    within the stream.
+    All streams except the first video stream are discarded. FFmpeg accepts only the formats in
+    `CONTAINERS` and does not open other files. Frames with more pixels than `limits` allows are not
+    decoded, even if the frame size changes within the stream.
 
     Args:
         path: The video file.
-        threads: Decoder threads.
-        streams: Number of streams in the file, if known. FFmpeg then need not decode frames to
-            probe them, which for large frames takes as long as reading half a clip.
+        threads: Number of decoder threads. 0 lets the codec choose.
+        streams: Number of streams in the file, or 0 if unknown. If the number is known, FFmpeg does
+            not decode frames to find the streams. For large frames, this saves as much time as
+            reading half a clip takes.
         limits: Limits on what may be decoded.
 
     Raises:
-        UnreadableVideoError: The file cannot be opened, has no video stream, or its frames are too
-            large.
+        UnreadableVideoError: The file cannot be opened, has no video stream, or has too large
+            frames.
     """
     check_regular(path)
     bound = {"max_pixels": str(min(limits.pixels, _FFMPEG_MAX_PIXELS))}
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(CONTAINERS)}
-    # Applies to the decoders that FFmpeg opens to probe the streams, not to the one used below.
+    # This option affects only the decoders with which FFmpeg probes the streams.
     probing = {"skip_frame": "all"} if streams else {}
     try:
-        # Without "file:", a colon in the name would be taken for the end of a protocol.
+        # Without the prefix "file:", FFmpeg would take the part of a file name before a colon for a
+        # protocol.
         container = av.open(
             f"file:{path}",
             options=allowed | bound | probing,
@@ -97,7 +108,7 @@ def open_video(
         )
     except av.ArgumentError as error:
         raise UnreadableVideoError(
-            "cannot be opened: is none of the formats that hold a video (see docs/data.md)"
+            "cannot be opened: the file is not in a supported video format (see docs/data.md)"
         ) from error
     except (av.FFmpegError, OSError, ValueError) as error:
         raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
@@ -109,7 +120,7 @@ def open_video(
             if other is not stream:
                 other.discard = Discard.all
         if stream.codec_context is None:
-            raise UnreadableVideoError("is of a codec that cannot be decoded")
+            raise UnreadableVideoError("uses a codec that FFmpeg cannot decode")
         limits.check_pixels(stream.width, stream.height)
         stream.codec_context.thread_count = threads
         stream.codec_context.options = bound
@@ -133,7 +144,7 @@ def check_regular(path: str, name: str = "") -> None:
     except (OSError, ValueError) as error:
         raise UnreadableVideoError(f"{name}cannot be opened: {_reason(error)}") from error
     if not is_regular:
-        raise UnreadableVideoError(f"{name}cannot be opened: is not a regular file")
+        raise UnreadableVideoError(f"{name}cannot be opened: the path is not a regular file")
 
 
 def frame_files(folder: str) -> list[str]:
@@ -162,15 +173,15 @@ def read_jpeg(
 
     Args:
         folder: The folder of the file.
-        name: The file name.
+        name: The name of the file in the folder.
         mode: An OpenCV read mode, which may request a reduced size.
-        limits: Limits on the file and picture size.
+        limits: Limits on the file size and the number of pixels.
 
     Returns:
-        The picture, (H, W, 3) BGR.
+        The picture, (H, W, 3) uint8 BGR.
 
     Raises:
-        UnreadableVideoError: The file is not a JPEG, is truncated, or is beyond the limits.
+        UnreadableVideoError: The file is not a JPEG, is truncated, or exceeds a limit.
     """
     content, _ = _read_head(folder, name, limits)
     image = None
@@ -178,7 +189,7 @@ def read_jpeg(
         buffer = np.frombuffer(content, np.uint8)
         image = cv2.imdecode(buffer, mode | cv2.IMREAD_IGNORE_ORIENTATION)
     if image is None:
-        raise UnreadableVideoError(f"cannot be decoded: {name} is not a whole JPEG")
+        raise UnreadableVideoError(f"cannot be decoded: {name} is not a complete JPEG file")
     return cast(NDArray[np.uint8], image)
 
 
@@ -186,7 +197,7 @@ def jpeg_size(folder: str, name: str, *, limits: ReadingLimits = LIMITS) -> tupl
     """Return the width and height of a JPEG file, read from its header.
 
     Raises:
-        UnreadableVideoError: The file is not a JPEG, or is beyond the limits.
+        UnreadableVideoError: The file is not a JPEG, or exceeds a limit.
     """
     with translate_decode_errors():
         return _read_head(folder, name, limits)[1]
@@ -201,19 +212,23 @@ def _read_head(folder: str, name: str, limits: ReadingLimits) -> tuple[bytes, tu
         content = file.read()
     width, height = _sides(content) if content.startswith(_JPEG_BEGIN) else (0, 0)
     if not width or not height:
-        raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG")
+        raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG file")
     limits.check_pixels(width, height)
     if (scans := content.count(_JPEG_SCAN)) > _MAX_SCANS:
         raise UnreadableVideoError(
-            f"cannot be decoded: {name} has {scans} scans, more than {_MAX_SCANS}"
+            f"cannot be decoded: the JPEG file {name} has {scans} scans, but at most {_MAX_SCANS} "
+            "are allowed"
         )
     return content, (width, height)
 
 
 def _sides(jpeg: bytes) -> tuple[int, int]:
-    """Return the width and height in the frame header (ITU-T T.81, B.2.2), or 0, 0 without one.
+    """Read the width and height from the frame header of a JPEG file (ITU-T T.81, B.2.2).
 
-    Opening the picture with a library for this would take a third of the time of decoding it.
+    Getting the size from an image library would take a third of the time of decoding the picture.
+
+    Returns:
+        The width and height in pixels, or (0, 0) if the file has no frame header.
     """
     position = jpeg.find(b"\xff", len(_JPEG_BEGIN))
     while 0 <= position < len(jpeg) - 8:

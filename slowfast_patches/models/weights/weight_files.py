@@ -1,4 +1,4 @@
-"""Reading of weight files: their kind, and their tensors under the names in the file."""
+"""Download, format check and reading of weight files."""
 
 from __future__ import annotations
 
@@ -25,32 +25,36 @@ from slowfast_patches.utils.files import atomic_write, check_archive
 logger = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 30.0
+"""Maximum time that a server may take to answer during a download."""
 _MOST_SECONDS = 4 * 3600.0
+"""Maximum duration of a download."""
 _MOST_BYTES = 1 << 34
-"""Bounds on fetching a file: without an answer, and in all."""
+"""Maximum size of a downloaded file."""
 _STATES = ("model_state", "state_dict", "model")
-"""Keys under which a PyTorch checkpoint may hold its state dict. Otherwise it is the state dict."""
+"""Keys under which a PyTorch checkpoint may contain a state dict. A file without any of these keys
+is itself a state dict."""
 
 _LEGACY_MARK = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""Magic number of files from torch before 1.6, after the two bytes of the pickle protocol."""
+"""Magic number in files from torch before 1.6. It follows two bytes with the pickle protocol."""
 
 _OPTIMIZER_BLOB = re.compile(r".*_momentum|lr|model_iter")
 
 
 def local_file(path: str | Path) -> Path:
-    """Return the path of a file, downloading it first if it is given by an https address.
+    """Return the local path of a file. If `path` is an https address, download the file first.
 
-    Downloads are kept in the folder FVCORE_CACHE, which is ~/.torch by default.
+    Downloads are stored in the folder that the environment variable FVCORE_CACHE names, by default
+    ~/.torch. A file that is already in the folder is not downloaded again.
 
     Raises:
         ValueError: The file cannot be downloaded.
     """
     address = str(path)
     if address.startswith("http://"):
-        raise ValueError(f"{address} can be changed by others on its way; give an https address")
+        raise ValueError(f"{address} is not safe against tampering; give an https address instead")
     if not address.startswith("https://"):
         return Path(path)
-    # No part of the address may lead out of the folder.
+    # Use a hash and the last part of the address only, so that the path stays inside the folder.
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
     name = urlsplit(address).path.rpartition("/")[2][-100:]
     file = Path(os.environ.get("FVCORE_CACHE", "~/.torch")).expanduser() / f"{digest}-{name}"
@@ -59,18 +63,18 @@ def local_file(path: str | Path) -> Path:
             file.parent.mkdir(parents=True, exist_ok=True)
             _fetch(address, file)
         except (OSError, HTTPException) as error:
-            raise ValueError(f"{address} cannot be fetched: {error}") from error
+            raise ValueError(f"{address} cannot be downloaded: {error}") from error
     return file
 
 
 def _fetch(address: str, file: Path) -> None:
-    """Fetch a file with a bar of progress.
+    """Download a file with a progress bar.
 
     Raises:
-        OSError, HTTPException: the server does not answer for a while, or with a page; the file has
-            too many bytes, or takes too long.
+        OSError, HTTPException: The server does not answer in time or sends a web page, or the file
+            is too large or takes too long.
     """
-    logger.info("fetching %s to %s", address, file)
+    logger.info("Downloading %s to %s.", address, file)
     end = time.monotonic() + _MOST_SECONDS
     done = 0
     with (
@@ -81,25 +85,28 @@ def _fetch(address: str, file: Path) -> None:
         with tqdm(total=size or None, unit="B", unit_scale=True, disable=None) as bar:
             while block := answer.read1(1 << 20):
                 if not done and block.lstrip().startswith(b"<"):
-                    raise OSError("the answer is a web page, no file of weights")
+                    raise OSError("the server sent a web page instead of a weight file")
                 out.write(block)
                 done += len(block)
                 bar.update(len(block))
                 if done > _MOST_BYTES or time.monotonic() > end:
-                    raise OSError(f"it is not whole after {done} bytes; fetch it by hand")
+                    raise OSError(
+                        f"the file is too large or too slow ({done} bytes so far); download it by "
+                        "other means"
+                    )
         if size and done != size:
-            raise OSError(f"it ends after {done} of {size} bytes")
+            raise OSError(f"the file ends after {done} of {size} bytes")
 
 
 def check_kind(path: str | Path, kind: str) -> None:
-    """Check by its first bytes that a file can be a checkpoint of a kind.
+    """Check that the first bytes of a file match a checkpoint format.
 
     Args:
         path: The file.
-        kind: "pytorch" or "caffe2".
+        kind: Format: "pytorch" or "caffe2".
 
     Raises:
-        ValueError: The file does not exist or is of another kind.
+        ValueError: The file does not exist or has another format.
     """
     if not Path(path).is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -110,13 +117,20 @@ def check_kind(path: str | Path, kind: str) -> None:
         raise ValueError(f"{path} was written by PyTorch; set CHECKPOINT_TYPE pytorch")
     if kind == "pytorch" and not from_torch:
         raise ValueError(
-            f"{path} is not a PyTorch checkpoint, it starts with {head[:16]!r}; if it is a pickle "
-            "of Caffe2, set CHECKPOINT_TYPE caffe2"
+            f"{path} is not a PyTorch checkpoint. The file starts with {head[:16]!r}. If it is a "
+            "pickle of Caffe2, set CHECKPOINT_TYPE caffe2"
         )
 
 
 def read_weights(path: str | Path, kind: str) -> dict[str, Tensor]:
-    """Read the tensors of a file under the names in the file, without running code in it.
+    """Read the tensors of a weight file, without running any code from the file.
+
+    Args:
+        path: The file.
+        kind: Format: "pytorch" or "caffe2".
+
+    Returns:
+        Tensors by their names in the file.
 
     Raises:
         ValueError: The file cannot be read or has no weights.
@@ -130,13 +144,13 @@ def read_weights(path: str | Path, kind: str) -> dict[str, Tensor]:
         }
     content = _load_torch(path)
     if not isinstance(content, Mapping):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not weights by name")
+        raise ValueError(f"{path} contains a {type(content).__name__} instead of a state dict")
     state = next((content[k] for k in _STATES if isinstance(content.get(k), Mapping)), content)
     tensors = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
     if not tensors:
         raise ValueError(
-            f"{path} holds no weights, neither at its top nor under {', '.join(_STATES)}; it has "
-            f"{', '.join(map(str, list(content)[:5])) or 'nothing'}"
+            f"{path} has no weights, neither at the top level nor under {', '.join(_STATES)}. The "
+            f"keys at the top level are: {', '.join(map(str, list(content)[:5])) or 'none'}"
         )
     return tensors
 
@@ -144,8 +158,8 @@ def read_weights(path: str | Path, kind: str) -> dict[str, Tensor]:
 def _load_torch(path: str | Path) -> Any:
     if not check_archive(Path(path)):
         logger.warning(
-            "%s is in the form that torch wrote before 1.6, which has no checksum: damage to it "
-            "goes unnoticed; compare the file with a checksum that its publisher gives",
+            "%s has the format of torch before 1.6, which has no checksum, so damage to the file "
+            "cannot be detected. Compare the file with a checksum from the publisher.",
             path,
         )
     try:
@@ -153,8 +167,8 @@ def _load_torch(path: str | Path) -> Any:
     except Exception as error:
         if refused := re.search(r"GLOBAL ([\w.]+) was not", str(error)):
             raise ValueError(
-                f"{path} is refused: it holds more than weights ({refused[1]}), and only tensors "
-                "and plain containers are safe to load; save its state dict alone"
+                f"{path} is refused: the file has more than weights ({refused[1]}), and only "
+                "tensors and plain containers are safe to load. Save the state dict alone"
             ) from error
         why = re.split(r"\.\s|\n", str(error) or type(error).__name__)[0].strip()
         raise ValueError(f"{path} cannot be read as a PyTorch checkpoint: {why}") from error

@@ -172,7 +172,7 @@ def read_result(path: Path) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise ValueError("not a JSON object")
     if result.pop("checksum", None) != _checksum(result):
-        raise ValueError("damaged or edited: its checksum does not match")
+        raise ValueError("damaged or edited, because the checksum does not match")
     return result
 
 

@@ -78,7 +78,7 @@ def dry_run(
     Args:
         stepper: The model and its optimizer.
         schedule: The schedule.
-        start: Number of finished iterations. Shapes that only occur before are skipped.
+        start: Number of finished iterations. Shapes that occur only before this iteration are skipped.
         rank: Rank of this process.
         world_size: Number of processes.
         begin: Function to call with the name of each dry step before the step runs.
@@ -171,7 +171,7 @@ def _explained(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
 
 @contextmanager
 def _undone(stepper: Stepper) -> Iterator[None]:
-    """Restore buffers and torch's generators and delete gradients after the body."""
+    """After the body, restore the buffers and torch's generators, and delete the gradients."""
     put_back = keep_buffers(stepper.model)
     try:
         with torch.random.fork_rng([stepper.device] if stepper.device.type == "cuda" else []):

@@ -62,7 +62,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
     ("overrides", "said"),
     [
         (("SOLVER.BASE_RL", 1), ("SOLVER.BASE_RL is not a config key", "SOLVER.BASE_LR?")),
-        (("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2), ("NUM_SHARDS 2", "--init-method")),
+        (("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2), ("NUM_SHARDS is 2", "--init-method")),
         (("SLOWFAST.ALPHA", 4), ("SLOWFAST.ALPHA 4", "ALPHA of at most 2")),
         (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv does not exist",)),
         (("DATA.PATH_PREFIX", "/nowhere"), ("None of the first", "DATA.PATH_PREFIX")),

@@ -79,10 +79,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--slurm-cpus", "N", text, int, Slurm.cpus)
     command_line.add_pairs(group, "--slurm-option")
 
-    group = parser.add_argument_group("inputs")
+    group = parser.add_argument_group("what to run on")
     add = partial(command_line.add_option, group)
     for name in _DATA:
-        add(f"--{name}", "DIR", f"folder with the list files of the data set {name}")
+        add(f"--{name}", "DIR", "folder with the lists of the data set")
     for name in _STARTS:
         text = f"{name} checkpoint for the recipes that start from pre-trained {name} weights"
         add(f"--{name}-weights", "FILE", text)
@@ -106,7 +106,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     for option, (other, given) in needs.items():
         name = option.strip("-").replace("-", "_")
         if not given and getattr(args, name) != parser.get_default(name):
-            parser.error(f"{option} has no effect without {other}.")
+            parser.error(f"{option} has no effect without {other}")
     return args
 
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
     """Print the costs, train the missing runs if requested, and write and print the tables.
 
     Returns:
-        The tables as plain data. With --dry-run, the costs as plain data.
+        The tables as JSON-compatible data. With --dry-run, the costs as JSON-compatible data.
     """
     patching.apply()
     check_study(args.add, args.overrides)

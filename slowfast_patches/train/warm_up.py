@@ -78,7 +78,7 @@ def dry_run(
     Args:
         stepper: The model and its optimizer.
         schedule: The schedule.
-        start: Number of finished iterations. Shapes that occur only before this iteration are skipped.
+        start: Number of finished iterations. Shapes that occur only before are skipped.
         rank: Rank of this process.
         world_size: Number of processes.
         begin: Function to call with the name of each dry step before the step runs.

@@ -2,21 +2,25 @@
 
     multigrid-pilot --cfg RECIPE.yaml DATA.PATH_TO_DATA_DIR data
 
-The pilot trains the baseline and one cycle or more for equal times, from
-TRAIN.CHECKPOINT_FILE_PATH or from scratch. These are ordinary runs of the recipe with a smaller
-SOLVER.LENGTH. It times the steps of each shape first, and the lengths follow from these times. Each
-training ends at the baseline's shape, where it is scored on the validation set. The pilot prints
-the scores, whether to use multigrid, how probable that is, and the expected speed-up. It writes the
-same to pilot.md and pilot.json in the output folder, and the recipe with the best cycle to
-multigrid.yaml.
+The pilot trains the baseline and at least one multigrid cycle for equal times, from
+TRAIN.CHECKPOINT_FILE_PATH or from scratch. The runs are ordinary runs of the recipe with fewer
+epochs. The pilot first measures the step time of each shape, and chooses lengths that take equal
+times. Each run ends at the baseline's shape, and is then scored on the validation set.
 
-By default the pilot takes a tenth of the baseline's time, but no less than about 600 iterations of
-the baseline. If --minutes is too short, it stops at once. If the whole baseline takes no longer
-than the pilot, it prints the command that trains both. To continue an interrupted pilot, repeat the
-command. Runs that have finished are not repeated, also if you add seeds.
+The pilot prints the scores, advice for or against multigrid, the probability that multigrid is
+better, and the expected speed-up. It writes the same results to pilot.md and pilot.json in the
+output folder. It writes the recipe with the best cycle to multigrid.yaml.
 
-The runs use the GPUs of the recipe on this machine. They do not average weights, whatever the
-recipe says.
+By default, the pilot takes a tenth of the time of a full training of the baseline, but at least the
+time of about 600 iterations of the baseline. If --minutes is too short for a result, the pilot
+stops with an error before training. If a full training takes no longer than the pilot, the pilot
+only prints the command that trains both recipes in full.
+
+To continue an interrupted pilot, or to add seeds, repeat the command. Finished runs are not
+repeated.
+
+The runs use as many GPUs of this machine as the recipe sets. Weight averaging (MODEL.EMA_DECAY) is
+switched off.
 """
 
 import argparse
@@ -59,31 +63,34 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line.command_parser(__doc__)
     command_line.add_cfg(parser)
     text = (
-        "approximate time of the pilot for each seed (default: a tenth of the baseline's time, if "
-        "that is enough)"
+        "approximate time of the pilot per seed, in minutes (default: a tenth of a full training "
+        "of the baseline, or the minimum for a result if that is longer)"
     )
     command_line.add_option(parser, "--minutes", "M", text, float)
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/pilot")
-    text = "file of step times of benchmarks/step_time.py, instead of timing some steps"
+    text = (
+        "step-time file written by benchmarks/step_time.py, used instead of measuring step times; "
+        "can be repeated"
+    )
     command_line.add_list(parser, "--step-times", text)
     command_line.add_overrides(parser, "config keys to set")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
     if args.minutes is not None and not 0 < args.minutes < math.inf:
-        parser.error(f"--minutes takes a number above 0, not {args.minutes:g}.")
+        parser.error(f"--minutes must be a positive number, but is {args.minutes:g}.")
     return args
 
 
 def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bool) -> str:
-    """Write a recipe with some cycles, and return the command that trains it.
+    """Write a multigrid recipe to multigrid.yaml, and return the command that trains the recipe.
 
     Args:
-        args: the command line of the pilot.
-        cycles: cycles of the recipe.
-        compare: whether the command trains the baseline, too.
+        args: Parsed command line of the pilot.
+        cycles: Cycles of the multigrid recipe.
+        compare: Whether the command also trains the baseline, to compare both.
     """
-    assert cycles is not None, "the best arm is a cycle"
+    assert cycles is not None, "The best arm must have cycles."
     recipe = args.output / "multigrid.yaml"
     args.output.mkdir(parents=True, exist_ok=True)
     given = recipe_path(args.cfg).resolve()
@@ -99,7 +106,7 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bo
 
 
 def show(text: str, data: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the text, or else the data as JSON."""
+    """Print `data` as JSON if `as_json` is set, otherwise print `text`."""
     print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
 
 

@@ -79,10 +79,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--slurm-cpus", "N", text, int, Slurm.cpus)
     command_line.add_pairs(group, "--slurm-option")
 
-    group = parser.add_argument_group("what to run on")
+    group = parser.add_argument_group("inputs")
     add = partial(command_line.add_option, group)
     for name in _DATA:
-        add(f"--{name}", "DIR", "folder with the lists of the data set")
+        add(f"--{name}", "DIR", f"folder with the list files of the data set {name}")
     for name in _STARTS:
         text = f"{name} checkpoint for the recipes that start from pre-trained {name} weights"
         add(f"--{name}-weights", "FILE", text)
@@ -106,7 +106,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     for option, (other, given) in needs.items():
         name = option.strip("-").replace("-", "_")
         if not given and getattr(args, name) != parser.get_default(name):
-            parser.error(f"{option} has no effect without {other}")
+            parser.error(f"{option} has no effect without {other}.")
     return args
 
 

@@ -56,7 +56,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_pairs(parser, "--option")
     text = "check the recipe and print the batch file without submitting it"
     parser.add_argument("--dry-run", action="store_true", help=text)
-    command_line.add_overrides(parser, "keys of the recipe to replace")
+    command_line.add_overrides(parser, "config keys that override the recipe")
     return parser.parse_intermixed_args(argv)
 
 

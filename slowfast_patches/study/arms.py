@@ -1,4 +1,4 @@
-"""Arms of a study: named recipes that can be trained, and the cost of their runs."""
+"""Arms of a study: named recipes to train, and the cost of training them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Arm:
     """Named recipe of a study.
 
     Attributes:
-        name: the name in tables.
-        folder: the folder of its runs, relative to the study's.
-        cfg_file: the config file.
-        overrides: KEY VALUE pairs.
-        recipe: the recipe that the file and the pairs result in.
-        schedule: the schedule of the recipe.
-        label: the name that all lengths of one recipe share.
-        baseline: the name of the arm that speed-ups are relative to.
-        length: the length as a multiple of the recipe's own.
-        open_keys: keys for which any value of a finished run is accepted.
+        name: Name of the arm in tables.
+        folder: Folder for the runs of the arm, relative to the study's output folder.
+        cfg_file: Config file of the recipe.
+        overrides: Alternating config keys and values that override the config file.
+        recipe: Recipe with the overrides applied.
+        schedule: Schedule of the recipe.
+        label: Name shared by all arms that train the same recipe for different lengths.
+        baseline: Name of the arm that speed-ups are relative to.
+        length: Length of the training as a multiple of the original recipe's length.
+        open_keys: Config keys that may have any value in a finished run.
     """
 
     name: str
@@ -53,10 +53,16 @@ class Arm:
 
 
 def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
-    """Build an arm from a config file and KEY VALUE pairs.
+    """Build an arm from a config file.
+
+    Args:
+        name: Name of the arm.
+        folder: Folder for the runs of the arm, relative to the study's output folder.
+        cfg_file: Config file of the recipe.
+        overrides: Alternating config keys and values that override the config file.
 
     Raises:
-        ValueError: The recipe cannot be trained. The message begins with the arm's name.
+        ValueError: The recipe cannot be trained. The message starts with the name of the arm.
     """
     try:
         recipe = resolve(load_with_classes(cfg_file, overrides))
@@ -69,34 +75,39 @@ def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -
 
 
 def at_lengths(arm: Arm, lengths: Sequence[float]) -> list[Arm]:
-    """Return an arm at several lengths.
+    """Return copies of an arm that are trained for other lengths.
 
-    The other lengths are named "NAME at 0.25×" and trained in the folder NAME_x0.25. Length 1 is
-    the arm itself, so a comparison with lengths reuses the runs of one without. EPOCH_FACTOR of a
-    multigrid arm is relative and stays.
+    The copy for length 0.25 is named "NAME at 0.25×", and its folder is NAME_x0.25. For length 1,
+    the arm itself is returned, so that its runs are shared with comparisons without --lengths.
+    MULTIGRID.EPOCH_FACTOR does not change, because it multiplies the scaled number of epochs.
 
     Args:
-        arm: the arm at length 1.
-        lengths: multiples of its length in epochs.
+        arm: Arm of length 1.
+        lengths: Multiples of the arm's number of epochs.
 
     Returns:
-        An arm for each length, the shortest first.
+        One arm per length, the shortest first.
 
     Raises:
-        ValueError: A length is not above 0, is given twice, or is too short to train the arm.
+        ValueError: A length is not positive, is given twice, or is too short to train the arm.
     """
     if not all(0 < length < math.inf for length in lengths) or len(set(lengths)) < len(lengths):
         given = " ".join(f"{length:g}" for length in lengths)
-        raise ValueError(f"--lengths takes different numbers above 0, not {given}.")
+        raise ValueError(f"--lengths must be distinct positive numbers, but is {given}.")
     return [
         scaled(arm, x, f"{arm.name} at {x:g}×", f"{arm.folder}_x{x:g}") for x in sorted(lengths)
     ]
 
 
 def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
-    """Return the arm with all its lengths in epochs multiplied, under another name.
+    """Return a copy of an arm with a scaled number of epochs.
 
-    At length 1 the arm itself is returned, under its own name.
+    Args:
+        arm: Arm to copy.
+        length: Multiplier for the number of epochs, the learning-rate steps and the warm-up. If it
+            is 1, the arm itself is returned, and `name` and `folder` are ignored.
+        name: Name of the copy.
+        folder: Folder for the runs of the copy, relative to the study's output folder.
     """
     if length == 1:
         return arm
@@ -106,35 +117,46 @@ def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
 
 
 def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
-    """Check the options of a study.
+    """Check the config files and overrides of a study.
 
     Raises:
-        ValueError: Two configs have the same file name, or a key is given that differs from run to
-            run.
+        ValueError: Two config files have the same name, or an override sets a key that the study
+            sets for each run.
     """
     stems = [path.stem for path in cfg_files]
     if len(set(stems)) < len(stems):
-        raise ValueError(f"The configs need different file names, because runs use them: {stems}")
+        raise ValueError(
+            "Runs are named after the config files, so two config files cannot have the same name. "
+            f"Rename one of them: {', '.join(stems)}."
+        )
     for key, option in {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}.items():
         if key in overrides[::2]:
             raise ValueError(f"{key} is set for each run. Use {option} instead.")
 
 
 Timings = Callable[[Recipe, FlopsPerClip], Timing]
-"""Function that returns the timing of a recipe, given the recipe and its FLOPs per clip."""
+"""Function that returns the step times of a recipe.
+
+Its arguments are the recipe and a function from (frames, crop) to the training FLOPs of one clip.
+"""
 
 
 def measured_times(paths: Sequence[Path]) -> Timings:
-    """Return timings that look up files of benchmarks/step_time.py, or `UNTIMED` without files."""
+    """Return a function that looks up step times in files of benchmarks/step_time.py.
+
+    If `paths` is empty, the function always returns `UNTIMED`.
+    """
     files = [read_step_times(path) for path in paths]
     return lambda recipe, _: measured_timing(files, recipe) if files else UNTIMED
 
 
 def cost_of(arm: Arm, timings: Timings) -> Cost:
-    """Return the cost of a run of an arm, without loading and evaluation.
+    """Return the cost of one run of an arm, excluding data loading and evaluation.
+
+    `Cost.seconds` is None if the step times are unknown.
 
     Raises:
-        MisfitError: There are step times, but none for this recipe.
+        MisfitError: None of the step-time files fits the recipe.
     """
     flops = _flops_per_clip(arm.recipe)
     return schedule_cost(arm.schedule, flops, timings(arm.recipe, flops).ours)
@@ -144,7 +166,7 @@ _COUNTS: dict[str, FlopsPerClip] = {}
 
 
 def _flops_per_clip(recipe: Recipe) -> FlopsPerClip:
-    """Return `flops_per_clip` of a recipe, counted once for all recipes of the same model."""
+    """Return `flops_per_clip` of a recipe. Results are cached for recipes with the same model."""
     sections = (recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_, recipe.hf)
     data = (recipe.data.num_frames, recipe.data.crop_size, recipe.data.input_channel_num)
     kind = repr((*sections, *data))

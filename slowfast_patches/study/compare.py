@@ -1,4 +1,4 @@
-"""Comparison of recipes: its arms, and the report of their runs."""
+"""Comparison of recipes: build the arms to train, and report the finished runs."""
 
 from __future__ import annotations
 
@@ -42,31 +42,32 @@ def make_arms(
 ) -> list[Arm]:
     """Build the arms of a comparison.
 
-    Speed-ups are relative to the first recipe at its own length. If that length is not trained,
-    they are relative to the longest training of the first recipe.
+    Speed-ups are relative to the first recipe at length 1. If `lengths` does not include 1,
+    speed-ups are relative to the longest training of the first recipe.
 
     Args:
-        cfg_files: two recipes or more, the baseline first.
-        overrides: KEY VALUE pairs for all of them.
-        equal_iterations: add the first recipe, shortened to the iterations of the second (the
-            paper's "Baseline 1/3.3").
-        lengths: multiples of its own length at which each recipe is trained.
+        cfg_files: Config files of at least two recipes, the baseline first.
+        overrides: Alternating config keys and values for all recipes.
+        equal_iterations: Also train a copy of the first recipe with as many iterations as the
+            second recipe (the paper's "Baseline 1/3.3").
+        lengths: Lengths to train each recipe for, as multiples of the recipe's own length. By
+            default, only length 1 is trained.
 
     Returns:
         The arms in the order of the recipes.
 
     Raises:
-        ValueError: There are fewer than two recipes, two have the same file name, one cannot be
-            trained, their metrics differ, or the lengths are invalid.
+        ValueError: There are fewer than two recipes, two config files have the same name, a recipe
+            cannot be trained, the metrics of the recipes differ, or the lengths are invalid.
     """
     if len(cfg_files) < 2:
-        raise ValueError("A comparison needs two configs or more: --cfg A.yaml --cfg B.yaml")
+        raise ValueError("A comparison needs at least two configs: --cfg A.yaml --cfg B.yaml")
     check_study(cfg_files, overrides)
     arms = [make_arm(path.stem, path.stem, path, overrides) for path in cfg_files]
     names = {arm.name: title_of(metric_names(arm.recipe)) for arm in arms}
     if len(set(names.values())) > 1:
-        judged = ", ".join(f"{name} by {metrics}" for name, metrics in names.items())
-        raise ValueError(f"The configs have different metrics and cannot be compared: {judged}.")
+        judged = ", ".join(f"{name} uses {metrics}" for name, metrics in names.items())
+        raise ValueError(f"The configs cannot be compared, because their metrics differ: {judged}.")
     if equal_iterations:
         arms.insert(1, _shortened(arms[0], arms[1]))
     if lengths:
@@ -77,12 +78,13 @@ def make_arms(
 
 
 def _shortened(long: Arm, short: Arm) -> Arm:
-    """Return the arm `long`, shortened to the iterations of the arm `short`."""
+    """Return a copy of the arm `long` with as many iterations as the arm `short`."""
     factor = long.iterations / short.iterations
     if factor <= 1:
         raise ValueError(
-            f"--equal-iterations shortens the first config ({long.iterations} iterations) to the "
-            f"second ({short.iterations} iterations). Give the longer one first."
+            "--equal-iterations shortens the first config to the iterations of the second, but the "
+            f"first config has {long.iterations} iterations and the second has {short.iterations}. "
+            "Give the longer config first."
         )
     name = f"{long.name} at 1/{factor:.1f}"
     arm = scaled(long, 1 / factor, name, f"{long.folder}_1_over_{factor:.1f}")
@@ -91,25 +93,26 @@ def _shortened(long: Arm, short: Arm) -> Arm:
 
 @dataclass(frozen=True)
 class Comparison(Results):
-    """Study of arms with one baseline, and its finished runs.
+    """Finished runs of a study whose arms share one baseline.
 
     Attributes:
-        step_times: names of the files behind `Study.step_seconds`, or None for wall-clock times.
+        step_times: Names of the step-time files that `Study.step_seconds` is computed from. None
+            if speed-ups are computed from wall-clock times.
     """
 
     step_times: str | None = None
 
     @property
     def verdict(self) -> str:
-        """One sentence with the speed-ups, the changes in accuracy, and chance."""
+        """One sentence with speed-ups, changes in accuracy, and the chance level."""
         arms, metric = self.study.arms, self.metrics[0]
         return verdict(arms, self.runs, metric, self.chance, by_clock=not self.step_times)
 
     @property
     def levels(self) -> list[dict[str, Any]]:
-        """Costs of accuracies, as `levels_of` returns them.
+        """Costs at which each recipe reaches several accuracies, as returned by `levels_of`.
 
-        The list is empty without --lengths, and before the first recipe has a result.
+        The list is empty without --lengths, or if no run of the first recipe has finished.
         """
         first = self.study.arms[0].label
         has_lengths = any(arm.length != 1 for arm in self.study.arms)
@@ -117,7 +120,7 @@ class Comparison(Results):
         return levels_of(self.runs, self.metrics[0]) if has_lengths and is_there else []
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
+        """Return the comparison as JSON-compatible data."""
         return {
             **super().to_json(),
             "seconds": f"step times of {self.step_times}" if self.step_times else "wall-clock",
@@ -130,18 +133,22 @@ class Comparison(Results):
 def comparison_report(comparison: Comparison) -> Report:
     """Return the report of a comparison."""
     columns = [*_COLUMNS, "speed_up"]
-    speed_up = "The speed-up is the mean over seeds of the ratio of wall-clock times of training."
+    speed_up = (
+        "The speed-up is the wall-clock training time of the baseline divided by the wall-clock "
+        "training time of the config with the same seed, averaged over seeds."
+    )
     if comparison.step_times:
         columns.insert(-1, "clock")
         speed_up = (
-            "The speed-up is the ratio of the times of steps alone: iterations × the step times of "
-            f"{comparison.step_times}, without loading and evaluation."
+            "The speed-up is the step time of the baseline divided by the step time of the config. "
+            f"The step time is iterations × the step times of {comparison.step_times}. It excludes "
+            "data loading and evaluation."
         )
     notes = (
         f"Speed-up and iteration factor are relative to {comparison.study.arms[0].baseline}. "
-        f"{speed_up} Wall-clock of training includes loading. ± is the sample standard deviation "
-        "over seeds. Wall-clock with evaluation includes all evaluations and the test. FLOPs are "
-        "those of forward and backward."
+        f"{speed_up} The wall-clock training time includes data loading. The wall-clock time with "
+        "evaluation also includes all evaluations and the test. ± is the sample standard deviation "
+        "over seeds. FLOPs are the training FLOPs of forward and backward passes."
     )
     result = [f"Warning: {text}" for text in _warnings(comparison)]
     if comparison.verdict:
@@ -160,9 +167,9 @@ def comparison_report(comparison: Comparison) -> Report:
 
 
 def _curves(comparison: Comparison) -> list[str | Table]:
-    """Return the table of levels, the break-even points and how to read them.
+    """Return the table of accuracies, the break-even times and an explanation of both.
 
-    The list is empty if the comparison has no levels.
+    The list is empty if `comparison.levels` is empty.
     """
     levels = comparison.levels
     metric = comparison.metrics[0]
@@ -176,44 +183,46 @@ def _curves(comparison: Comparison) -> list[str | Table]:
 
 
 _BUSY = 0.05
-"""Largest share of training spent waiting for a CPU core that needs no warning."""
+"""Warn if a training waits for a CPU core for more than this share of its time."""
 
 
 def _warnings(comparison: Comparison) -> list[str]:
-    """Return the reasons why speed-ups or accuracies may mislead."""
+    """Return warnings about speed-ups and accuracies that may be misleading."""
     runs = comparison.runs
     texts = [
         f"{arm.name}: {text}." for arm in comparison.study.arms for text in short_ends(arm.schedule)
     ]
     if names := at_chance(runs, comparison.metrics[0], comparison.chance):
         texts.append(
-            f"The accuracy of {format_list(names)} is hardly above chance. Its speed means "
-            "nothing yet."
+            f"The accuracy of {format_list(names)} is not clearly above chance. A speed-up at this "
+            "accuracy means nothing."
         )
     texts += machine_warnings(runs)
     waiting = runs.groupby("arm", sort=False)["waiting"].mean()
-    busy = [f"{100 * share:.0f} % of {name}" for name, share in waiting.items() if share > _BUSY]
+    busy = [f"{name} {100 * share:.0f} %" for name, share in waiting.items() if share > _BUSY]
     if busy and not comparison.step_times:
         texts.append(
-            f"The machine was busy: training waited for a core for {', '.join(busy)}. These times "
-            "are not comparable. Give --step-times FILE to compare by step times that were "
-            "measured alone (docs/performance.md)."
+            "The machine was busy, so wall-clock times are not comparable. Share of the training "
+            f"time spent waiting for a CPU core: {', '.join(busy)}. To compare step times that "
+            "were measured on an idle machine instead, give --step-times FILE "
+            "(docs/performance.md)."
         )
     slow = runs.loc[runs["evaluating"] > runs["seconds"], "arm"].unique()
     if len(slow):
         texts.append(
-            f"Evaluation and test took longer than training in {', '.join(slow)}. They count only "
-            "in the speed-up with evaluation. To shorten them, use a shorter val.csv, a smaller "
-            "BN.NUM_BATCHES_PRECISE and fewer TEST.NUM_ENSEMBLE_VIEWS."
+            f"Evaluation and test took longer than training in {', '.join(slow)}. The speed-up of "
+            "training does not include this time. To shorten evaluation and test, list fewer "
+            "videos in val.csv, or set BN.NUM_BATCHES_PRECISE or TEST.NUM_ENSEMBLE_VIEWS to a "
+            "smaller number."
         )
     return texts
 
 
 def _draw(comparison: Comparison, path: Path) -> None:
-    """Draw the primary metric against the training time.
+    """Draw the primary metric against the training time, and save the figure.
 
-    With --lengths there are panels for iterations and FLOPs, too. Without, a thin line shows the
-    validations of each run, as in Figure 1 of the paper.
+    With --lengths, additional panels show the metric against iterations and FLOPs. Without
+    --lengths, a thin line shows the validations of each run, as in Figure 1 of the paper.
     """
     unit, size = time_unit(comparison.runs["clock"].max() if len(comparison.runs) else 0.0)
     runs = comparison.runs.assign(clock=comparison.runs["clock"] / size)

@@ -1,7 +1,7 @@
-"""Curves of accuracy against cost, for recipes that are trained at several lengths.
+"""Accuracy as a function of the training cost, for recipes trained for several lengths.
 
-A curve is evaluated on its monotone upper envelope: its value at a cost is the best accuracy of all
-trainings that cost no more. Between neighbouring lengths it is linear in the logarithm of the cost.
+A curve gives, for each cost, the best accuracy of all trainings that cost no more. Between two
+neighbouring lengths, accuracy is interpolated linearly in the logarithm of the cost.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 AXES = {"seconds": "clock", "iterations": "iterations", "flops": "flops"}
-"""Kinds of cost, and the column of `Study.runs` that each is read from."""
+"""Maps each kind of cost to its column in the table of `Study.runs`."""
 
 LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
-"""Titles of the primary metrics for headings and axes."""
+"""Maps the names of primary metrics to titles for headings and axes."""
 
 Curves = Mapping[str, pd.DataFrame]
-"""Curves by the label of their recipe, the baseline first."""
+"""Maps the label of each recipe to its curve, the baseline first."""
 
 
 def make_curve(lengths: Any, costs: Any, accuracies: Any, stds: Any) -> pd.DataFrame:
-    """Build a curve from its points.
+    """Build a curve with one point for each length.
 
     Args:
-        lengths: multiples of the recipe's length.
-        costs: the cost at each length.
-        accuracies: the mean over seeds, in per cent.
-        stds: the standard deviation over seeds.
+        lengths: Length of each training as a multiple of the recipe's length.
+        costs: Cost of each training.
+        accuracies: Accuracy of each training in per cent, averaged over seeds.
+        stds: Standard deviation of each accuracy over seeds.
 
     Returns:
-        A row for each point by increasing cost, with the columns length, cost, accuracy and std,
-        and best and best_std of the envelope.
+        A table with one row per length, sorted by cost. The columns are length, cost, accuracy,
+        std, best and best_std. `best` is the highest accuracy up to the cost of the row, and
+        `best_std` is the standard deviation of that accuracy.
     """
     columns = {"length": lengths, "cost": costs, "accuracy": accuracies, "std": stds}
     curve = pd.DataFrame(columns, dtype=float).sort_values("cost", ignore_index=True)
@@ -54,15 +55,15 @@ def make_curve(lengths: Any, costs: Any, accuracies: Any, stds: Any) -> pd.DataF
 
 
 def curves_of(runs: pd.DataFrame, axis: str, metric: str) -> dict[str, pd.DataFrame]:
-    """Return the curve of each recipe with finished runs.
+    """Return the curve of each recipe that has finished runs.
 
     Args:
-        runs: table of `Study.runs`.
-        axis: the cost, a key of `AXES`.
-        metric: name of the accuracy.
+        runs: Table returned by `Study.runs`.
+        axis: Kind of cost, a key of `AXES`.
+        metric: Name of the metric, such as "top1".
 
     Returns:
-        The curves of `make_curve` by label.
+        Maps the label of each recipe to the curve built by `make_curve`.
     """
     curves = dict[str, pd.DataFrame]()
     for label, own in runs.dropna(subset=[metric]).groupby("label", sort=False):
@@ -76,11 +77,11 @@ def curves_of(runs: pd.DataFrame, axis: str, metric: str) -> dict[str, pd.DataFr
 
 
 def reach(curve: pd.DataFrame, accuracy: float) -> tuple[float, bool] | None:
-    """Return the cost of an accuracy.
+    """Return the cost at which a curve reaches an accuracy.
 
     Returns:
-        The cost, and whether it is only an upper bound. It is one if the shortest training exceeds
-        the accuracy already. None if no training reaches the accuracy.
+        A tuple (cost, is_upper_bound), or None if no training reaches the accuracy. The cost is
+        only an upper bound if even the shortest training exceeds the accuracy.
     """
     above = curve["best"] >= accuracy
     if not above.any():
@@ -93,13 +94,15 @@ def reach(curve: pd.DataFrame, accuracy: float) -> tuple[float, bool] | None:
 
 
 def levels_of(runs: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
-    """Return the costs of several accuracies for each recipe.
+    """Return the costs at which each recipe reaches several accuracies.
 
-    The accuracies are those of the first recipe at its lengths, and its best one minus 1 point.
+    The accuracies are the results of the first recipe at each length, and the best result of the
+    first recipe minus 1 percentage point.
 
     Returns:
-        Plain data for each accuracy, the highest first: the accuracy, what it is, and for each key
-        of `AXES` the costs of `level`.
+        One dictionary per accuracy, the highest first. The key "accuracy" has the accuracy in per
+        cent, and "what" a description such as "at 0.5×". Each key of `AXES` has the costs returned
+        by `level`.
     """
     by_axis = {axis: curves_of(runs, axis, metric) for axis in AXES}
     baseline = next(iter(by_axis["iterations"].values()))
@@ -116,15 +119,17 @@ def levels_of(runs: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
 
 
 def level(curves: Curves, accuracy: float) -> dict[str, Any]:
-    """Return the cost of one accuracy for each recipe.
+    """Return the cost at which each recipe reaches an accuracy.
 
     Returns:
-        A dictionary by label. A recipe that does not reach the accuracy has None. The others have:
+        Maps the label of each recipe to a dictionary, or to None if the recipe does not reach the
+        accuracy. The keys of the dictionary are:
 
-        - cost: the cost.
-        - at_most: whether the cost is only an upper bound, as in `reach`.
-        - baseline_ratio: the first recipe's cost divided by this one, as a `value` and a `bound`
-          ("=", "≥" or "≤"). It is None if both costs are upper bounds.
+        - cost: Cost at which the recipe reaches the accuracy.
+        - at_most: Whether the cost is only an upper bound, as in `reach`.
+        - baseline_ratio: Cost of the first recipe divided by `cost`, as a dictionary of `value` and
+          `bound` ("=", "≥" or "≤"). None if the first recipe does not reach the accuracy, or if
+          both costs are upper bounds.
     """
     reaches = {label: reach(curve, accuracy) for label, curve in curves.items()}
     first = next(iter(reaches.values()))
@@ -140,7 +145,7 @@ def level(curves: Curves, accuracy: float) -> dict[str, Any]:
 
 
 def levels_table(levels: Sequence[Mapping[str, Any]], metric: str) -> Table:
-    """Format the result of `levels_of` as a table with a row for each accuracy."""
+    """Format the result of `levels_of` as a table with one row per accuracy."""
     baseline, *others = levels[0]["seconds"]
     headers = [baseline, f"{metric_title(metric)}, %", "time"]
     for label in others:
@@ -161,15 +166,16 @@ def levels_table(levels: Sequence[Mapping[str, Any]], metric: str) -> Table:
 
 
 def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, float, float, float]]:
-    """Return which of two curves is higher, over the costs that both cover.
+    """Split the cost range that two curves share into intervals where one curve is higher.
 
-    Two curves break even where one stretch ends and the next one starts.
+    The curves break even where one interval ends and the next begins.
 
     Returns:
-        A tuple (start, stop, lead, spread) for each stretch. The list is empty if the curves have
-        no costs in common. `start` and `stop` are costs. `lead` is the largest difference in
-        points, and negative if the second curve is lower. `spread` is the standard deviation of
-        that difference, the root of the sum of both squared deviations. It is nan for single seeds.
+        One tuple (start, stop, lead, spread) per interval. The list is empty if the curves share no
+        costs. `start` and `stop` are costs. `lead` is the largest difference of the curves in
+        percentage points, negative if the second curve is lower. `spread` is the standard deviation
+        of this difference: the square root of the sum of both variances. `spread` is nan if a curve
+        has a single seed.
     """
     low = max(first["cost"].min(), second["cost"].min())
     high = min(first["cost"].max(), second["cost"].max())
@@ -200,7 +206,7 @@ def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, fl
 
 
 def format_break_even(curves: Curves) -> list[str]:
-    """Return a paragraph for each curve but the first: at which times it is above the first."""
+    """Return one paragraph per recipe that says when it is above or below the baseline."""
     baseline, *others = curves
     texts = list[str]()
     for label in others:
@@ -209,33 +215,32 @@ def format_break_even(curves: Curves) -> list[str]:
             side = "equal"
             if lead:
                 side = f"{'above' if lead > 0 else 'below'} by up to {abs(lead):.1f} points "
-                side += f"(the seeds' spread: ± {spread:.1f})".replace("± nan", "unknown")
+                side += f"(standard deviation: {spread:.1f})".replace("nan", "unknown")
             lines.append(f"- from {format_duration(start)} to {format_duration(stop)}: {side}")
         if len(lines) == 1:
-            lines.append("- no training times in common. Give more --lengths")
+            lines.append("- The two curves share no training times. Give more --lengths.")
         texts.append("\n".join(lines))
     return texts
 
 
 def explain_curves(step_times: str | None) -> str:
-    """Return a paragraph on how the table and the picture follow from the runs."""
+    """Return a paragraph that explains how times and accuracies are computed from the runs."""
     seconds = (
-        "Times are the wall-clock times of the runs, whatever else the machine did meanwhile. They "
-        "include loading, but not evaluation."
+        "Times are wall-clock training times, which increase if the machine is busy. They include "
+        "data loading but not evaluation."
     )
     if step_times is not None:
         seconds = (
             f"Times are the iterations of each run × the step times of {step_times}, which were "
-            "measured alone. They exclude loading and evaluation; the table of runs has the "
-            "wall-clock times."
+            "measured separately. They exclude data loading and evaluation. The table of runs also "
+            "has the wall-clock times."
         )
     return (
-        f"{seconds} The time of an accuracy is interpolated between the means over seeds of "
-        "neighbouring lengths, linearly in the logarithm of the time, on the best result up to "
-        "each time. ≤ means that the shortest training exceeds the accuracy already. Accuracies "
-        "are those of the final results, ± the sample standard deviation over seeds. The spread of "
-        "a difference is the root of the sum of both squared deviations. One seed tells nothing "
-        "about the spread."
+        f"{seconds} Accuracies are final results, averaged over seeds. ± is the sample standard "
+        "deviation over seeds. A curve shows the best accuracy up to each time. Between two "
+        "lengths, the curve is interpolated linearly in the logarithm of the time. ≤ means that "
+        "even the shortest training exceeds the accuracy. The standard deviation of a difference "
+        "is the square root of the sum of both variances. It is unknown for a single seed."
     )
 
 
@@ -248,18 +253,19 @@ def draw_panels(
     *,
     logarithmic: bool,
 ) -> None:
-    """Draw curves with error bars into a file, one panel for each kind of cost.
+    """Draw curves with error bars, one panel for each kind of cost, and save the figure.
 
     Args:
-        path: the file.
-        panels: curves by the title of the x axis. An empty curve gets a legend entry only.
-        seeds: number of seeds by label, for the legend.
-        titles: titles of the figure, of the y axis and of the legend.
-        add: function that draws more into a panel, given the colours by label.
-        logarithmic: whether costs are on a logarithmic axis, and points are marked by their
-            lengths.
+        path: File to save.
+        panels: Maps the title of each x axis to the curves of its panel. An empty curve only gets a
+            legend entry.
+        seeds: Maps the label of each recipe to its number of seeds, which the legend shows.
+        titles: Titles of the figure, the y axis and the legend.
+        add: Function that adds elements to a panel. Its arguments are the axes of the panel and a
+            mapping from labels to colours.
+        logarithmic: Whether to draw costs on a logarithmic axis and the length next to each point.
     """
-    from matplotlib.ticker import LogLocator  # Lazy import, which takes most of a second.
+    from matplotlib.ticker import LogLocator  # Lazy: importing matplotlib takes about a second.
 
     number = len(panels)
     figure, all_axes = new_figure(rows=1, columns=number, width=4 + 4 * number, height=5)

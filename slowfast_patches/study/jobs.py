@@ -1,4 +1,7 @@
-"""SLURM jobs: submit a recipe, or the runs of a study as job arrays, without duplicates."""
+"""Submit a recipe or the runs of a study to SLURM.
+
+Runs that already have a queued or running job are not submitted again.
+"""
 
 from __future__ import annotations
 
@@ -30,42 +33,49 @@ from slowfast_patches.study.runs import Study, run_command
 def job_keys(
     cfg_file: Path, overrides: Sequence[str], machines: int | None, gpus: int | None
 ) -> tuple[str, ...]:
-    """Return the KEY VALUE pairs of a job.
+    """Return the overrides that a job applies to its recipe.
 
     Args:
-        cfg_file: the recipe.
-        overrides: KEY VALUE pairs of the user.
-        machines: number of nodes, or None for that of the recipe.
-        gpus: number of GPUs on each, or None for that of the recipe.
+        cfg_file: Config file of the recipe.
+        overrides: Alternating config keys and values given by the user.
+        machines: Number of nodes, or None to use NUM_SHARDS of the recipe.
+        gpus: Number of GPUs per node, or None to use NUM_GPUS of the recipe.
+
+    Returns:
+        Alternating config keys and values, including the absolute path of OUTPUT_DIR.
 
     Raises:
-        ValueError: The recipe does not load, or a key is given that the options or the job set.
+        ValueError: The recipe cannot be loaded, or `overrides` sets a key that the job or another
+            argument sets.
     """
     options = {"NUM_SHARDS": ("--nodes", machines), "NUM_GPUS": ("--gpus-per-node", gpus)}
     for key, (option, value) in options.items():
         if value is not None and key in overrides[::2]:
-            raise ValueError(f"{option} {value} sets {key}, too. Give only one of them.")
+            raise ValueError(
+                f"{option} {value} sets {key}, but {key} is also given. Give only one of the two."
+            )
     if "SHARD_ID" in overrides[::2]:
-        raise ValueError("SHARD_ID is set on each machine of the job. Leave it out.")
+        raise ValueError("SHARD_ID is set on each machine of the job. Do not set it.")
     folder = Path(load_recipe(cfg_file, overrides).output_dir).resolve()
     given = {key: value for key, (_, value) in options.items() if value is not None}
     return (*overrides, *as_overrides({**given, "OUTPUT_DIR": folder}))
 
 
 def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
-    """Check a job as far as possible on the machine that submits it.
+    """Check a job before it is submitted, and describe the training.
 
-    That machine may lack access to the data and to the weights.
+    Missing data and weights only cause warnings, because the machine that submits the job may not
+    have access to them.
 
     Args:
-        written: the recipe before machines and GPUs were chosen.
-        asked: the recipe with them.
+        written: Recipe with the numbers of machines and GPUs that it was written for.
+        asked: Recipe with the numbers of machines and GPUs of the job.
 
     Returns:
-        A description of the training, and warnings.
+        A tuple of the description and a list of warnings.
 
     Raises:
-        ValueError: The recipe cannot train or test, or not on these processes.
+        ValueError: The recipe is invalid, or does not support this number of processes.
         ImportError: A package that the recipe needs is not installed.
     """
     patching.apply()
@@ -81,28 +91,32 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
     own_batch = written.base_shape.batch
     if batch != own_batch and not recipe.solver.reference_batch_size:
         warnings.append(
-            f"the recipe's learning rates are for {own_batch} clips an iteration, this has "
-            f"{batch}. To scale batch and rates, set SOLVER.REFERENCE_WORLD_SIZE to the number of "
-            "GPUs that the recipe was written for. To scale the rates alone, set "
-            f"SOLVER.REFERENCE_BATCH_SIZE {own_batch}"
+            f"the recipe's learning rates are for {own_batch} clips per iteration, but this job "
+            f"has {batch}. To scale the batch size and the learning rates, set "
+            "SOLVER.REFERENCE_WORLD_SIZE to the number of GPUs that the recipe was written for. To "
+            f"scale only the learning rates, set SOLVER.REFERENCE_BATCH_SIZE {own_batch}"
         )
     if Path(recipe.output_dir, "result.json").is_file():
-        texts.append(f"{recipe.output_dir} has a finished run. It would only be tested again.")
+        texts.append(
+            f"{recipe.output_dir} already has a finished run. The job would only repeat the test."
+        )
     has_length = list_path(recipe, "train").is_file() or recipe.data.num_train_videos > 0
     if recipe.train.enable and has_length:
         texts.insert(0, f"{format_plan(plan_of(recipe))}\n")
     elif recipe.train.enable:
         warnings.append(
-            "the training list is not here, so there is no plan. Set DATA.NUM_TRAIN_VIDEOS N"
+            "the training list is not on this machine, so the training cannot be planned. To see "
+            "the plan, set DATA.NUM_TRAIN_VIDEOS to the number of training videos"
         )
     return "\n".join(texts), warnings
 
 
 def _check_files(recipe: Recipe) -> list[str]:
-    """Check the lists and weights that exist here, and return warnings for the others."""
+    """Check the list files and weights of a recipe, and return a warning for each missing file."""
     if not recipe.data.path_to_data_dir:
         raise ValueError(
-            "DATA.PATH_TO_DATA_DIR is not set. Set it to the folder of the lists on the nodes."
+            "DATA.PATH_TO_DATA_DIR is not set. Set it to the folder that has the list files on the "
+            "nodes."
         )
     hidden = list[Path]()
     for split in ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable:
@@ -115,28 +129,31 @@ def _check_files(recipe: Recipe) -> list[str]:
         check_file(weights, needed.checkpoint_type, section=section)
     elif weights:
         hidden.append(Path(weights))
-    return [f"{path} is not on this machine. The nodes of the job need it" for path in hidden]
+    return [
+        f"{path} is not on this machine. It must exist on the nodes of the job" for path in hidden
+    ]
 
 
 def submit_recipe(recipe: Recipe, command: Sequence[str], slurm: Slurm, name: str) -> str:
-    """Queue a training, and return the number of its job.
+    """Submit a training, and return its job ID.
 
     Args:
-        recipe: the recipe, with the folder of the run as OUTPUT_DIR.
-        command: command line of the training.
-        slurm: options of the job.
-        name: name of the job.
+        recipe: Recipe whose OUTPUT_DIR is the folder of the run.
+        command: Command line of the training.
+        slurm: Resources to request.
+        name: Name of the job.
 
     Raises:
-        ValueError: As for `submit`, or a queued or running job uses that folder.
+        ValueError: SLURM is missing or rejects the job, or the folder already has a queued or
+            running job.
     """
     folder = Path(recipe.output_dir)
     queued = submit({".": (recipe, command)}, folder, slurm, name)
     if not queued:
         number = _register(folder)["."]
         raise ValueError(
-            f"Job {number} trains into {folder}, or waits in the queue. End it by scancel "
-            f"{number}, or give another OUTPUT_DIR."
+            f"Job {number} for {folder} is already queued or running. Cancel the job with scancel "
+            f"{number}, or set another OUTPUT_DIR."
         )
     return queued["."]
 
@@ -145,10 +162,10 @@ def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
     """Submit the missing runs of a study.
 
     Returns:
-        The numbers of the new jobs by output folder.
+        Maps the folder of each submitted run, relative to the study's output folder, to its job ID.
 
     Raises:
-        ValueError: As for `submit`.
+        ValueError: SLURM is missing or rejects the jobs.
     """
     runs = dict[str, tuple[Recipe, list[str]]]()
     for arm, seed in study.missing():
@@ -164,26 +181,26 @@ def submit(
     slurm: Slurm,
     name: str = "multigrid",
 ) -> dict[str, str]:
-    """Queue the runs that are not queued yet, and store the numbers of their jobs.
+    """Submit the runs that have no queued or running job, and store the job IDs.
 
-    Runs on the same number of machines and GPUs form one job array.
+    Runs with the same numbers of machines and GPUs form one job array.
 
     Args:
-        runs: the recipe and the command line of each run, by name.
-        folder: where to store the numbers.
-        slurm: options of the jobs. `limit` jobs of an array run at a time.
-        name: name of the jobs.
+        runs: Maps the name of each run to its recipe and its command line.
+        folder: Folder to store the job IDs in.
+        slurm: Resources to request.
+        name: Name of the jobs.
 
     Returns:
-        The numbers of the new jobs by name of the run.
+        Maps the name of each submitted run to its job ID.
 
     Raises:
-        ValueError: This machine has no SLURM, or SLURM refuses the jobs.
+        ValueError: SLURM is missing or rejects the jobs.
     """
     if not has_slurm():
         raise ValueError(
-            "This machine has no SLURM (no sbatch). To train without it, use multigrid-train, or "
-            "--local for a study."
+            "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train or "
+            "multigrid-reproduce --local."
         )
     known = _register(folder)
     arrays: dict[tuple[int, int], dict[str, Job]] = defaultdict(dict)
@@ -200,6 +217,6 @@ def submit(
 
 
 def _register(folder: Path) -> dict[str, str]:
-    """Return the numbers of the jobs that were queued from a folder, by name of the run."""
+    """Return the job IDs stored in a folder as a mapping from names of runs to job IDs."""
     path = folder / FOLDER / "jobs.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

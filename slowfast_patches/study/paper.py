@@ -1,6 +1,6 @@
-"""Tables and figures of the paper: the trainings behind them, and the published numbers.
+"""Tables and figures of the paper: the trainings to run, and the published numbers.
 
-They are read from published.yaml. A training that appears in several tables is run once.
+Both are read from published.yaml. A training that appears in several tables runs only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slowfast_patches.utils.tables import Mean
 logger = logging.getLogger(__name__)
 
 SCRATCH = "scratch"
-"""Value of `Row.start` for a training from random weights."""
+"""Value of `Row.start` for training from random weights."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class Row:
     """Row of a table, or point of a figure.
 
     Attributes:
-        label: its name in the table.
-        recipe: config file, relative to configs/. A user's own recipe has an absolute path.
-        baseline: config file of the baseline.
-        start: initial weights: `SCRATCH`, "imagenet" or "kinetics".
-        factor: epochs as a multiple of the baseline's. None keeps those of the recipe.
-        as_long_as: row whose number of iterations is trained, instead of `factor`.
-        overrides: additional KEY VALUE pairs.
-        variant: name of these pairs.
-        metrics: published metrics in per cent.
-        speed_up: published speed-up.
-        source: where in the paper these numbers are.
-        curve: name of its curve in a figure.
-        published_only: whether nothing is trained for the row.
+        label: Name of the row in its table.
+        recipe: Config file, relative to configs/. The path of a user's own recipe is absolute.
+        baseline: Config file of the baseline, relative to configs/.
+        start: Initial weights: `SCRATCH`, "imagenet" or "kinetics".
+        factor: Number of epochs as a multiple of the baseline's. None keeps the recipe's epochs.
+        as_long_as: Row whose number of iterations this row is trained for. It replaces `factor`.
+        overrides: Alternating config keys and values that override the config file.
+        variant: Name of the overrides, which becomes part of the folder name.
+        metrics: Maps names of metrics to published values in per cent.
+        speed_up: Published speed-up.
+        source: Table or section of the paper that has the published numbers.
+        curve: Name of the curve that the point belongs to, in a figure.
+        published_only: Whether the row only has published numbers and is not trained.
     """
 
     label: str
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def folder(self) -> str:
-        """Name of the arm and of its folder, the same for equal trainings of several tables."""
+        """Name of the arm and of its folder. Rows with the same training have the same name."""
         path = Path(self.recipe)
         name = str(Path("own", path.stem) if path.is_absolute() else path.with_suffix(""))
         name += f"_{self.variant}" if self.variant else ""
@@ -74,7 +74,7 @@ class Row:
 
     @property
     def reference(self) -> Row:
-        """Training that the speed-up is relative to."""
+        """Row of the training that the speed-up is relative to."""
         return Row("baseline", self.baseline, self.baseline, self.start)
 
 
@@ -83,12 +83,12 @@ class Experiment:
     """Table or figure of the paper.
 
     Attributes:
-        title: the heading.
-        metrics: names of the metrics.
-        rows: the rows.
-        published: source of the published numbers, and the hardware.
-        published_runs: number of runs behind each published number.
-        note: what the text of the paper leaves open.
+        title: Heading of the report.
+        metrics: Names of the metrics.
+        rows: Rows of the table, or points of the figure.
+        published: Source of the published numbers, and the hardware used there.
+        published_runs: Number of runs that each published number is averaged over.
+        note: Remarks for the report, such as choices that the paper leaves open.
     """
 
     title: str
@@ -117,12 +117,12 @@ def _experiment(content: dict[str, Any]) -> Experiment:
 
 
 _PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
-del _PUBLISHED["curves"]  # it only defines YAML anchors for the figures
+del _PUBLISHED["curves"]  # This entry only defines YAML anchors for the figures.
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     name: _experiment(content) for name, content in _PUBLISHED.items()
 }
-"""Experiments by their name on the command line."""
+"""Maps the name on the command line, such as "table5", to the experiment."""
 
 PAPER = tuple(name for name in EXPERIMENTS if name.startswith(("table", "figure")))
 """Names of the tables and figures of the multigrid paper."""
@@ -134,16 +134,20 @@ def paper_arms(
     weights: Mapping[str, str] | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, Arm]:
-    """Return the arms of some rows and their baselines, by `Row.folder`.
+    """Build the arms that train some rows and the baselines of these rows.
 
     Args:
-        rows: the rows.
-        data: folders of the data sets, by name.
-        weights: checkpoints to start from, by `Row.start`.
-        overrides: KEY VALUE pairs for every arm.
+        rows: Rows to train.
+        data: Maps the name of each data set, such as "kinetics", to the folder of its lists.
+        weights: Maps values of `Row.start` to checkpoint files.
+        overrides: Alternating config keys and values for every arm.
+
+    Returns:
+        Maps `Row.folder` to the arm.
 
     Raises:
-        ValueError: A file does not exist, or a recipe cannot be trained. The message names it.
+        ValueError: A file does not exist, or a recipe cannot be trained. The message names the file
+            or the arm.
     """
 
     def make(row: Row) -> Arm:
@@ -153,7 +157,7 @@ def paper_arms(
         if folder := (data or {}).get(plain.train.dataset.lower()):
             keys["DATA.PATH_TO_DATA_DIR"] = folder
         if row.start != SCRATCH:
-            # The path in the recipe is a placeholder for a file of the user.
+            # Replace the placeholder path of the recipe with the user's file.
             file = (weights or {}).get(row.start) or ""
             keys["TRAIN.CHECKPOINT_FILE_PATH"] = file
             keys["TRAIN.CHECKPOINT_TYPE"] = "caffe2" if file.endswith(".pkl") else "pytorch"
@@ -174,10 +178,10 @@ def paper_arms(
 
 
 def _nominal_iterations(arm: Arm) -> int:
-    """Return the iterations on the number of videos that the recipe was written for.
+    """Return the iterations of an arm for the training-set size given in its recipe.
 
-    The epochs that follow from them must not depend on the list at hand. Otherwise, a finished run
-    would not match its recipe on a machine without the data set.
+    The training list of the user may have another size. If the number of epochs depended on that
+    list, a finished run would not match its recipe on a machine without the data set.
     """
     num_videos = arm.recipe.data.num_train_videos or arm.schedule.num_videos
     return schedule_of(arm.recipe, num_videos).iterations
@@ -187,16 +191,18 @@ _REFERENCE = "SOLVER.REFERENCE_WORLD_SIZE"
 
 
 def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str, ...]:
-    """Return the user's pairs, without the scaling if it is for another number of GPUs.
+    """Return the overrides of the user that apply to a recipe.
 
-    A recipe for one GPU, for example, is not scaled from 8 GPUs.
+    SOLVER.REFERENCE_WORLD_SIZE and NUM_GPUS are dropped if the recipe was written for another
+    number of GPUs. For example, SOLVER.REFERENCE_WORLD_SIZE 8 does not apply to a recipe for 1 GPU.
     """
     keys = dict(zip(overrides[::2], overrides[1::2], strict=False))
     reference = keys.pop(_REFERENCE, "0")
     if reference in ("0", str(plain.num_gpus)):
         return overrides
     logger.warning(
-        "%s is for NUM_GPUS %d, not for the %s of %s. It is not scaled.",
+        "%s was written for NUM_GPUS %d, which differs from the %s of %s. The recipe is not "
+        "scaled.",
         *(path.name, plain.num_gpus, reference, _REFERENCE),
     )
     keys.pop("NUM_GPUS", None)
@@ -204,7 +210,10 @@ def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str
 
 
 def _open_keys(recipe: Recipe, row: Row) -> frozenset[str]:
-    """Return the keys of inputs that are not given, because a run may have read them anywhere."""
+    """Return the config keys of data and weights for which the user has not given a path.
+
+    A finished run may have any value for these keys.
+    """
     keys = set[str]()
     if not recipe.data.path_to_data_dir:
         keys |= {"DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX"}

@@ -1,7 +1,8 @@
-"""Pilot: short runs of a baseline and of several cycles for equal times, before a long training.
+"""Pilot: train a baseline and several multigrid cycles for the same short time.
 
-The arms are ordinary runs of the recipe with a smaller SOLVER.LENGTH. The lengths follow from step
-times that are measured first. `pilot_verdict` judges their results.
+A pilot shows whether multigrid is worth using in a long training. All runs are ordinary runs of the
+recipe with fewer epochs. Step times are measured first, to choose lengths that take equal times.
+`pilot_verdict` evaluates the results.
 """
 
 from __future__ import annotations
@@ -40,54 +41,60 @@ CYCLES = (
     replace(GENTLE, long_cycle=((0.5, 1.0), (1.0, 1.0)), name="GENTLE, all pixels"),
     replace(PAPER, short_cycle=(), epoch_factor=1.0, name="PAPER, long cycle alone"),
 )
-"""Cycles to try, in this order, as far as the time allows."""
+"""Cycles to try in this order, as many as the time allows."""
 
 _ITERATIONS = 300
-"""Least length of an arm, in iterations of the baseline."""
+"""Minimum number of iterations of the baseline."""
 
 _FINAL = 1.2 * MIN_FINAL_ITERATIONS
-"""Least number of iterations of a cycle after its last coarse shape, with a margin."""
+"""Minimum number of iterations at the baseline's shape at the end of a cycle, with a margin."""
 
 _SMALLEST_CROP = 32
-"""Smallest crop that is tried, the stride of the last feature map."""
+"""Minimum crop size of a cycle in pixels. It is the stride of the last feature map."""
 
 _PRECISE = 6
-"""Largest number of mini-batches for precise BN. These are enough to compare arms."""
+"""Maximum number of mini-batches for precise BN. More are not needed to compare arms."""
 
 _START = 10.0
-"""Seconds that a run takes to start."""
+"""Estimated start-up time of a run in seconds."""
 
 
 class ShortBaselineError(ValueError):
-    """Error raised when a whole baseline takes no longer than its pilot."""
+    """Error raised when a full training of the baseline takes no longer than the pilot."""
 
 
 def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
-    """Return the whole baseline of a recipe, and a whole training with each cycle that fits it.
+    """Build full-length arms: the baseline, and one arm for each cycle that fits the recipe.
 
-    They are scored once, on the validation set.
+    Each arm is evaluated once on the validation set, after its last iteration.
+
+    Returns:
+        The arms, the baseline first.
 
     Raises:
-        ValueError: The recipe cannot be trained on this machine or detects boxes, or no cycle fits.
+        ValueError: The recipe cannot be trained on this machine or detects boxes, or no cycle fits
+            the recipe.
     """
     check_study([cfg_file], overrides)
     recipe = load_with_classes(cfg_file, overrides)
     placement = find_placement(recipe, os.environ)
     if placement.machines > 1 or (placement.local_rank is not None and placement.size > 1):
         raise ValueError(
-            "The pilot trains on this machine. Start it without a launcher, with NUM_SHARDS 1 and "
-            f"SOLVER.REFERENCE_BATCH_SIZE {recipe.base_shape.batch}, which scales the rates."
+            "The pilot starts its training processes itself, on this machine only. Run it without "
+            "a launcher such as torchrun, with NUM_SHARDS 1 and SOLVER.REFERENCE_BATCH_SIZE "
+            f"{recipe.base_shape.batch} (to scale the learning rates)."
         )
     if recipe.task == "detection":
         raise ValueError(
-            "The pilot scores videos, but the recipe detects boxes (DETECTION.ENABLE True). Train "
-            "both to the end with multigrid-compare."
+            "The pilot only supports classification, but the recipe detects boxes "
+            "(DETECTION.ENABLE True). Compare full trainings of the baseline and of a multigrid "
+            "recipe with multigrid-compare instead."
         )
     for split in ("train", "val"):
         read_list(recipe, split)
     keys: dict[str, object] = {
         "TEST.ENABLE": False,
-        "TRAIN.EVAL_MAX_SHARE": 1e-6,  # only the last evaluation
+        "TRAIN.EVAL_MAX_SHARE": 1e-6,  # Evaluate only after the last iteration.
         "MODEL.EMA_DECAY": 0.0,
         "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
     }
@@ -103,7 +110,7 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
         try:
             arms.append(make(cycles.name, cycle_keys(cycles)))
         except ValueError as error:
-            logger.info("%s is not tried: %s", cycles.name, error)
+            logger.info("The cycle %s is skipped: %s", cycles.name, error)
             why = error
     if len(arms) == 1:
         raise ValueError(f"No cycle fits the shape {arms[0].schedule.base}: {why}")
@@ -114,29 +121,31 @@ def _check(arm: Arm) -> None:
     """Check that an arm can be trained.
 
     Raises:
-        ValueError: The model or its BN groups do not take a shape, or a crop is too small.
+        ValueError: A shape of the schedule does not fit the model, its BN groups or the number of
+            processes, or has a crop that is too small.
     """
     check_world_size(arm.recipe, arm.schedule)
     smallest = min(arm.schedule.shapes, key=lambda shape: shape.crop)
     if arm.recipe.uses_multigrid and smallest.crop < _SMALLEST_CROP:
         raise ValueError(
-            f"its crops of {smallest.crop} pixels ({smallest}) are below {_SMALLEST_CROP}. Give a "
-            "larger DATA.TRAIN_CROP_SIZE."
+            f"the smallest shape of the cycle is {smallest}. The crop size must be at least "
+            f"{_SMALLEST_CROP}. Set a larger DATA.TRAIN_CROP_SIZE."
         )
     check_shapes(arm.recipe, arm.schedule.shapes)
 
 
 def step_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> list[float]:
-    """Return the seconds of the steps of each arm.
+    """Return the time of all training steps of each arm, in seconds.
 
     Args:
-        arms: the arms.
-        files: files of benchmarks/step_time.py. Without them, steps are timed and the times are
-            written to step_times.json, from where a repeated pilot reads them.
-        output: folder for that file.
+        arms: Full-length arms.
+        files: Step-time files of benchmarks/step_time.py. If there are none, step times are
+            measured on this machine. The measured times are stored in step_times.json, and reused
+            when the pilot is repeated.
+        output: Folder of step_times.json.
 
     Raises:
-        ValueError: The given files do not fit the arms, or a shape does not fit into memory.
+        ValueError: No file in `files` fits an arm, or a shape does not fit into memory.
     """
     measured = output / "step_times.json"
 
@@ -157,7 +166,7 @@ def step_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> li
     kinds = dict.fromkeys(kind for arm in arms for kind in shapes_to_measure(arm.recipe))
     write_step_times(measured, recipe, device, time_steps(stepper, list(kinds)))
     del stepper
-    torch.cuda.empty_cache()  # for the runs, which are other processes
+    torch.cuda.empty_cache()  # The runs are other processes and need the memory.
     return read()
 
 
@@ -168,19 +177,22 @@ def pilot_study(
     seeds: Sequence[int],
     output: Path,
 ) -> Study:
-    """Return the runs of a pilot: as many arms as the time allows, shortened to equal times.
+    """Choose as many arms as the time allows, and shorten them to equal training times.
 
     Args:
-        arms: whole trainings, the baseline first, as `pilot_arms` returns them.
-        seconds_of_steps: seconds of the steps of each.
-        minutes: time of the pilot for each seed. None means a tenth of the baseline, or what it
-            takes for a result if that is longer.
-        seeds: the seeds.
-        output: folder of the runs.
+        arms: Full-length arms returned by `pilot_arms`, the baseline first.
+        seconds_of_steps: Time of all training steps of each full-length arm, in seconds.
+        minutes: Time of the pilot per seed. None means a tenth of the full baseline, but at least
+            the minimum for a useful result.
+        seeds: Random seeds. Each arm is trained with each seed.
+        output: Folder of the runs.
+
+    Returns:
+        The study that trains the shortened arms.
 
     Raises:
-        ShortBaselineError: The whole baseline takes no longer than the pilot.
-        ValueError: `minutes` are too few for a result.
+        ShortBaselineError: The full baseline takes no longer than the pilot.
+        ValueError: `minutes` is too short for a useful result.
     """
     whole = seconds_of_steps[0]
     besides = _START + evaluation_share(arms[0]) * whole
@@ -189,21 +201,22 @@ def pilot_study(
     seconds = max(least, whole / 10) if minutes is None else 60 * minutes
     if whole <= (longest := max(seconds, least)):
         raise ShortBaselineError(
-            f"No pilot is needed: the whole baseline takes about {format_duration(whole)}, and "
-            f"a pilot {format_duration(longest)}. Train both instead. That is more conclusive."
+            f"No pilot is needed: a full training of the baseline takes about "
+            f"{format_duration(whole)}, and a pilot {format_duration(longest)}. Train both the "
+            "baseline and the multigrid recipe in full instead. The result is more reliable."
         )
     if seconds < least:
-        # Add a margin, because the next measurement of the step time may be longer.
+        # Add a margin, because step times may be longer when they are measured again.
         raise ValueError(
             f"--minutes {seconds / 60:.3g} is too short for a result. Give --minutes "
-            f"{math.ceil(1.2 * least / 6) / 10:g} or more (the whole baseline takes about "
-            f"{format_duration(whole)})."
+            f"{math.ceil(1.2 * least / 6) / 10:g} or more. (A full training of the baseline takes "
+            f"about {format_duration(whole)}.)"
         )
     number = max(n for n in range(2, len(arms) + 1) if n == 2 or n * max(needs[:n]) <= seconds)
     share = seconds / number - besides
     logger.info(
-        "Training each of these for %s: %s. The pilot takes about %s for each seed, the whole "
-        "baseline %s",
+        "Training each of these arms for %s: %s. The pilot takes about %s per seed. A full "
+        "training of the baseline would take about %s.",
         *(format_duration(share), "; ".join(arm.name for arm in arms[:number])),
         *(format_duration(seconds), format_duration(whole)),
     )
@@ -214,7 +227,7 @@ def pilot_study(
 
 
 def _least(arm: Arm) -> float:
-    """Return the smallest length at which an arm tells something."""
+    """Return the minimum length of an arm for a useful result, as a fraction of its full length."""
     if not arm.recipe.uses_multigrid:
         return _ITERATIONS / arm.iterations
     return _FINAL / final_iterations(arm.schedule)
@@ -226,13 +239,13 @@ def _shortened(arm: Arm, length: float) -> Arm:
 
 
 def train_pilot(study: Study, run_net: Path) -> Study:
-    """Train the runs of a pilot that are missing.
+    """Train the missing runs of a pilot.
 
     Returns:
-        The study without the cycles whose training failed.
+        The study without the arms whose training failed.
 
     Raises:
-        RunFailedError: The training of the baseline or of every cycle failed.
+        RunFailedError: Training failed for the baseline, or for all cycles.
     """
     trained = list[Arm]()
     for arm in study.arms:
@@ -244,7 +257,7 @@ def train_pilot(study: Study, run_net: Path) -> Study:
         except RunFailedError as error:
             if not trained:
                 raise
-            logger.warning("%s is left out: %s", arm.name, error)
+            logger.warning("The cycle %s is left out, because its run failed: %s", arm.name, error)
             failure = error
     if len(trained) == 1:
         raise failure

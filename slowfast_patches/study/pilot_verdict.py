@@ -1,9 +1,9 @@
-"""Result of a pilot: the probability that a cycle is ahead, its advice and its report.
+"""Evaluate a pilot: advise for or against multigrid training, and report the results.
 
-The verdict is about one claim: after equal time, the best cycle is ahead of the baseline. Its
-probability follows from two errors of each score: the number of videos is finite, and there are few
-seeds. The second error is large where a curve is steep, as in the minutes of a pilot
-(projects/real_video/README.md).
+The advice depends on the probability that the best cycle is more accurate than the baseline after
+equal time. The probability is computed from the standard errors of both scores. A standard error
+has two sources: the finite number of videos and the small number of seeds. The variation between
+seeds is large early in a training, where accuracy changes fast (projects/real_video/README.md).
 """
 
 from __future__ import annotations
@@ -25,63 +25,71 @@ from slowfast_patches.study.verdict import scored_videos, videos_error
 from slowfast_patches.utils.tables import Mean, format_duration
 
 _SEEDS = 40.0
-"""Standard deviation over seeds of a score p, in points, divided by p (1 − p).
+"""Standard deviation of an accuracy p over seeds, in percentage points, divided by p (1 − p).
 
-This is the root mean square over the twenty trainings of the words and the digits
+The value is the root mean square over twenty trainings on two data sets of words and digits
 (projects/real_video/README.md).
 """
 
 _PROBABLE = 0.75
-"""Smallest probability for an advice."""
+"""Minimum probability to advise for or against multigrid training."""
 
 _SUREST = 0.95
-"""Largest probability that is reported. Few seeds on one data set cannot prove more."""
+"""Maximum probability that is reported. A few seeds on one data set cannot prove more."""
 
 _WAITING = 0.15
-"""Share of a training spent waiting for data from which on the arms' times are not equal."""
+"""Share of training time spent waiting for data from which the arms' times count as unequal."""
 
 _COLUMNS = ("length", "iterations", "clips", "clock", "seconds", "total", "loading")
 
 
 @dataclass(frozen=True)
 class Pilot(Results):
-    """Result of a pilot, whose arms were trained for equal times.
+    """Finished runs of a pilot, whose arms were trained for equal times.
 
     Attributes:
-        baseline_seconds: seconds of the steps of the whole baseline.
+        baseline_seconds: Time of all training steps of the full-length baseline, in seconds.
     """
 
     baseline_seconds: float
 
     @property
     def videos(self) -> int:
-        """Number of videos that were scored."""
+        """Number of validation videos that were scored."""
         return scored_videos(self.runs["result"])
 
     @property
     def scores(self) -> dict[str, Mean]:
-        """Means over seeds of the metric by arm, with their standard errors as `std`."""
+        """Maps the name of each arm to its mean score in per cent and its standard error."""
         means = self.runs.groupby("arm")[self.metrics[0]].mean()
         return {
             str(arm): Mean(score, math.hypot(*self.errors(score))) for arm, score in means.items()
         }
 
     def errors(self, score: float) -> tuple[float, float]:
-        """Return the parts of a score's standard error: of the videos, and of the seeds."""
+        """Return the standard errors of a score due to few videos and due to few seeds.
+
+        Args:
+            score: Accuracy in per cent.
+
+        Returns:
+            A tuple (from videos, from seeds), both in percentage points.
+        """
         of_videos = videos_error(score, self.videos)
         variance = (of_videos / 100) ** 2 * self.videos
         return of_videos, _SEEDS * variance / math.sqrt(len(self.study.seeds))
 
     @property
     def best(self) -> Arm:
-        """The arm with the highest score, apart from the baseline."""
+        """Arm with the highest score, excluding the baseline."""
         return max(self.study.arms[1:], key=lambda arm: self.scores[arm.name].mean)
 
     @property
     def ahead(self) -> float:
-        """Probability that the best cycle is ahead of the baseline after equal time.
+        """Probability that the best cycle is more accurate than the baseline after equal time.
 
-        It is corrected for the number of cycles, because each one may be the best by luck.
+        A Bonferroni correction for the number of cycles is applied, because with several cycles,
+        the best may be ahead by chance.
         """
         before, after = (self.scores[name] for name in ("baseline", self.best.name))
         spread = math.hypot(before.std or 0.0, after.std or 0.0)
@@ -94,8 +102,9 @@ class Pilot(Results):
     def verdict(self) -> str:
         """One of "use multigrid", "do not use multigrid" and "undecided".
 
-        A cycle is used only if it did not wait for data, because then its time was not equal. It is
-        rejected only if it had `MIN_FINAL_ITERATIONS` at the baseline's shape.
+        If the best cycle waited for data, multigrid is not advised, because the training times were
+        not equal. If the best cycle ended with fewer than `MIN_FINAL_ITERATIONS` iterations at the
+        baseline's shape, multigrid is not rejected.
         """
         if self.ahead >= _PROBABLE and self.waiting < _WAITING:
             return "use multigrid"
@@ -105,30 +114,30 @@ class Pilot(Results):
 
     @property
     def final_iterations(self) -> int:
-        """Iterations of the best cycle at the baseline's shape, at its end."""
+        """Number of iterations at the baseline's shape at the end of the best cycle."""
         return final_iterations(self.best.schedule)
 
     @property
     def waiting(self) -> float:
-        """Share of the best cycle's training that was spent waiting for data."""
+        """Share of the best cycle's training time that was spent waiting for data."""
         found = mean(self.runs, self.best.name, "loading")
         return found.mean if found else 0.0
 
     @property
     def speed_up(self) -> float:
-        """Time of the whole baseline divided by that of the whole training with the best cycle.
+        """Speed-up of a full training with the best cycle, relative to the full baseline.
 
-        Arms take equal times, so it is the ratio of their lengths.
+        All arms of the pilot take equal times, so the speed-up is the ratio of their lengths.
         """
         return self.best.length / self.study.arms[0].length
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of the runs of a seed."""
+        """Wall-clock time of the pilot per seed, in seconds."""
         return float(self.runs["total"].sum()) / len(self.study.seeds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the pilot as plain data."""
+        """Return the pilot as JSON-compatible data."""
         errors = {name: score.std for name, score in self.scores.items()}
         names = ("videos", "speed_up", "baseline_seconds", "seconds", "ahead")
         return {
@@ -146,15 +155,16 @@ def pilot_report(pilot: Pilot) -> Report:
     result = machine_warnings(pilot.runs)
     if pilot.waiting >= _WAITING:
         result.append(
-            f'Warning: "{name}" waited for data in {100 * pilot.waiting:.0f} % of its training, so '
-            "that it took longer than its steps. Prepare the videos with multigrid-prepare, and "
-            "repeat the pilot."
+            f'Warning: "{name}" spent {100 * pilot.waiting:.0f} % of its training time waiting for '
+            "data, so the arms did not train for equal times. Prepare the videos with "
+            "multigrid-prepare, and repeat the pilot."
         )
     explained = (
         f"{metric_title(pilot.metrics[0])} was measured on {pilot.videos} validation videos at the "
-        "baseline's shape. ± is the standard error that follows from the numbers of videos and of "
-        f"seeds. The pilot took {format_duration(pilot.seconds)} for each seed. The steps of the "
-        f"whole baseline would take {format_duration(pilot.baseline_seconds)}."
+        "baseline's shape. ± is the standard error due to the numbers of videos and seeds. The "
+        f"pilot took {format_duration(pilot.seconds)} per seed. A full training of the baseline "
+        f"would take {format_duration(pilot.baseline_seconds)}, excluding data loading and "
+        "evaluation."
     )
     return Report(
         name="pilot",
@@ -166,41 +176,43 @@ def pilot_report(pilot: Pilot) -> Report:
 
 
 def _advice(pilot: Pilot) -> str:
-    """Return the verdict, its probability, and what to do next."""
+    """Return text with the verdict, the probability behind it, and the next step."""
     ahead = (
-        f'After equal time the best cycle ("{pilot.best.name}") is ahead of the baseline with a '
-        f"probability of {100 * pilot.ahead:.0f} %, according to these {pilot.videos} videos and "
-        f"{_count(len(pilot.study.seeds))}."
+        f'After equal time, the best cycle ("{pilot.best.name}") is more accurate than the '
+        f"baseline with a probability of {100 * pilot.ahead:.0f} %, estimated from {pilot.videos} "
+        f"videos and {_count(len(pilot.study.seeds))}."
     )
     if pilot.verdict == "use multigrid":
         factor = pilot.best.recipe.multigrid.epoch_factor
         return (
-            f"Advice: use multigrid. {ahead} Its whole training takes 1/{pilot.speed_up:.2f} of "
-            f"the baseline's time, for {factor:g} × the clips. multigrid-compare shows the "
-            "accuracy that both reach."
+            f"Advice: use multigrid. {ahead} A full training with this cycle takes "
+            f"1/{pilot.speed_up:.2f} of the baseline's time and sees {factor:g} × as many clips. "
+            "To compare the accuracy of full trainings, run multigrid-compare."
         )
     if pilot.verdict == "do not use multigrid":
         return f"Advice: do not use multigrid here. {ahead}"
     if pilot.final_iterations < MIN_FINAL_ITERATIONS:
         ahead += (
-            f" Only {pilot.final_iterations} iterations followed its last coarse shape. It takes "
-            f"about {MIN_FINAL_ITERATIONS} to see what the coarse shapes taught."
+            f" The cycle ended with only {pilot.final_iterations} iterations at the baseline's "
+            f"shape. About {MIN_FINAL_ITERATIONS} are needed to recover the accuracy after "
+            "training on small shapes."
         )
     return f"Undecided. {ahead} {_more_evidence(pilot)}"
 
 
 def _more_evidence(pilot: Pilot) -> str:
-    """Return what would make an undecided pilot clearer."""
+    """Suggest how to get a clearer result from an undecided pilot."""
     if 2 * pilot.seconds >= pilot.baseline_seconds:
-        return "To know, train both with multigrid-compare."
+        return "For a clear result, compare full trainings: train both with multigrid-compare."
     score = pilot.scores[pilot.best.name]
     of_videos, of_seeds = pilot.errors(score.mean)
     seeds = " ".join(map(str, range(max(pilot.study.seeds) + 2)))
     return (
-        f"For a clearer result, give it twice the time (--minutes {math.ceil(pilot.seconds / 30)})"
-        f", another seed (--seeds {seeds}; {_count(len(pilot.study.seeds))} cause ±{of_seeds:.1f} "
-        f"of the best score's ±{score.std:.1f}), or more validation videos (these {pilot.videos} "
-        f"cause ±{of_videos:.1f}). Or train both with multigrid-compare."
+        f"For a clearer result, double the time (--minutes {math.ceil(pilot.seconds / 30)}), add a "
+        f"seed (--seeds {seeds}), use more validation videos, or compare full trainings with "
+        f"multigrid-compare. The standard error of the best score is ±{score.std:.1f}: "
+        f"±{of_seeds:.1f} from {_count(len(pilot.study.seeds))} and ±{of_videos:.1f} from "
+        f"{pilot.videos} videos."
     )
 
 
@@ -209,11 +221,11 @@ def _count(seeds: int) -> str:
 
 
 def recipe_text(cycles: Cycles, base: str) -> str:
-    """Return the YAML text of a recipe that inherits from another one and sets its cycles.
+    """Return YAML text for a recipe that inherits from `base` and replaces its cycles.
 
     Args:
-        cycles: named cycles, or a variation of them.
-        base: path of the other recipe.
+        cycles: `PAPER`, `GENTLE`, or a variation of one of them.
+        base: Path of the recipe to inherit from.
     """
     named = PAPER if cycles.batch_exponent == PAPER.batch_exponent else GENTLE
     usual = cycle_keys(named)

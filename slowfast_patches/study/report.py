@@ -1,4 +1,4 @@
-"""Reports of studies: tables of runs, and the files that a report is written to."""
+"""Reports of studies: build tables of runs, and write Markdown, JSON and picture files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slowfast_patches.utils.tables import (
 )
 
 MISSING = "missing"
-"""Table cell of a run that has not finished."""
+"""Text of a table cell without a finished run."""
 
 COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "length": ("length", "{:.3g}×".format),
@@ -39,7 +39,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "clock": ("steps\nalone", format_duration),
     "loading": ("waiting\nfor data", "{:.0%}".format),
 }
-"""Columns of `Study.runs` that tables show: the header and the number format of each."""
+"""Maps each column of `Study.runs` that tables show to its header and number format."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Table:
     """Table of text cells.
 
     Attributes:
-        headers: one for each column. Line breaks are kept on a terminal only.
-        rows: the cells, row by row.
+        headers: Header of each column. Line breaks only appear on a terminal, not in Markdown.
+        rows: Cells of each row.
     """
 
     headers: Sequence[str]
@@ -57,12 +57,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Results:
-    """Study with its finished runs.
+    """Study and its finished runs.
 
     Attributes:
-        study: the arms and the seeds.
-        runs: table of `Study.runs`.
-        command: command line that reproduces the report.
+        study: Arms and seeds.
+        runs: Table returned by `Study.runs`.
+        command: Command line that reproduces the report.
     """
 
     study: Study
@@ -76,11 +76,14 @@ class Results:
 
     @cached_property
     def chance(self) -> float | None:
-        """Accuracy in per cent of always predicting the most common class."""
+        """Accuracy of always predicting the most common class, in per cent.
+
+        None for a recipe with several labels per video.
+        """
         return chance_of(self.study.arms[0].recipe)
 
     def cell(self, arm: Arm, name: str) -> str:
-        """Return the mean over seeds of a column as text."""
+        """Return the mean of a column over seeds as text, or `MISSING` if no run has finished."""
         found = mean(self.runs, arm.name, name)
         if found is None:
             return MISSING
@@ -91,11 +94,14 @@ class Results:
         return found.format()
 
     def table(self, columns: Sequence[str], scores: Mapping[str, Mean] | None = None) -> Table:
-        """Return a table with a row for each arm, and one for the chance level.
+        """Return a table with one row per arm.
+
+        If the chance level is known, the last row shows the chance level.
 
         Args:
-            columns: names of the columns, apart from those of the metrics.
-            scores: values of the primary metric by arm, instead of all metrics over seeds.
+            columns: Names of the columns, excluding metrics.
+            scores: Maps the name of each arm to the value to show for the primary metric. By
+                default, all metrics are averaged over seeds and shown.
         """
         titles = {name: header for name, (header, _) in COLUMNS.items()} | {"speed_up": "speed-up"}
         metrics = self.metrics if scores is None else self.metrics[:1]
@@ -114,10 +120,11 @@ class Results:
         return Table([*headers, *(f"{metric_title(name)}, %" for name in metrics)], rows)
 
     def arm_json(self, arm: Arm, metrics: Iterable[str]) -> dict[str, Any]:
-        """Return an arm and its finished runs as plain data.
+        """Return an arm and its finished runs as JSON-compatible data.
 
-        The config of a run is left out, because it differs from the arm's in the seed only. Means
-        are dictionaries of `mean` and `std`, or None without a run.
+        The configs of the runs are omitted, because they only differ from the arm's config in the
+        seed. Each mean over seeds is a dictionary of `mean` and `std`, or None if no run has
+        finished.
         """
         names = (*COLUMNS, "speed_up", *metrics)
         means = {name: mean(self.runs, arm.name, name) for name in names}
@@ -138,7 +145,7 @@ class Results:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the runs of all arms as plain data."""
+        """Return the runs of all arms as JSON-compatible data."""
         return {
             "command": self.command,
             "metric": self.metrics[0],
@@ -150,19 +157,20 @@ class Results:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a study, for people and for programs.
+    """Report of a study as text, Markdown and JSON.
 
-    On a terminal, the result comes last, where it is seen. In the Markdown file it comes first.
+    The Markdown file starts with the result. On a terminal, the result comes last, so that it stays
+    visible.
 
     Attributes:
-        name: file name of the report, without a suffix.
-        title: heading of the Markdown file.
-        results: the runs. They are the content of the JSON file.
-        tables: tables, and texts that belong to them. Empty texts are skipped.
-        result: warnings and a verdict.
-        notes: explanations for the Markdown file.
-        picture: title of the picture.
-        draw: function that draws the picture into a file, or None for a report without a picture.
+        name: File name of the report, without a suffix.
+        title: Heading of the Markdown file.
+        results: Study and finished runs, which are written to the JSON file.
+        tables: Tables, and paragraphs that explain them. Empty paragraphs are skipped.
+        result: Warnings and the verdict.
+        notes: Explanations that only the Markdown file has.
+        picture: Title of the picture.
+        draw: Function that saves the picture to a path, or None for a report without a picture.
     """
 
     name: str
@@ -178,7 +186,7 @@ class Report:
         return _format([*self.tables, *self.result], markdown=False)
 
     def write(self, folder: Path) -> None:
-        """Write NAME.md, NAME.json and, for a report with a picture, NAME.png."""
+        """Write NAME.md, NAME.json and, if the report has a picture, NAME.png to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         content = json.dumps(self.results.to_json(), indent=2, ensure_ascii=False)
         (folder / f"{self.name}.json").write_text(content + "\n", encoding="utf-8")
@@ -208,4 +216,4 @@ def machine_warnings(runs: pd.DataFrame) -> list[str]:
     """Return a list with a warning if the runs come from different machines, else an empty list."""
     if runs["machine"].nunique() < 2:
         return []
-    return ["The runs come from different machines. Their times are not comparable."]
+    return ["The runs come from different machines, so the times of the runs are not comparable."]

@@ -1,6 +1,6 @@
-"""Reproduction of the paper's tables and figures: the cost of their runs, and their reports.
+"""Reproduce the paper's tables and figures: estimate the costs of runs, and report the results.
 
-A report has measured numbers beside the published ones.
+Each report shows the measured numbers next to the published numbers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ if TYPE_CHECKING:
 
 
 def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Experiment]:
-    """Return experiments by name, with a user's recipes as additional rows.
+    """Return experiments with the user's recipes as additional rows.
 
     Args:
-        names: keys of `EXPERIMENTS`.
-        own: recipes of the user. Their baseline is that of the first row.
+        names: Keys of `EXPERIMENTS`.
+        own: Config files of the user's recipes. They are compared with the baseline of the first
+            row.
+
+    Returns:
+        Maps the names to the experiments.
 
     Raises:
         ValueError: A recipe and an experiment have different metrics.
@@ -54,8 +58,9 @@ def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Exper
         for name, experiment in experiments.items():
             if metrics != tuple(experiment.metrics):
                 raise ValueError(
-                    f"The metrics of {path} are {title_of(metrics)}, those of {name} are "
-                    f"{title_of(experiment.metrics)}. Add the recipe to a table of its data set."
+                    f"The metrics of {path} are {title_of(metrics)}, but the metrics of {name} are "
+                    f"{title_of(experiment.metrics)}. Add the recipe to a table of the same data "
+                    "set."
                 )
             first = experiment.rows[0].reference
             file = str(path.resolve())
@@ -67,13 +72,17 @@ def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Exper
 def costs_of(
     arms: Mapping[str, Arm], step_times: Sequence[Path], step_seconds: float | None
 ) -> dict[str, Cost]:
-    """Return the cost of a run of each arm by name.
+    """Return the cost of one run of each arm.
 
     Args:
-        arms: arms by name.
-        step_times: files of step times. A recipe that none of them fits has no time.
-        step_seconds: seconds of an iteration of the first arm at its baseline's shape, instead of
-            `step_times`. The other times are estimated at the same FLOPs per second and process.
+        arms: Maps names to arms.
+        step_times: Step-time files. If no file fits a recipe, the seconds of its cost are None.
+        step_seconds: Seconds per iteration of the first arm at the baseline's shape, instead of
+            `step_times`. The step times of all recipes are then estimated, assuming that each
+            process computes the same number of FLOPs per second.
+
+    Returns:
+        Maps the names of the arms to the costs.
     """
     timings = measured_times(step_times)
     if step_seconds is not None:
@@ -89,7 +98,12 @@ def costs_of(
 
 
 def _estimated(first: Recipe, seconds: float) -> Timings:
-    """Return timings in proportion to FLOPs, from those of the first recipe."""
+    """Return step times in proportion to FLOPs.
+
+    Args:
+        first: Recipe whose step time is known.
+        seconds: Seconds per iteration of this recipe at the baseline's shape.
+    """
 
     def work(recipe: Recipe, flops: FlopsPerClip) -> float:
         base = recipe.base_shape
@@ -102,7 +116,7 @@ def _estimated(first: Recipe, seconds: float) -> Timings:
 def plan_json(
     experiment: Experiment, arms: Mapping[str, Arm], costs: Mapping[str, Cost], seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the runs of an experiment and their costs as plain data."""
+    """Return the planned runs of an experiment and their costs as JSON-compatible data."""
     rows = [row for row in experiment.rows if not row.published_only]
     return {
         "title": experiment.title,
@@ -139,10 +153,11 @@ def format_costs(plan: Mapping[str, Any]) -> str:
 
 
 def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
-    """Check that the lists and the weights of some rows exist and can be read.
+    """Check that the list files and weights of some rows exist and that the lists can be read.
 
     Raises:
-        ValueError: An input is missing. The message names the option for it.
+        ValueError: A file is missing or unreadable. If an option was not given, the message names
+            the option.
     """
     lists = dict[tuple[str, str, str], Recipe]()
     for row in rows:
@@ -151,10 +166,13 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
         dataset = recipe.train.dataset
         if row.start != SCRATCH and not weights:
             raise ValueError(
-                f"{row.folder} starts from a {row.start} model. Give --{row.start}-weights FILE."
+                f"{row.folder} is initialized from a {row.start} checkpoint. Give "
+                f"--{row.start}-weights FILE."
             )
         if weights and not Path(weights).is_file():
-            raise ValueError(f"{row.folder} starts from {weights}, but there is no such file.")
+            raise ValueError(
+                f"{row.folder} is initialized from {weights}, but there is no such file."
+            )
         if not recipe.data.path_to_data_dir:
             raise ValueError(f"{row.folder} needs the data set {dataset}. Give --{dataset} DIR.")
         lists[dataset, recipe.data.path_to_data_dir, recipe.data.path_prefix] = recipe
@@ -165,11 +183,11 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
 
 @dataclass(frozen=True)
 class PaperTable(Results):
-    """Experiment with the finished runs of its arms.
+    """Experiment and its finished runs.
 
     Attributes:
-        name: its key in `EXPERIMENTS`.
-        experiment: its rows, with the published numbers.
+        name: Key of the experiment in `EXPERIMENTS`.
+        experiment: Rows of the table, with the published numbers.
     """
 
     name: str
@@ -182,16 +200,16 @@ class PaperTable(Results):
 
     @cached_property
     def arms(self) -> dict[str, Arm]:
-        """Arms by `Row.folder`."""
+        """Maps `Row.folder` to the arm."""
         return {arm.name: arm for arm in self.study.arms}
 
     def iterations(self, row: Row) -> int:
-        """Return the iterations of a row's runs, or the planned ones if none has finished."""
+        """Return the iterations of a row's runs, or the planned number if no run has finished."""
         trained = mean(self.runs, row.folder, "iterations")
         return round(trained.mean) if trained else self.arms[row.folder].iterations
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as plain data. Missing values are None."""
+        """Return the table as JSON-compatible data. Missing values are None."""
         rows = list[dict[str, Any]]()
         for row in self.experiment.rows:
             published = {name: value._asdict() for name, value in row.metrics.items()}
@@ -217,7 +235,7 @@ class PaperTable(Results):
 
 
 def paper_report(table: PaperTable) -> Report:
-    """Return the report of an experiment, with a picture if it is a figure."""
+    """Return the report of an experiment. Figures of the paper also get a picture."""
     experiment = table.experiment
     runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
     headers = ["", "iterations"]
@@ -226,9 +244,10 @@ def paper_report(table: PaperTable) -> Report:
     headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
     notes = (
         f"Published: {experiment.published}{runs}. "
-        "Measured: means over seeds, ± the sample standard deviation. The measured speed-up is the "
-        "ratio of wall-clock times to the baseline's run of the same seed. It includes loading, "
-        f"but not evaluation. “{MISSING}”: no finished run yet. “–”: not published, or not trained."
+        "Measured: mean over seeds ± sample standard deviation. The measured speed-up is the "
+        "wall-clock training time of the baseline divided by the wall-clock training time of the "
+        "run with the same seed. Training times include data loading but not evaluation. "
+        f"“{MISSING}”: no finished run yet. “–”: not published, or not trained."
     )
     return Report(
         name=table.name,
@@ -243,9 +262,10 @@ def paper_report(table: PaperTable) -> Report:
 
 
 def _cells(table: PaperTable, row: Row) -> list[str]:
-    """Return the cells of a row.
+    """Return the table cells of a row.
 
-    Published numbers have the decimals of the paper: one for a mean, two for a standard deviation.
+    Published numbers have as many decimals as in the paper: one for a mean, and two for a standard
+    deviation.
     """
     arm = table.arms[row.folder]
 
@@ -265,11 +285,13 @@ def _cells(table: PaperTable, row: Row) -> list[str]:
 
 
 def _draw(table: PaperTable, path: Path) -> None:
-    """Draw top-1 accuracy against the time relative to the baseline; hollow points are published.
+    """Draw top-1 accuracy against the training time relative to the baseline.
+
+    Hollow points are published numbers.
 
     Args:
-        table: a figure of the paper.
-        path: the picture's file.
+        table: Results for a figure of the paper.
+        path: File to save the picture to.
     """
     rows = {row.folder: row for row in table.experiment.rows}
     runs = table.runs[table.runs["arm"].isin(list(rows))]
@@ -288,7 +310,7 @@ def _draw(table: PaperTable, path: Path) -> None:
                 axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colours[row.curve], ms=10)
 
     explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
-    time = "training time, relative to the baseline's (loading included)"
+    time = "training time relative to the baseline (including data loading)"
     draw_panels(
         path,
         {time: curves | curves_of(runs, "seconds", "top1")},

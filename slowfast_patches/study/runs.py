@@ -1,4 +1,7 @@
-"""Runs of a study, one for each arm and seed: read the finished ones, train the others."""
+"""Read the finished runs of a study, and train the missing runs.
+
+A study has one run for each arm and seed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ _COLUMNS = (
 
 
 class RunFailedError(ToolError):
-    """Error raised when a training ends without a result."""
+    """Error raised when a run ends without a result."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,12 @@ class Study:
     """Arms that are trained with several seeds.
 
     Attributes:
-        arms: the arms.
-        seeds: the seeds, each of which every arm is trained with.
-        output: folder with a subfolder for each run.
-        step_seconds: seconds of a run by name of the arm, from step times that were measured alone.
-            Speed-ups follow from them. None means that they follow from wall-clock times.
+        arms: Arms to train.
+        seeds: Random seeds. Each arm is trained with each seed.
+        output: Folder with a subfolder for each run.
+        step_seconds: Maps the name of each arm to the time of all its training steps in seconds,
+            computed from step times that were measured separately. Speed-ups are computed from
+            these times, or from wall-clock times if this is None.
     """
 
     arms: Sequence[Arm]
@@ -66,36 +70,39 @@ class Study:
         return self.output / arm.folder / f"seed{seed}"
 
     def missing(self) -> list[tuple[Arm, int]]:
-        """Return the runs without a result, ordered by seed, then by length."""
+        """Return the runs without a result, sorted by seed and then by length."""
         arms = sorted(self.arms, key=lambda arm: arm.length)
         runs = [(arm, seed) for seed in self.seeds for arm in arms]
         return [run for run in runs if not (self.folder(*run) / "result.json").is_file()]
 
     def runs(self) -> pd.DataFrame:
-        """Return the finished runs as a table with a row for each.
+        """Return a table with one row per finished run.
 
         Returns:
             The columns are:
 
-            - arm, label, length: as in `Arm`.
-            - seed: the seed.
-            - iterations, epochs, clips, flops: totals of training. FLOPs are those of forward and
-              backward.
-            - seconds: wall-clock time of training, including loading.
-            - loading: share of that time spent waiting for data.
-            - evaluating: wall-clock time of the evaluations and the test.
-            - total: the sum of both.
-            - waiting: share of training spent waiting for a core, for one process on the CPU.
-            - machine, versions: hardware and package versions.
-            - result: content of result.json.
-            - a column for each metric, in per cent.
-            - clock: the time behind speed-ups, from `step_seconds` or else `seconds`.
+            - arm: Name of the arm.
+            - label, length: Attributes of the arm.
+            - seed: Random seed.
+            - iterations, epochs, clips, flops: Totals of the training. FLOPs include forward and
+              backward passes.
+            - seconds: Wall-clock training time, including data loading.
+            - loading: Share of `seconds` spent waiting for data.
+            - evaluating: Wall-clock time of the evaluations and the test.
+            - total: Sum of `seconds` and `evaluating`.
+            - waiting: Share of the training time, excluding data loading, spent waiting for a CPU
+              core. Measured only for a single process on the CPU.
+            - machine, versions: Hardware and package versions.
+            - result: Content of result.json.
+            - One column per metric, in per cent.
+            - clock: Time that speed-ups are computed from: `step_seconds` of the arm if given,
+              otherwise `seconds`.
             - speed_up, total_speed_up, iteration_factor: `clock`, `total` and `iterations` of the
-              baseline's run with the same seed, divided by those of this run. They are nan until
-              the baseline's run has finished.
+              baseline, divided by `clock`, `total` and `iterations` of this run. The baseline's run
+              has the same seed. The value is nan if that run has not finished.
 
         Raises:
-            ValueError: A result is damaged, or belongs to another config than the arm's.
+            ValueError: A result is damaged, or its config differs from the arm's config.
         """
         metrics = dict.fromkeys(name for arm in self.arms for name in metric_names(arm.recipe))
         rows = [
@@ -118,7 +125,7 @@ class Study:
 
 
 def mean(runs: pd.DataFrame, arm: str, column: str) -> Mean | None:
-    """Return the mean over seeds of a column, or None if the arm has no finished run."""
+    """Return the mean of a column over the runs of an arm, or None if no run has finished."""
     return mean_of(map(float, runs.loc[runs["arm"] == arm, column].dropna()))
 
 
@@ -126,10 +133,10 @@ def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
     """Return the command line that trains an arm.
 
     Args:
-        arm: the arm.
-        seed: its seed.
-        folder: where to write the run.
-        run_net: the training program.
+        arm: Arm to train.
+        seed: Random seed.
+        folder: Output folder of the run.
+        run_net: Path of the training program, run_net.py.
     """
     command = [sys.executable, str(run_net), "--cfg", str(arm.cfg_file)]
     return [*command, *arm.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
@@ -167,19 +174,19 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
         stored = stored_keys(result["config"])
     except (ValueError, KeyError) as error:
         raise ValueError(
-            f"{path} is not the result of a run ({error}). Remove it to train that run again."
+            f"{path} is not a valid result ({error}). Delete the file to repeat the run."
         ) from error
     if changes := result.get("rate_changes"):
         raise ValueError(
-            f"{path}: trained with several learning rates ({changes[0]}). Remove that run to train "
-            "it again."
+            f"{path}: The run was resumed with other learning rates ({changes[0]}). To repeat the "
+            "run, delete its folder."
         )
     wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
-    # The same run has another path when the command starts in another folder.
+    # Ignore OUTPUT_DIR, because a relative path changes when the command runs in another folder.
     if differing := differences(stored, wanted, "now", {"OUTPUT_DIR", *arm.open_keys}):
         raise ValueError(
-            f"{path} is of another config ({shorten_list(differing, 5)}). Choose another --output, "
-            "or remove that run."
+            f"{path} was trained with another config ({shorten_list(differing, 5)}). Choose "
+            "another --output, or delete the folder of that run."
         )
     return result
 
@@ -187,20 +194,21 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
 def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFrame, None, None]:
     """Train the missing runs of a study.
 
-    Output of the runs and an estimate of the remaining time go to standard error. Close the
-    generator to stop: it tells running processes to save, and waits for them.
+    The output of the runs and an estimate of the remaining time are printed to standard error. To
+    stop early, close the generator. It then asks the running processes to save a checkpoint, and
+    waits until they exit.
 
     Args:
-        study: the study.
-        run_net: training program, which is started for each run.
-        at_once: number of runs that train side by side.
+        study: Study whose missing runs are trained.
+        run_net: Path of the training program, run_net.py.
+        at_once: Maximum number of runs to train at the same time.
 
     Yields:
-        The table of finished runs, before the first training and after each.
+        The table returned by `Study.runs`, once before the first training and again after each run.
 
     Raises:
-        ValueError: As for `Study.runs`, before anything is trained.
-        RunFailedError: A run failed. Finished runs are kept.
+        ValueError: A result is damaged, or its config differs from the arm's config.
+        RunFailedError: A run failed. The results of finished runs are kept.
     """
     finished = study.runs()
     yield finished
@@ -220,14 +228,14 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
                 folder = study.folder(arm, seed)
                 if process.returncode or not (folder / "result.json").is_file():
                     raise RunFailedError(
-                        f"{arm.name}, seed {seed}, ended with exit status {process.returncode}. "
-                        f"Its log is in {folder}. Finished runs are kept. To continue, repeat the "
-                        "command."
+                        f"The run of {arm.name}, seed {seed}, ended without a result, with exit "
+                        f"status {process.returncode}. See the log in {folder}. To continue with "
+                        "the remaining runs, repeat the command."
                     )
                 finished = study.runs()
                 yield finished
     finally:
-        # Ctrl-C reaches the processes by itself. This is for all other reasons to stop.
+        # Ctrl-C also reaches the child processes. For other reasons to stop, terminate them here.
         for process in running:
             process.terminate()
         for process in running:
@@ -237,10 +245,17 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
 def _time_left(
     study: Study, runs: Sequence[tuple[Arm, int]], finished: pd.DataFrame, at_once: int
 ) -> str:
-    """Return how long some runs will take, including evaluations and the test.
+    """Return text with the number of remaining runs and an estimate of their time.
 
-    Times are assumed to be proportional to step times, or else to the pixels of all forward and
-    backward passes. Finished runs calibrate them.
+    The time includes evaluations and the test. It is assumed to be proportional to the step times
+    or, if these are unknown, to the number of training pixels. If runs have finished, the estimate
+    is scaled to match their total time.
+
+    Args:
+        study: Study that the runs belong to.
+        runs: Remaining runs, including the runs in progress.
+        finished: Table of the finished runs.
+        at_once: Maximum number of runs that train at the same time.
     """
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
     steps = study.step_seconds or {arm.name: _training_pixels(arm) for arm in study.arms}
@@ -254,9 +269,9 @@ def _time_left(
 
 
 def evaluation_share(arm: Arm) -> float:
-    """Return the time of an arm's evaluations and test relative to that of its training steps.
+    """Return the time of evaluations and test, as a multiple of the training time of a run.
 
-    Times are assumed to be proportional to pixels. Without lists the result is 0.
+    Time is assumed to be proportional to the number of pixels. Without list files, the result is 0.
     """
     recipe = arm.recipe
     validated = count_list(recipe, "val") or 0
@@ -272,5 +287,5 @@ def _training_pixels(arm: Arm) -> float:
 
 
 def _pixels(frames: int, crop: int) -> float:
-    """Return the pixels of a clip, a substitute for its training FLOPs."""
+    """Return the number of pixels of a clip, which replaces its training FLOPs in estimates."""
     return frames * crop**2

@@ -1,4 +1,4 @@
-"""Verdict of a comparison: speed-up, change in accuracy, and chance level."""
+"""Verdict of a comparison: speed-ups, changes in accuracy, and the chance level."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from slowfast_patches.study.runs import mean
 from slowfast_patches.utils.tables import Mean, format_list
 
 _CLEAR = 2
-"""Number of standard errors from which on a difference is decided."""
+"""Minimum number of standard errors for a difference to count as clear."""
 
 
 def verdict(
     arms: Sequence[Arm], runs: pd.DataFrame, metric: str, chance: float | None, *, by_clock: bool
 ) -> str:
-    """Return one sentence on the arms that are as long as the baseline.
+    """Return one sentence that compares arms with their baseline.
+
+    Arms that are longer or shorter than the baseline are left out.
 
     Args:
-        arms: arms with one baseline.
-        runs: table of `Study.runs`.
-        metric: name of the primary metric.
-        chance: chance level of `chance_of`.
-        by_clock: whether speed-ups follow from wall-clock times. If so, the speed-ups with
-            evaluation are included.
+        arms: Arms that share one baseline.
+        runs: Table returned by `Study.runs`.
+        metric: Name of the primary metric.
+        chance: Chance level returned by `chance_of`.
+        by_clock: Whether speed-ups are computed from wall-clock times. If so, the sentence also
+            gives speed-ups with evaluation and test.
 
     Returns:
-        The sentence, or an empty string until two arms have results.
+        The sentence, or an empty string until the baseline and another arm have finished runs.
     """
     baseline = next(arm for arm in arms if arm.name == arm.baseline)
     before = _score(runs, baseline.name, metric)
@@ -78,8 +80,8 @@ def _change(before: Mean, after: Mean, metric: str) -> str:
 def _score(runs: pd.DataFrame, arm: str, metric: str) -> Mean | None:
     """Return the mean of a metric over an arm's runs, with its standard error as `std`.
 
-    The error combines that of a proportion of the scored videos and that of a mean over seeds.
-    Average precision is not a proportion, so it has only the second part.
+    The standard error combines the binomial error over the scored videos with the variation between
+    seeds. Metrics other than top-1 have no binomial error.
     """
     found = mean(runs, arm, metric)
     if found is None:
@@ -92,32 +94,37 @@ def _score(runs: pd.DataFrame, arm: str, metric: str) -> Mean | None:
 
 
 def title_of(metrics: Iterable[str]) -> str:
-    """Return the titles of metrics as a list in words: "top-1 and top-5"."""
+    """Join the titles of metrics, for example to "top-1 and top-5"."""
     return " and ".join(map(metric_title, metrics))
 
 
 def videos_error(score: float, videos: int) -> float:
-    """Return the standard error of a proportion of some videos; all in per cent.
+    """Return the binomial standard error of an accuracy in percentage points.
 
-    No hit at all is as uncertain as one hit.
+    If all or none of the videos are correct, compute the error for a single wrong or correct video,
+    because the binomial formula would give 0.
+
+    Args:
+        score: Accuracy in per cent.
+        videos: Number of scored videos.
     """
     part = min(max(score / 100, 1 / videos), 1 - 1 / videos)
     return 100 * math.sqrt(part * (1 - part) / videos)
 
 
 def scored_videos(results: Iterable[Mapping[str, Any]]) -> int:
-    """Return the smallest number of videos that a run was scored on."""
+    """Return the smallest number of videos that any of the runs was scored on."""
     return min(int(run.get("videos", 0) - run.get("unreadable", 0)) for run in results)
 
 
 def explain_errors(runs: pd.DataFrame, metric: str) -> str:
-    """Return a sentence that explains ± in the verdict."""
+    """Return a sentence that explains the ± in the verdict."""
     seeds = int(runs.groupby("arm").size().min())
     parts = [f"{seeds} seed{'s' if seeds > 1 else ''}"]
     videos = scored_videos(runs["result"])
     if metric == "top1" and videos:
         parts.insert(0, f"{videos} videos")
-    return f"± in the verdict is the standard error of {format_list(parts)}."
+    return f"± in the verdict is the standard error, estimated from {format_list(parts)}."
 
 
 def at_chance(runs: pd.DataFrame, metric: str, chance: float | None) -> list[str]:
@@ -133,11 +140,12 @@ def at_chance(runs: pd.DataFrame, metric: str, chance: float | None) -> list[str
 
 
 def chance_of(recipe: Recipe) -> float | None:
-    """Return the accuracy in per cent of always predicting the most common class.
+    """Return the accuracy of always predicting the most common class.
+
+    If the list file does not exist, all classes are assumed to be equally common.
 
     Returns:
-        The share of that class in the list. Without a list, classes are assumed to be equally
-        common. None for a recipe with several labels.
+        The accuracy in per cent, or None for a recipe with several labels per video.
     """
     if recipe.multi_label:
         return None

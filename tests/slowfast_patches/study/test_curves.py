@@ -140,7 +140,7 @@ def test_what_accuracies_cost_and_where_arms_break_even(finished: Study) -> None
     assert (finished.output / "report.png").read_bytes().startswith(b"\x89PNG")
     assert "| 1 point below its best |" in (finished.output / "report.md").read_text()
     text = str(report)
-    assert "- from 56 s to 96 s: above by up to 31.1 points (the seeds' spread: ± 2.0)" in text
+    assert "- from 56 s to 96 s: above by up to 31.1 points (standard deviation: 2.0)" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["at", "0.5×", "50.0", "56", "s", "≤", "24", "s", "≥", "2.33×"] in lines
     assert ["at", "2×", "90.0", "3.73", "min", "not", "reached", "–"] in lines

@@ -105,9 +105,9 @@ def test_verdicts(made_up, scores, options, verdict, ahead):
     text = str(pilot_report(found))
     assert len(re.findall("(?i)use multigrid|undecided", text)) == 1
     assert f"with a probability of {100 * found.ahead:.0f} %" in text
-    assert ("waited for data in 50 % of its training" in text) == ("loading" in options)
+    assert ("50 % of its training time waiting for data" in text) == ("loading" in options)
     is_short = verdict == "undecided" and "length" in options
-    assert ("iterations followed its last coarse shape" in text) == is_short
+    assert ("iterations at the baseline's shape. About 100" in text) == is_short
 
 
 def test_an_undecided_pilot_says_what_would_tell_more(made_up):
@@ -117,7 +117,12 @@ def test_an_undecided_pilot_says_what_would_tell_more(made_up):
     """
     found = made_up(20.0, 22.0)
     text = str(pilot_report(found))
-    for part in ("--minutes 2)", "--seeds 0 1;", "±6.9 of", "±7.2)", "cause ±2.1", "take 16 min"):
+    for part in (
+        "--minutes 2)",
+        "--seeds 0 1)",
+        "±7.2: ±6.9 from one seed and ±2.1",
+        "take 16 min",
+    ):
         assert part in text
     short = str(pilot_report(replace(found, baseline_seconds=110.0)))
     assert short.endswith("train both with multigrid-compare.")
@@ -127,7 +132,7 @@ def test_the_report_has_the_scores_and_the_speed_up(made_up, tmp_path):
     """At equal times the cycle is four times as long: all of it takes a quarter of the time."""
     report = pilot_report(made_up(20.0, 30.0))
     report.write(tmp_path)
-    assert "takes 1/4.00 of the baseline's time, for 0.75 × the clips" in str(report)
+    assert "takes 1/4.00 of the baseline's time and sees 0.75 × as many clips" in str(report)
     data = json.loads((tmp_path / "pilot.json").read_text())
     assert (data["advice"], data["best"], data["speed_up"]) == ("use multigrid", "GENTLE", 4.0)
     assert data["chance"] == 30  # of the val list, where labels 0, 1 and 2 are as common

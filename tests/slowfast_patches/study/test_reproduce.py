@@ -92,7 +92,10 @@ class TestArms:
         keys = (*EIGHT_ON_FOUR, "LOG_PERIOD", "7")
         recipe = arm("table4", "baseline", overrides=keys).recipe
         assert (recipe.num_gpus, recipe.train.batch_size, recipe.log_period) == (1, 8, 7)
-        assert "I3D_8x8_R50_1GPU.yaml is for NUM_GPUS 1, not for the 8" in caplog.text
+        assert (
+            "I3D_8x8_R50_1GPU.yaml was written for NUM_GPUS 1, which differs from the 8"
+            in caplog.text
+        )
 
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
         def iterations(label: str) -> int:
@@ -197,8 +200,11 @@ class TestDryRun:
             (["table1a", "--dry-run", "--add", "no.yaml"], "no.yaml"),
             (["table1a", "--seeds", "0", "-1", "A", "1"], "--seeds takes whole numbers, not -1"),
             (["table1a", "--local", "OUTPUT_DIR", "x"], "OUTPUT_DIR is set for each run"),
-            (["table6", "--dry-run", "--add", I3D], "are top-1 and top-5, those of table6 are mAP"),
-            (["table3", "--dry-run", "--add", I3D, "--add", I3D], "different file names"),
+            (
+                ["table6", "--dry-run", "--add", I3D],
+                "are top-1 and top-5, but the metrics of table6 are mAP",
+            ),
+            (["table3", "--dry-run", "--add", I3D, "--add", I3D], "cannot have the same name"),
         ],
     )
     def test_what_is_missing_is_said_before_anything_runs(

@@ -45,7 +45,7 @@ def test_its_job_is_the_run_itself_and_there_is_one_at_a_time(
     cluster.state("PENDING")
     status, _, refused = submit(*short, data=tmp_path)  # no list, no plan
     assert status == 2
-    assert "Job 4242 trains into" in refused
+    assert "is already queued or running" in refused
     assert "scancel 4242" in refused
     cluster.start()
     assert cluster.wait(600) == [0], cluster.log()
@@ -130,7 +130,7 @@ def test_what_this_machine_does_not_see_is_only_warned_of(
     cluster.state("FAILED")
     status, _, warned = submit(data=hidden)
     assert status == 0
-    assert "the training list is not here, so there is no plan" in warned
+    assert "the training list is not on this machine" in warned
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_batch_that_grows_without_its_learning_rate_is_warned_of(
         return submit(*batch, *keys, data=tmp_path / "on_the_nodes")[2]
 
     warned = dry_run()
-    assert "the recipe's learning rates are for 2 clips an iteration, this has 4" in warned
+    assert "the recipe's learning rates are for 2 clips per iteration, but this job has 4" in warned
     for key, value in (("REFERENCE_WORLD_SIZE", 1), ("REFERENCE_BATCH_SIZE", 2)):
         said = dry_run(f"SOLVER.{key}", value)
         assert "learning rates are for" not in said

@@ -108,7 +108,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     _add_drop_path(model, recipe.hf.drop_path)
     model.register_forward_pre_hook(_take_pathways)
     model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
-    model.mask_seed = recipe.rng_seed  # read by `set_clips`
+    model.mask_seed = recipe.rng_seed  # read by `seed_dropout`
     built: nn.Module = model
     return built
 

@@ -1,4 +1,4 @@
-"""What a model learns to predict: one label of a clip, several labels, or the labels of boxes."""
+"""Tasks: predict one label for each clip, several labels for each clip, or labels of boxes."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ _CLASSES: dict[str, type[Task]] = {
 
 
 def task_of(recipe: Recipe) -> Task:
-    """Return the task of a recipe."""
+    """Build the task that a recipe trains and tests."""
     return _CLASSES[recipe.task](recipe)

@@ -1,4 +1,4 @@
-"""Scores of boxes at key frames, and their average precision by AVA's protocol."""
+"""Collect scores of boxes at key frames, and compute average precision by AVA's protocol."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ from slowfast_patches.tasks.scores import Evaluation, count_clips
 from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
 
 _LEAST = 1e-6
-"""Weight of a clip that shows nothing of a box: it counts where no clip shows any."""
+"""Minimum weight of a clip, so that a box has a score even if no clip shows any part of it."""
 
 
 class BoxScores:
-    """Scores of all boxes of a split, (M, C), collected over clips and ranks.
+    """Collect the scores of all boxes of a split over clips and ranks.
 
-    A box's score is the mean over the clips of its key frame, weighted by how much of the box each
-    clip shows. Clips may come in any order.
+    The score of a box is the weighted mean over the clips of the box's key frame. The weight of a
+    clip is the fraction of the box that the clip shows. Clips may be added in any order.
+
+    Attributes:
+        scores: Sum of the weighted scores of M boxes and C classes, (M, C).
+        weights: Sum of the weights of each box, (M,).
+        clips: Number of readable clips of each key frame, (V,).
     """
 
     def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
@@ -39,7 +44,13 @@ class BoxScores:
         self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
 
     def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
-        """Add the clips of a mini-batch, with the scores of their boxes."""
+        """Add the scores of the boxes in some clips.
+
+        Args:
+            part: Mini-batch of a detection data set. Its entry "rows" has the row in the data set
+                of each of the m boxes.
+            scores: Scores of the boxes, (m, C).
+        """
         device = self.scores.device
         rows, shares, videos = (part[name].to(device) for name in ("rows", "shares", "videos"))
         weights = weights_of(shares)
@@ -48,11 +59,11 @@ class BoxScores:
         self.clips.index_add_(0, videos, torch.ones_like(videos))
 
     def result(self) -> Evaluation:
-        """Compute metrics from the scores of all ranks. Every rank must call this.
+        """Compute the metrics from the scores of all ranks. Every rank must call this.
 
         Raises:
-            TooManyUnreadableError: too many videos could not be read.
-            ValueError: a score is NaN, or no annotated box has a class of the label map.
+            TooManyUnreadableError: Too many videos could not be read.
+            ValueError: A score is NaN, or no annotated box has a class of the label map.
         """
         for values in (self.scores, self.weights, self.clips):
             sum_over_ranks(values)
@@ -61,13 +72,15 @@ class BoxScores:
         scores = self.scores / self.weights.clamp(min=_LEAST).view(-1, 1)
         if scores.isnan().any():
             raise ValueError(
-                "no mAP: the model gives NaN: the training diverged; lower SOLVER.BASE_LR"
+                "mAP cannot be computed, because the model returns NaN. The training has diverged. "
+                "Train with a lower SOLVER.BASE_LR."
             )
         of_file = broadcast_from_main(lambda: self._judged(scores.cpu(), scored.tolist()))
         known = [value for value in of_file if value is not None]
         if not known:
             raise ValueError(
-                "no mAP: AVA.GROUNDTRUTH_FILE has no box with a class of the label map"
+                "mAP cannot be computed, because no box in AVA.GROUNDTRUTH_FILE has a class of "
+                "AVA.LABEL_MAP_FILE. Set both keys to files of the same data set."
             )
         key_frames = self._dataset.videos
         labels = [self._dataset._label(key_frame, None) for key_frame in key_frames]
@@ -81,7 +94,12 @@ class BoxScores:
         )
 
     def _judged(self, scores: Tensor, scored: list[bool]) -> list[float | None]:
-        """Return the average precision of each class."""
+        """Return the average precision of each class in percent, or None for a class without boxes.
+
+        Args:
+            scores: Mean scores of all boxes, (M, C).
+            scored: Whether each box has a score.
+        """
         found = dict[str, list[tuple[Box, list[float]]]]()
         rows = zip(scores.tolist(), scored, strict=True)
         for key_frame in self._dataset.videos:
@@ -93,7 +111,7 @@ class BoxScores:
 
 
 def weights_of(shares: Tensor) -> Tensor:
-    """Return the weights of clips, (M,), from the shares of the boxes that they show."""
+    """Convert the visible fraction of each box in a clip to the weight of the box's score."""
     return shares.double().clamp(min=_LEAST)
 
 
@@ -103,19 +121,21 @@ def ava_precisions(
     *,
     every_fourth: bool,
 ) -> list[float | None]:
-    """Compute the average precision at IoU 0.5 by class, as in AVA's challenge.
+    """Compute the average precision of each class at IoU 0.5 by the protocol of the AVA challenge.
 
     Args:
-        recipe: names the label map, the ground truth and the excluded key frames.
-        found: boxes with the scores of all classes, by key frame, such as "name,0902".
-        every_fourth: evaluate only the key frames of every fourth second.
+        recipe: The recipe. Its keys AVA.* name the label map, the ground truth and the excluded key
+            frames.
+        found: Maps a key frame, such as "name,0902", to its boxes. Each box comes with the scores
+            of all classes.
+        every_fourth: Evaluate only key frames whose second is a multiple of 4.
 
     Returns:
-        Per cent by class. None for a class that has no annotated boxes or is not in
-        AVA.LABEL_MAP_FILE.
+        One value in percent for each class. None for a class that has no annotated boxes or is not
+        in AVA.LABEL_MAP_FILE.
 
     Raises:
-        ValueError: the annotations cannot be read.
+        ValueError: The annotations cannot be read.
     """
     patching.restore_numpy_names()
     from slowfast.utils import ava_eval_helper as host
@@ -128,7 +148,7 @@ def ava_precisions(
         left_out = host.read_exclusions(excluded) if recipe.ava.exclusion_file else set()
     except (OSError, ValueError, AssertionError, TypeError) as error:
         raise ValueError(
-            f"AVA's annotations cannot be read: {error}; see the keys AVA.*"
+            f"AVA's annotations cannot be read: {error}. Check the files that the keys AVA.* name."
         ) from error
     if every_fourth:
         kept = [key for key in truth[0] if int(key.split(",")[1]) % 4 == 0]
@@ -140,7 +160,7 @@ def ava_precisions(
                 row = ([top, left, bottom, right], label, scores[label - 1])
                 for of_kind, value in zip(detections, row, strict=True):
                     of_kind[key].append(value)
-    with redirect_stdout(io.StringIO()):  # it prints
+    with redirect_stdout(io.StringIO()):  # the host prints its results
         metrics = host.run_evaluation(categories, truth, detections, left_out)
     precisions: list[float | None] = [None] * recipe.model.num_classes
     for row in categories:

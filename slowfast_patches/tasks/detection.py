@@ -1,4 +1,4 @@
-"""Detection: several labels for each box at a key frame."""
+"""Detection task: predict several labels for each box at a key frame."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from slowfast_patches.utils.distributed import sum_over_ranks
 
 
 class Detection(MultiLabel):
-    """Several labels for each box. An item is a box.
+    """Task with several labels for each box. An item is a box.
 
-    A mini-batch has `boxes` (m, 5), each with the index of its clip and its corners, and `labels`
-    (m, C).
+    A mini-batch of N clips contains `boxes` (m, 5) and multi-hot `labels` (m, C). A row of `boxes`
+    is (clip index from 0 to N - 1, x1, y1, x2, y2), in pixels of the clip.
     """
 
-    def part(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
-        """Return the part of a mini-batch that belongs to some of its clips, with their boxes.
+    def slice_batch(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
+        """Select clips from a mini-batch together with their boxes.
 
-        The indices of the clips are changed to those in the part.
+        The clip index of each box is renumbered to match the selection.
         """
         part = {name: batch[name][clips] for name in ("clips", "flips", "videos") if name in batch}
         count = len(batch["clips"])
@@ -46,7 +46,7 @@ class Detection(MultiLabel):
         return counts
 
     def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
-        """Return random labels of one box for each clip, which covers it."""
+        """Return one box for each clip that covers the whole clip, with random labels."""
         boxes = torch.tensor(
             [[float(clip), 0, 0, crop, crop] for clip in range(clips)], device="cpu"
         )

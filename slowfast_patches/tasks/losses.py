@@ -1,4 +1,4 @@
-"""Weights of classes in a training loss."""
+"""Training losses with class weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ logger = logging.getLogger(__name__)
 
 
 class WeightedCrossEntropy(nn.Module):
-    """Cross entropy with a weight for each class, averaged over the clips.
+    """Cross entropy with class weights, averaged over clips.
 
-    The loss of a clip is multiplied by the weight of its label, or by the mean weight of its label
-    probabilities.
+    The loss of a clip is multiplied by the weight of the clip's class. For label probabilities, it
+    is multiplied by the class weights averaged with these probabilities.
 
-    The `weight` of torch's own loss divides by the sum of the weights in the batch. The weight of
-    a clip would then depend on the mini-batch, micro-batch and process that it is in.
+    `nn.CrossEntropyLoss(weight)` divides by the sum of the weights in the batch instead. The
+    influence of a clip would then depend on the other clips in its micro-batch.
+
+    Args:
+        weight: Weight of each class, (C,).
+        smoothing: Label smoothing, from 0 to 1.
     """
 
     weight: Tensor
@@ -39,15 +43,18 @@ class WeightedCrossEntropy(nn.Module):
 def class_weights(
     given: Sequence[float] | str, counts: Sequence[int], *, shares: Sequence[int]
 ) -> Tensor:
-    """Return SOLVER.CLASS_WEIGHTS divided by their mean.
+    """Return the class weights of SOLVER.CLASS_WEIGHTS, scaled to a weighted mean of 1.
 
-    Balanced weights are inverse to the number of videos, where a class without videos counts as
-    one.
+    The weights of "balanced" are 1 / (number of videos of the class). A class without videos has
+    the weight of a class with one video.
 
     Args:
-        given: The key.
+        given: Value of SOLVER.CLASS_WEIGHTS: a weight for each class, or "balanced".
         counts: Number of videos of each class.
-        shares: How often each class counts in the mean.
+        shares: Weight of each class in the weighted mean, such as its number of videos.
+
+    Returns:
+        A float32 tensor (C,).
     """
     videos = torch.tensor(counts, dtype=torch.float64)
     balanced = given == "balanced"
@@ -55,13 +62,13 @@ def class_weights(
     weights /= (weights * torch.tensor(shares)).sum() / sum(shares)
     if torch.allclose(weights, torch.ones_like(weights)):
         logger.warning(
-            "SOLVER.CLASS_WEIGHTS %s has no effect, because all weights are the same. Leave it out",
+            "SOLVER.CLASS_WEIGHTS %s has no effect, because all weights are equal. Remove the key.",
             given,
         )
     low = int(weights.argmin())
     high = int(weights.argmax())
     logger.info(
-        "class weights from %.3g (class %d, %d videos) to %.3g (class %d, %d videos)",
+        "Class weights range from %.3g (class %d, %d videos) to %.3g (class %d, %d videos).",
         *(weights[low], low, counts[low], weights[high], high, counts[high]),
     )
     return weights.float()

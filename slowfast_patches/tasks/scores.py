@@ -1,4 +1,4 @@
-"""Scores of videos, and metrics."""
+"""Collect the scores of videos, and compute metrics."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
 
 
 class Evaluation(NamedTuple):
-    """Metrics, probabilities and labels of a split.
+    """Metrics, probabilities and labels of a split of V videos, or V boxes for detection.
 
     Attributes:
-        metrics: per cent, the primary metric first, then numbers of videos: "videos", "unreadable"
-            (not scored) and, if there are any, "partly_read".
-        probabilities: (V, C), the mean or the maximum over the clips of each video.
-        labels: (V,), or (V, C) for several labels a video.
-        scored: (V,) bool. The rows of videos that are not scored have no meaning.
-        precisions: average precision of each class, if the metric is mAP.
-        names: names of the boxes. None for videos, which have their own.
+        metrics: Maps metrics to percents, the primary metric first. The last keys are counts:
+            "videos", "unreadable" (videos without a score) and, if not 0, "partly_read".
+        probabilities: Mean or maximum over the clips of each video, (V, C).
+        labels: Class indices (V,), or multi-hot labels (V, C).
+        scored: Whether each video has a score, (V,) bool. Ignore the other rows of `probabilities`
+            and `labels`.
+        precisions: Average precision of each class in percent if the metric is mAP, or None.
+        names: Names of the V boxes, or None for videos.
     """
 
     metrics: dict[str, float]
@@ -37,21 +38,32 @@ class Evaluation(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Metrics of a split in per cent, and the average precision of each class for mAP."""
+    """Metrics computed from scores and labels.
+
+    Attributes:
+        metrics: Maps metrics to percents, the primary metric first.
+        precisions: Average precision of each class in percent if the metric is mAP, or None.
+    """
 
     metrics: dict[str, float]
     precisions: Sequence[float | None] | None = None
 
 
 class VideoScores:
-    """Scores of all videos of a split, collected over clips and ranks.
+    """Collect the scores of all videos of a split over clips and ranks.
 
-    Clips may come in any order.
+    Clips may be added in any order.
+
+    Args:
+        recipe: The recipe.
+        dataset: The data set of the split.
+        device: The device of the tensors.
+        judge: Function that computes the metrics of scores (V, C) and labels.
 
     Attributes:
-        scores: (V, C).
-        labels: (V,), or (V, C) for several labels a video.
-        clips: number of readable clips of each video, (V,).
+        scores: Sum or maximum over the clips of each video, (V, C).
+        labels: Class indices (V,), or multi-hot labels (V, C).
+        clips: Number of readable clips of each video, (V,).
     """
 
     def __init__(
@@ -66,7 +78,7 @@ class VideoScores:
         self._num_clips = len(dataset) // len(dataset.videos)
         self._sums = recipe.data.ensemble_method == "sum"
         shape: tuple[int, ...] = (len(dataset.videos), recipe.model.num_classes)
-        # A maximum over a zero would lose negative scores.
+        # For the maximum, do not initialize with zeros, which would replace negative scores.
         least = 0.0 if self._sums else -math.inf
         self.scores = torch.full(shape, least, dtype=torch.float64, device=device)
         shape = shape if recipe.multi_label else shape[:1]
@@ -74,8 +86,13 @@ class VideoScores:
         self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
 
     def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
-        """Add the scores of N clips. `part` has their labels and the numbers of their videos."""
-        # Copies that wait for nothing: a GPU goes on while the next clips are read.
+        """Add the scores of N clips.
+
+        Args:
+            part: Dict with the entries "videos", the video indices of the clips (N,), and "labels".
+            scores: Scores of the clips, (N, C).
+        """
+        # Copy asynchronously, so that the next clips are read while the GPU computes.
         videos = part["videos"].to(self.scores.device, non_blocking=True)
         labels = part["labels"]
         if self._sums:
@@ -87,42 +104,43 @@ class VideoScores:
         self.clips.index_add_(0, videos, torch.ones_like(videos))
 
     def result(self) -> Evaluation:
-        """Compute metrics from the scores of all ranks. Every rank must call this.
+        """Compute the metrics from the scores of all ranks. Every rank must call this.
 
         Raises:
-            TooManyUnreadableError: too many videos could not be read.
-            ValueError: there is no metric, as in `average_precisions`.
+            TooManyUnreadableError: Too many videos could not be read.
+            ValueError: The metric is mAP, but no video has a label or a score is NaN.
         """
         (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
-        max_over_ranks(self.labels)  # a rank without a clip of the video has zeros
+        max_over_ranks(self.labels)  # a rank without clips of a video has the label 0
         sum_over_ranks(self.clips)
         counts = count_clips(self.clips, self._num_clips, self._recipe)
         scored = self.clips > 0
-        if self._sums:  # mAP ranks means of videos with each other: as if none had lost a clip
+        if self._sums:  # mAP compares videos: use means, as some lack clips
             self.scores /= self.clips.clamp(min=1).view(-1, 1)
         metrics, precisions = self._judge(self.scores[scored], self.labels[scored])
         return Evaluation(metrics | counts, self.scores, self.labels, scored, precisions)
 
 
 def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, float]:
-    """Count the videos of an evaluation and those that could not be read.
+    """Count the videos of an evaluation and the unreadable ones among them.
 
     Args:
-        clips: number of readable clips of each video, (V,).
-        num_clips: number of clips that a video should have.
-        recipe: says how many unreadable videos are accepted.
+        clips: Number of readable clips of each video, (V,).
+        num_clips: Number of clips of a video without damage.
+        recipe: The recipe. DATA.MAX_BAD_FRACTION limits the share of damaged videos.
 
     Returns:
-        The counts of `Evaluation.metrics`.
+        The counts "videos", "unreadable" and, if not 0, "partly_read".
 
     Raises:
-        TooManyUnreadableError: no video can be read, or more than DATA.MAX_BAD_FRACTION cannot.
+        TooManyUnreadableError: No video can be read, or the share of damaged videos exceeds
+            DATA.MAX_BAD_FRACTION.
     """
     videos = len(clips)
     unreadable = int((clips == 0).sum())
     if unreadable == videos:
-        text = f"none of the {videos} videos of the evaluation could be read"
-        raise TooManyUnreadableError(f"{text}; check DATA.PATH_PREFIX and the list")
+        text = f"None of the {videos} videos of the evaluation could be read."
+        raise TooManyUnreadableError(f"{text} Check DATA.PATH_PREFIX and the list of videos.")
     damaged = int((clips < num_clips).sum())
     check_count(damaged, videos, recipe.data.max_bad_fraction, "the evaluation")
     counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
@@ -130,7 +148,7 @@ def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, floa
 
 
 def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
-    """Return the per cent of rows whose label is among the k highest scores."""
+    """Return the percentage of rows whose label is among the classes with the k highest scores."""
     best = scores.topk(min(k, scores.shape[1]), dim=1).indices
     return 100 * float((best == labels.view(-1, 1)).any(dim=1).double().mean())
 
@@ -139,21 +157,27 @@ def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
     """Compute the average precision of each class with scikit-learn.
 
     Args:
-        scores: (V, C).
-        labels: multi-hot, (V, C).
+        scores: Scores of each class, (V, C).
+        labels: Multi-hot labels, (V, C).
 
     Returns:
-        Per cent by class, or None for a class that no video has.
+        One value in percent for each class, or None for a class without videos.
 
     Raises:
-        ValueError: no video has a class, or a score is NaN.
+        ValueError: No video has a label, or a score is NaN.
     """
     from sklearn.metrics import average_precision_score  # takes seconds to import
 
     if not labels.any():
-        raise ValueError(f"no mAP: none of the {len(labels)} videos has one label; check the list")
+        raise ValueError(
+            f"mAP cannot be computed, because none of the {len(labels)} videos has a label. Check "
+            "the list of videos."
+        )
     if scores.isnan().any():
-        raise ValueError("no mAP: the model gives NaN: the training diverged; lower SOLVER.BASE_LR")
+        raise ValueError(
+            "mAP cannot be computed, because the model returns NaN. The training has diverged. "
+            "Train with a lower SOLVER.BASE_LR."
+        )
     columns = zip(labels.T.cpu().numpy(), scores.T.cpu().numpy(), strict=True)
     return [
         100 * float(average_precision_score(*column)) if column[0].any() else None

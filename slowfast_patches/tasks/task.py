@@ -1,4 +1,4 @@
-"""Tasks on whole clips, and the interface of all tasks."""
+"""Interface of all tasks, and the tasks that label whole clips."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from slowfast_patches.tasks.scores import (
 )
 
 Transform = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""Makes a network's pathways from the clips and flips of a mini-batch."""
+"""Function that converts the clips and flips of a mini-batch to the pathways of a network."""
 
 
 class Task:
-    """What a model learns: its inputs besides the clips, its loss, its scores and its metrics.
+    """Task of a model: additional inputs, the loss, the collection of scores, and the metrics.
 
-    An item is what has a row of scores and labels. This class is the task of one label for each
-    clip, where an item is a clip. Other tasks override what differs.
+    An item is what the model scores: a clip or a box. This class is the task with one label for
+    each clip. Subclasses are other tasks.
 
     Args:
         recipe: The recipe.
@@ -39,41 +39,53 @@ class Task:
 
     # Inputs.
 
-    def part(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
-        """Return the part of a mini-batch that belongs to some of its clips."""
+    def slice_batch(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
+        """Select clips from a mini-batch.
+
+        Args:
+            batch: The mini-batch.
+            clips: Slice of the indices of the clips in the mini-batch.
+        """
         names = ("clips", "flips", "videos", "labels")
         return {name: batch[name][clips] for name in names if name in batch}
 
     def head_inputs(self, batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
-        """Return the inputs of the network besides its pathways."""
+        """Return the arguments of the network that follow the pathways."""
         return ()
 
     def arguments(
         self, batch: Mapping[str, Any], transform: Transform, device: torch.device
     ) -> tuple[Any, ...]:
-        """Return the arguments of the network for a mini-batch or a part of it."""
+        """Return all arguments of the network for a mini-batch or a micro-batch."""
         pathways = transform(batch["clips"], batch["flips"])
         return (pathways, *self.head_inputs(batch, device))
 
     def items_of_clips(self, batch: Mapping[str, Any]) -> list[int]:
-        """Return the number of items of each clip."""
+        """Return the number of items (clips or boxes) of each clip."""
         return [1] * len(batch["clips"])
 
     def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
-        """Return what a mini-batch has besides its clips, with random labels."""
+        """Return the entries of a mini-batch that depend on the task, with random labels.
+
+        Args:
+            clips: Number of clips.
+            crop: Crop size of the clips in pixels.
+            rng: Generator of the labels.
+        """
         classes = self.recipe.model.num_classes
         return {"labels": torch.randint(0, classes, (clips,), generator=rng)}
 
     # Training.
 
     def loss(self, label_counts: Sequence[int] | None = None) -> nn.Module:
-        """Return the training loss, the mean over items of logits (N, C) and their labels.
+        """Return the module of the training loss, which averages over the items.
 
-        Labels are classes (N,), or class probabilities (N, C).
+        The inputs of the module are logits (N, C), and class indices (N,) or class probabilities
+        (N, C).
 
         Args:
-            label_counts: Number of training videos of each class, for SOLVER.CLASS_WEIGHTS. Without
-                them, classes are not weighted.
+            label_counts: Number of training videos of each class, for SOLVER.CLASS_WEIGHTS. If
+                None, classes have equal weights.
         """
         smoothing = self.recipe.model.label_smoothing
         given = self.recipe.solver.class_weights
@@ -83,44 +95,55 @@ class Task:
         return nn.CrossEntropyLoss(label_smoothing=smoothing)
 
     def mean_items(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
-        """Return the mean number of items in the mini-batches of all processes.
+        """Return the number of items in the mini-batch, averaged over all processes.
 
-        Gradients are averaged over the processes with equal weights. If each process divides the
-        sum of its losses by this number, the result is the mean over all items. Every process must
-        call this.
+        DDP averages gradients over the processes with equal weights. If each process divides the
+        sum of its losses by this number, the result is the gradient of the mean over all items.
+        Every process must call this.
         """
         return len(batch["clips"])
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the scores or labels of micro-batches. Micro-batch p of P has every P-th clip."""
+        """Concatenate the scores or labels of P micro-batches in the order of the clips.
+
+        Micro-batch p contains the clips p, p + P, p + 2P, ... of the mini-batch.
+        """
         return torch.stack(tuple(parts), 1).flatten(0, 1)
 
     def count_right(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return the number of items whose label has the highest score, or NaN."""
-        wanted = labels if labels.ndim == 1 else labels.argmax(1)  # of mixed ones, the larger
+        """Count the items whose label has the highest score. Return NaN for multi-label tasks."""
+        wanted = (
+            labels if labels.ndim == 1 else labels.argmax(1)
+        )  # of mixed labels, take the larger
         return (scores.argmax(1) == wanted).sum()
 
     # Evaluation.
 
     def scores(self, dataset: Any, device: torch.device) -> Any:
-        """Return an empty collection of the scores of a split, with `VideoScores`' methods."""
+        """Return an object with the methods of `VideoScores` to collect the scores of a split."""
         return VideoScores(self.recipe, dataset, device, self.judge)
 
     def judge(self, scores: Tensor, labels: Tensor) -> Judgement:
-        """Compute the metrics of scores (V, C)."""
+        """Compute the metrics from scores (V, C), and labels (V,) or (V, C)."""
         ranks = accuracy_ranks(scores.shape[1])
         return Judgement({f"top{k}": topk_accuracy(scores, labels, k) for k in ranks})
 
 
 class MultiLabel(Task):
-    """Several labels for each clip, multi-hot (C,), with a binary loss and mAP."""
+    """Task with several labels for each clip, trained by binary cross entropy and judged by mAP.
+
+    The labels of a clip are multi-hot, (C,).
+    """
 
     def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
         shape = (clips, self.recipe.model.num_classes)
         return {"labels": torch.randint(0, 2, shape, generator=rng).float()}
 
     def loss(self, label_counts: Sequence[int] | None = None) -> nn.Module:
-        """Return the training loss, averaged over the classes too. Labels (N, C) are floats."""
+        """Return the module of the training loss, which averages over items and classes.
+
+        The inputs of the module are logits and float labels, both (N, C).
+        """
         given = self.recipe.solver.class_weights
         if given and label_counts is not None:
             weights = class_weights(given, label_counts, shares=[1] * len(label_counts))

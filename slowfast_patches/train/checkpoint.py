@@ -1,6 +1,6 @@
-"""What a checkpoint holds, and the checkpoint files of a run.
+"""Define the content of a checkpoint, and read, write and delete the checkpoints of a run.
 
-A file is complete or absent, and reading it executes nothing.
+Checkpoints are written atomically. Reading a checkpoint executes no code from the file.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from slowfast_patches.utils.files import atomic_write, check_archive
 logger = logging.getLogger(__name__)
 
 VERSION = 3
-"""Of the fields of `Checkpoint`; other versions are refused."""
+"""Version of the checkpoint format. `parse` rejects files of other versions."""
 _FOLDER = "checkpoints"
 _BEST = "checkpoint_best.pyth"
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far a training has come.
+    """Progress of a training.
 
     Attributes:
-        iteration: number of iterations that are done.
-        seconds: time by activity, as `Clock` counts it, up to the last checkpoint.
-        evaluations: the metrics of each validation, as in result.json.
-        best: the metrics of the best validation.
-        rate_changes: descriptions of resumptions with another learning rate.
-        unreadable: number of unreadable videos by epoch.
+        iteration: Number of finished iterations.
+        seconds: Maps each activity of `Clock` to the seconds spent on it until the last checkpoint.
+        evaluations: One dict for each validation, as in result.json. It has the keys "iteration",
+            "epoch" and "seconds" and the metrics.
+        best: The entry of `evaluations` with the best metric. Empty before the first validation
+            and without TRAIN.KEEP_BEST.
+        rate_changes: One description for each time that the run was resumed with a different
+            learning rate.
+        unreadable: Maps an epoch to the number of its unreadable videos.
     """
 
     iteration: int = 0
@@ -51,29 +54,32 @@ class Progress:
 
     @property
     def last_evaluation(self) -> int:
-        """Number of iterations that were done at the last validation, or 0."""
+        """Number of finished iterations at the last validation, or 0 if there was none."""
         return int(self.evaluations[-1]["iteration"]) if self.evaluations else 0
 
 
 @dataclass(kw_only=True)
 class Checkpoint(Progress):
-    """State of a training after an iteration. The file holds a dict of these fields.
+    """State of a training after an iteration. The file contains a dict of these fields.
 
     Attributes:
-        epoch: epoch of the last iteration.
-        cfg: the recipe as YAML.
-        cfg_at_iteration: the recipe with the shape and the learning rate of the last iteration.
-        model_state: state dict of the model.
-        ema_state: state dict of the averaged weights, or None.
-        optimizer_state: None in the best checkpoint, which cannot be resumed.
-        scaler_state: state of the gradient scaler. None in the best checkpoint.
-        running_stats: BN statistics of each rank, (ranks, N), if they have not been averaged.
-        world_size: number of processes.
-        phases: the schedule, as `Schedule.phase_lines` describes it.
-        num_videos: number of training videos.
-        list_digest: digest of the list of training videos.
-        class_names: names by class number, or None.
-        version: format of these fields.
+        epoch: Epoch of the last iteration, with fractions.
+        cfg: The recipe as YAML.
+        cfg_at_iteration: The recipe as YAML, with the shape and the learning rate of the last
+            iteration.
+        model_state: State dict of the model.
+        ema_state: State dict of the averaged weights, or None without MODEL.EMA_DECAY.
+        optimizer_state: State dict of the optimizer. None in the best checkpoint, from which a run
+            cannot resume.
+        scaler_state: State dict of the gradient scaler. None in the best checkpoint.
+        running_stats: BN running statistics of each rank, (world size, N), or None if the
+            statistics in `model_state` are already averaged over the ranks.
+        world_size: Number of processes.
+        phases: One line of text for each phase, from `Schedule.phase_lines`.
+        num_videos: Number of training videos.
+        list_digest: Hash of the list of training videos.
+        class_names: Class names, in the order of the class indices, or None.
+        version: Version of this format.
     """
 
     epoch: float
@@ -93,65 +99,67 @@ class Checkpoint(Progress):
 
 
 class DivergedError(TrainingStoppedError):
-    """Error raised when a loss or a tensor of the state is not finite."""
+    """Error raised when the loss, or a tensor of the training state, is not finite."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what}; the same command with a lower SOLVER.BASE_LR goes on from the last "
-            "checkpoint, with TRAIN.AUTO_RESUME False it starts over"
+            f"{what}. Repeat the command with a lower SOLVER.BASE_LR to resume from the last "
+            "checkpoint. Add TRAIN.AUTO_RESUME False to start over."
         )
 
 
 def all_checkpoints(output_dir: str | Path) -> list[Path]:
-    """Return the checkpoints of a run, the newest last."""
+    """Return the checkpoints of a run from the oldest to the newest, without the best one."""
     return sorted(Path(output_dir, _FOLDER).glob(f"checkpoint_iter_{'[0-9]' * 8}.pyth"))
 
 
 def _iteration(path: Path) -> int:
-    """Return the iteration that a checkpoint's file name gives."""
+    """Return the iteration in the file name of a checkpoint."""
     return int(path.stem[-8:])
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
-    """Return the newest checkpoint of a run, or None."""
+    """Return the newest checkpoint of a run, or None if there is no checkpoint."""
     return next(reversed(all_checkpoints(output_dir)), None)
 
 
 def best_checkpoint(output_dir: str | Path) -> Path | None:
-    """Return the checkpoint of TRAIN.KEEP_BEST, or None if the run has none."""
+    """Return the checkpoint that TRAIN.KEEP_BEST keeps, or None if it does not exist."""
     path = Path(output_dir, _FOLDER, _BEST)
     return path if path.is_file() else None
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Return the checkpoint that a path names.
+    """Return the checkpoint at a path: a checkpoint file or the OUTPUT_DIR of a run.
 
-    For the folder of a run this is its best checkpoint, or the last if there is no best one.
+    For an OUTPUT_DIR, return the best checkpoint, or the newest if there is no best checkpoint.
 
     Raises:
-        ValueError: there is no checkpoint.
+        ValueError: The path does not exist, or the folder contains no checkpoint.
     """
     checkpoint = (best_checkpoint(path) or last_checkpoint(path)) if path.is_dir() else path
     if checkpoint is None or not checkpoint.exists():
-        raise ValueError(f"there is no checkpoint {path}; give a file, or a run's OUTPUT_DIR")
+        raise ValueError(
+            f"There is no checkpoint at {path}. Give a checkpoint file or the OUTPUT_DIR of a run."
+        )
     return checkpoint
 
 
 def describe_last(output_dir: str | Path) -> str:
-    """Describe the last checkpoint of a run, as a clause of a message."""
+    """Return a sentence that names the newest checkpoint of a run."""
     path = last_checkpoint(output_dir)
     if path is None:
-        return "there is no checkpoint yet"
-    return f"the last checkpoint is {path}, after iteration {_iteration(path)}"
+        return "There is no checkpoint yet."
+    return f"The last checkpoint is {path}, after iteration {_iteration(path)}."
 
 
 def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
     """Delete old checkpoints.
 
     Args:
-        output_dir: the run's folder.
-        kept: number of last checkpoints to keep. 0 keeps all.
-        milestones: iterations whose checkpoints are always kept.
+        output_dir: The folder of the run.
+        kept: Number of newest checkpoints to keep. 0 keeps all checkpoints.
+        milestones: Iterations whose checkpoints are never deleted.
     """
     for path in all_checkpoints(output_dir)[:-kept] if kept else ():
         if _iteration(path) not in milestones:
@@ -159,12 +167,10 @@ def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> Non
 
 
 def set_aside(output_dir: str | Path) -> Path | None:
-    """Rename the folder of an earlier run's checkpoints.
-
-    This keeps them apart from the checkpoints of a new run.
+    """Rename the checkpoint folder, so that a new run does not mix its checkpoints with old ones.
 
     Returns:
-        The new name, or None if there were no checkpoints.
+        The new path of the folder, or None if there were no checkpoints.
     """
     folder = Path(output_dir, _FOLDER)
     if not any(folder.glob("*.pyth")):
@@ -174,16 +180,21 @@ def set_aside(output_dir: str | Path) -> Path | None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint to the CPU. Raises as `read` and `parse`."""
+    """Read a checkpoint to the CPU.
+
+    Raises:
+        ValueError: The file is damaged, or is not a checkpoint of this version.
+        OSError: The file cannot be read from the disk.
+    """
     return parse(read(path), path)
 
 
 def read(path: Path) -> Any:
-    """Read a PyTorch file to the CPU without executing anything in it.
+    """Read a PyTorch file to the CPU without executing code from the file.
 
     Raises:
-        ValueError: the file is damaged or of another kind.
-        OSError: the disk cannot read it.
+        ValueError: The file is damaged, or is not a PyTorch file.
+        OSError: The file cannot be read from the disk.
     """
     check_archive(path)
     try:
@@ -193,21 +204,26 @@ def read(path: Path) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
-            f"{path} cannot be read as a PyTorch checkpoint: it is damaged or of another kind "
-            f"({reason:.200})"
+            f"{path} cannot be read as a PyTorch checkpoint. The file is damaged or has another "
+            f"format ({reason:.200})."
         ) from error
 
 
 def parse(content: Any, path: Path) -> Checkpoint:
-    """Convert the content of a file to a checkpoint.
+    """Convert the content of a checkpoint file to a `Checkpoint`.
+
+    Args:
+        content: What `read` returned.
+        path: The file, for error messages.
 
     Raises:
-        ValueError: it is not a checkpoint of this version.
+        ValueError: The content is not a checkpoint of this version.
     """
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise ValueError(
-            f"{path} was not written by this version of the trainer and cannot be continued; start "
-            "from it with TRAIN.CHECKPOINT_FILE_PATH and another OUTPUT_DIR"
+            f"{path} was not written by this version of the trainer, which cannot resume from the "
+            "file. To start a new training from these weights, set TRAIN.CHECKPOINT_FILE_PATH to "
+            "the file and choose another OUTPUT_DIR."
         )
     try:
         return Checkpoint(**content)
@@ -218,10 +234,14 @@ def parse(content: Any, path: Path) -> Checkpoint:
 def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint atomically.
 
-    Its file name has the iteration. A checkpoint without an optimizer is the best one.
+    The file name contains the iteration. A checkpoint without `optimizer_state` is
+    written as the best checkpoint.
+
+    Returns:
+        The path of the file.
 
     Raises:
-        OSError: the file cannot be written. The one before it stays.
+        OSError: The file cannot be written. An existing file of the same name is unchanged.
     """
     best = checkpoint.optimizer_state is None
     name = _BEST if best else f"checkpoint_iter_{checkpoint.iteration:08d}.pyth"
@@ -230,56 +250,62 @@ def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
     with atomic_write(path) as file:
         try:
             torch.save(to_cpu(vars(checkpoint)), file)
-        except RuntimeError as error:  # torch's, where writing to the file failed
+        except RuntimeError as error:  # torch hides the OSError of a failed write
             raise error.__context__ or error from None
     return path
 
 
 @contextmanager
 def explain_write_errors(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
-    """Convert OSError in the body to TrainingStoppedError.
+    """Convert an OSError in the body to a TrainingStoppedError with advice.
 
     Args:
-        what: which file the body writes.
-        output_dir: the run's folder.
-        when: for the message, such as " after iteration 7".
+        what: What the body writes, as the subject of the message, such as "The checkpoint".
+        output_dir: The folder of the run.
+        when: Addition to the message, such as " after iteration 7".
     """
     try:
         yield
     except OSError as error:
         raise TrainingStoppedError(
-            f"{what} cannot be written{when}: {error.strerror or error}; "
-            f"{describe_last(output_dir)}. Make room in {output_dir}, or make it writable, "
-            "and give the same command again"
+            f"{what} cannot be written{when}: {error.strerror or error}. "
+            f"{describe_last(output_dir)} Free space in {output_dir}, or make the folder writable. "
+            "Then repeat the command."
         ) from error
 
 
 def write_checkpoint(
     output_dir: str | Path, checkpoint: Checkpoint, kept: int, milestones: Collection[int]
 ) -> None:
-    """Write a checkpoint and delete old ones, as `prune` does.
+    """Write a checkpoint, and delete old checkpoints.
+
+    Args:
+        output_dir: The folder of the run.
+        checkpoint: The checkpoint to write.
+        kept: Number of newest checkpoints to keep. 0 keeps all checkpoints.
+        milestones: Iterations whose checkpoints are never deleted.
 
     Raises:
-        DivergedError: a tensor is not finite. Nothing is written.
-        TrainingStoppedError: the files cannot be written.
+        DivergedError: A tensor is not finite. In this case nothing is written.
+        TrainingStoppedError: A file cannot be written or deleted.
     """
     start = time.perf_counter()
     _check_finite(checkpoint)
     with explain_write_errors(
-        "the checkpoint", output_dir, f" after iteration {checkpoint.iteration}"
+        "The checkpoint", output_dir, f" after iteration {checkpoint.iteration}"
     ):
         path = save(output_dir, checkpoint)
         prune(output_dir, kept, milestones)
-    logger.info("checkpoint %s (written in %.3f s)", path, time.perf_counter() - start)
+    logger.info("Checkpoint written to %s in %.3f s.", path, time.perf_counter() - start)
 
 
 def to_cpu(tree: Any) -> Any:
-    """Copy nested dicts, lists and tuples, with their tensors on the CPU."""
+    """Copy nested dicts, lists and tuples, and move the tensors in the copy to the CPU."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), tree)
 
 
 def _check_finite(checkpoint: Checkpoint) -> None:
-    """Raise DivergedError if a tensor of a checkpoint has NaN or infinite values."""
+    """Raise DivergedError if a tensor of the checkpoint has NaN or infinite values."""
     leaves, _ = tree_flatten_with_path(vars(checkpoint))
     names = [
         keystr(path)
@@ -288,6 +314,6 @@ def _check_finite(checkpoint: Checkpoint) -> None:
     ]
     if names:
         raise DivergedError(
-            f"after iteration {checkpoint.iteration} the training has {len(names)} tensors with "
-            f"NaN or infinite values, such as {names[0]}; no checkpoint is written of them"
+            f"After iteration {checkpoint.iteration}, {len(names)} tensors of the training state "
+            f"have NaN or infinite values, such as {names[0]}. No checkpoint was written"
         )

@@ -1,4 +1,4 @@
-"""Validation and multi-view testing. Both use the grid of the baseline."""
+"""Validation and multi-view testing, both with the frames and crop size of the baseline."""
 
 from __future__ import annotations
 
@@ -42,22 +42,24 @@ def evaluate(
     world: World,
     stop: StopRequest | None = None,
 ) -> Evaluation:
-    """Score the videos of a split by the sum or maximum over their readable clips.
+    """Score all videos of a split, and compute the metrics.
 
-    Each rank reads and scores its share of the clips. All ranks get the same result.
+    The score of a video is the mean or the maximum over its readable clips. Each rank reads and
+    scores its share of the clips. All ranks return the same result.
 
     Args:
-        model: the model, which is set to evaluation mode.
-        recipe: says how clips are read and scores are combined.
-        dataset: the split.
-        batch_size: number of clips that a rank scores at once.
-        world: this process among all.
-        stop: checked between mini-batches.
+        model: The model. It is set to evaluation mode.
+        recipe: The recipe. It determines how clips are read and how their scores are combined.
+        dataset: The data set of the split.
+        batch_size: Number of clips in each forward pass of a rank.
+        world: Rank, world size and device of this process.
+        stop: Stop requests, which are checked between mini-batches. None ignores stop requests.
 
     Raises:
-        TooManyUnreadableError: no video can be read, or more than DATA.MAX_BAD_FRACTION cannot.
-        TrainingInterruptedError: the run was asked to stop.
-        ValueError: there is no metric, as in `average_precisions`.
+        TooManyUnreadableError: No video can be read, or a larger share than DATA.MAX_BAD_FRACTION
+            cannot be read.
+        TrainingInterruptedError: The run was asked to stop.
+        ValueError: The metric cannot be computed, for example because a score is NaN.
     """
     start = time.perf_counter()
     model.eval()
@@ -72,27 +74,27 @@ def evaluate(
     for batch in batches:
         failures |= batch["failures"]
         for first in range(0, len(batch["videos"]), batch_size):
-            part = task.part(batch, slice(first, first + batch_size))
+            part = task.slice_batch(batch, slice(first, first + batch_size))
             arguments = task.arguments(part, transform, world.device)
             with precision.autocast():
                 predictions = model(*arguments)
             scores.add(part, predictions)
     for path, reason in itertools.chain(*map(dict.items, gather_objects(failures))):
         if world.is_main:
-            log_unreadable(path, reason, "its clips that cannot be read are not scored")
+            log_unreadable(path, reason, "unreadable clips are not scored")
     result: Evaluation = scores.result()
     if world.is_main:
         seconds = time.perf_counter() - start
-        text = "%d clips scored in %s: %.1f clips/s"
+        text = "Scored %d clips in %s (%.1f clips/s)."
         logger.info(text, len(dataset), format_duration(seconds), len(dataset) / seconds)
     return result
 
 
 class Validation:
-    """Validation of a training, after precise BN where the recipe asks for it.
+    """Validate during a training, after precise BN if BN.USE_PRECISE_STATS is True.
 
     Attributes:
-        videos: the data set of the validation split.
+        videos: The data set of the validation split.
     """
 
     def __init__(
@@ -106,10 +108,17 @@ class Validation:
         self.videos = build_dataset(recipe, "val")
 
     def __call__(self, models: nn.ModuleList, step: ScheduleStep) -> dict[str, float]:
-        """Return the metrics of the model and, if there is one, of its average.
+        """Return the metrics of the model and, with MODEL.EMA_DECAY, of the averaged weights.
 
-        Their running statistics are averaged over the processes, and replaced by those of precise
-        BN where the recipe asks for it. Raises as `evaluate`.
+        The BN running statistics are first averaged over the processes, or replaced by precise BN
+        if BN.USE_PRECISE_STATS is True. Errors are those of `evaluate`.
+
+        Args:
+            models: The model, optionally followed by the model with the averaged weights.
+            step: The last training step.
+
+        Returns:
+            Maps the name of a metric to its value. Names end in "_ema" for the averaged weights.
         """
         clips = max(1, self._schedule.base.batch // self._world.size)
         at_once = (clips, self._world, self._stop)
@@ -123,7 +132,7 @@ class Validation:
         return {name: round(value, 4) for name, value in metrics.items()}
 
     def _update_precise_bn(self, model: nn.Module, step: ScheduleStep) -> None:
-        """Compute the running statistics of a model on clips of the training set."""
+        """Recompute the running statistics of a model with precise BN, on training clips."""
         recipe = self._recipe
         world = self._world
         task = task_of(recipe)

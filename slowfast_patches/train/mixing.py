@@ -1,4 +1,4 @@
-"""Mixup and cutmix: blend pairs of clips and their labels."""
+"""Mixup and CutMix: mix pairs of clips and their labels."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from torch.nn import functional as F
 from slowfast_patches.config.recipe import Recipe
 
 _MIXING = 2
-"""Keeps the generators of shares apart from others that are seeded by a seed and two numbers."""
+"""Part of every seed of this module, so that no other module draws the same random numbers."""
 
 
 class Mixing:
-    """Mixup and cutmix, as the section MIXUP of the recipe describes them.
+    """Mixup and CutMix, configured by the keys MIXUP.* of the recipe.
 
-    Mixup is by Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018. Cutmix is by Yun
-    et al., "CutMix: Regularization Strategy to Train Strong Classifiers", 2019.
+    Mixup: Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018. CutMix: Yun et al.,
+    "CutMix: Regularization Strategy to Train Strong Classifiers", 2019.
 
-    Clips are mixed with their neighbours in the stream: the first with the second, the third with
-    the fourth. The draws of a clip depend only on the seed and its number in the stream, so a
-    resumed run mixes alike. So do other numbers of processes, if each has an even number of clips,
-    and of micro-batches, if BN groups have an even number of clips. The micro-batches of a
-    transformer, which has no BN groups, pair other neighbours.
+    Each clip is mixed with a neighbour in the data stream: the first clip with the second, the
+    third with the fourth. The random numbers of a clip depend only on the seed and on the index of
+    the clip in the stream. A resumed run therefore mixes the same way. The number of processes does
+    not matter if every process has an even number of clips. The number of micro-batches does not
+    matter if every BN group has an even number of clips. A transformer has no BN groups, so its
+    pairs depend on the number of micro-batches.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -35,16 +36,17 @@ class Mixing:
         self._classes = recipe.model.num_classes
 
     def __call__(self, pathways: Sequence[Tensor], labels: Tensor, clips: Sequence[int]) -> Tensor:
-        """Mix clips in place and return their mixed labels.
+        """Mix clips in place, and return the mixed labels.
 
         Args:
-            pathways: (N, C, T, H, W) each. All frames of a clip are mixed alike.
-            labels: classes (N,), or multi-hot (N, classes).
-            clips: numbers of the clips in the stream.
+            pathways: One tensor (N, C, T, H, W) for each pathway. All frames of a clip are mixed in
+                the same way.
+            labels: Class indices (N,), or multi-hot labels (N, classes).
+            clips: Indices of the N clips in the data stream.
 
         Returns:
-            Labels (N, classes), float. Each is the clip's own and its neighbour's, in proportion to
-            their pixels.
+            Float labels (N, classes). Each row is the average of the labels of the two clips,
+            weighted by their shares of the pixels.
         """
         device = labels.device
         crop = pathways[0].shape[-1]
@@ -57,11 +59,15 @@ class Mixing:
         return targets.lerp(targets[others], added.mean((1, 2, 3, 4))[:, None])
 
     def draw(self, number: int, crop: int) -> tuple[float, int, int, int, int]:
-        """Draw what a clip takes from its neighbour.
+        """Draw the region of a clip that is mixed with its neighbour, and the mixing weight.
+
+        Args:
+            number: Index of the clip in the data stream.
+            crop: Crop size in pixels.
 
         Returns:
-            (share, top, bottom, left, right): the neighbour's share of each pixel in a box of rows
-            [top, bottom) and columns [left, right).
+            (share, top, bottom, left, right): `share` is the weight of the neighbour, from 0 to 1,
+            in rows [top, bottom) and columns [left, right). Other pixels are not mixed.
         """
         keys = self._keys
         rng = np.random.default_rng((self._seed, number, _MIXING))
@@ -78,10 +84,10 @@ class Mixing:
 
 
 def _neighbours(clips: Sequence[int]) -> list[int]:
-    """Return the index of each clip's neighbour.
+    """Return, for each clip, the position of its neighbour in `clips`.
 
-    The first and the second clip in the stream are neighbours, and so are the third and the fourth.
-    With an odd number of clips, the last one is its own neighbour.
+    In the order of the data stream, the first and second clips are neighbours, then the third and
+    fourth. With an odd number of clips, the last clip is its own neighbour.
     """
     others = list(range(len(clips)))
     ordered = sorted(others, key=clips.__getitem__)
@@ -92,7 +98,11 @@ def _neighbours(clips: Sequence[int]) -> list[int]:
 
 
 def _added(drawn: Tensor, crop: int) -> Tensor:
-    """Return the neighbour's share of each pixel, (N, 1, 1, crop, crop)."""
+    """Convert rows of `Mixing.draw` to the neighbour's weight at each pixel.
+
+    Returns:
+        (N, 1, 1, crop, crop), from 0 to 1.
+    """
     share, top, bottom, left, right = drawn.view(-1, 5, 1, 1).unbind(1)
     columns = torch.arange(crop, device=drawn.device)
     rows = columns.view(-1, 1)
@@ -101,7 +111,7 @@ def _added(drawn: Tensor, crop: int) -> Tensor:
 
 
 def _sent(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values to the device. Pinned memory makes the copy asynchronous."""
+    """Copy a tensor to the device, asynchronously through pinned memory on a GPU."""
     if device.type != "cuda":
         return values
     return values.pin_memory().to(device, non_blocking=True)

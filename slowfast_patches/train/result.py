@@ -1,4 +1,4 @@
-"""Test a run on several views, and write result.json."""
+"""Test a trained model on several views of each video, and write result.json."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> di
     """Test a trained model, and write tables and predictions to OUTPUT_DIR.
 
     Args:
-        recipe: says what is tested and how.
-        world: this process among all.
-        trainer: the training whose model is tested, with its average if there is one. None tests a
-            checkpoint.
+        recipe: The recipe of the test.
+        world: Rank, world size and device of this process.
+        trainer: The finished training whose model is tested. With MODEL.EMA_DECAY, its averaged
+            weights are tested as well. If None, the model is loaded from `tested_file`.
 
     Returns:
-        The metrics. Those of the average end in "_ema".
+        Maps the name of a metric to its value. Names end in "_ema" for the averaged weights.
 
     Raises:
-        TooManyUnreadableError: too many videos could not be read.
-        TrainingInterruptedError: the run was asked to stop.
+        TooManyUnreadableError: Too many videos cannot be read.
+        TrainingInterruptedError: The run was asked to stop.
     """
     dataset = build_dataset(recipe, "test")
     metrics = dict[str, float]()
@@ -69,7 +69,7 @@ def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> di
         )
         if suffix or not world.is_main:
             continue
-        with explain_write_errors("the test's tables", recipe.output_dir):
+        with explain_write_errors("The table of the test", recipe.output_dir):
             names = names_of_data(recipe)
             name = "test" if trainer is None else "result"
             write_tables(Path(recipe.output_dir), name, evaluation, names)
@@ -79,18 +79,22 @@ def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> di
                 scores = zip(evaluation.probabilities.cpu(), evaluation.scored, strict=True)
                 rows = [row if scored else None for row, scored in scores]
                 write_predictions(path, paths, rows, names, evaluation.labels.cpu())
-                logger.info("the predictions: %s", path)
+                logger.info("Predictions written to %s.", path)
     return metrics
 
 
 def tested_file(recipe: Recipe) -> tuple[str, str, str]:
-    """Find the file of the model to test.
+    """Return the checkpoint to test if the run does not train.
+
+    The first of these that exists is used: TEST.CHECKPOINT_FILE_PATH, the last checkpoint in
+    OUTPUT_DIR, and TRAIN.CHECKPOINT_FILE_PATH.
 
     Returns:
-        The file, its CHECKPOINT_TYPE, and the section of the recipe that gives them.
+        (path, type, section): the file, its CHECKPOINT_TYPE, and the section of the recipe, TEST or
+        TRAIN, whose keys apply to the file.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: There is no checkpoint.
     """
     last = last_checkpoint(recipe.output_dir)
     if recipe.test.checkpoint_file_path:
@@ -100,21 +104,21 @@ def tested_file(recipe: Recipe) -> tuple[str, str, str]:
     if recipe.train.checkpoint_file_path:
         return recipe.train.checkpoint_file_path, recipe.train.checkpoint_type, "TRAIN"
     raise ValueError(
-        f"nothing to test: {recipe.output_dir} has no checkpoint; set TEST.CHECKPOINT_FILE_PATH, "
-        "or TRAIN.ENABLE True"
+        f"There is no model to test, because {recipe.output_dir} has no checkpoint. Set "
+        "TEST.CHECKPOINT_FILE_PATH to a checkpoint, or set TRAIN.ENABLE True."
     )
 
 
 def write_result(
     recipe: Recipe, world: World, trainer: Trainer | None, metrics: Mapping[str, float] | None
 ) -> None:
-    """Write result.json for a complete run, or test.json for a test alone.
+    """Write result.json after a training, or test.json after a test without training.
 
     Args:
-        recipe: the recipe of the run.
-        world: this process among all.
-        trainer: the training, or None.
-        metrics: metrics of the test. Without them, those of the last validation are written.
+        recipe: The recipe of the run.
+        world: Rank, world size and device of this process.
+        trainer: The finished training, or None after a test without training.
+        metrics: The metrics of the test. If None, the metrics of the last validation are written.
     """
     result: dict[str, Any] = {
         "config": yaml.safe_load(recipe.text),
@@ -129,7 +133,7 @@ def write_result(
     if trainer is not None:
         progress = trainer.progress
         cost = schedule_cost(trainer.schedule, trainer.flops)
-        # A test follows the last checkpoint, and is repeated with the same command.
+        # The last checkpoint precedes the test, so its seconds do not include the test.
         seconds = progress.seconds | {"testing": trainer.record.clock.seconds["testing"]}
         result |= {
             "seconds": {key: round(value, 3) for key, value in seconds.items()},
@@ -152,23 +156,23 @@ def write_result(
 
 
 def save_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result with its checksum."""
+    """Write a dict as JSON, with the additional key "checksum"."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**result, "checksum": _checksum(result)}
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read what `save_result` wrote, without the checksum.
+    """Read a file that `save_result` wrote, and return its dict without "checksum".
 
     Raises:
-        ValueError: the file is no JSON object, or it was changed.
+        ValueError: The file is not a JSON object, or its checksum does not match.
     """
     result = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(result, dict):
         raise ValueError("not a JSON object")
     if result.pop("checksum", None) != _checksum(result):
-        raise ValueError("damaged or edited: its checksum does not match")
+        raise ValueError("damaged or edited, because the checksum does not match")
     return result
 
 
@@ -177,7 +181,7 @@ def _checksum(result: Mapping[str, Any]) -> str:
 
 
 def _tested_model(recipe: Recipe, world: World) -> nn.Module:
-    """Build the model to test in all processes, with the weights that the main one loads."""
+    """Build the model to test. The main process loads the weights and broadcasts them."""
     model = build_model(recipe)
     if world.is_main:
         path, kind, section = tested_file(recipe)

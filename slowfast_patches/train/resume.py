@@ -1,4 +1,4 @@
-"""Find the checkpoint to resume from, and check that it fits the run."""
+"""Find the checkpoint to resume from, and check that it matches the recipe of the run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from slowfast_patches.utils.files import write_text
 logger = logging.getLogger(__name__)
 
 _NOTE = "started_over.txt"
-"""The job for which the run started over."""
+"""File in OUTPUT_DIR with the ID of the last job that started over."""
 _RATES = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR", "SOLVER.WARMUP_START_LR")
-_ELSE = "Use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
+_ELSE = "To train from the start, set another OUTPUT_DIR or TRAIN.AUTO_RESUME False."
 
 
 class Resumable(NamedTuple):
-    """A checkpoint to resume from, and its file."""
+    """A checkpoint to resume from, and the path of its file."""
 
     path: Path
     checkpoint: Checkpoint
@@ -36,8 +36,8 @@ class Resumable(NamedTuple):
 def continues(recipe: Recipe) -> bool:
     """Return whether the run resumes from the checkpoints in OUTPUT_DIR, if there are any.
 
-    It does unless TRAIN.AUTO_RESUME is False. A job that has started over for that reason resumes
-    when it is restarted.
+    With TRAIN.AUTO_RESUME False, only the first attempt of a job starts over. If SLURM or torchrun
+    restarts the job, the new attempt resumes.
     """
     note = Path(recipe.output_dir, _NOTE)
     restarted = is_restart(os.environ) and note.exists() and note.read_text() == _job()
@@ -45,35 +45,40 @@ def continues(recipe: Recipe) -> bool:
 
 
 def start_over(recipe: Recipe) -> None:
-    """Set the checkpoints in OUTPUT_DIR aside, unless the run continues them.
+    """Move the checkpoints in OUTPUT_DIR to another folder, unless the run resumes from them.
 
-    This also records the job for which it was done. The main process calls it before anything else.
+    Also store the ID of the job, so that a restart of the job resumes. Only the main process calls
+    this, before any other function of this module.
     """
     if continues(recipe):
         return
     if kept := set_aside(recipe.output_dir):
-        logger.warning("TRAIN.AUTO_RESUME False starts over; earlier checkpoints: %s", kept)
+        logger.warning(
+            "TRAIN.AUTO_RESUME False: starting over. Earlier checkpoints moved to %s.", kept
+        )
     write_text(Path(recipe.output_dir, _NOTE), _job())
 
 
 def _job() -> str:
-    """Return what all attempts of a job have in common.
+    """Return the ID of the job, which stays the same when the job is restarted, or "".
 
-    SLURM's job ID comes first, because torchrun's ID may change when SLURM requeues the job.
+    Prefer SLURM's job ID, because torchrun's ID may change when SLURM requeues the job.
     """
     names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
     return next((f"{name}={os.environ[name]}" for name in names if name in os.environ), "")
 
 
 def find_resumable(recipe: Recipe) -> Resumable | None:
-    """Return the newest undamaged checkpoint if the run resumes, or None if it starts anew.
+    """Return the newest undamaged checkpoint, or None if the run does not resume.
 
-    Newer checkpoints that are damaged are renamed. An unfinished run may have other learning rates
-    than the checkpoint. They are added to its `rate_changes`.
+    Damaged checkpoints are renamed if an older checkpoint can be read. A run without result.json
+    may resume with different learning rates. In this case, a description of the change is added
+    to `rate_changes` of the returned checkpoint.
 
     Raises:
-        ValueError: all checkpoints are damaged, or the newest is of another recipe or trainer.
-        OSError: the disk cannot read a checkpoint, which may be undamaged.
+        ValueError: All checkpoints are damaged, or the newest undamaged checkpoint was trained with
+            a different recipe or written by another version of the trainer.
+        OSError: The disk cannot read a checkpoint. The file itself may be undamaged.
     """
     damaged = dict[Path, ValueError]()
     for path in reversed(all_checkpoints(recipe.output_dir)) if continues(recipe) else ():
@@ -86,15 +91,18 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
         finished = Path(recipe.output_dir, "result.json").exists()
         if rates := check_same_recipe(checkpoint.cfg, recipe, path, rates_may_differ=not finished):
             change = f"after iteration {checkpoint.iteration}: {rates}"
-            logger.warning("another learning rate %s", change)
+            logger.warning("The learning rate changes %s.", change)
             checkpoint = replace(checkpoint, rate_changes=[*checkpoint.rate_changes, change])
         for torn, reason in damaged.items():
             aside = torn.replace(f"{torn}.damaged")
-            logger.warning("%s; renamed to %s, continuing from %s", reason, aside.name, path.name)
+            logger.warning(
+                "Renamed a damaged checkpoint to %s, continuing from %s: %s",
+                *(aside.name, path.name, reason),
+            )
         return Resumable(path, checkpoint)
     for path, reason in damaged.items():
         raise ValueError(
-            f"no checkpoint in {path.parent} can be read, the newest because {reason}. {_ELSE}"
+            f"No checkpoint in {path.parent} can be read. {_ELSE} Error of the newest: {reason}"
         )
     return None
 
@@ -105,28 +113,31 @@ def check_same_recipe(
     """Check that a checkpoint was trained with this recipe.
 
     Args:
-        stored: the recipe in the checkpoint, as YAML.
-        recipe: the recipe of this run.
-        path: the checkpoint.
-        rates_may_differ: accept other learning rates, if nothing else differs.
+        stored: The recipe in the checkpoint, as YAML.
+        recipe: The recipe of this run.
+        path: The checkpoint, for error messages.
+        rates_may_differ: Accept different learning rates if all other keys are equal.
 
     Returns:
-        The learning rates that differ, in words, or "".
+        A description of the learning rates that differ, or "" if all are equal.
 
     Raises:
-        ValueError: other keys differ. The message lists them.
+        ValueError: A key differs that must not differ. The message lists the keys.
     """
-    # As stored: a recipe that is loaded is fitted to its own NUM_GPUS, not to the run's processes.
+    # Do not load `stored` as a recipe: loading would scale the batch and the learning rates to
+    # NUM_GPUS.
     old = _as_trained(stored_keys(parse_yaml(stored)))
     new = _as_trained(values_by_key(recipe))
     differing = [key for key in new if not may_differ(key) and not _equal(old[key], new[key])]
     if rates_may_differ and set(differing) <= set(_RATES):
         return ", ".join(f"{key} {new[key]:g} in place of {old[key]:g}" for key in differing)
     if differing:
-        lines = [f"  {key}: {old[key]} there, {new[key]} here\n" for key in differing]
+        lines = [f"  {key}: {old[key]} in the checkpoint, {new[key]} now\n" for key in differing]
         raise ValueError(
-            f"{path} is of another recipe (batch and rates are over all NUM_SHARDS machines; where "
-            f"they scale with the GPUs, continue on as many as there):\n{''.join(lines)}{_ELSE}"
+            f"{path} was trained with another recipe:\n{''.join(lines)}Give the same values to "
+            "resume. TRAIN.BATCH_SIZE is shown for all NUM_SHARDS machines together. If the batch "
+            "or the learning rates scale with the number of GPUs, resume on the same number of "
+            f"GPUs. {_ELSE}"
         )
     return ""
 
@@ -135,41 +146,43 @@ def check_same_list(resumable: Resumable, list_path: Path, num_videos: int, dige
     """Check that a checkpoint was trained on this list of videos.
 
     Args:
-        resumable: the checkpoint.
-        list_path: the list of this run.
-        num_videos: number of videos in it.
-        digest: its digest.
+        resumable: The checkpoint.
+        list_path: The list of training videos of this run.
+        num_videos: Number of videos in the list.
+        digest: Hash of the list.
 
     Raises:
-        ValueError: the lists differ.
+        ValueError: The lists differ.
     """
     checkpoint = resumable.checkpoint
     if (checkpoint.num_videos, checkpoint.list_digest) != (num_videos, digest):
         raise ValueError(
-            f"{resumable.path} was trained on another list of videos: {checkpoint.num_videos} "
-            f"there, {num_videos} in {list_path} now, or other paths, labels or order. Give the "
-            f"same list. {_ELSE}"
+            f"{resumable.path} was trained on another list of videos. The checkpoint has "
+            f"{checkpoint.num_videos} videos, and {list_path} has {num_videos}. If the numbers are "
+            "equal, then paths, labels or the order differ. Restore the list to resume. "
+            f"{_ELSE}"
         )
 
 
 def check_same_schedule(resumable: Resumable, schedule: Schedule) -> None:
-    """Check that a checkpoint was trained by this schedule.
+    """Check that a checkpoint was trained with this schedule.
 
     Raises:
-        ValueError: the schedules differ; the message names the first phase that does.
+        ValueError: The schedules differ. The message names the first phase that differs.
     """
     there = resumable.checkpoint.phases
     here = schedule.phase_lines()
     for number, (old, new) in enumerate(zip_longest(there, here, fillvalue="none"), start=1):
         if old != new:
             raise ValueError(
-                f"{resumable.path} was trained by another schedule, which this version does not "
-                f"reproduce. Phase {number} was {old}, and would be {new}. {_ELSE}"
+                f"{resumable.path} was trained with another schedule. Phase {number} was {old}, "
+                f"and is now {new}. Use the version of this package that wrote the checkpoint to "
+                f"resume. {_ELSE}"
             )
 
 
 def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:
-    """Replace the batch of one machine by the global batch in a recipe's keys."""
+    """Replace TRAIN.BATCH_SIZE of one machine by the global batch size."""
     shards = keys.pop("NUM_SHARDS")
     return keys | {"TRAIN.BATCH_SIZE": keys["TRAIN.BATCH_SIZE"] * shards}
 

@@ -1,4 +1,4 @@
-"""Run a recipe: check it, train, test, and write result.json."""
+"""Run a recipe: check the recipe, train and test a model, and write result.json."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ from slowfast_patches.utils.lock import locked
 logger = logging.getLogger(__name__)
 
 _LOOKED_AT = 20
-"""Videos of a list of which one at least must be there."""
+"""Number of videos at the start of a list of which at least one must exist."""
 _DEAD_WORKER = "DataLoader worker (pid"
-"""The beginning of torch's error where a process that reads clips is gone."""
+"""Start of torch's error message for a data loader worker that was killed."""
 
 
 def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = ()) -> None:
-    """Check the recipe, then train and test it on all its processes.
+    """Check a recipe, then train and test its model on all processes of the run.
 
     Args:
-        recipe: what to train, as `load_recipe` returns it.
-        init_method: where several machines meet, such as tcp://HOST:PORT.
-        hooks: called after each step and each validation, in every process. They must be
-            picklable where this call starts several processes.
+        recipe: The recipe, from `load_recipe`.
+        init_method: Address of the rendezvous of several machines, such as tcp://HOST:PORT.
+        hooks: Hooks to call in every process after each step and each validation. They must be
+            picklable if this call starts more than one process.
 
     Raises:
-        ValueError: the recipe is wrong. Raised before anything is trained.
-        SystemExit: one of several processes failed and has logged why.
+        ValueError: The recipe has a mistake. It is raised before the training starts.
+        SystemExit: One of several processes failed. That process has logged the error.
     """
     patching.apply()
     launch(recipe, init_method, partial(_main, hooks=hooks), _check)
@@ -81,9 +81,9 @@ def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = 
 
 
 def _check(recipe: Recipe, placement: Placement) -> None:
-    """Check what can be checked before any process trains."""
+    """Raise an error for mistakes that can be found before the processes start."""
     trains = recipe.train.enable
-    # This process is the main one, or starts it.
+    # Warn and lock only where rank 0 runs: in rank 0, or in the process that starts rank 0.
     starts_main = placement.first_rank == 0
     check_recipe(recipe)
     check_gpus(recipe, placement)
@@ -93,7 +93,9 @@ def _check(recipe: Recipe, placement: Placement) -> None:
     if recipe.test.enable:
         _count_videos(recipe, "test", starts_main)
     if starts_main and trains:
-        with locked(recipe.output_dir):  # refused before processes are started for nothing
+        with locked(
+            recipe.output_dir
+        ):  # fail before starting processes if another run has the lock
             pass
     elif starts_main and recipe.test.enable:
         path, kind, section = tested_file(recipe)
@@ -101,10 +103,10 @@ def _check(recipe: Recipe, placement: Placement) -> None:
 
 
 def _check_training(recipe: Recipe, starts_main: bool) -> None:
-    """Check what can be checked without reading the checkpoints in OUTPUT_DIR."""
+    """Raise an error for mistakes in a training, without reading the checkpoints in OUTPUT_DIR."""
     resumes = continues(recipe) and last_checkpoint(recipe.output_dir)
     if not resumes:
-        class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
+        class_names(recipe)  # raises an error if the number of names is not MODEL.NUM_CLASSES
     schedule = schedule_of(recipe, _count_videos(recipe, "train", starts_main))
     _count_videos(recipe, "val", starts_main)
     check_world_size(recipe, schedule)
@@ -114,31 +116,39 @@ def _check_training(recipe: Recipe, starts_main: bool) -> None:
         frozen_names(build_on_meta(recipe), recipe.train.freeze)
         if not (given or (recipe.model.family.is_transformer and has_start_weights(recipe))):
             raise ValueError(
-                f"TRAIN.FREEZE {','.join(recipe.train.freeze)} would keep random weights: set "
-                "TRAIN.CHECKPOINT_FILE_PATH, or for MODEL.ARCH hf a folder of weights as HF.MODEL"
+                f"TRAIN.FREEZE {','.join(recipe.train.freeze)} would freeze random weights. Set "
+                "TRAIN.CHECKPOINT_FILE_PATH to pretrained weights. With MODEL.ARCH hf, you can set "
+                "HF.MODEL to a folder of weights instead."
             )
     if recipe.train.checkpoint_inflate and not given:
         raise ValueError(
-            "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "
-            "or CHECKPOINT_INFLATE False to start from scratch"
+            "TRAIN.CHECKPOINT_INFLATE is True, but there are no weights to inflate. Set "
+            "TRAIN.CHECKPOINT_FILE_PATH to image weights, or set TRAIN.CHECKPOINT_INFLATE False to "
+            "start from scratch."
         )
     if given and starts_main and not resumes:
         check_file(given, recipe.train.checkpoint_type)
 
 
 def _count_videos(recipe: Recipe, split: str, warns: bool) -> int:
-    """Return the number of videos in a list, and log what is odd about it if `warns`.
+    """Return the number of videos in the list of a split.
+
+    Args:
+        recipe: The recipe.
+        split: "train", "val" or "test".
+        warns: Whether to log warnings about the content of the list.
 
     Raises:
-        ValueError: the list cannot be parsed, or none of its first videos exists.
+        ValueError: The list cannot be parsed, or none of the first videos in the list exists.
     """
     videos = read_list(recipe, split)
     different = (path for path, _ in groupby(getattr(v, "path", "") for v in videos) if path)
     paths = list(islice(different, _LOOKED_AT))
     if paths and not any(Path(path).exists() for path in paths):
         raise ValueError(
-            f"none of the first videos of {list_path(recipe, split)} exists, such as {paths[0]}; "
-            "set DATA.PATH_PREFIX to the folder that their paths start from"
+            f"None of the first {len(paths)} videos in {list_path(recipe, split)} exists, for "
+            f"example {paths[0]}. Set DATA.PATH_PREFIX to the folder that precedes the paths in "
+            "the list."
         )
     if warns:
         for text in list_warnings(recipe, split, videos):
@@ -150,7 +160,7 @@ def _count_videos(recipe: Recipe, split: str, warns: bool) -> int:
 
 
 def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
-    """Train and test in one process of the run."""
+    """Train and test as one process of the run."""
     patching.apply()
     set_up_device(recipe)
     output_dir = recipe.output_dir
@@ -158,7 +168,7 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
     with locked(output_dir) if trains and world.is_main else nullcontext():
         setup_logging(output_dir, world, "train" if trains else "test")
         logger.info(
-            "%d processes, %d clips in a mini-batch, SOLVER.BASE_LR %g, TRAIN.MIXED_PRECISION %s",
+            "World size %d, global batch size %d, SOLVER.BASE_LR %g, TRAIN.MIXED_PRECISION %s",
             *(world.size, recipe.base_shape.batch, recipe.solver.base_lr),
             recipe.train.mixed_precision,
         )
@@ -171,7 +181,7 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
             with trained.record.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained) if tests else None
         if world.is_main:
-            with explain_write_errors("the result", output_dir):
+            with explain_write_errors("The result", output_dir):
                 write_result(recipe, world, trained, metrics)
 
 
@@ -179,7 +189,7 @@ def _check_same_lists(recipe: Recipe, splits: Sequence[str], world: World) -> No
     """Check that all ranks have the same lists of videos.
 
     Raises:
-        JoiningError: Two lists differ. All ranks raise it.
+        JoiningError: The lists of two ranks differ. All ranks raise the error.
     """
     for split in splits if world.size > 1 else ():
         videos = read_list(recipe, split)
@@ -188,13 +198,14 @@ def _check_same_lists(recipe: Recipe, splits: Sequence[str], world: World) -> No
         for rank, (other_count, other_digest, other_path) in enumerate(others, 1):
             if (other_count, other_digest) != (count, digest):
                 raise JoiningError(
-                    f"{other_path} of rank {rank} ({other_count} videos) is not the list {path} of "
-                    f"rank 0 ({count} videos). Give all machines the same paths, labels and order"
+                    f"The list {other_path} of rank {rank} ({other_count} videos) differs from the "
+                    f"list {path} of rank 0 ({count} videos). Use the same list on all machines, "
+                    "with the same paths, labels and order."
                 )
 
 
 def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook]) -> Trainer:
-    """Build the trainer, or resume it, and train to the end of its schedule."""
+    """Build the trainer, resume from a checkpoint if there is one, and train to the end."""
     resumable = None
     if world.is_main:
         with explain_write_errors("OUTPUT_DIR", recipe.output_dir):
@@ -202,16 +213,16 @@ def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook
         resumable = find_resumable(recipe)
     trainer = Trainer(recipe, world, stop, resumable, hooks=hooks)
     if world.is_main:
-        with explain_write_errors("the plan", recipe.output_dir):
+        with explain_write_errors("The plan", recipe.output_dir):
             _prepare_folder(trainer)
     trainer.train()
     return trainer
 
 
 def _prepare_folder(trainer: Trainer) -> None:
-    """Write config.yaml and the plan to OUTPUT_DIR.
+    """Write config.yaml and the plan to OUTPUT_DIR, and delete old results.
 
-    Results of a run that this one does not continue are deleted.
+    The best checkpoint is deleted unless the resumed run wrote it.
     """
     recipe = trainer.recipe
     folder = Path(recipe.output_dir)
@@ -226,7 +237,7 @@ def _prepare_folder(trainer: Trainer) -> None:
 
 
 def _write_plan(trainer: Trainer, folder: Path) -> None:
-    """Write the plan as text, JSON and picture, and log its summary."""
+    """Write the plan as text, JSON and a picture, and log a summary of the plan."""
     plan = make_plan(trainer.schedule, trainer.flops)
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=2), encoding="utf-8")
@@ -234,7 +245,7 @@ def _write_plan(trainer: Trainer, folder: Path) -> None:
     if trainer.recipe.log_model_info:
         base = trainer.schedule.base
         logger.info(
-            "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
+            "%s has %d parameters and takes %.3g training FLOPs per clip of %d frames of %d².",
             *(trainer.recipe.model.arch, sum(p.numel() for p in trainer.model.parameters())),
             *(trainer.flops(base.frames, base.crop), base.frames, base.crop),
         )
@@ -247,7 +258,7 @@ def _write_plan(trainer: Trainer, folder: Path) -> None:
 def _dead_workers_explained(output_dir: str) -> Iterator[None]:
     """Convert torch's error for a killed data loader worker to TrainingStoppedError.
 
-    torch raises RuntimeError at any place, from a signal handler.
+    torch raises this RuntimeError in a signal handler, so it can interrupt any statement.
     """
     try:
         yield
@@ -255,7 +266,6 @@ def _dead_workers_explained(output_dir: str) -> Iterator[None]:
         if not str(error).startswith(_DEAD_WORKER):
             raise
         raise TrainingStoppedError(
-            f"a process that reads clips was killed; {describe_last(output_dir)}. "
-            "Give the same command again to go on; if it was for memory, with a lower "
-            "DATA_LOADER.NUM_WORKERS"
+            f"A data loader worker was killed. {describe_last(output_dir)} Repeat the command to "
+            "resume. If the machine was out of memory, set a lower DATA_LOADER.NUM_WORKERS."
         ) from error

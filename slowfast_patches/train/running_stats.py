@@ -1,4 +1,4 @@
-"""Running statistics of BN: in micro-batches, on several processes, and precise."""
+"""BN running statistics: over micro-batches, over several processes, and by precise BN."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import GroupedBatchNorm3d, set_group_size
 from multigrid.batchnorm import channel_moments
-from slowfast_patches.models.layers.dropout import set_clips
+from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], object]:
-    """Copy a model's buffers, and return a function that puts the copies back."""
+    """Copy the buffers of a model, and return a function that restores the buffers."""
     buffers = list(model.buffers())
     copies = [buffer.clone() for buffer in buffers]
     return lambda: torch._foreach_copy_(buffers, copies) if buffers else None
@@ -25,11 +25,11 @@ def keep_buffers(model: nn.Module) -> Callable[[], object]:
 def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
     """Gather the running means and variances of all processes.
 
-    They differ until they are averaged, which happens at each evaluation and each checkpoint that
-    is due.
+    The statistics of the processes differ between scheduled validations and checkpoints, which
+    average them. A checkpoint at another iteration stores the statistics of each process.
 
     Returns:
-        (processes, N), or None if there is one process or the model has no such statistics.
+        (world size, N) on the CPU, or None if there is a single process or no running statistics.
     """
     if world.size == 1 or not _floats(model):
         return None
@@ -37,21 +37,30 @@ def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
 
 
 def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
-    """Restore this process's running statistics, if the number of processes is the same."""
+    """Restore the running statistics of this rank from `buffers_of_ranks`.
+
+    Do nothing if `rows` is None or was gathered from another number of processes.
+    """
     if rows is not None and len(rows) == world.size:
         vector_to_parameters(rows[world.rank].to(world.device), _floats(model))
 
 
 class MicroBatchStats:
-    """Running statistics of a mini-batch that passes the model in micro-batches.
+    """Update running statistics once for a mini-batch that is divided into micro-batches.
 
-    They are updated once, to the mean of the statistics after each micro-batch alone. Call
-    `restart` before each micro-batch, `add` after it, and `update` after the last one.
+    Each micro-batch starts from the statistics before the mini-batch. The new statistics are the
+    mean of the results. Call `restart` before each micro-batch, `add` after each micro-batch, and
+    `update` after the last one.
     """
 
     def __init__(self, model: nn.Module, parts: int) -> None:
-        # Frozen statistics stay exactly as they are: a sum of thirds is not always the whole.
-        """Copy the buffers of a model for `parts` micro-batches."""
+        """Copy the buffers of a model.
+
+        Args:
+            model: The model.
+            parts: Number of micro-batches.
+        """
+        # Leave out frozen modules, whose mean over micro-batches could differ by rounding errors.
         modules = [module for module in model.modules() if module.training] if parts > 1 else []
         self._parts = parts
         self._current = [buffer for module in modules for buffer in _own(module)]
@@ -59,17 +68,17 @@ class MicroBatchStats:
         self._put_back = keep_buffers(model) if self._current else None
 
     def restart(self) -> None:
-        """Set the model's buffers to their values before the first micro-batch."""
+        """Restore the values that the buffers had before the first micro-batch."""
         if self._put_back is not None:
             self._put_back()
 
     def add(self) -> None:
-        """Add the model's statistics after a micro-batch to the mean."""
+        """Add the current running statistics to the mean."""
         if self._current:
             torch._foreach_add_(self._sums, self._current, alpha=1 / self._parts)
 
     def update(self) -> None:
-        """Set the model's statistics to the mean over the micro-batches."""
+        """Set the running statistics to the mean over the micro-batches."""
         if self._current:
             torch._foreach_copy_(self._current, self._sums)
 
@@ -93,18 +102,18 @@ def update_precise_bn(
 ) -> None:
     """Replace the running statistics by the mean and variance over many mini-batches.
 
-    This is precise BN (Wu and Johnson, 2021) over all processes, which `update_bn_stats` of fvcore
-    does not support. Clips are normalised over `global_batch` of them, on any number of processes.
-    Frozen layers stay as they are. All BN must be `GroupedBatchNorm3d`, and each process must have
-    called `form_bn_process_groups`.
+    This is precise BN (Wu and Johnson, 2021) over all processes. fvcore's `update_bn_stats` does
+    not support several processes. The forward passes normalise over BN groups of `global_batch`
+    clips, which may extend over several processes. Frozen BN layers are unchanged. All BN layers
+    must be `GroupedBatchNorm3d`, and every process must have called `form_bn_process_groups`.
 
     Args:
-        model: the model, which is set to training mode.
-        batches: mini-batches of equal size, the same number in each process.
-        arguments: returns the model's arguments for a mini-batch.
-        world: this process among all.
-        autocast: context of the forward passes.
-        global_batch: number of clips over which clips are normalised.
+        model: The model. It is set to training mode.
+        batches: Mini-batches of equal size. Every process must have the same number of them.
+        arguments: Function that converts a mini-batch to the arguments of the model.
+        world: Rank, world size and device of this process.
+        autocast: Function that returns the autocast context of the forward passes.
+        global_batch: Number of clips in a BN group.
     """
     model.train()
     norms = [
@@ -114,7 +123,7 @@ def update_precise_bn(
     ]
     if not norms:
         return
-    # Means of values and of their squares, summed over the mini-batches in double precision.
+    # For each layer, sum E[x] and E[x²] of the mini-batches in double precision.
     sums: dict[nn.Module, Tensor] = {
         norm: torch.zeros(2, norm.num_features, dtype=torch.float64, device=world.device)
         for norm in norms
@@ -125,7 +134,7 @@ def update_precise_bn(
         sums[norm] += channel_moments(inputs[0])
 
     set_group_size(model, global_batch)
-    set_clips(model, None)
+    seed_dropout(model, None)
     hooks = [norm.register_forward_pre_hook(observe) for norm in norms]
     try:
         with autocast():

@@ -1,4 +1,4 @@
-"""Steps of gradient descent, for training and for benchmarks."""
+"""Training steps with any clip shape: forward, backward and optimizer step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.layers.dropout import set_clips
+from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
     Precision,
@@ -29,12 +29,13 @@ from slowfast_patches.train.running_stats import MicroBatchStats
 
 
 class Outcome(NamedTuple):
-    """Results of a step, on the device.
+    """Loss, logits and labels of a training step, on the device of the model.
 
     Attributes:
-        loss: mean over the clips.
-        scores: (N, C).
-        labels: (N,), or (N, C) if there are several or they were mixed.
+        loss: Sum of the losses of this process's items, divided by the mean number of items per
+            process. A scalar. An item is a clip or a box.
+        scores: Logits of the N items, (N, C).
+        labels: Class indices (N,). Multi-hot or mixed labels have the shape (N, C).
     """
 
     loss: Tensor
@@ -43,22 +44,24 @@ class Outcome(NamedTuple):
 
 
 def _unmarked(stage: str) -> None:
-    """Ignore a mark: by default, nothing is timed."""
+    """Do nothing. This is the default of `mark`, for steps that are not timed."""
 
 
 class Stepper:
-    """A model with what trains it: loss, optimizer, precision and averaged weights.
+    """A model together with its loss, optimizer, precision and averaged weights.
 
-    Each step may have its own shape.
+    Each step may have a different clip shape.
 
     Attributes:
-        model: the model on `device`. With MODEL.ACT_CHECKPOINT its blocks recompute their
-            activations, and what TRAIN.FREEZE names takes no gradients. Names of weights and
-            buffers stay the same.
-        network: what computes the scores: the model, the compiled model, or DDP around either.
-        parts: number of micro-batches into which a process's clips are divided. Micro-batch p has
-            every `parts`-th clip from p on, and consists of whole BN groups.
-        average: the moving average of the weights for MODEL.EMA_DECAY, or None.
+        model: The model on `device`. With MODEL.ACT_CHECKPOINT, its blocks recompute activations.
+            Parameters that TRAIN.FREEZE names have no gradients. The state dict keeps its names.
+        network: The module to call in a forward pass: `model`, the compiled model, or a DDP wrapper
+            of either.
+        parts: Number of micro-batches into which the clips of this process are divided. Micro-batch
+            p contains the clips p, p + `parts`, p + 2 · `parts`, ... and consists of whole BN
+            groups.
+        average: Model with the exponential moving average of the weights, or None without
+            MODEL.EMA_DECAY.
     """
 
     def __init__(
@@ -71,10 +74,11 @@ class Stepper:
         """Prepare a model for training.
 
         Args:
-            recipe: what to train.
-            model: the model, on `device`.
-            device: where to compute.
-            label_counts: number of videos of each class, for class weights.
+            recipe: The recipe of the training.
+            model: The model, on `device`.
+            device: The device to train on.
+            label_counts: Number of training videos of each class, for SOLVER.CLASS_WEIGHTS. If
+                None, classes have equal weights.
         """
         self.recipe = recipe
         self.model = model
@@ -87,7 +91,7 @@ class Stepper:
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
         self.transform = InputTransform.of_recipe(recipe, device)
         self.precision = Precision(recipe, device)
-        # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
+        # Other implementations wait for the GPU to check that the scaled gradients are finite.
         self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
         self._task = task_of(recipe)
         self._loss_function = self._task.loss(label_counts).to(device)
@@ -100,17 +104,20 @@ class Stepper:
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
     ) -> Outcome:
-        """Train on this process's clips of one iteration.
+        """Train for one iteration on the clips of this process.
 
-        On a GPU the work is only queued when this returns.
+        On a GPU, the call returns when all kernels are queued, before they have finished.
 
         Args:
-            step: the shape, learning rate and BN size.
-            batch: a mini-batch of the loader.
-            clips: numbers of the clips in the stream, from which dropout and mixing are seeded.
-                Without them, dropout uses torch's global generator.
-            mark: called with "input", "forward", "backward" and "optimizer" when that work has been
-                queued. The first three are called for each micro-batch.
+            step: The shape, learning rate and BN group size of the iteration.
+            batch: The mini-batch of this process, from the loader.
+            clips: Indices of the clips in the data stream, which seed dropout and mixing. If None,
+                dropout uses torch's global generator.
+            mark: Function to call with the name of each stage whose kernels have been queued. The
+                names are "input", "forward" and "backward" for each micro-batch, then "optimizer".
+
+        Returns:
+            The loss, logits and labels of this process.
         """
         outcome = self.forward_backward(step, batch, clips, mark)
         self.precision.unscale(self.optimizer)
@@ -128,13 +135,13 @@ class Stepper:
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
     ) -> Outcome:
-        """Run forward and backward of a step, without an update of the weights.
+        """Run the forward and backward passes of a step without the optimizer step.
 
-        Gradients and running statistics change. The arguments are those of `__call__`.
+        Gradients and running statistics change. See `__call__` for the arguments.
         """
         self.network.train()
         prepare_step(step, self.model, self.optimizer)
-        # First, so that the forward's activations do not come on top of them.
+        # Free the gradients before the forward pass to lower the peak memory.
         self.optimizer.zero_grad(set_to_none=True)
         task = self._task
         items = task.mean_items(batch, self.device)
@@ -143,9 +150,9 @@ class Stepper:
         for part in range(self.parts):
             statistics.restart()
             micro = slice(part, None, self.parts)
-            of_part = task.part(batch, micro)
+            of_part = task.slice_batch(batch, micro)
             numbers = None if clips is None else clips[micro]
-            set_clips(self.model, numbers, self.device, task.items_of_clips(of_part))
+            seed_dropout(self.model, numbers, self.device, task.items_of_clips(of_part))
             self._set_coverage(batch, micro)
             arguments = task.arguments(of_part, self.transform, self.device)
             targets = of_part["labels"].to(self.device, non_blocking=True)
@@ -169,13 +176,14 @@ class Stepper:
         divisor: Tensor | float,
         mark: Callable[[str], None],
     ) -> Outcome:
-        """Run forward and backward of one micro-batch.
+        """Run the forward and backward passes of one micro-batch.
 
         Args:
-            arguments: what the network is called with.
-            labels: targets of the loss.
-            divisor: the loss is divided by this, so that the gradients of all micro-batches add up.
-            mark: as for `__call__`.
+            arguments: Arguments of the network.
+            labels: Targets of the loss.
+            divisor: Number to divide the mean loss of the micro-batch by, so that the gradients of
+                all micro-batches add up to the gradient of the mini-batch.
+            mark: See `__call__`.
         """
         with self.precision.autocast():
             scores = self.network(*arguments)
@@ -186,9 +194,9 @@ class Stepper:
         return Outcome(loss.detach() * (self.parts / divisor), scores.detach(), labels)
 
     def _set_coverage(self, batch: Batch | None, micro: slice = slice(None)) -> None:
-        """Set the coverage of a transformer's next clips.
+        """Set the coverage of the next clips of a transformer. Do nothing for other models.
 
-        Without coverage in the batch, and between steps, it is reset to 1.
+        If the mini-batch is None or has no "coverage", reset the coverage to 1.
         """
         if not self.recipe.model.family.is_transformer:
             return
@@ -198,7 +206,7 @@ class Stepper:
         set_coverage(self.model, coverage)
 
     def _exchange(self, part: int) -> AbstractContextManager[None]:
-        """Return a context that keeps DDP from exchanging gradients before the last micro-batch."""
+        """Return a context in which DDP all-reduces gradients only for the last micro-batch."""
         network = self.network
         if isinstance(network, DistributedDataParallel) and part < self.parts - 1:
             return network.no_sync()
@@ -206,13 +214,13 @@ class Stepper:
 
 
 def compiled(model: nn.Module, mode: bool | str) -> nn.Module:
-    """Compile the model as one graph for each shape and BN size.
+    """Compile a model into one graph for each clip shape and BN group size.
 
-    Weights and buffers are shared with the model.
+    The compiled model shares parameters and buffers with `model`.
 
     Args:
-        model: the model.
-        mode: a mode of torch.compile, or True for the default.
+        model: The model.
+        mode: Name of a mode of torch.compile, or True for the mode "default".
     """
     name = mode if isinstance(mode, str) else "default"
     return cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True, mode=name))
@@ -228,11 +236,12 @@ def expect_graphs(count: int) -> None:
 def in_parallel(network: nn.Module, device: torch.device) -> nn.Module:
     """Wrap a network in DistributedDataParallel.
 
-    Buffers are not broadcast: running statistics are averaged where they are used.
+    Do not broadcast buffers, because the running statistics are averaged over the ranks before each
+    validation and scheduled checkpoint.
     """
     ids = [device] if device.type == "cuda" else None
     with warnings.catch_warnings():
-        # torch 2.13 announces another name for it, which earlier releases do not have.
+        # torch 2.13 renames `broadcast_buffers`. Earlier releases only have the old name.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         return DistributedDataParallel(
             network, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True

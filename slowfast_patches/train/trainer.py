@@ -1,4 +1,4 @@
-"""The trainer: how a training is built, run, saved and restored."""
+"""Trainer: build, run, save and restore a training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from slowfast_patches.train.checkpoint import (
     write_checkpoint,
 )
 from slowfast_patches.train.evaluate import Validation
-from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.record.metrics_logger import MetricsLogger
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import Resumable, check_same_list, check_same_schedule
 from slowfast_patches.train.running_stats import buffers_of_ranks, set_buffers
@@ -58,57 +58,61 @@ logger = logging.getLogger(__name__)
 
 
 class Hook:
-    """User code that the trainer calls in every process. Override the methods you need.
+    """Base class of user code that the trainer calls in every process.
 
-    To end the training, raise `TrainingStoppedError` in all processes alike. The last checkpoint
-    stays, and the same command resumes from it.
+    Override the methods that you need. To end the training, raise `TrainingStoppedError` in all
+    processes at the same iteration. The checkpoints are kept, so that the same command resumes from
+    the last checkpoint.
     """
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
-        """Act after an iteration, before it is saved or validated.
+        """Run after each iteration, before a checkpoint or a validation.
 
         Args:
-            trainer: the trainer. `trainer.progress.iteration` iterations are done.
-            step: the iteration's shape, learning rate and BN size.
-            outcome: its loss, scores and labels, on the device.
+            trainer: The trainer. `trainer.progress.iteration` is the number of finished iterations.
+            step: The shape, learning rate and BN group size of the iteration.
+            outcome: The loss, logits and labels of the iteration, on the device.
         """
 
     def after_evaluation(self, trainer: Trainer, evaluation: Mapping[str, Any]) -> None:
-        """Act after a validation, when it has been saved.
+        """Run after each validation, when its metrics have been logged and its checkpoints saved.
 
         Args:
-            trainer: the trainer.
-            evaluation: the entry that result.json lists under "evaluations".
+            trainer: The trainer.
+            evaluation: Dict with the keys "iteration", "epoch" and "seconds" and the metrics, as in
+                the list "evaluations" of result.json.
         """
 
 
 class Trainer:
-    """One model, one optimizer and one loader, which live through all shapes of a schedule.
+    """Train one model on all clip shapes of a schedule, with a single optimizer and loader.
 
-    Everything about iteration i follows from `schedule.at(i)`. The rest is in `progress`. It
-    is resumed, or starts from given weights or from scratch. Every process must build its trainer.
+    `schedule.at(i)` defines iteration i. `progress` stores how far the training has come. A
+    training resumes from a checkpoint, or starts from pretrained weights or from scratch. Every
+    process of the run must build a trainer.
 
     Args:
-        recipe: what to train.
-        world: this process among all.
-        stop: tells whether the run was asked to stop.
-        resumable: the checkpoint to resume from. Only the main process needs it.
-        hooks: user code to call after each step and each validation.
+        recipe: The recipe of the training.
+        world: Rank, world size and device of this process.
+        stop: Stop requests of all processes.
+        resumable: The checkpoint to resume from, or None. Only the main process needs it.
+        hooks: Hooks to call after each step and each validation.
 
     Raises:
-        ValueError: the checkpoint is of another list or schedule, or weights do not fit.
+        ValueError: The checkpoint was trained on another list or schedule, or the weights do not
+            match the model.
 
     Attributes:
-        dataset: the training videos.
-        schedule: the schedule of all iterations.
-        stepper: the model with loss and optimizer, which takes the steps.
-        models: the model and, with MODEL.EMA_DECAY, the average of its weights.
-        validation: computes the metrics of `models`.
-        record: log, metrics and times.
-        progress: how far the training has come.
-        flops: training FLOPs of a clip of (frames, crop).
-        evaluated_after: numbers of finished iterations after which to validate.
-        saved_after: numbers of finished iterations after which to save.
+        dataset: The data set of the training videos.
+        schedule: The schedule of all iterations.
+        stepper: Runs the training steps. It holds the model, the loss and the optimizer.
+        models: The model, followed by the averaged weights with MODEL.EMA_DECAY.
+        validation: Computes the metrics of `models`.
+        record: Writes logs and metrics, and measures the time.
+        progress: The progress of the training, which checkpoints store.
+        flops: Maps (frames, crop) to the training FLOPs of one clip.
+        evaluated_after: Numbers of finished iterations at which to validate.
+        saved_after: Numbers of finished iterations at which to save a checkpoint.
     """
 
     def __init__(
@@ -127,7 +131,7 @@ class Trainer:
         self.dataset = build_dataset(recipe, "train")
         self.schedule = schedule_of(recipe, len(self.dataset))
         torch.manual_seed(recipe.rng_seed)
-        # Without a group size it is the host's BN, until precise BN takes whole mini-batches.
+        # Precise BN needs grouped BN. Without a group size, grouped BN equals ordinary BN.
         self.model = build_model(recipe, grouped_bn=True).to(world.device)
         weighted = recipe.solver.class_weights
         counts = label_counts(recipe, self.dataset.videos) if weighted else None
@@ -138,7 +142,9 @@ class Trainer:
         if recipe.bn.use_precise_stats:
             form_bn_process_groups(world.size, patience)
         self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
-        self.record = Record(recipe, world, self.schedule, loading_advice(recipe, self.dataset))
+        self.record = MetricsLogger(
+            recipe, world, self.schedule, loading_advice(recipe, self.dataset)
+        )
         self.flops = flops_per_clip(recipe)
         videos = len(self.validation.videos)
         evaluated = affordable_evaluations(recipe, self.schedule, videos, self.flops)
@@ -149,13 +155,13 @@ class Trainer:
         self._set_start(resumable)
 
     def _set_start(self, resumable: Resumable | None) -> None:
-        """Restore the checkpoint, or load the weights that the recipe names."""
+        """Restore a checkpoint, or load the weights of TRAIN.CHECKPOINT_FILE_PATH."""
         if resumable is not None:
             path = list_path(self.recipe, "train")
             check_same_list(resumable, path, self.schedule.num_videos, self._list_digest)
             check_same_schedule(resumable, self.schedule)
             iteration = resumable.checkpoint.iteration
-            logger.info("continuing after iteration %d, from %s", iteration, resumable.path)
+            logger.info("Resuming after iteration %d from %s.", iteration, resumable.path)
         checkpoint = broadcast_from_main(lambda: resumable and resumable.checkpoint)
         train = self.recipe.train
         if checkpoint is not None:
@@ -175,12 +181,13 @@ class Trainer:
     # Training.
 
     def train(self) -> None:
-        """Run the schedule from iteration `progress.iteration` to its end.
+        """Train from iteration `progress.iteration` to the end of the schedule.
 
         Raises:
-            TrainingInterruptedError: the run was asked to stop. Its state is saved.
-            TrainingStoppedError: the training cannot go on. The message has the reason.
-            ValueError: a shape does not fit into memory or cannot be compiled.
+            TrainingInterruptedError: The run was asked to stop. The state has been saved, if an
+                iteration has finished.
+            TrainingStoppedError: The training cannot continue. The message states the reason.
+            ValueError: A shape does not fit into the memory of the device, or cannot be compiled.
         """
         compiles = bool(self.recipe.train.compile)
         with self._opened():
@@ -195,14 +202,14 @@ class Trainer:
                 self._loop()
 
     def _loop(self) -> None:
-        """Train step by step.
+        """Run the remaining steps.
 
-        Nothing is rebuilt at a phase boundary: the loader returns mini-batches of the new shape,
-        the model accepts any shape, and each step sets its own learning rate and BN size.
+        Nothing is rebuilt at a phase boundary. The loader returns mini-batches of the new shape,
+        the model accepts any shape, and each step sets its learning rate and BN group size.
         """
         start = self.progress.iteration
         if start in self.evaluated_after and self.progress.last_evaluation < start:
-            self.validate(self.schedule.at(start - 1))  # the run was stopped before or during it
+            self.validate(self.schedule.at(start - 1))  # the run ended before this validation did
         for step, batch in zip(self.schedule.steps(start), self._batches(start), strict=True):
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
             if step.iteration in (start, self.schedule.phases[step.phase].start):
@@ -216,10 +223,13 @@ class Trainer:
             self.after_step(step)
 
     def after_step(self, step: ScheduleStep) -> None:
-        """Report, save, stop and validate, as each is due after an iteration.
+        """Log, save, stop and validate, if these are due after the iteration.
 
-        The state is saved before a validation. If the run ends during the validation, the resumed
-        run repeats it.
+        Save a checkpoint before each validation. If the run ends during the validation, the resumed
+        run repeats the validation.
+
+        Raises:
+            TrainingInterruptedError: The run was asked to stop. The state has been saved.
         """
         done = self.progress.iteration
         validates = done in self.evaluated_after
@@ -237,8 +247,9 @@ class Trainer:
     def validate(self, step: ScheduleStep) -> None:
         """Validate after an iteration, and save the weights if they are the best so far.
 
-        If a checkpoint is due, it is written again after the validation. It then includes the
-        metrics and the running statistics of precise BN, which tests and predictions need.
+        If a checkpoint is due at this iteration, write the checkpoint again after the validation.
+        The new file includes the metrics, and the running statistics of precise BN that tests and
+        predictions need.
         """
         progress = self.progress
         with self.record.clock.time("evaluating"):
@@ -263,7 +274,8 @@ class Trainer:
     def _batches(self, start: int) -> Iterator[Batch]:
         """Yield the remaining mini-batches.
 
-        Each one starts an asynchronous exchange of stop requests, which overlaps with the step.
+        Before each mini-batch is yielded, start an asynchronous exchange of stop requests, which
+        overlaps with the training step.
         """
         clock = self.record.clock
         world = self.world
@@ -278,9 +290,9 @@ class Trainer:
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
-        """Open the files of the record for the body.
+        """Open the log files of `record` for the body.
 
-        Where the training ends early, its error says from which checkpoint it continues.
+        If the training ends early, add the name of the last checkpoint to the error.
         """
         output_dir = self.recipe.output_dir
         self.record.open(self.progress)
@@ -291,16 +303,16 @@ class Trainer:
             raise
         except TrainingInterruptedError as error:
             raise TrainingInterruptedError(
-                f"{error}; {describe_last(output_dir)}. Repeat the command to continue"
+                f"{error}. {describe_last(output_dir)} Repeat the command to resume."
             ) from error
         finally:
             self.record.close()
 
     def _take_dry_steps(self) -> None:
-        """Take a dry step of each shape, before any of which the run can be stopped."""
-        logger.info("a dry step of each shape before the training")
+        """Run a dry step of each shape. The run can be stopped before each step."""
+        logger.info("Running a dry step of each shape before the training.")
         with self.record.clock.time("preparing"):
-            # Connections between GPUs claim memory of their own, while there is some.
+            # Open the connections between GPUs first, because they allocate GPU memory.
             sum_over_ranks(torch.zeros(1, device=self.world.device))
             dry_run(
                 self.stepper,
@@ -314,9 +326,9 @@ class Trainer:
     # State.
 
     def save(self) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint from which the run can resume.
 
-        Every rank must call this, because running statistics are averaged.
+        Every rank must call this, because the BN running statistics are averaged over the ranks.
         """
         of_ranks = None
         with self.record.clock.time("saving"):
@@ -327,7 +339,7 @@ class Trainer:
         self._write(partial(self.checkpoint, of_ranks))
 
     def _write(self, make: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint in the main process."""
+        """Write the checkpoint that `make` returns. Do nothing outside the main process."""
         if self.world.is_main:
             train = self.recipe.train
             with self.record.clock.time("saving"):
@@ -335,10 +347,10 @@ class Trainer:
                 write_checkpoint(self.recipe.output_dir, make(), train.checkpoints_kept, ends)
 
     def checkpoint(self, running_stats: Tensor | None = None) -> Checkpoint:
-        """Return the state after the last iteration.
+        """Return the state after the last finished iteration.
 
         Args:
-            running_stats: BN statistics of each rank, if they differ.
+            running_stats: BN running statistics of each rank, (world size, N), if they differ.
         """
         step = self.schedule.at(self.progress.iteration - 1)
         average = self.stepper.average
@@ -360,9 +372,10 @@ class Trainer:
         )
 
     def _best_checkpoint(self) -> Checkpoint:
-        """Return the best checkpoint, right after the best validation.
+        """Return a checkpoint of the current weights for tests and predictions.
 
-        It has the best weights, averaged ones if there are any, but nothing needed to resume.
+        With MODEL.EMA_DECAY, `model_state` contains the averaged weights. The optimizer and the
+        gradient scaler are left out, so that a run cannot resume from the checkpoint.
         """
         return replace(
             self.checkpoint(),
@@ -373,12 +386,13 @@ class Trainer:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore the state of a checkpoint that can be resumed."""
+        """Restore the state of a checkpoint. It must not be the best checkpoint."""
         by_process = self.recipe.model.has_batchnorm and not self.recipe.groups_batchnorm
         if checkpoint.world_size != self.world.size and self.world.is_main and by_process:
             logger.warning(
-                "trained on %d processes before, now on %d: BN statistics are over the clips of "
-                "each process; BN.GROUP_SIZE would fix them",
+                "The checkpoint was trained on %d processes, and this run has %d. BN normalizes "
+                "over the clips of each process, so the results change. Set BN.GROUP_SIZE to make "
+                "the results independent of the number of processes.",
                 *(checkpoint.world_size, self.world.size),
             )
         self.model.load_state_dict(checkpoint.model_state)

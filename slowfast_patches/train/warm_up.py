@@ -1,6 +1,6 @@
-"""Steps of each shape on random clips: dry ones before a training, and timed ones for a pilot.
+"""Run steps of each clip shape on random clips: dry steps before a training, or timed steps.
 
-Dry steps compile and tune the kernels, and measure the memory.
+Dry steps compile and tune the kernels, and measure the memory. Timed steps measure the speed.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ from slowfast_patches.utils.tables import format_table
 logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
-"""In messages of CUDA's libraries where memory is short."""
+"""Parts of the error messages of CUDA libraries that run out of memory."""
 _ROUNDS, _STEPS = 2, 3
-"""Rounds in which shapes are timed, and the steps of each. Another one before them is not timed."""
+"""Number of rounds over all shapes, and number of timed steps of each shape in a round.
+
+An untimed warm-up step precedes the timed steps.
+"""
 _RATE = 1e-4
-"""Learning rate of timed steps, so low that activations keep their usual range."""
+"""Learning rate of timed steps. It is low, so that random clips do not make the model diverge."""
 _STATE = {"sgd": 1, "adam": 2, "adamw": 2}
-"""Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
+"""Number of state tensors that each optimizer allocates per parameter at its first step."""
 
 
 def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[ScheduleStep]:
-    """Return the first step of each shape and BN size from iteration `start` on.
+    """Return the first step of each shape and BN group size, starting at iteration `start`.
 
-    The largest shape comes first, because all others can reuse its memory.
+    The steps are sorted from the largest shape to the smallest, so that smaller shapes can reuse
+    the memory of the largest.
     """
     kinds = dict[tuple[Shape, int | None], ScheduleStep]()
     for phase in schedule.phases:
@@ -66,24 +70,24 @@ def dry_run(
     world_size: int = 1,
     begin: Callable[[str], object] = lambda what: None,
 ) -> dict[ScheduleStep, float]:
-    """Run forward and backward of random clips at each shape of a schedule.
+    """Run the forward and backward passes of random clips at each shape of a schedule.
 
-    With TRAIN.COMPILE this compiles the shapes. The model, the optimizer and torch's generators
-    are left unchanged. Every process must call this.
+    With TRAIN.COMPILE, this compiles the model for each shape. The model, the optimizer and torch's
+    generators are unchanged afterwards. Every process must call this function.
 
     Args:
-        stepper: the model with what trains it.
-        schedule: the schedule.
-        start: number of finished iterations. Shapes that do not occur after it are skipped.
-        rank: rank of this process.
-        world_size: number of processes.
-        begin: called with the name of each step before it.
+        stepper: The model and its optimizer.
+        schedule: The schedule.
+        start: Number of finished iterations. Shapes that occur only before are skipped.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        begin: Function to call with the name of each dry step before the step runs.
 
     Returns:
-        The peak GPU memory of the training at each shape, in bytes.
+        Maps a step of each shape and BN group size to the peak GPU memory in bytes, 0 on the CPU.
 
     Raises:
-        ValueError: a shape does not fit into the device's memory, or cannot be compiled.
+        ValueError: A shape does not fit into the memory of the device, or cannot be compiled.
     """
     steps = kinds_of_steps(schedule, start)
     peaks = dict[ScheduleStep, float]()
@@ -106,20 +110,21 @@ def _log_memory(peaks: Mapping[ScheduleStep, float], world_size: int) -> None:
         for step, peak in peaks.items()
     ]
     table = format_table(["shape", "clips here", "GB"], rows)
-    logger.info("memory of each shape:\n%s", table)
+    logger.info("Peak memory of each shape:\n%s", table)
 
 
 def _peak(stepper: Stepper, step: ScheduleStep, rank: int, world_size: int) -> float:
-    """Return the peak GPU memory of a training step, in bytes, or 0 on the CPU.
+    """Return the peak GPU memory of a training step in bytes, or 0 on the CPU.
 
-    It includes the memory that only a real step needs.
+    The peak includes the optimizer state and DDP's gradient buffers, which a dry step does not
+    allocate.
     """
     clips = clip_numbers(step, rank, world_size)
     batch = made_up_batch(stepper.recipe, len(clips), step.shape)
     stepper.forward_backward(step, batch, clips)
     if stepper.device.type != "cuda":
         return 0.0
-    # The second: in the first, convolutions are tried in the largest memory that any wants.
+    # Measure a second step, because cuDNN's benchmark needs extra memory in the first step.
     torch.cuda.empty_cache()
     reserved = _reserved(stepper, world_size)
     torch.cuda.reset_peak_memory_stats(stepper.device)
@@ -130,9 +135,10 @@ def _peak(stepper: Stepper, step: ScheduleStep, rank: int, world_size: int) -> f
 
 
 def _reserved(stepper: Stepper, world_size: int) -> list[Tensor]:
-    """Allocate the memory that a dry step does not use but a training does.
+    """Allocate the memory that a training uses but a dry step does not.
 
-    This is the memory of the gradients that processes exchange, and of the optimizer's state.
+    Returns:
+        Tensors of the size of DDP's gradient buffers and of the optimizer state.
     """
     copies = int(world_size > 1)
     if not stepper.optimizer.state:
@@ -150,21 +156,22 @@ def _explained(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
         train = stepper.recipe.train
         if any(text in str(error) for text in _OUT_OF_MEMORY):
             raise ValueError(
-                f"the shape {step.shape} does not fit into the memory of {stepper.device}; set "
-                "TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in proportion, TRAIN.MIXED_PRECISION "
-                "or MODEL.ACT_CHECKPOINT True, or SOLVER.ACCUMULATION_STEPS higher"
+                f"The shape {step.shape} does not fit into the memory of {stepper.device}. Set "
+                "TRAIN.MIXED_PRECISION True or MODEL.ACT_CHECKPOINT True, increase "
+                "SOLVER.ACCUMULATION_STEPS, or reduce TRAIN.BATCH_SIZE and SOLVER.BASE_LR in "
+                "proportion."
             ) from error
         if train.compile and type(error).__module__.startswith("torch._dynamo"):
             raise ValueError(
-                f"TRAIN.COMPILE {train.compile}: {step.shape} cannot be compiled "
-                f"({textwrap.shorten(str(error), 200)}); set it to False"
+                f"TRAIN.COMPILE is {train.compile}, but the shape {step.shape} cannot be compiled "
+                f"({textwrap.shorten(str(error), 200)}). Set TRAIN.COMPILE False."
             ) from error
         raise
 
 
 @contextmanager
 def _undone(stepper: Stepper) -> Iterator[None]:
-    """Restore buffers, gradients and generators after the body."""
+    """After the body, restore the buffers and torch's generators, and delete the gradients."""
     put_back = keep_buffers(stepper.model)
     try:
         with torch.random.fork_rng([stepper.device] if stepper.device.type == "cuda" else []):
@@ -178,15 +185,23 @@ def _undone(stepper: Stepper) -> Iterator[None]:
 def time_steps(
     stepper: Stepper, kinds: Sequence[tuple[Shape, int | None]]
 ) -> dict[tuple[Shape, int | None], float]:
-    """Return the seconds of a training step of each shape and BN size, timed in turns.
+    """Measure the seconds of a training step of each shape and BN group size.
 
-    They are the steps of one process, which has its share of the clips. The weights change.
+    Run the steps in this process only, with the clips that one process has in a training. The
+    shapes take turns. The weights of the model change.
+
+    Args:
+        stepper: The model and its optimizer.
+        kinds: Pairs of shape and BN group size to measure.
+
+    Returns:
+        Maps each pair to the median seconds of a step.
 
     Raises:
-        ValueError: a shape does not fit into the device's memory, or cannot be compiled.
+        ValueError: A shape does not fit into the memory of the device, or cannot be compiled.
     """
     expect_graphs(len(kinds))
-    # CPU time of a single thread excludes the time it waits for a core on a busy machine.
+    # The CPU time of a single thread excludes waits for a free core on a busy machine.
     alone = stepper.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
     times: dict[tuple[Shape, int | None], list[float]] = defaultdict(list)
@@ -214,14 +229,15 @@ def without_compiling() -> AbstractContextManager[Any]:
 
 
 def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
-    """Return a batch of random clips, as a loader returns it.
+    """Return a mini-batch of random clips in the format of the loader.
 
-    It is in pinned memory if the loader's batches are. torch's global generator is not used.
+    The tensors are in pinned memory if the loader pins memory. torch's global generator is not
+    used.
 
     Args:
-        recipe: the recipe of the model.
-        clips: number of clips.
-        shape: the frames and crop of the clips.
+        recipe: The recipe of the model.
+        clips: Number of clips.
+        shape: Shape with the number of frames and the crop size of the clips.
     """
     noise = torch.Generator().manual_seed(recipe.rng_seed)
     pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256, generator=noise)

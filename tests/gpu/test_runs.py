@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from multigrid import Batch, ScheduleStep
-from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.record.metrics_logger import MetricsLogger
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Trainer
 
@@ -38,7 +38,7 @@ def test_a_continued_training_is_the_undisturbed_one_bit_for_bit(
         later.unlink()
     (parts / "result.json").unlink()
     finish(start_run_net(parts, *DETERMINISTIC, *keys))
-    assert "continuing after iteration" in last.log
+    assert "Resuming after iteration" in last.log
     expected = opened(whole).checkpoint["model_state"]
     for name, value in last.checkpoint["model_state"].items():
         assert torch.equal(value, expected[name]), name
@@ -83,7 +83,7 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
     torch does not detect that a copy from ordinary memory waits, so the test also checks that
     mini-batches are in pinned memory.
     """
-    waits = {Record: ("report",), Trainer: ("validate", "save")}
+    waits = {MetricsLogger: ("report",), Trainer: ("validate", "save")}
     for owner, names in waits.items():
         for name in names:
             monkeypatch.setattr(owner, name, in_mode("default", getattr(owner, name)))

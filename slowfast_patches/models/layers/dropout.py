@@ -19,7 +19,7 @@ class ClipDropout(nn.Dropout):
     clip in the stream. The mask does not depend on the other clips of the mini-batch, on the rank,
     or on earlier random numbers.
 
-    Call `set_clips` before the forward pass to draw the masks: a compiled network cannot call
+    Call `seed_dropout` before the forward pass to draw the masks: a compiled network cannot call
     NumPy. Without masks, and in evaluation, this module behaves like `nn.Dropout`.
 
     Args:
@@ -64,7 +64,7 @@ class ClipDropout(nn.Dropout):
         return torch.from_numpy(np.concatenate(drawn))
 
 
-def set_clips(
+def seed_dropout(
     model: nn.Module,
     clips: Sequence[int] | None,
     device: torch.device | None = None,

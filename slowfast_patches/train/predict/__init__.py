@@ -1,4 +1,4 @@
-"""Trained models that score videos or boxes, and their export."""
+"""Predict the classes of videos or boxes with a trained model, and export the model."""
 
 from slowfast_patches.train.predict.predictor import Predictor, load_model, read_checkpoint
 

@@ -1,4 +1,4 @@
-"""Classify boxes at a video's key frames with a trained model, and draw them."""
+"""Classify boxes at the key frames of a video with a trained model, and draw the boxes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
 
 class BoxPredictor(Predictor):
-    """Trained model that scores boxes of a video, as its recipe tests it."""
+    """Trained detection model that scores boxes with the test settings of its recipe."""
 
     tasks = ("detection",)
 
@@ -33,15 +33,15 @@ class BoxPredictor(Predictor):
         """Score boxes of a video file or a folder of JPEG frames.
 
         Args:
-            path: the video.
-            second: the key frame, in AVA's seconds.
-            boxes: (x1, y1, x2, y2), as fractions of the frame's width and height.
+            path: The video file or the folder.
+            second: Time of the key frame in seconds, as in AVA's annotations.
+            boxes: Boxes (x1, y1, x2, y2), as fractions of the width and height of the frame.
 
         Returns:
-            The probability of each class, (boxes, classes), float64.
+            The probability of each class for each box, (boxes, classes) float64.
 
         Raises:
-            UnreadableVideoError: the video cannot be read, or ends before the key frame.
+            UnreadableVideoError: The video cannot be read, or ends before the key frame.
         """
         recipe = self.recipe
         record = scan(path, reading_limits(recipe))
@@ -76,7 +76,7 @@ class BoxPredictor(Predictor):
         texts: Sequence[str],
         out: Path,
     ) -> None:
-        """Draw boxes with their texts on the frame at a second, and write the picture."""
+        """Draw boxes and texts on the key frame at `second`, and write the picture to `out`."""
         picture = self._frame(path, second)
         height, width = picture.shape[:2]
         figure, [axes] = new_figure(rows=1, width=8 * width / height, height=8)
@@ -91,7 +91,7 @@ class BoxPredictor(Predictor):
         save_figure(figure, out)
 
     def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
-        """Read the frame at a second, (H, W, 3) RGB."""
+        """Read the key frame at `second`, (H, W, 3) RGB."""
         record = scan(path, reading_limits(self.recipe))
         wanted = int(frame_of(second, record.video))
         if record.kind == Kind.FRAMES:
@@ -100,4 +100,4 @@ class BoxPredictor(Predictor):
             for number, frame in enumerate(container.decode(stream)):
                 if number == wanted:
                     return np.rot90(frame.to_ndarray(format="rgb24"), record.turns)
-        raise UnreadableVideoError(f"cannot be decoded: frame {wanted} does not come out")
+        raise UnreadableVideoError(f"cannot be decoded: it has no frame {wanted}")

@@ -1,4 +1,4 @@
-"""Export a trained model as a torch.export program, which runs without this package."""
+"""Export a trained model as a torch.export program that runs without this package."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from slowfast_patches.utils.files import atomic_write
 def exported(predictor: Predictor) -> ExportedProgram:
     """Export `Predictor.forward` as a program.
 
-    The program takes any number of clips of the test grid, (N, 3, T, S, S) uint8, and returns
-    probabilities (N, classes).
+    The input of the program is a batch of any number N of clips, (N, 3, T, S, S) uint8. T is
+    DATA.NUM_FRAMES and S is DATA.TEST_CROP_SIZE. The output are probabilities (N, classes).
     """
     data = predictor.recipe.data
     size = data.test_crop_size
@@ -25,20 +25,20 @@ def exported(predictor: Predictor) -> ExportedProgram:
     clips = torch.zeros(2, 3, data.num_frames, size, size, dtype=torch.uint8, device=device)
     shapes = {"clips": {0: Dim("clips", min=1)}}
     with torch.no_grad():
-        predictor(clips)  # places of slow frames are computed once, which export cannot follow
+        predictor(clips)  # caches the indices of the slow pathway, which export cannot trace
         return torch.export.export(predictor, (clips,), dynamic_shapes=shapes, strict=False)
 
 
 def write_program(predictor: Predictor, path: Path) -> None:
-    """Write the program of a model.
+    """Write the torch.export program of a model to `path`.
 
-    The names of the classes are in it as JSON, as the extra file classes.json.
+    The extra file classes.json in the program is a JSON list of the class names, or null.
     """
     program = exported(predictor)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         names = json.dumps(predictor.class_names, ensure_ascii=False)
-        # torch ends the process where its own writing to a full disk fails.
+        # Save to memory first, because torch aborts the process if the disk is full.
         content = io.BytesIO()
         torch.export.save(program, content, extra_files={"classes.json": names})
         file.write(content.getbuffer())

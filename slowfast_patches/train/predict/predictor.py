@@ -1,4 +1,4 @@
-"""Classify videos with a trained model, read, scored and averaged as its recipe tests."""
+"""Classify videos with a trained model, with the test settings of the model's recipe."""
 
 from __future__ import annotations
 
@@ -30,17 +30,20 @@ from slowfast_patches.train.record.tables import names_of_data
 def load_model(
     checkpoint: str | Path, recipe_file: Path | None = None, overrides: Sequence[object] = ()
 ) -> Predictor:
-    """Load a trained model with its recipe and the names of its classes.
+    """Load a trained model with its recipe and class names.
+
+    No code from the checkpoint is executed.
 
     Args:
-        checkpoint: a file, or a run's OUTPUT_DIR, from which the best checkpoint is taken, or the
-            last one if there is no best. Nothing in it is executed.
-        recipe_file: the recipe of weights that come from elsewhere.
-        overrides: KEY, VALUE, KEY, VALUE, ... that change the recipe, such as "NUM_GPUS", 0.
+        checkpoint: A checkpoint file, or the OUTPUT_DIR of a run. From an OUTPUT_DIR, the best
+            checkpoint is loaded, or the last if there is no best checkpoint.
+        recipe_file: Recipe to use instead of the recipe in the checkpoint. Weights that this
+            package did not write need one.
+        overrides: KEY, VALUE, KEY, VALUE, ... to replace in the recipe, such as "NUM_GPUS", 0.
 
     Raises:
-        ValueError: there is no checkpoint, it cannot be read, its recipe is missing, or its model
-            scores boxes.
+        ValueError: There is no checkpoint, the checkpoint cannot be read, the recipe is missing, or
+            the model is a detection model.
     """
     path = checkpoint_of(Path(checkpoint))
     recipe, names = read_checkpoint(path, recipe_file, overrides)
@@ -53,21 +56,23 @@ def read_checkpoint(
     """Read the recipe and the class names of a checkpoint.
 
     Args:
-        path: the checkpoint.
-        recipe_file: a recipe to use in place of the one in the checkpoint.
-        overrides: KEY, VALUE, ... that change the recipe.
+        path: The checkpoint file.
+        recipe_file: Recipe to use instead of the recipe in the checkpoint.
+        overrides: KEY, VALUE, KEY, VALUE, ... to replace in the recipe.
 
     Returns:
-        The recipe to predict with, and the class names, or None if the checkpoint has none.
+        (recipe, class names). The names are None unless the checkpoint has a name for each class.
 
     Raises:
-        ValueError: the checkpoint cannot be read, or the recipe is missing or wrong.
+        ValueError: The checkpoint cannot be read, or the recipe is missing or has a mistake.
     """
     try:
         checkpoint = load(path)
-    except ValueError as error:  # weights of another kind, which `Predictor` reads
+    except ValueError as error:  # not written by the trainer, but `Predictor` may read the weights
         if recipe_file is None:
-            raise ValueError(f"{error}; of other weights, give their recipe: --cfg FILE") from error
+            raise ValueError(
+                f"{error}\nIf the file contains only weights, give their recipe: --cfg FILE"
+            ) from error
         checkpoint = None
     if recipe_file is not None:
         recipe = load_with_classes(recipe_file, overrides)
@@ -82,12 +87,13 @@ def read_checkpoint(
 class Predictor(nn.Module):
     """Trained model that scores clips and videos, in evaluation mode.
 
-    It is on a GPU if the recipe uses one and there is one. `load_model` builds it.
+    The model is on a GPU if NUM_GPUS is above 0 and a GPU is available. Build a predictor with
+    `load_model`.
 
     Attributes:
-        recipe: the recipe that it was trained with.
-        class_names: names by class number, or None.
-        tasks: names of the tasks of models that this class can load.
+        recipe: The recipe of the model.
+        class_names: Class names, in the order of the class indices, or None.
+        tasks: Names of the tasks whose models this class supports.
     """
 
     tasks: tuple[str, ...] = ("single_label", "multi_label")
@@ -95,22 +101,24 @@ class Predictor(nn.Module):
     def __init__(
         self, recipe: Recipe, path: Path, class_names: tuple[str, ...] | None = None
     ) -> None:
-        """Load the weights of a checkpoint.
+        """Build the model of a recipe, and load the weights of a checkpoint.
 
         Args:
-            recipe: the recipe of the model.
-            path: the checkpoint.
-            class_names: names by class number.
+            recipe: The recipe of the model.
+            path: The checkpoint file.
+            class_names: Class names, in the order of the class indices.
 
         Raises:
-            ValueError: the weights do not fit the recipe's model, or its task needs another class.
+            ValueError: The weights do not match the model, or this class does not support the task
+                of the recipe.
         """
         super().__init__()
         if recipe.task not in self.tasks:
             raise ValueError(
                 f"{path} is a model for {TASKS[recipe.task].targets}, which {type(self).__name__} "
-                "does not score. A detection model needs multigrid-predict --boxes FILE, or "
-                "slowfast_patches.train.predict.boxes.BoxPredictor; other models take no boxes"
+                "does not support. For a detection model, use multigrid-predict --boxes FILE or "
+                "slowfast_patches.train.predict.boxes.BoxPredictor. For other models, omit --boxes "
+                "or use slowfast_patches.train.predict.Predictor."
             )
         patching.apply()
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
@@ -128,8 +136,8 @@ class Predictor(nn.Module):
         """Return the probability of each class, (N, classes).
 
         Args:
-            clips: (N, 3, T, S, S) RGB pixels, uint8, on the recipe's test grid. T is
-                DATA.NUM_FRAMES and S is DATA.TEST_CROP_SIZE.
+            clips: RGB pixels, (N, 3, T, S, S) uint8. T is DATA.NUM_FRAMES and S is
+                DATA.TEST_CROP_SIZE.
         """
         with self._precision.autocast():
             scores: Tensor = self._model(self._transform.of_pixels(clips))
@@ -139,14 +147,14 @@ class Predictor(nn.Module):
     def scores(self, path: str) -> Tensor:
         """Return the probability of each class for a video, (classes,) float64.
 
-        The scores of the views and crops of the section TEST are combined by their mean, or by
-        their maximum if DATA.ENSEMBLE_METHOD says so.
+        The video is scored on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips. Return the
+        mean over the clips, or the maximum if DATA.ENSEMBLE_METHOD is "max".
 
         Args:
-            path: a video file or a folder of JPEG frames.
+            path: A video file or a folder of JPEG frames.
 
         Raises:
-            UnreadableVideoError: the video cannot be read. The message says why.
+            UnreadableVideoError: The video cannot be read. The message states the reason.
         """
         recipe = self.recipe
         at_once = max(1, recipe.test.batch_size // max(1, recipe.num_gpus))
@@ -156,18 +164,22 @@ class Predictor(nn.Module):
         return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
 
     def damage(self, path: str) -> str:
-        """Describe what of a video cannot be decoded, or return "". Raises as `scores`."""
+        """Describe which part of a video cannot be decoded, or return "" for an undamaged video.
+
+        Raises:
+            UnreadableVideoError: The video cannot be read.
+        """
         limits = reading_limits(self.recipe)
         return find_damage(path, scan(path, limits), limits)
 
     def clips(self, path: str) -> Tensor:
-        """Read the clips that a video is tested on, as `forward` takes them.
+        """Read the clips of a video on which the test scores the video.
 
         Returns:
-            (views × crops, 3, T, S, S) uint8, on the CPU.
+            Input of `forward`: (views × crops, 3, T, S, S) uint8, on the CPU.
 
         Raises:
-            UnreadableVideoError: the video cannot be read.
+            UnreadableVideoError: The video cannot be read.
         """
         recipe = self.recipe
         record = scan(path, reading_limits(recipe))

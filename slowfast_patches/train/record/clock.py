@@ -1,4 +1,4 @@
-"""Measure a training's time by activity."""
+"""Measure how many seconds a training spends on each activity, such as loading."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving", "testing")
-"""What the time goes to; preparing are the dry steps at the start."""
+"""Activities whose time is measured. "preparing" is the time of the dry steps."""
 
 
 class Clock:
-    """Seconds spent on each activity over the whole life of a run, restarts included.
+    """Measure the seconds spent on each activity of a run, summed over all restarts.
 
     Args:
-        alone: whether this is a single process on the CPU. The time in which it trains but has no
-            core is then counted as "waiting", too.
+        alone: Whether the run is a single process on the CPU. If so, also measure "waiting": the
+            part of the training time in which the process waits for a free CPU core.
     """
 
     def __init__(self, alone: bool = False) -> None:
@@ -28,26 +28,26 @@ class Clock:
         self._since = (time.perf_counter(), time.thread_time())
 
     def load(self, seconds: Mapping[str, float]) -> None:
-        """Continue from the seconds of the run that is resumed."""
+        """Set the seconds to the values in a checkpoint."""
         self._seconds |= seconds
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of each activity until now."""
+        """Map of each activity to the seconds spent so far."""
         self._switch(self._activity)
         return dict(self._seconds)
 
     @property
     def working(self) -> float:
-        """Seconds spent on training and on waiting for data."""
+        """Seconds of training, including the wait for data."""
         seconds = self.seconds
         return seconds["training"] + seconds["loading"]
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
-        """Count the body's time as an activity's.
+        """Measure the time of the body as time of `activity`.
 
-        Time that is counted as another activity's inside the body is left out.
+        Nested calls for other activities are not counted twice: their time is excluded.
         """
         before = self._switch(activity)
         try:
@@ -57,9 +57,10 @@ class Clock:
 
     @contextmanager
     def wait(self, device: torch.device) -> Iterator[None]:
-        """Count the body's time as loading.
+        """Measure the time of the body as loading.
 
-        The part in which a GPU still computes what was queued before is counted as training.
+        On a GPU, the time in which the GPU still executes kernels that were queued before the body
+        is counted as training instead.
         """
         queued = _mark(device)
         before = self.seconds["loading"]
@@ -72,7 +73,7 @@ class Clock:
             self._seconds["training"] += waited - idle
 
     def _switch(self, activity: str | None) -> str | None:
-        """Start to count another activity's time, and return the previous activity."""
+        """Start to measure another activity, and return the previous activity."""
         before = self._activity
         now = (time.perf_counter(), time.thread_time())
         passed, computed = (end - start for end, start in zip(now, self._since, strict=True))
@@ -86,7 +87,7 @@ class Clock:
 
 
 def _mark(device: torch.device) -> Any:
-    """Record an event behind the work that is queued on a GPU. Return None on the CPU."""
+    """Record a CUDA event after the queued kernels. Return the event, or None on the CPU."""
     if device.type != "cuda":
         return None
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -95,9 +96,12 @@ def _mark(device: torch.device) -> Any:
 
 
 def _seconds_since(mark: Any, device: torch.device) -> float:
-    """Return the seconds for which a GPU has been idle, if nothing was queued since."""
+    """Return how many seconds the GPU has been idle since the event `mark`.
+
+    No kernel may have been queued after the event.
+    """
     if not mark.query():
         return 0.0
     now = _mark(device)
-    now.synchronize()  # at once: nothing is before it
+    now.synchronize()  # returns at once, because no kernel is queued
     return float(mark.elapsed_time(now)) / 1000

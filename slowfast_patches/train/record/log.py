@@ -1,4 +1,4 @@
-"""Set up logging to the terminal and to a file for each process."""
+"""Set up logging to the terminal and to one file for each process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
-    """Log rank 0 to OUTPUT_DIR/train.log and the terminal, and other ranks to files.
+    """Set up logging for this process.
 
-    Other ranks log to OUTPUT_DIR/logs/rank_0001.log and so on. If these files cannot be written,
-    their warnings go to the terminal.
+    Rank 0 logs to the terminal and to OUTPUT_DIR/train.log. Rank 1 logs to
+    OUTPUT_DIR/logs/rank_0001.log, and so on. If a rank above 0 cannot write its file, it prints its
+    warnings to the terminal.
 
     Args:
-        output_dir: the run's folder.
-        world: this process among all.
-        kind: "train" or "test". A test logs to test.log and logs/test_rank_0001.log.
+        output_dir: The folder of the run.
+        world: Rank, world size and device of this process.
+        kind: "train" or "test". For "test", the files are test.log and logs/test_rank_0001.log.
 
     Raises:
-        OSError: rank 0 cannot write its log.
+        OSError: Rank 0 cannot write the log file.
     """
     prefix = "" if kind == "train" else f"{kind}_"
     name = f"logs/{prefix}rank_{world.rank:04d}.log" if world.rank else f"{kind}.log"
@@ -38,7 +39,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
             raise
         handlers = [logging.StreamHandler()]
         level = logging.WARNING
-    logging.raiseExceptions = False  # on a full disk the record of the run raises
+    logging.raiseExceptions = False  # ignore a full disk: MetricsLogger raises an error
     for handler in handlers:
         handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=handlers, force=True)
@@ -47,7 +48,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Formatter that escapes control characters, which a video's name may contain."""
+    """Formatter that escapes control characters, which the names of videos may contain."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

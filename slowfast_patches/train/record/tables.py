@@ -1,4 +1,4 @@
-"""Write predictions by video, accuracy by class, and the confusion matrix."""
+"""Write the predictions of each video, the accuracy of each class, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from slowfast_patches.utils.pictures import new_figure, save_figure
 logger = logging.getLogger(__name__)
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of a cell that spreadsheets take for a formula."""
+"""First characters of a cell that spreadsheets interpret as a formula."""
 _COUNTED = 20
-"""Most classes whose cells a picture has room to number."""
+"""Maximum number of classes for which the confusion matrix shows a number in each cell."""
 
 
 def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
-    """Return the class names that a data set has beside its lists, or None.
+    """Return the class names in the folder of the lists, or None if there are none.
 
-    Names of another number of classes than MODEL.NUM_CLASSES are ignored, with a warning.
+    If the number of names is not MODEL.NUM_CLASSES, log a warning and return None.
     """
     try:
         return class_names(recipe)
     except ValueError as error:
-        logger.warning("classes are shown by their number: %s", error)
+        logger.warning("Class indices are shown instead of class names: %s", error)
         return None
 
 
 def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
-    """Return the file of TEST.SAVE_RESULTS_PATH, or None if nothing is to be saved.
+    """Return the path of TEST.SAVE_RESULTS_PATH, or None if the key is empty.
 
     Args:
-        recipe: names the file.
-        prefix: precedes the file's name. A test alone uses "test_", so that it keeps the
-            predictions of a training.
+        recipe: The recipe.
+        prefix: Prefix of the file name. A test without training uses "test_", so that it does not
+            overwrite the predictions of a training.
 
     Raises:
-        ValueError: the path is outside OUTPUT_DIR, or the file holds something else.
+        ValueError: The path is outside OUTPUT_DIR, or is an existing file without predictions.
     """
     name = recipe.test.save_results_path
     if not name:
@@ -56,13 +56,13 @@ def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
     path = path.with_name(prefix + path.name)
     if not path.resolve().is_relative_to(Path(recipe.output_dir).resolve()):
         raise ValueError(
-            f"TEST.SAVE_RESULTS_PATH {name} is not in OUTPUT_DIR {recipe.output_dir}; give a name "
-            "in it, such as predictions.csv"
+            f"TEST.SAVE_RESULTS_PATH is {name}, which is not in OUTPUT_DIR {recipe.output_dir}. "
+            "Set a relative path, such as predictions.csv."
         )
     if path.exists() and not path.read_bytes().startswith(b"video,label,prediction,"):
         raise ValueError(
-            f"TEST.SAVE_RESULTS_PATH {name}: {path} holds no predictions of a run; give another "
-            "name, or move it"
+            f"TEST.SAVE_RESULTS_PATH is {name}, but {path} exists and does not contain predictions "
+            "of a run. Set another name, or move the file."
         )
     return path
 
@@ -74,15 +74,19 @@ def write_predictions(
     names: Sequence[str] | None,
     labels: Tensor | None = None,
 ) -> None:
-    """Write a CSV table: video, label, prediction, probability, and each class's probability.
+    """Write a CSV table with one row for each video.
+
+    The columns are video, label, prediction, probability (of the predicted class), and one column
+    for each class with the probability of the class.
 
     Args:
-        path: the file.
-        videos: names of the videos.
-        probabilities: (C,) of each video, or None if it was not read. Its row is its name only.
-        names: names by class number. Without them, classes are shown by number.
-        labels: (V,), or (V, C) for several labels a video, which are separated by |. Without
-            labels the table has no such column.
+        path: The file to write.
+        videos: Names of the V videos.
+        probabilities: Probabilities (C,) of each video. None for a video that was not read, whose
+            row contains only the name.
+        names: Class names. If None, class indices are written instead.
+        labels: Class indices (V,), or multi-hot labels (V, C), which are written separated by "|".
+            If None, the table has no column "label".
     """
     count = next((len(row) for row in probabilities if row is not None), 0)
     shown = names or list(map(str, range(count)))
@@ -106,10 +110,16 @@ def write_tables(
 ) -> None:
     """Write the accuracy of each class, and the confusion matrix.
 
-    The table is `folder`/{name}_classes.csv. For one label a video its columns are class, videos,
-    accuracy (%) and the number of videos that were predicted as each class, and
-    {name}_confusion.png is the picture. For several labels the columns are class, videos (or boxes)
-    and average precision (%).
+    The table is {name}_classes.csv. With one label per video, its columns are class, videos,
+    accuracy (in percent), and for each class the number of videos predicted as this class. The
+    confusion matrix is drawn in {name}_confusion.png. With several labels per video or box, the
+    columns are class, videos (number of videos or boxes) and average_precision (in percent).
+
+    Args:
+        folder: The folder of the files.
+        name: Start of the file names.
+        evaluation: The result of the test.
+        names: Class names. If None, class indices are written instead.
     """
     scores = evaluation.probabilities[evaluation.scored].cpu()
     labels = evaluation.labels[evaluation.scored].cpu()
@@ -132,12 +142,12 @@ def write_tables(
 
 
 def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
-    """Draw a confusion matrix in per cent of each label's videos, titled by the accuracy."""
+    """Draw the confusion matrix, normalized to 100 % for each label, with the accuracy as title."""
     from sklearn.metrics import ConfusionMatrixDisplay  # takes seconds to import
 
     side = min(max(6.0, 2 + 0.3 * len(shown)), 14)
     figure, [axes] = new_figure(rows=1, width=side + 1, height=side)
-    names = [name.replace("$", r"\$") for name in shown]  # matplotlib would read mathematics
+    names = [name.replace("$", r"\$") for name in shown]  # matplotlib parses $ as mathematics
     videos = counts.sum(1)
     display = ConfusionMatrixDisplay(
         (100 * counts / videos[:, None].clamp(min=1)).numpy(), display_labels=names
@@ -150,9 +160,9 @@ def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
     axes.set_yticklabels(f"{name} ({n})" for name, n in zip(names, videos.tolist(), strict=True))
     right = int(counts.diagonal().sum())
     total = int(videos.sum())
-    title = f"{right} of {total} videos right ({100 * right / max(total, 1):.1f} %)"
+    title = f"{right} of {total} videos correct ({100 * right / max(total, 1):.1f} %)"
     axes.set(title=title, xlabel="prediction", ylabel="label (number of videos)")
-    display.im_.colorbar.set_label("% of the label's videos")
+    display.im_.colorbar.set_label("% of the videos with the label")
     axes.grid(visible=False)
     save_figure(figure, path)
 
@@ -167,6 +177,6 @@ def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]
 
 
 def _cell(value: object) -> str:
-    """Convert a value to text, with an apostrophe if a spreadsheet would run it as a formula."""
+    """Convert a value to text. Prefix an apostrophe if spreadsheets would interpret a formula."""
     text = printable(str(value))
     return f"'{text}" if text.startswith(_FORMULA) else text

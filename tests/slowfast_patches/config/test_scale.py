@@ -151,10 +151,14 @@ def test_the_recipe_for_1536_gpus_by_hand():
     ("there", "here", "differing"),
     [
         (BY_CLIPS, [*BY_CLIPS, "NUM_SHARDS", 4, "TRAIN.BATCH_SIZE", 16], None),
-        (BY_CLIPS, [], "SOLVER.BASE_LR: 3.2 there, 0.8 here"),
-        (BY_CLIPS, [*BY_CLIPS, "NUM_SHARDS", 2], "TRAIN.BATCH_SIZE: 64 there, 128 here"),
+        (BY_CLIPS, [], "SOLVER.BASE_LR: 3.2 in the checkpoint, 0.8 now"),
+        (BY_CLIPS, [*BY_CLIPS, "NUM_SHARDS", 2], "BATCH_SIZE: 64 in the checkpoint, 128 now"),
         ([*BY_GPUS, "NUM_GPUS", 4], [*BY_GPUS, "NUM_GPUS", 4], None),
-        ([*BY_GPUS, "NUM_GPUS", 4], [*BY_GPUS, "NUM_GPUS", 2], "BATCH_SIZE: 32 there, 16 here"),
+        (
+            [*BY_GPUS, "NUM_GPUS", 4],
+            [*BY_GPUS, "NUM_GPUS", 2],
+            "SIZE: 32 in the checkpoint, 16 now",
+        ),
     ],
 )
 def test_a_run_is_continued_where_batch_and_rates_stay(there, here, differing):
@@ -162,6 +166,6 @@ def test_a_run_is_continued_where_batch_and_rates_stay(there, here, differing):
     if differing is None:
         check_same_recipe(stored, config(*here), Path("c.pyth"))
         return
-    with pytest.raises(ValueError, match="continue on as many as there") as caught:
+    with pytest.raises(ValueError, match="resume on the same number") as caught:
         check_same_recipe(stored, config(*here), Path("c.pyth"))
     assert differing in str(caught.value)

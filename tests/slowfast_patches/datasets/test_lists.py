@@ -279,7 +279,7 @@ def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, text, tol
         path.parent.mkdir()
         path.write_text(content)
         if rank and told:
-            message = f"{path} of rank 1 ({told}) is not the list {lists[0]}"
+            message = f"{path} of rank 1 ({told}) differs from the list {lists[0]}"
             refused = pytest.raises(JoiningError, match=re.escape(message))
         world = World(rank, 2, torch.device("cpu"))
         with refused:

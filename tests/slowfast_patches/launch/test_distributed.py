@@ -123,7 +123,7 @@ def test_torchrun_trains_what_one_process_does_though_a_rank_is_killed(
     command = list(map(str, words))
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert "continuing after iteration" in opened(tmp_path).log
+    assert "Resuming after iteration" in opened(tmp_path).log
     assert_same_training(opened(tmp_path), opened(one_process))
 
 
@@ -144,5 +144,5 @@ def test_stopped_on_four_tasks_of_srun_it_continues_on_two_processes_of_torchrun
     run = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 1}
     run |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     said_by([start(tmp_path, **run, RANK=rank, LOCAL_RANK=rank) for rank in range(2)])
-    assert f"continuing after iteration {done}" in opened(tmp_path / "out").log
+    assert f"Resuming after iteration {done}" in opened(tmp_path / "out").log
     assert_same_training(opened(tmp_path / "out"), opened(one_process))

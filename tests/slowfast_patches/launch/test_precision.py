@@ -68,4 +68,4 @@ def test_a_run_writes_down_what_was_decided_and_goes_on_with_no_other(
     processor()
     status, said = command_line(tmp_path, *keys)
     assert status == 2
-    assert "TRAIN.MIXED_PRECISION: True there, False here" in said
+    assert "TRAIN.MIXED_PRECISION: True in the checkpoint, False now" in said

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.layers.dropout import ClipDropout, set_clips
+from slowfast_patches.models.layers.dropout import ClipDropout, seed_dropout
 
 FEATURES = 4000
 
@@ -14,7 +14,7 @@ FEATURES = 4000
 def dropped(clips: list[int] | None, p: float = 0.5, seed: int = 0, clip: Tensor | None = None):
     """Apply dropout to ones, or to copies of `clip`."""
     dropout = ClipDropout(p, seed, FEATURES)
-    set_clips(dropout, clips)
+    seed_dropout(dropout, clips)
     clip = torch.ones(1, 1, 1, FEATURES) if clip is None else clip
     return dropout(clip.expand(3 if clips is None else len(clips), *clip.shape))
 
@@ -50,5 +50,5 @@ def test_without_clips_and_in_evaluation_it_is_dropout_itself():
     expected = plain(ones)
     torch.manual_seed(1)
     assert torch.equal(ours(ones), expected)
-    set_clips(ours, [1])  # fewer than the clips below, which does not matter in evaluation
+    seed_dropout(ours, [1])  # fewer than the clips below, which does not matter in evaluation
     assert torch.equal(ours.eval()(ones), ones)

@@ -18,7 +18,7 @@ from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models import transformer
 from slowfast_patches.models.build import build_model, build_on_meta
-from slowfast_patches.models.layers.dropout import set_clips
+from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 
@@ -101,7 +101,7 @@ def test_drop_path_rises_from_zero_changes_no_name_and_belongs_to_the_clips(kind
     assert list(model.state_dict()) == list(built(kind, num_hidden_layers=3).state_dict())
 
     def scores(first: int) -> torch.Tensor:
-        set_clips(model, range(first, first + 8))
+        seed_dropout(model, range(first, first + 8))
         with torch.no_grad():
             return model(clips(8))
 

@@ -25,7 +25,7 @@ def test_a_part_of_a_mini_batch_has_the_boxes_of_its_clips(detection):
     }
     assert detection.items_of_clips(batch) == [1, 2, 1]
     assert detection.mean_items(batch, CPU) == 4
-    part = detection.part(batch, slice(1, None))
+    part = detection.slice_batch(batch, slice(1, None))
     assert part["clips"].tolist() == [1, 2]
     assert part["boxes"].tolist() == [[0, 2], [0, 3], [1, 4]]
     assert part["labels"].tolist() == [1, 2, 3]

@@ -62,14 +62,14 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
     ("overrides", "said"),
     [
         (("SOLVER.BASE_RL", 1), ("SOLVER.BASE_RL is not a config key", "SOLVER.BASE_LR?")),
-        (("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2), ("NUM_SHARDS 2", "--init-method")),
+        (("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2), ("NUM_SHARDS is 2", "--init-method")),
         (("SLOWFAST.ALPHA", 4), ("SLOWFAST.ALPHA 4", "ALPHA of at most 2")),
         (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv does not exist",)),
-        (("DATA.PATH_PREFIX", "/nowhere"), ("none of the first", "DATA.PATH_PREFIX")),
+        (("DATA.PATH_PREFIX", "/nowhere"), ("None of the first", "DATA.PATH_PREFIX")),
         (("MODEL.NUM_CLASSES", 5), ("has the names of 8 classes. Set MODEL.NUM_CLASSES 8",)),
-        (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),
-        (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "nothing to inflate")),
-        (("TRAIN.FREEZE", "s1"), ("TRAIN.FREEZE s1 would keep random", "CHECKPOINT_FILE_PATH")),
+        (("TRAIN.ENABLE", False), ("no model to test", "TEST.CHECKPOINT_FILE_PATH")),
+        (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "no weights to inflate")),
+        (("TRAIN.FREEZE", "s1"), ("TRAIN.FREEZE s1 would freeze random", "CHECKPOINT_FILE_PATH")),
         (("TRAIN.FREEZE", "s9"), ("TRAIN.FREEZE s9 matches no parameter", "backbone")),
         (("TRAIN.CHECKPOINT_FILE_PATH", "none.pyth"), ("none.pyth: there is no such file",)),
         (("RNG_SEED", -1), ("RNG_SEED must be 0 or more, not -1",)),
@@ -98,13 +98,13 @@ def test_predictions_stay_in_the_folder_of_the_run(
     output.mkdir()
     (output / "folder").symlink_to(lists)
     answer = command_line(output, "TEST.SAVE_RESULTS_PATH", name.format(lists=lists))
-    assert_refused(answer, "is not in OUTPUT_DIR", "give a name in it")
+    assert_refused(answer, "is not in OUTPUT_DIR", "Set a relative path")
 
 
 def test_a_file_that_no_run_has_written_is_not_replaced(command_line: Command, tmp_path: Path):
     (tmp_path / "mine.csv").write_text("a list of mine\n")
     answer = command_line(tmp_path, "TEST.SAVE_RESULTS_PATH", "mine.csv")
-    assert_refused(answer, "mine.csv holds no predictions", "move it")
+    assert_refused(answer, "mine.csv exists and does not contain predictions", "move the file")
     assert (tmp_path / "mine.csv").read_text() == "a list of mine\n"
 
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     answer = command_line(finished, "SOLVER.BASE_LR", 0.5, "LOG_PERIOD", 3)
     assert_refused(
-        answer, "of another recipe", "SOLVER.BASE_LR: 0.01 there, 0.5 here", "OUTPUT_DIR"
+        answer, "another recipe", "SOLVER.BASE_LR: 0.01 in the checkpoint, 0.5 now", "OUTPUT_DIR"
     )
     assert "LOG_PERIOD" not in answer[1]
     after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
@@ -150,9 +150,9 @@ def test_a_loss_that_is_not_finite_ends_it_and_the_checkpoint_before_stays_whole
 ):
     rates = ("SOLVER.LRS", [0.1, 1e20], "TRAIN.CHECKPOINT_PERIOD", 1)
     answer = command_line(tmp_path, *OFF, *rates)
-    assert_refused(answer, "the loss of iteration ", "LR 1e+18", "a lower SOLVER.BASE_LR goes on")
+    assert_refused(answer, "The loss of iteration ", "LR 1e+18", "a lower SOLVER.BASE_LR to resume")
     assert "checkpoint_iter_00000006.pyth, after iteration 6" in answer[1]
-    stopped = int(re.findall(r"the loss of iteration (\d+)", answer[1])[0])
+    stopped = int(re.findall(r"The loss of iteration (\d+)", answer[1])[0])
     logged = [record["iteration"] for record in opened(tmp_path).metrics()]
     assert logged == list(range(1, stopped + 1))
     assert not (tmp_path / "result.json").exists()
@@ -175,20 +175,20 @@ def test_what_is_not_finite_is_not_saved_and_a_lower_rate_goes_on_from_what_is(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "save", diverge)
         answer = command_line(tmp_path, *keys)
-    named = "after iteration 12 .* 1 tensors .*model_state.*s1.pathway0_stem.bn.running_var"
+    named = "After iteration 12, 1 tensors .*model_state.*s1.pathway0_stem.bn.running_var"
     assert re.search(named, answer[1])
-    assert_refused(answer, "a lower SOLVER.BASE_LR goes on from the last checkpoint")
+    assert_refused(answer, "a lower SOLVER.BASE_LR to resume from the last checkpoint")
     assert not (tmp_path / "result.json").exists()
 
     lower = ("SOLVER.BASE_LR", 0.001)
     assert command_line(tmp_path, *keys, *lower)[0] == 0
     run, change = opened(tmp_path), "after iteration 6: SOLVER.BASE_LR 0.001 in place of 0.01"
-    assert f"WARNING another learning rate {change}" in run.log
+    assert f"WARNING The learning rate changes {change}" in run.log
     assert run.checkpoint["rate_changes"] == run.result["rate_changes"] == [change]
     rates = {record["iteration"]: record["lr"] for record in run.metrics()}
     assert (rates[6], rates[7]) == (pytest.approx(0.01), pytest.approx(0.0001))
     assert json.loads((tmp_path / "plan.json").read_text())["phases"][0]["lr"][0] == 0.001
-    assert_refused(command_line(tmp_path, *keys), "of another recipe", "BASE_LR: 0.001 there")
+    assert_refused(command_line(tmp_path, *keys), "another recipe", "BASE_LR: 0.001 in the")
 
 
 def test_videos_that_cannot_be_read_are_named_once_replaced_and_counted_up_to_a_limit(
@@ -206,7 +206,7 @@ def test_videos_that_cannot_be_read_are_named_once_replaced_and_counted_up_to_a_
         assert len(named) == 2
         assert "1 of the 24 videos" in named[0]
     assert f"WARNING {broken} cannot be opened" in log
-    assert "another video takes its place" in log
+    assert "another video is used instead" in log
     assert re.findall(r"epoch (\d) done: (\d) videos", log) == [("1", "1"), ("2", "1")]
 
     answer = command_line(tmp_path / "strict", *OFF, *data, "DATA.MAX_BAD_FRACTION", 0.04)

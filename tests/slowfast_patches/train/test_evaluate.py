@@ -110,9 +110,13 @@ FEW = [None, [0.1, 0.9], None, None, *[[0.1, 0.9]] * 16]
     ("case", "error", "said"),
     [
         ((FEW, [1] * 10, "sum", 2, 0.1), TooManyUnreadableError, "^2 of 10 .*MAX_BAD_FRACTION 0.1"),
-        (([None, None], [0, 0]), TooManyUnreadableError, "none of the 2 videos .* could be read"),
-        (([[0.1, 0.2], [0.3, 0.4]], [[0, 0], [0, 0]]), ValueError, "none of the 2 videos has one"),
-        (([[0.1, float("nan")]], [[1, 0]]), ValueError, "NaN: the training diverged"),
+        (([None, None], [0, 0]), TooManyUnreadableError, "None of the 2 videos .* could be read"),
+        (
+            ([[0.1, 0.2], [0.3, 0.4]], [[0, 0], [0, 0]]),
+            ValueError,
+            "none of the 2 videos has a label",
+        ),
+        (([[0.1, float("nan")]], [[1, 0]]), ValueError, r"NaN. The training has diverged"),
     ],
 )
 def test_what_has_no_metric_is_an_error(case, error, said):

@@ -9,7 +9,7 @@ from fvcore.nn import update_bn_stats
 from torch import Tensor, nn
 
 from multigrid import GroupedBatchNorm3d, convert_batchnorm, set_group_size
-from slowfast_patches.models.layers.dropout import ClipDropout, set_clips
+from slowfast_patches.models.layers.dropout import ClipDropout, seed_dropout
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.utils.distributed import World
 
@@ -45,6 +45,6 @@ def test_on_one_process_it_is_fvcores_whatever_the_groups_were():
 def test_clips_of_the_training_are_forgotten():
     """Dropout after a norm must not look for masks of clips that are not the training's."""
     model = nn.Sequential(GroupedBatchNorm3d(3), ClipDropout(0.5, 0, 3))
-    set_clips(model, [1, 2])
+    seed_dropout(model, [1, 2])
     update(model, batches(1, 4))
     assert model[1].kept is None

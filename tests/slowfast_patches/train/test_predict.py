@@ -193,8 +193,8 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
     few = tmp_path / "few.txt"
     few.write_text("a\nb\n")
     cases = [
-        (("--checkpoint", tmp_path / "none.pyth"), (), "there is no checkpoint"),
-        (("--checkpoint", tmp_path), (), "there is no checkpoint"),
+        (("--checkpoint", tmp_path / "none.pyth"), (), "There is no checkpoint"),
+        (("--checkpoint", tmp_path), (), "There is no checkpoint"),
         (("--checkpoint", garbage), (), "cannot be read"),
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
         (recipe, ("MODEL.NUM_CLASSES", 5), "is not from this model"),

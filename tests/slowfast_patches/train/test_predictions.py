@@ -61,7 +61,7 @@ def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_pa
     ]
     assert (tmp_path / "test_confusion.png").read_bytes().startswith(b"\x89PNG")
     picture = saved.call_args.args[0].axes[0]
-    assert picture.get_title() == "2 of 3 videos right (66.7 %)"
+    assert picture.get_title() == "2 of 3 videos correct (66.7 %)"
     assert next(t.get_text() for t in picture.get_yticklabels()) == "run, fast (1)"
 
 

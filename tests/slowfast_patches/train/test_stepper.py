@@ -134,7 +134,7 @@ def test_a_shape_that_does_not_fit_is_refused_with_what_may(raised, refused, mon
         raise raised
 
     monkeypatch.setattr(Stepper, "forward_backward", run_short)
-    said = f"^the shape {largest} does not fit .*BATCH_SIZE" if refused else "illegal"
+    said = f"^The shape {largest} does not fit .*BATCH_SIZE" if refused else "illegal"
     with pytest.raises(ValueError if refused else RuntimeError, match=said):
         dry_run(made, schedule())
     assert_equal(state(made), before)
@@ -253,7 +253,7 @@ def test_a_network_that_does_not_compile_is_refused_by_its_key(monkeypatch):
     monkeypatch.setattr(step_module, "compiled", lambda model, mode: broken(model))
     made = stepper(TRAIN__COMPILE=True)
     with pytest.raises(
-        ValueError, match=r"^TRAIN.COMPILE True: .* no compiler and .*; set it to False$"
+        ValueError, match=r"^TRAIN.COMPILE is True.* no compiler and .* Set TRAIN.COMPILE False.$"
     ):
         dry_run(made, schedule())
 

@@ -82,7 +82,7 @@ def test_stopped_anywhere_it_ends_as_if_never_stopped(
         status, error = command_line(tmp_path, "DATA_LOADER.NUM_WORKERS", 1)
     content, last = opened(tmp_path).checkpoint, checkpoints.last_checkpoint(tmp_path)
     assert (status, content["iteration"]) == (INTERRUPTED_STATUS, 12)
-    assert f"interrupted: stopped by SIGTERM; the last checkpoint is {last}, after" in error
+    assert f"interrupted: stopped by SIGTERM. The last checkpoint is {last}, after" in error
     assert "Traceback" not in error
     for number, function in ((signal.SIGUSR1, "update_precise_bn"), (signal.SIGINT, "evaluate")):
 
@@ -100,7 +100,7 @@ def test_stopped_anywhere_it_ends_as_if_never_stopped(
     )
     assert not (tmp_path / "result.json").exists()
     train(tmp_path)
-    said = re.findall(r"continuing after iteration (\d+)", opened(tmp_path).log)
+    said = re.findall(r"Resuming after iteration (\d+)", opened(tmp_path).log)
     assert said == ["7", "12", *[str(due["iteration"])] * 2, *[str(len(records))]]
     assert_same_run(opened(tmp_path), opened(multigrid_run))
 
@@ -159,7 +159,7 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
         pytest.raises(TrainingStoppedError) as caught,
     ):
         train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
-    for said in ("process that reads clips was killed", "NUM_WORKERS", "after iteration 6", "same"):
+    for said in ("worker was killed", "NUM_WORKERS", "after iteration 6", "Repeat"):
         assert said in str(caught.value)
 
 
@@ -178,7 +178,7 @@ def test_a_training_does_not_go_on_where_the_disk_refuses(
         status, error = command_line(tmp_path, *PLAIN)
     (last,) = (tmp_path / "checkpoints").iterdir()
     assert status == 2
-    assert "the record of the run cannot be written after iteration 8: No space left" in error
-    assert f"the last checkpoint is {last}, after iteration 6" in error
+    assert "The metrics of the run cannot be written after iteration 8: No space left" in error
+    assert f"The last checkpoint is {last}, after iteration 6" in error
     assert "Traceback" not in error
     assert opened(tmp_path).checkpoint["iteration"] == 6

@@ -18,9 +18,9 @@ from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.unreadable import count_unreadable
 from slowfast_patches.train.checkpoint import Progress
 from slowfast_patches.train.record import clock as clock_module
-from slowfast_patches.train.record import record as record_module
+from slowfast_patches.train.record import metrics_logger as metrics_logger_module
 from slowfast_patches.train.record.clock import Clock
-from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.record.metrics_logger import MetricsLogger
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World
 
@@ -82,8 +82,10 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
         plan = make_schedule(shape, 8, rate, cycles=None, bn_size=4)
         recipe = default_recipe().replaced({"OUTPUT_DIR": str(tmp_path)})
         world = World(0, 1, CPU)
-        monkeypatch.setattr(record_module, "max_over_ranks", lambda share: share.clamp(min=waited))
-        record = Record(recipe, world, plan, ADVICE)
+        monkeypatch.setattr(
+            metrics_logger_module, "max_over_ranks", lambda share: share.clamp(min=waited)
+        )
+        record = MetricsLogger(recipe, world, plan, ADVICE)
         labels = torch.eye(3)[[0, 0, 1, 1, 1, 1, 1, 1]].lerp(torch.eye(3)[[2] * 8], 0.4)
         # of mixed labels the larger counts: the first two are right
         outcome = Outcome(torch.tensor(2.0), torch.eye(3)[[0] * 8], labels)
@@ -110,7 +112,7 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
         record.close()
         return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
-    def evaluate(record: Record, done: int) -> None:
+    def evaluate(record: MetricsLogger, done: int) -> None:
         with record.clock.time("evaluating"):
             now.now += 7
         found = {"iteration": done, "epoch": 1, "seconds": round(record.clock.working, 3)}
@@ -139,7 +141,7 @@ def test_each_phase_says_what_its_time_went_to(train, caplog):
     assert "20 iterations took 8 s, 50 % waiting for data (reading gave 20.0 clips" in caplog.text
     assert "training could take 40.0" in caplog.text
     [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert "the limit of phase 2 of 2" in warning
+    assert "limited the speed of phase 2 of 2" in warning
     assert warning.endswith(ADVICE)
 
 
@@ -147,7 +149,7 @@ def test_the_rank_that_waits_most_for_data_is_what_counts(train, caplog):
     records = train(seconds=lambda i: (1.0, 0.0), waited=0.25)
     assert {r["loading_share"] for r in records if r["type"] != "val"} == {0.25}
     assert "(25 % waiting for data), 38 s left" in caplog.text
-    assert caplog.text.count("loading was the limit of phase") == 2
+    assert caplog.text.count("limited the speed of phase") == 2
 
 
 # What is left.
@@ -231,7 +233,7 @@ def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(
         # Lines that are no records, and one in which the run was killed.
         file.write('[2]\n{"type": "val"}\n{"type": "val", "iteration": "2"}\n{"type": "tra')
     records = train(14)
-    assert "metrics.jsonl: 4 of " in caplog.text
+    assert "metrics.jsonl: deleted 4 invalid lines" in caplog.text
     assert curves(tmp_path) == {
         tag: [(step, pytest.approx(seconds), value) for step, seconds, value in points]
         for tag, points in expected.items()

@@ -32,23 +32,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LIMIT = 0.15
+"""Warn if a phase waits for data for more than this share of its time."""
 _SECONDS = 5.0
-"""Share of a phase's time spent waiting for data above which loading is the limit, and the seconds
-that a phase must last to say so."""
+"""Only warn about phases that take more than this number of seconds."""
 _NOT_DRAWN = {"type", "iteration", "epoch", "seconds", "phase", "seconds_left", "shape", *COUNTS}
 
 
-class Record:
-    """Metrics of a training: sums over all processes, written by the main one.
+class MetricsLogger:
+    """Log the metrics of a training, reduced over all processes.
 
-    The main process writes metrics.jsonl, events for TensorBoard and lines of the log. Methods that
-    write raise TrainingStoppedError if the disk is full or not writable.
+    The main process writes metrics.jsonl, TensorBoard events and lines of the log. Methods that
+    write files raise TrainingStoppedError if the disk is full or not writable.
 
     Args:
-        recipe: the recipe of the training.
-        world: this process among all.
-        schedule: the schedule of the training.
-        advice: what to log if a phase waits for data too much.
+        recipe: The recipe of the training.
+        world: Rank, world size and device of this process.
+        schedule: The schedule of the training.
+        advice: Advice to log if a phase spends too much time on waiting for data.
+
+    Attributes:
+        clock: Measures the time of each activity.
     """
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
@@ -60,8 +63,7 @@ class Record:
         self.clock = Clock(alone=world.size == 1 and world.device.type == "cpu")
         self._progress = Progress()
         self._iterations = list[tuple[Tensor, Tensor, int, int]]()  # since the last report
-        # Iteration, and seconds of training and of loading: now, at the last report, and at the
-        # beginning of the phase.
+        # Each of these is (finished iterations, seconds of training, seconds of loading).
         self._now: tuple[float, ...] = ()
         self._report_start: tuple[float, ...] = ()
         self._phase_start: tuple[float, ...] = ()
@@ -69,9 +71,9 @@ class Record:
         self._events: SummaryWriter | None = None
 
     def open(self, progress: Progress) -> None:
-        """Open the files of a run, and drop records after the run's progress.
+        """Open the log files, and delete old entries after iteration `progress.iteration`.
 
-        These are from an earlier attempt that was killed after its last checkpoint.
+        Such entries are from a previous attempt that was killed after its last checkpoint.
         """
         self._progress = progress
         self.clock.load(progress.seconds)
@@ -84,7 +86,7 @@ class Record:
         with self._writing():
             _keep_lines_until(path, done, progress.last_evaluation)
             self._lines = path.open("a", encoding="utf-8")
-            # TensorBoard drops what an earlier attempt wrote from there on.
+            # With `purge_step`, TensorBoard ignores later events of a previous attempt.
             self._events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)
 
     def close(self) -> None:
@@ -95,8 +97,8 @@ class Record:
                     file.close()
 
     def enter_phase(self, step: ScheduleStep) -> None:
-        """Log the shapes, batch, learning rate and BN size of the phase that starts here."""
-        if not self._now:  # the wait for the first mini-batch is no evidence
+        """Log the shapes, batch, learning rate and BN group sizes of the phase of `step`."""
+        if not self._now:  # leave out the first mini-batch, for which every run waits
             self._take_time()
             self._report_start = self._now
         self._phase_start = self._now
@@ -119,16 +121,18 @@ class Record:
         failures: Sequence[tuple[str, str]],
         redrawn: int = 0,
     ) -> None:
-        """Record an iteration. Its loss stays on the device until the next report.
+        """Store the results of an iteration for the next report.
+
+        The loss stays on the device until the report, so that `add` does not wait for the GPU.
 
         Args:
-            step: the iteration.
-            outcome: its loss, scores and labels.
-            failures: paths of unreadable videos, with the reasons.
-            redrawn: number of clips that were drawn again to show a box.
+            step: The iteration.
+            outcome: The loss, logits and labels of the iteration.
+            failures: Pairs of the path of an unreadable video and the reason.
+            redrawn: Number of clips whose crop was drawn again, because it showed no box.
         """
         for path, reason in failures:
-            log_unreadable(path, reason, "another video takes its place")
+            log_unreadable(path, reason, "another video is used instead")
         right = self._task.count_right(outcome.scores, outcome.labels)
         self._iterations.append((outcome.loss, right, len(failures), redrawn))
         self._take_time()
@@ -138,12 +142,12 @@ class Record:
         self._now = (self._progress.iteration, seconds["training"], seconds["loading"])
 
     def report(self, step: ScheduleStep) -> None:
-        """Sum up the iterations since the last report. All processes call this.
+        """Reduce and log the metrics since the last report. Every process must call this.
 
         Raises:
-            DivergedError: a loss is not finite.
-            TooManyUnreadableError: too many videos of an epoch could not be read.
-            TrainingStoppedError: the files cannot be written.
+            DivergedError: A loss is not finite.
+            TooManyUnreadableError: Too many videos of an epoch cannot be read.
+            TrainingStoppedError: The files cannot be written.
         """
         if not self._iterations:
             return
@@ -158,7 +162,12 @@ class Record:
             self._write_phase(step, self._spent(self._phase_start))
 
     def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Note a validation and its metrics, which the record has too."""
+        """Log a validation.
+
+        Args:
+            record: Dict with the keys "iteration", "epoch" and "seconds" and the metrics.
+            metrics: The metrics only.
+        """
         if self._world.is_main:
             self._write({"type": "val", **record})
             logger.info(
@@ -167,14 +176,15 @@ class Record:
             )
 
     def _sum_up(self, steps: Sequence[ScheduleStep]) -> tuple[float, float, int]:
-        """Sum the iterations since the last report over all processes, in one reduction.
+        """Reduce the metrics since the last report over all processes, in one all-reduce.
 
         Returns:
-            The mean loss, the number of correct clips, and the number of redrawn clips.
+            The mean loss, the number of correctly classified clips, and the number of clips whose
+            crop was drawn again.
 
         Raises:
-            DivergedError: a loss is not finite.
-            TooManyUnreadableError: too many videos of an epoch could not be read.
+            DivergedError: A loss is not finite.
+            TooManyUnreadableError: Too many videos of an epoch cannot be read.
         """
         losses, rights, *numbers = zip(*self._iterations, strict=True)
         self._iterations = []
@@ -185,7 +195,7 @@ class Record:
         for step, (value, _, number, _) in zip(steps, total.T.tolist(), strict=True):
             if not math.isfinite(value):
                 raise DivergedError(
-                    f"the loss of iteration {step.iteration} is {value} (shape {step.shape}, LR "
+                    f"The loss of iteration {step.iteration} is {value} (shape {step.shape}, LR "
                     f"{step.lr:.4g})"
                 )
             fraction = self._recipe.data.max_bad_fraction
@@ -194,10 +204,13 @@ class Record:
         return float(total[0].mean()), float(total[1].sum()), int(total[3].sum())
 
     def _spent(self, start: Sequence[float]) -> dict[str, float]:
-        """Count iterations, clips and seconds since `start`.
+        """Return the iterations, clips, seconds and share of loading time since `start`.
 
-        The share of time spent loading is that of the rank that waits most, because the others wait
-        for this rank in each iteration.
+        The share of loading time is the maximum over the ranks, because in each iteration all ranks
+        wait for the slowest one.
+
+        Args:
+            start: Finished iterations, seconds of training and seconds of loading at the start.
         """
         iterations, training, loading = map(sub, self._now, start)
         seconds = max(training + loading, 1e-9)
@@ -214,10 +227,17 @@ class Record:
     def _write_progress(
         self, step: ScheduleStep, loss: float, top1: float, spent: Mapping[str, float]
     ) -> None:
-        """Log the loss, the speed and, if there is one, the accuracy since the last report."""
+        """Log the loss, speed and accuracy since the last report.
+
+        Args:
+            step: The last iteration.
+            loss: The mean loss.
+            top1: The top-1 accuracy in percent, or NaN for tasks without accuracy.
+            spent: Result of `_spent` since the last report.
+        """
         if not self._world.is_main:
             return
-        # All iterations of multigrid training take about the same time.
+        # Extrapolate from this phase: iterations of all phases take about the same time.
         iterations, *seconds = map(sub, self._now, self._phase_start)
         left = sum(seconds) / iterations * (self._schedule.iterations - self._progress.iteration)
         has_top1 = not math.isnan(top1)
@@ -248,7 +268,7 @@ class Record:
         )
 
     def _write_phase(self, step: ScheduleStep, spent: dict[str, float]) -> None:
-        """Log how a phase spent its time, and advice if it waited for data too much."""
+        """Log the time of a phase, and advice if too much of the time was spent on loading."""
         if not self._world.is_main:
             return
         name = f"phase {step.phase + 1} of {len(self._schedule.phases)}"
@@ -262,7 +282,7 @@ class Record:
             f"could take {reading / max(1 - share, 1e-9):.1f})"
         )
         if share > _LIMIT and spent["seconds"] > _SECONDS:
-            logger.warning("loading was the limit of %s, not the model: %s", name, self._advice)
+            logger.warning("Data loading limited the speed of %s: %s", name, self._advice)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._lines is None or self._events is None:
@@ -278,21 +298,21 @@ class Record:
                 curves |= zip(names, record["shape"], strict=True)
             for name, value in curves.items():
                 if value is not None:
-                    # TensorBoard's relative time are the seconds of training.
+                    # Pass seconds of training, which TensorBoard shows as relative time.
                     self._events.add_scalar(name, value, record["iteration"], record["seconds"])
 
     def _writing(self) -> AbstractContextManager[None]:
         when = f" after iteration {self._progress.iteration}"
-        return explain_write_errors("the record of the run", self._recipe.output_dir, when)
+        return explain_write_errors("The metrics of the run", self._recipe.output_dir, when)
 
 
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Drop the records after an iteration, and invalid lines with a warning.
+    """Delete entries of metrics.jsonl after an iteration. Delete invalid lines with a warning.
 
     Args:
-        path: metrics.jsonl.
-        iteration: keep records of the training up to here.
-        evaluation: keep records of validations up to here.
+        path: The file metrics.jsonl, which need not exist.
+        iteration: Last iteration whose training entries are kept.
+        evaluation: Last iteration whose validation entry is kept.
     """
     lines = path.read_bytes().splitlines() if path.exists() else []
     kept = list[str]()
@@ -305,5 +325,5 @@ def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
         except (ValueError, KeyError, TypeError):
             invalid += 1
     if invalid:
-        logger.warning("%s: %d of %d lines are invalid and dropped", path, invalid, len(lines))
+        logger.warning("%s: deleted %d invalid lines of %d.", path, invalid, len(lines))
     write_text(path, "".join(kept))

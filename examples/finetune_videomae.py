@@ -32,8 +32,7 @@ def main() -> None:
     mg.convert_positions(model)  # Interpolate position embeddings to the shape of each mini-batch.
 
     base = mg.Shape(batch=8, frames=model.config.num_frames, crop=model.config.image_size)
-    # Clips span the whole video. To use a stride instead, pass segments=False here and `stride`
-    # to VideoClips.
+    # For clips of a fixed stride, pass segments=False here and `stride` to VideoClips.
     sampling = mg.SamplingOptions(segments=True, flip=False)
     kinds = {"sampling": sampling, "short_sides": (base.crop, base.crop * 9 // 8)}
     train, val = (VideoClips(prepared / f"{s}.csv", base, **kinds) for s in ("train", "val"))

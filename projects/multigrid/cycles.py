@@ -77,9 +77,9 @@ The training has 0.75 × the baseline's epochs.
 PAPER_ITERATIONS = 25_000
 """Minimum number of baseline iterations for which `PAPER` is recommended.
 
-This threshold is still being measured. The shortest published training for which the `PAPER` cycles
-helped has 28,000 iterations (Charades). A training of 4,500 iterations on real video lost most of
-its accuracy with the `PAPER` cycles (projects/real_video/README.md).
+This threshold is an estimate. The shortest published training for which `PAPER` helped has 28,000
+iterations (Charades). In trainings of up to 2,250 iterations on real video, `PAPER` was 12 to 65
+points less accurate than `GENTLE` (projects/real_video/README.md).
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -58,6 +59,8 @@ _LOOKED_AT = 20
 """Number of videos at the start of a list of which at least one must exist."""
 _DEAD_WORKER = "DataLoader worker (pid"
 """Start of torch's error message for a data loader worker that was killed."""
+_SIGNAL_SECONDS = 1.0
+"""Time in which the signal of a killed worker arrives after its connections were closed."""
 
 
 def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = ()) -> None:
@@ -261,7 +264,12 @@ def _dead_workers_explained(output_dir: str) -> Iterator[None]:
     torch raises this RuntimeError in a signal handler, so it can interrupt any statement.
     """
     try:
-        yield
+        try:
+            yield
+        except (ConnectionError, EOFError):
+            # A killed worker closes its connections before its parent receives the signal.
+            time.sleep(_SIGNAL_SECONDS)
+            raise
     except RuntimeError as error:
         if not str(error).startswith(_DEAD_WORKER):
             raise

@@ -4,9 +4,11 @@
     python benchmarks/batchnorm.py --device cpu --clips 16 --rounds 5
     python benchmarks/batchnorm.py --device cpu --small
 
-The benchmark measures forward and backward in training mode. The inputs have the sizes of the
-inputs of all BN layers in SlowFast R50 for clips of 8 × 158², which is the first shape of the long
-cycle, and in the first layer of I3D. In every round, both modules run once on the same tensors in
+The benchmark measures forward and backward in training mode. The benchmark uses
+the input sizes of all BN layers of SlowFast R50 and of the first BN layer of I3D. Clips have the
+first shape of the long cycle, 8 × 158².
+
+In every round, both modules run once on the same tensors in
 random order. Other load therefore affects both modules alike, and each round gives one ratio. In
 the sum over the network, each layer size is counted as often as it occurs in SlowFast R50.
 

@@ -152,7 +152,7 @@ def _run(name: str, part: Part, result: Path, seconds: float) -> str:
 
 
 def _switches(result: Path) -> str:
-    """Return the KEY VALUE pairs of the variant `all` in a result of step_time.py, if any."""
+    """Return the config overrides of the variant "all" in a result of step_time.py, or ""."""
     if not result.exists():
         return ""
     variants = json.loads(result.read_text(encoding="utf-8")).get("variants", [])
@@ -161,7 +161,7 @@ def _switches(result: Path) -> str:
 
 
 def _write_table(parts: Mapping[str, Part], states: Mapping[str, str], folder: Path) -> None:
-    """Write gpu.md: a row for each part, and what it printed."""
+    """Write gpu.md, a table with a row for each part, followed by the output of each part."""
     rows = [[name, parts[name].question, state] for name, state in states.items()]
     text = [format_table(["part", "question", "state"], rows, markdown=True)]
     for name in states:

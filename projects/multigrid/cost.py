@@ -106,7 +106,7 @@ def phase_seconds(phase: Phase, seconds_per_iteration: SecondsPerIteration) -> f
 
 
 def final_iterations(schedule: Schedule) -> int:
-    """Return the number of iterations after the last phase that is smaller than the baseline.
+    """Return the number of iterations at the baseline's shape at the end of the schedule.
 
     In these iterations, the network adapts to the baseline's shape. If every phase has the
     baseline's shape, return the length of the schedule.

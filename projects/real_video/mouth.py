@@ -40,7 +40,7 @@ class Look:
 
 
 def look_at(sentence: Sentence) -> Look:
-    """Compute the mean picture and motion of a sentence's video.
+    """Compute the mean frame and the mean motion of the video of a sentence.
 
     Raises:
         UnreadableVideoError: as in `decode`.

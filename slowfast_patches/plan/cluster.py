@@ -69,7 +69,7 @@ class Cluster:
 
     @property
     def gpus_of_node(self) -> int:
-        """Number of used GPUs on each node."""
+        """Number of GPUs that the training uses on each node."""
         return min(self.gpus, self.gpus_per_node)
 
     def ring_seconds(self, size: float, members: int, *, in_node: bool) -> float:

@@ -248,8 +248,8 @@ def read_step_times(path: str | Path) -> StepTimes:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or not content["shapes"]:
             raise ValueError(
-                f"the file must have the format {FORMAT} and at least one shape, which the option "
-                "--variants recipe adds"
+                f"the file must have the format {FORMAT} and contain at least one shape. Measure "
+                "the shapes with --variants recipe"
             )
         device = content["device"]
         seconds = dict(map(_time, content["shapes"]))

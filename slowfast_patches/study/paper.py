@@ -210,9 +210,9 @@ def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str
 
 
 def _open_keys(recipe: Recipe, row: Row) -> frozenset[str]:
-    """Return the config keys of data and weights for which the user has not given a path.
+    """Return the config keys of data and weight paths that the user has not given.
 
-    A finished run may have any value for these keys.
+    A finished run counts as a run of this recipe whatever its values of these keys are.
     """
     keys = set[str]()
     if not recipe.data.path_to_data_dir:

@@ -115,7 +115,7 @@ def share_as_rank(rank: int, size: int, folder: Path) -> None:
         gradients = {"x": local.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
         stats = {"mean": norm.running_mean, "var": norm.running_var}
         results.append({"output": output.detach(), **gradients, **stats})
-    with pytest.raises(ValueError, match="cannot form groups of k = 16"):
+    with pytest.raises(ValueError, match="cannot form BN groups of k = 16"):
         grouped(3, 16)(local)
     torch.save(results, folder / f"{rank}_of_{size}.pt")
     dist.destroy_process_group()

@@ -316,7 +316,7 @@ def test_epochs_hold_every_iteration_once_and_end_where_the_data_do():
     "options", [{}, {"iteration": 1, "epoch": 1}, {"iteration": -1}, {"epoch": 99}]
 )
 def test_what_cannot_be_resumed_is_refused(options):
-    with pytest.raises(ValueError, match=r"resume|no epoch 99"):
+    with pytest.raises(ValueError, match=r"resume|Epoch 99 does not"):
         new_multigrid(new_config()).resume(**options)
 
 
@@ -324,21 +324,21 @@ def test_mini_batches_that_do_not_begin_once_each_are_refused():
     cfg = new_config()
     multigrid = new_multigrid(cfg)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
-    with pytest.raises(ValueError, match=r"call multigrid\.convert"):
+    with pytest.raises(ValueError, match=r"Call multigrid\.convert"):
         multigrid.begin(cfg, optimizer)
     multigrid.convert(Net())
     loader = multigrid.loader(Asked(cfg))
-    with pytest.raises(ValueError, match="no mini-batch yet"):
+    with pytest.raises(ValueError, match="has not returned the mini-batch"):
         multigrid.begin(cfg, optimizer)
     batches = iter(loader)
     next(batches)
     multigrid.begin(cfg, optimizer)
-    with pytest.raises(ValueError, match="no mini-batch yet"):
+    with pytest.raises(ValueError, match="has not returned the mini-batch"):
         multigrid.begin(cfg, optimizer)
     next(batches)
-    with pytest.raises(ValueError, match="the loader comes to iteration 2, and 1 is the next"):
+    with pytest.raises(ValueError, match="The loader is at iteration 2, but 1 is the next"):
         next(batches)
-    with pytest.raises(ValueError, match="the loader comes to iteration 0, and 1 is the next"):
+    with pytest.raises(ValueError, match="The loader is at iteration 0, but 1 is the next"):
         next(iter(loader))
 
 
@@ -368,7 +368,7 @@ def test_a_window_of_one_value_leaves_its_axis_alone():
 
 def test_a_model_without_bn_is_refused_unless_its_size_is_zero():
     plain = nn.Sequential(nn.Conv3d(3, 4, 3))
-    with pytest.raises(ValueError, match=r"set MULTIGRID\.BN_BASE_SIZE 0"):
+    with pytest.raises(ValueError, match=r"Set MULTIGRID\.BN_BASE_SIZE 0"):
         new_multigrid(new_config()).convert(plain)
     assert new_multigrid(new_config("MULTIGRID.BN_BASE_SIZE", 0)).convert(plain) is plain
 

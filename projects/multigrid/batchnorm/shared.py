@@ -59,16 +59,17 @@ def arrange(n: int, k: int) -> tuple[int, int]:
     """Return (local clips per group, processes per group) for n local clips in groups of k.
 
     Raises:
-        ValueError: there is no such arrangement.
+        ValueError: Groups of k cannot be formed.
     """
     world = dist.get_world_size() if _is_distributed() else 1
     arranged = arrangement(n, k, world)
     if arranged is not None:
         return arranged
     raise ValueError(
-        f"cannot form groups of k = {k} clips for batch normalisation from {n} clips per process "
-        f"on {world} process(es). Use a multiple of {k} clips per process, or a divisor n of {k} "
-        f"on a multiple of {k}/n processes, or choose another group size"
+        f"cannot form BN groups of k = {k} clips from {n} clips per process on {world} "
+        f"process(es). The number of clips per process must be a multiple of {k}. Or it must "
+        f"divide {k}, and {k} divided by it must divide the number of processes. Change the "
+        "batch size, the number of processes or the group size."
     )
 
 

@@ -41,7 +41,7 @@ __all__ = ["PySlowFastMultigrid", "add_multigrid_config"]
 
 
 class PySlowFastMultigrid:
-    """Multigrid training by a config of PySlowFast, in a loop of its kind.
+    """Multigrid training in a training loop like PySlowFast's, with a PySlowFast config.
 
         multigrid = PySlowFastMultigrid(cfg, num_videos=len(dataset))
         model = multigrid.convert(build_model(cfg))
@@ -50,21 +50,21 @@ class PySlowFastMultigrid:
             step = multigrid.begin(cfg, optimizer)
             ...                                       # forward, backward, optimizer.step()
 
-    One pass over the loader is the whole training; `epochs` gives it in epochs. With both cycles
-    off, it is the baseline's. With several processes, make the object after torch.distributed has
-    started.
-
-    Attributes:
-        schedule: what is trained.
-        training: where it is.
+    One pass over the loader is the whole training. `epochs` divides this pass into epochs. If both
+    cycles are off, the loader returns the mini-batches of the baseline. With several processes,
+    create the object after torch.distributed has started.
 
     Args:
-        cfg: as it was loaded.
-        num_videos: videos in the training set.
-        learning_rate: the baseline's policy; by default that of SOLVER.
+        cfg: The config as it was loaded.
+        num_videos: Number of videos in the training set.
+        learning_rate: Learning rate of the baseline. By default, it follows the keys of SOLVER.
+
+    Attributes:
+        schedule: The multigrid schedule.
+        training: The `Training` object, which counts the iterations.
 
     Raises:
-        ValueError: the config has no schedule, or a training has rewritten it.
+        ValueError: The config describes no valid schedule, or a training has changed its values.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PySlowFastMultigrid:
 
     @property
     def num_epochs(self) -> int:
-        """Passes over the data; the last may be a part of one."""
+        """Number of passes over the data. The last pass may be incomplete."""
         return math.ceil(round(self.schedule.epochs, 6))
 
     def convert(self, model: nn.Module) -> nn.Module:
@@ -89,7 +89,7 @@ class PySlowFastMultigrid:
         an optimizer or a DistributedDataParallel that holds them remains valid.
 
         Returns:
-            the model, which is changed in place.
+            The model, which is changed in place.
 
         Raises:
             ValueError: the model has no `nn.BatchNorm3d` where the schedule has BN sizes, or
@@ -98,7 +98,7 @@ class PySlowFastMultigrid:
         model = convert_batchnorm(model)
         grouped = any(isinstance(module, GroupedBatchNorm3d) for module in model.modules())
         if not grouped and self.schedule.at(0).bn_size is not None:
-            raise ValueError("the model has no nn.BatchNorm3d: set MULTIGRID.BN_BASE_SIZE 0")
+            raise ValueError("The model has no nn.BatchNorm3d. Set MULTIGRID.BN_BASE_SIZE 0.")
         for name, module in list(model.named_modules()):
             if any(part.endswith("head") for part in name.split(".")):
                 for child, pool in list(module.named_children()):
@@ -110,13 +110,14 @@ class PySlowFastMultigrid:
     def loader(
         self, dataset: Dataset[Any], *, by_request: bool = False, **options: Any
     ) -> DataLoader[Any]:
-        """Return this process's mini-batches, from where the training is to its end.
+        """Return a loader of the remaining mini-batches of this process.
 
         Args:
-            dataset: reads the config at every `__getitem__`; see `ConfiguredClips`.
-            by_request: the data set takes a `ClipRequest` itself, as `VideoClips` does.
-            options: those of `DataLoader`. By default, num_workers and pin_memory are the config's,
-                and collate_fn is torch's own or, with `by_request`, `multigrid.collate`.
+            dataset: Data set that reads the config in `__getitem__` (see `ConfiguredClips`).
+            by_request: Whether the data set takes a `ClipRequest`, as `VideoClips` does.
+            options: Options of `DataLoader`. By default, num_workers and pin_memory are taken from
+                the config. The default collate_fn is PyTorch's or, with `by_request`,
+                `multigrid.collate`.
 
         Raises:
             ValueError: see `Training.loader` and `ConfiguredClips`.
@@ -134,39 +135,39 @@ class PySlowFastMultigrid:
         return loader
 
     def _give(self, iteration: int) -> None:
-        """Note that the loader gives the mini-batch of an iteration.
+        """Record that the loader returns the mini-batch of an iteration.
 
         Raises:
-            ValueError: it is another than the next to begin.
+            ValueError: `begin` was not called for the previous mini-batch.
         """
         if iteration != self.training.iteration:
             raise ValueError(
-                f"the loader comes to iteration {iteration}, and {self.training.iteration} is the "
-                "next to begin: call multigrid.begin for each mini-batch and resume before the "
-                "loader is made; for other uses of training clips, such as precise BN, make "
-                "another loader under multigrid.evaluation(cfg)"
+                f"The loader is at iteration {iteration}, but {self.training.iteration} is the "
+                "next to begin. Call multigrid.begin for each mini-batch, and resume before the "
+                "loader is created. For other uses of training clips, such as precise BN, create "
+                "another loader within multigrid.evaluation(cfg)."
             )
         self._given = iteration + 1
 
     def begin(self, cfg: Any, optimizer: Optimizer) -> ScheduleStep:
         """Prepare the model, the optimizer and the config for the latest mini-batch of the loader.
 
-        Call this before the forward pass. At the start of a phase of the schedule, the config gets
-        the values of `config_at`.
+        Call this before the forward pass. At the start of a phase, this method sets the config
+        to the values of `config_at`.
 
         Returns:
-            the schedule's step.
+            The step of the schedule, with shape and learning rate.
 
         Raises:
             ValueError: `convert` was not called, or the mini-batch is not there or was begun.
         """
         iteration = self.training.iteration
         if self.training.model is None:
-            raise ValueError("call multigrid.convert(model) before the first begin")
+            raise ValueError("Call multigrid.convert(model) before the first begin.")
         if self._given != iteration + 1:
             raise ValueError(
-                f"iteration {iteration} has no mini-batch yet: call begin once for each that "
-                "multigrid.loader gives"
+                f"The loader has not returned the mini-batch of iteration {iteration}. Call begin "
+                "once for each mini-batch of multigrid.loader."
             )
         self.training.optimizer = optimizer
         step = self.training.begin(iteration)
@@ -176,11 +177,11 @@ class PySlowFastMultigrid:
         return step
 
     def config_at(self, iteration: int) -> dict[str, Any]:
-        """Return the values of the config, by key, that belong to an iteration's phase.
+        """Return the config values of an iteration's phase as a dictionary from key to value.
 
-        They are its long-cycle shape, its rates, how BN groups lie on processes, the baseline's
-        shape as MULTIGRID.DEFAULT_B, T and S, and `num_epochs` as SOLVER.MAX_EPOCH. Keys that a
-        config lacks are not added to it.
+        The values are the shape of the long cycle, the learning rates, the distribution of BN
+        groups over processes, the baseline's shape (MULTIGRID.DEFAULT_B, T and S), and `num_epochs`
+        as SOLVER.MAX_EPOCH. `begin` does not add keys that the config lacks.
         """
         loaded = self._loaded
         phase = self.schedule.phases[self.schedule.phase_at(iteration)]
@@ -206,11 +207,10 @@ class PySlowFastMultigrid:
 
     @contextmanager
     def evaluation(self, cfg: Any) -> Iterator[None]:
-        """Context manager: restore the values that the config was loaded with.
+        """Restore the original config values, except SOLVER.MAX_EPOCH, within a context.
 
-        SOLVER.MAX_EPOCH keeps its value. Iterate over validation loaders within the context. In a
-        forward pass in training mode, as for precise BN, statistics are over all clips of the
-        process.
+        Iterate over validation loaders within the context. In training mode, as for precise BN, BN
+        layers then compute statistics over all clips of the process, not over BN groups.
         """
         if self.training.model is not None:
             set_group_size(self.training.model, None)
@@ -226,26 +226,26 @@ class PySlowFastMultigrid:
         return step.iteration + 1 - phase.start in due
 
     def resume(self, *, iteration: int | None = None, epoch: int | None = None) -> None:
-        """Go on at an iteration, or at the first one of an epoch, before the loader is made.
+        """Resume at an iteration or at the start of an epoch. Call it before creating the loader.
 
         Raises:
-            ValueError: neither or both are given, or the schedule does not have it.
+            ValueError: Neither or both are given, or the value is outside the schedule.
         """
         if (iteration is None) == (epoch is None):
-            raise ValueError("give resume an iteration or an epoch")
+            raise ValueError("Pass either an iteration or an epoch to resume.")
         start = self._start_of(epoch) if epoch is not None else iteration or 0
         if not 0 <= start <= self.schedule.iterations:
             raise ValueError(
-                f"cannot resume at iteration {start} of a schedule of {self.schedule.iterations}; "
-                "was it another schedule that was trained?"
+                f"Cannot resume at iteration {start}, because the schedule has only "
+                f"{self.schedule.iterations}. Check that the checkpoint is from this schedule."
             )
         self.training.iteration = start
 
     def epochs(self, loader: DataLoader[Any]) -> Iterator[tuple[int, _Epoch]]:
-        """Yield the rest of the training as (number of the epoch, its mini-batches).
+        """Yield (index of the epoch, its mini-batches) for the rest of the training.
 
-        An epoch ends where the next begins: before the first iteration whose clips are all of a
-        later one. An epoch without an iteration is left out.
+        An epoch begins with the first iteration all of whose clips belong to it. An epoch in which
+        no iteration begins is skipped.
         """
         batches = iter(loader)
         for epoch in range(self.num_epochs):
@@ -258,7 +258,9 @@ class PySlowFastMultigrid:
         if epoch == self.num_epochs:
             return self.schedule.iterations
         if not 0 <= epoch < self.num_epochs:
-            raise ValueError(f"the training has {self.num_epochs} epochs, and no epoch {epoch}")
+            raise ValueError(
+                f"Epoch {epoch} does not exist. The training has {self.num_epochs} epochs."
+            )
         return self.schedule.first_iteration_after(epoch * self.schedule.num_videos)
 
 
@@ -277,7 +279,7 @@ class _Epoch:
 
 
 class _Loader(DataLoader[Any]):
-    """A loader whose mini-batches each have to begin before the next is asked for."""
+    """Loader that requires a call of `begin` for each mini-batch before the next one."""
 
     multigrid: PySlowFastMultigrid
 
@@ -289,7 +291,10 @@ class _Loader(DataLoader[Any]):
 
 
 class _TrainingPool(nn.AvgPool3d):
-    """`nn.AvgPool3d` whose windows above 1 span the whole feature map in training mode."""
+    """`nn.AvgPool3d` that pools over the whole feature map in training mode.
+
+    Axes with a window of 1 are not pooled.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:

@@ -68,7 +68,7 @@ class KeyFrame(NamedTuple):
 
     @property
     def annotation(self) -> str:
-        """Text that contains the second, the boxes and the labels. `list_digest` hashes it."""
+        """Time in seconds, boxes and labels as one string, which `list_digest` hashes."""
         return f"{self.second} {self.boxes} {self.labels}"
 
 

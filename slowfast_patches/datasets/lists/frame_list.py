@@ -193,10 +193,10 @@ def _is_header(row: Sequence[bytes]) -> bool:
 
 
 def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Return the column of paths and the column of labels of a video's lines.
+    """Return the paths and the labels in the lines of one video.
 
     Raises:
-        ValueError: A line has a wrong number of fields, or the frame ids do not ascend.
+        ValueError: A line has a wrong number of fields, or the frame ids do not increase.
     """
     if set(map(len, rows)) != {_FIELDS}:
         raise ValueError(f"a line does not have the {_FIELDS} fields of '{HEADER}'")

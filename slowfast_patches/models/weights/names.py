@@ -80,10 +80,10 @@ def _torchvision_of_tsm(
     """Rename tensors from the names of the TSM authors to torchvision's names.
 
     Kernels (C', C, H, W) become (C', C, 1, H, W). TRAIN.CHECKPOINT_INFLATE is not needed, because
-    the kernels are already from a video model, which applies them to single frames.
+    TSM applies 2-D kernels to single frames, so that the added axis has size 1.
 
     Returns:
-        The tensors by name, and the names in PySlowFast of convolutions whose input is shifted.
+        The renamed tensors, and the PySlowFast names of the convolutions with a temporal shift.
     """
     named = dict[str, Tensor]()
     shifted = set[str]()

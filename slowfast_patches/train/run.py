@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -59,8 +60,6 @@ _LOOKED_AT = 20
 """Number of videos at the start of a list of which at least one must exist."""
 _DEAD_WORKER = "DataLoader worker (pid"
 """Start of torch's error message for a data loader worker that was killed."""
-_SIGNAL_SECONDS = 1.0
-"""Time in which the signal of a killed worker arrives after its connections were closed."""
 
 
 def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = ()) -> None:
@@ -261,17 +260,21 @@ def _write_plan(trainer: Trainer, folder: Path) -> None:
 def _dead_workers_explained(output_dir: str) -> Iterator[None]:
     """Convert torch's error for a killed data loader worker to TrainingStoppedError.
 
-    torch raises this RuntimeError in a signal handler, so it can interrupt any statement.
+    torch raises this RuntimeError in a signal handler, so it can interrupt any statement. If the
+    connection to the worker breaks first, multiprocessing raises a ConnectionError or EOFError.
     """
     try:
         try:
             yield
         except (ConnectionError, EOFError):
-            # A killed worker closes its connections before its parent receives the signal.
-            time.sleep(_SIGNAL_SECONDS)
+            time.sleep(0.5)  # the signal may still arrive, and would interrupt what follows
             raise
-    except RuntimeError as error:
-        if not str(error).startswith(_DEAD_WORKER):
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        is_broken = not isinstance(error, RuntimeError) and any(
+            "multiprocessing" in file for file in files
+        )
+        if not is_broken and not str(error).startswith(_DEAD_WORKER):
             raise
         raise TrainingStoppedError(
             f"A data loader worker was killed. {describe_last(output_dir)} Repeat the command to "

@@ -17,6 +17,7 @@ from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingS
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import result as result_module
+from slowfast_patches.train import run as run_module
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS
@@ -161,6 +162,18 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
         train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
     for said in ("worker was killed", "NUM_WORKERS", "after iteration 6", "Repeat"):
         assert said in str(caught.value)
+
+
+def test_a_broken_connection_to_a_worker_is_explained_too(tmp_path: Path):
+    reader, writer = multiprocessing.Pipe()
+    writer.close()
+    with (
+        pytest.raises(TrainingStoppedError, match="worker was killed"),
+        run_module._dead_workers_explained(str(tmp_path)),
+    ):
+        reader.recv()
+    with pytest.raises(ConnectionError), run_module._dead_workers_explained(str(tmp_path)):
+        raise ConnectionError("of the user's data set")
 
 
 # What the disk refuses.

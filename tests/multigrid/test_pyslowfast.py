@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import random
 import warnings
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from multigrid import ClipRequest, CosineRate, Shape
+from multigrid import ClipRequest, CosineRate, GroupedBatchNorm3d, Shape
 from multigrid.integrations.pyslowfast import PySlowFastMultigrid, add_multigrid_config
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
 from multigrid.integrations.pyslowfast_keys import learning_rate_of
@@ -377,3 +381,129 @@ def test_a_data_set_by_request_is_asked_as_it_is():
     multigrid = new_multigrid(new_config())
     batch = next(iter(multigrid.loader(Clips(VIDEOS), by_request=True)))
     assert Shape(*batch["clips"].shape[:3]) == multigrid.schedule.at(0).shape
+
+
+class Late(Dataset):
+    """Frame lists as the later releases' SSv2 has them, and their items: a frame from each of
+    NUM_FRAMES parts of the video, at random in training."""
+
+    def __init__(self, cfg: CfgNode, mode: str) -> None:
+        self.cfg, self.mode = cfg, mode
+        self.videos: dict[str, list[str]] = {}
+        lines = (Path(cfg.DATA.PATH_TO_DATA_DIR) / f"{mode}.csv").read_text().splitlines()
+        for line in lines[1:]:
+            video, _, _, path, _ = line.split()
+            self.videos.setdefault(video, []).append(path)
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: int):
+        paths = [*self.videos.values()][index]
+        count, crop = self.cfg.DATA.NUM_FRAMES, self.cfg.DATA.TRAIN_CROP_SIZE
+        part = len(paths) / count
+        chosen = [int(part * (n + random.random())) for n in range(count)]
+        side = round(np.random.uniform(*self.cfg.DATA.TRAIN_JITTER_SCALES))
+        folder = Path(self.cfg.DATA.PATH_PREFIX)
+        images = [cv2.resize(cv2.imread(str(folder / paths[n])), (side, side)) for n in chosen]
+        x, y = np.random.randint(0, side - crop + 1, 2)
+        clip = np.stack(images)[:, y : y + crop, x : x + crop].astype(np.float32)
+        frames = torch.as_tensor(clip).permute(3, 0, 1, 2)
+        time = np.asarray(chosen, np.float32)[:1]
+        return [frames], index % 2, index, time, {}
+
+
+@pytest.fixture(scope="module")
+def frame_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("frames")
+    lines = ["original_vido_id video_id frame_id path labels"]
+    for video in range(VIDEOS):
+        for frame in range(16):
+            name = f"{video}_{frame}.jpg"
+            cv2.imwrite(str(folder / name), np.full((40, 48, 3), 5 * video + frame, np.uint8))
+            lines.append(f'v{video} {video} {frame} {name} "{video % 2}"')
+    (folder / "train.csv").write_text("\n".join(lines))
+    return folder
+
+
+def train(multigrid, cfg, loader, stop=None, model=None):
+    """What the loop saw: steps, items and rates; and its model."""
+    model = multigrid.convert(Net()) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    seen = []
+    for inputs, labels, index, *_, meta in loader:
+        step = multigrid.begin(cfg, optimizer)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        size = next(m.group_size for m in model.modules() if isinstance(m, GroupedBatchNorm3d))
+        rate = optimizer.param_groups[0]["lr"]
+        shape = Shape(len(labels), *inputs[-1].shape[2:4])
+        seen.append((step, shape, rate, size, index.tolist(), meta, loss.item()))
+        if step.iteration == stop:
+            break
+    return seen, model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_frame_lists_of_a_later_release_train_by_the_schedule(frame_lists, workers):
+    folder = str(frame_lists)
+    cfg = new_config("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", folder)
+    multigrid = new_multigrid(cfg)
+    loader = multigrid.loader(Late(cfg, "train"), num_workers=workers)
+    model, expected = multigrid.convert(Net()), multigrid.schedule.steps()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    times = []
+    for wanted, (frames, _, index, time, _) in zip(expected, loader, strict=True):
+        assert multigrid.begin(cfg, optimizer) == wanted
+        assert Shape(len(index), *frames[0].shape[2:4]) == wanted.shape
+        times.append(time.sum().item())
+    assert times == [batch[3].sum().item() for batch in fresh_loader(cfg, folder)]
+
+
+def fresh_loader(cfg, folder):
+    """The same clips, read in this process."""
+    again = new_multigrid(new_config("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", folder))
+    model = again.convert(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for batch in again.loader(Late(again._loaded, "train")):
+        again.begin(cfg, optimizer)
+        yield batch
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_bit_for_bit_inside_a_phase():
+    cfg = new_config()
+    multigrid = new_multigrid(cfg)
+    whole, model = train(multigrid, cfg, multigrid.loader(Asked(cfg)))
+    later = new_config()
+    first = new_multigrid(later)
+    _, half = train(first, later, first.loader(Asked(later)), stop=9)
+    again_cfg = new_config()
+    again = new_multigrid(again_cfg)
+    again.resume(iteration=10)
+    rest, ended = train(again, again_cfg, again.loader(Asked(again_cfg)), model=again.convert(half))
+    assert [row[:5] for row in rest] == [row[:5] for row in whole[10:]]
+    assert [row[-1] for row in rest] == [row[-1] for row in whole[10:]]
+    assert all(map(torch.equal, ended.state_dict().values(), model.state_dict().values()))
+    assert again_cfg.dump() == cfg.dump()
+
+
+@pytest.mark.slow
+def test_a_model_may_be_in_distributed_data_parallel():
+    """As build_model of PySlowFast gives it, on several GPUs."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        losses = []
+        for wrap in (lambda model: model, DistributedDataParallel):
+            cfg = new_config()
+            multigrid = new_multigrid(cfg)
+            model = multigrid.convert(wrap(Net()))
+            seen, _ = train(multigrid, cfg, multigrid.loader(Asked(cfg)), 12, model)
+            losses.append([row[-1] for row in seen])
+        assert losses[0] == losses[1]
+        assert len(losses[0]) == 13
+    finally:
+        dist.destroy_process_group()

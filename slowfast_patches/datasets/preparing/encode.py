@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -66,11 +67,13 @@ def write_prepared(
     *,
     short_side: int = 256,
     limits: ReadingLimits = LIMITS,
+    modified: float | None = None,
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
     All frames are kept, and they are rotated as for display. Frames whose short side exceeds
-    `short_side` pixels are resized so that their short side equals `short_side`.
+    `short_side` pixels are resized so that their short side equals `short_side`. If `modified` is
+    given, it becomes the modification time of the target, in seconds since the epoch.
 
     Raises:
         UnreadableVideoError: The source cannot be decoded, or exceeds a limit.
@@ -81,23 +84,27 @@ def write_prepared(
     options = {"crf": str(CRF), "x264-params": parameters}
     frames = 0
     # Let Python open the file, because PyAV would hide system errors such as a full disk.
-    with atomic_write(target) as file, av.open(file.name, "w", format="mp4") as container:
-        container.metadata["comment"] = TAG
-        stream = container.add_stream("libx264", rate=rate, options=options)
-        stream.pix_fmt = "yuv420p"
-        for picture in source_pictures(source, record, short_side, limits):
-            frame = VideoFrame.from_ndarray(picture, format="yuv420p")
-            if frames == 0:
-                stream.width = frame.width
-                stream.height = frame.height
-            frame.pts = frames
-            frame.time_base = 1 / rate
-            container.mux(stream.encode(frame))
-            frames += 1
-        container.mux(stream.encode(None))
-        if frames != record.video.frames:
-            expected = record.video.frames
-            raise UnreadableVideoError(f"has {expected} frames, but only {frames} can be decoded")
+    with atomic_write(target) as file:
+        with av.open(file.name, "w", format="mp4") as container:
+            container.metadata["comment"] = TAG
+            stream = container.add_stream("libx264", rate=rate, options=options)
+            stream.pix_fmt = "yuv420p"
+            for picture in source_pictures(source, record, short_side, limits):
+                frame = VideoFrame.from_ndarray(picture, format="yuv420p")
+                if frames == 0:
+                    stream.width = frame.width
+                    stream.height = frame.height
+                frame.pts = frames
+                frame.time_base = 1 / rate
+                container.mux(stream.encode(frame))
+                frames += 1
+            container.mux(stream.encode(None))
+            if frames != record.video.frames:
+                raise UnreadableVideoError(
+                    f"has {record.video.frames} frames, but only {frames} can be decoded"
+                )
+        if modified is not None:
+            os.utime(file.name, (modified, modified))
 
 
 def source_pictures(

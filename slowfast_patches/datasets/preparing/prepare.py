@@ -344,9 +344,14 @@ def _prepare_one(out: Path, short_side: int, limits: ReadingLimits, source: Sour
     try:
         record = scan(source.path, limits)
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_prepared(source.path, record, target, short_side=short_side, limits=limits)
-        if source.modified is not None:
-            os.utime(target, (source.modified, source.modified))
+        write_prepared(
+            source.path,
+            record,
+            target,
+            short_side=short_side,
+            limits=limits,
+            modified=source.modified,
+        )
     except UnreadableVideoError as error:
         return str(error)
     except OSError as error:

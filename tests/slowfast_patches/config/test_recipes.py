@@ -3,6 +3,7 @@
 Numbers typed here are the paper's (Wu et al., CVPR 2020) or worked out by hand, as each says.
 """
 
+import re
 import shlex
 from functools import cache
 from itertools import takewhile
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from multigrid import GENTLE, Schedule, Shape
+from multigrid import GENTLE, Schedule, Shape, Video, clip_generator
 from multigrid import PAPER as PAPERS_CYCLES
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.schedule import cycles_of, schedule_of, without_multigrid
+from slowfast_patches.datasets.clips import sampling_of
 from slowfast_patches.plan.flops import check_shapes
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -363,3 +365,80 @@ def test_the_commands_for_128_gpus_have_the_papers_batch_rates_and_iterations():
         (512, 112_000, 32_685, [0.002, 0.401, 0.8]),
         (256, 100_000, 30_637, [0.04] * 3),
     ]
+
+
+def test_all_recipes_are_here():
+    variants = [*BASELINES, *(f"{name}_MULTIGRID" for name in BASELINES), *ABLATIONS]
+    variants += [NO_POOL, *(f"{SLOWFAST}_SMALL{n}" for n in (1, 2, 3))]
+    variants += [f"{SLOWFAST}_COSINE_MULTIGRID"]
+    variants += [VIDEOMAE, f"{VIDEOMAE}_MULTIGRID", f"{VIDEOMAE}_COOLDOWN"]
+    assert sorted(f"{name}.yaml" for name in variants) == PAPER
+
+
+def test_warm_up_of_the_other_data_sets_starts_from_1e_4():
+    """0.19 and 4 epochs long; in the middle the rate is half-way."""
+    for name, epochs, middle in ((SSV2, 0.19, 0.01505), (CHARADES, 4, 0.0188)):
+        run = schedule(name)
+        assert run.at(0).lr == pytest.approx(1e-4)
+        half = run.first_iteration_after(epochs / 2 * run.num_videos)
+        assert run.at(half).lr == pytest.approx(middle, rel=0.002)
+
+
+def test_the_warm_up_of_one_shape_ends_where_its_header_says():
+    """Its scaled share is 16/112. Batches grow by 7/3 only, so 34 epochs of clips take longer."""
+    header = " ".join((CONFIGS / f"{ABLATIONS[0]}.yaml").read_text().replace("#", "").split())
+    [said] = re.findall(r"warm-up ends at iteration ([\d,]+), the same fraction", header)
+    [in_epochs] = re.findall(r"After 34 epochs, it would end at iteration ([\d,]+)", header)
+    run = schedule(ABLATIONS[0])
+    warm = next(i for i in range(run.iterations) if run.at(i).lr >= 0.1 - 1e-9)
+    assert warm == pytest.approx(int(said.replace(",", "")), abs=2)
+    assert warm == pytest.approx(run.iterations * 16 / 112, abs=2)
+    passes = run.first_iteration_after(34.143 * run.num_videos)
+    assert passes == pytest.approx(int(in_epochs.replace(",", "")), abs=1)
+
+
+@pytest.mark.parametrize(("factor", "phase"), [(0.25, 1), (0.5, 1), (1.0, 0), (1.5, 0)])
+def test_the_deviation_of_the_warm_up_spans_two_phases_in_short_trainings(factor, phase):
+    run = paper_schedule(load(f"{SLOWFAST}_MULTIGRID", "MULTIGRID.EPOCH_FACTOR", factor))
+    end = run.learning_rate.warmup.epochs
+    [found] = [
+        i for i, p in enumerate(run.phases) if p.baseline_epochs[0] < end <= p.baseline_epochs[1]
+    ]
+    assert found == phase
+
+
+STRIDE = ("DATA.CLIP_SAMPLING", "stride")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "frames", "most"),
+    [
+        (SLOWFAST, (), 32, 2),
+        (SLOWFAST, (), 8, 8),
+        (I3DS[0], (), 4, 16),
+        (ONE_GPU, (), 2, 32),  # section 5: 8 to 32
+        (SSV2, STRIDE, 16, 8),
+        (CHARADES, (), 16, 8),
+    ],
+)
+def test_strides_are_the_papers(name, overrides, frames, most):
+    """Whole ones, from the baseline's to the one at which a clip spans as much."""
+    recipe = load(name, *overrides)
+    sampling = sampling_of(recipe, "train")
+    video, found = Video(5000, 30.0, 340, 256), set[int]()
+    for n in range(60 * most):
+        plan = sampling.training_plan(clip_generator(0, 0, n), Shape(8, frames, 112), video)
+        found |= {int(x) for x in plan.positions[1:] - plan.positions[:-1]}
+    assert found == set(range(recipe.data.sampling_rate, most + 1))
+
+
+@pytest.mark.parametrize(("fps", "reach"), [(24.0, 49), (30.0, 62), (60.0, 124)])
+def test_the_deviation_of_strides_in_seconds_from_strides_in_frames(fps, reach):
+    """31 strides of 2 are 62 of the video's own frames (footnote 5), and here 62/30 s."""
+    video = Video(1000, fps, 340, 256)
+    for overrides, expected in (((), reach), (("DATA.TARGET_FPS", 0), 62)):
+        recipe = load(SLOWFAST, *overrides)
+        plan = sampling_of(recipe, "train").training_plan(
+            clip_generator(0, 0, 0), Shape(64, 32, 224), video
+        )
+        assert plan.positions[-1] - plan.positions[0] == pytest.approx(expected, abs=1)

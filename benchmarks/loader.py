@@ -134,7 +134,7 @@ def _choose_videos(csv: Path, prefix: str, count: int) -> list[Path]:
     """Choose readable videos with different names from a list at random.
 
     Raises:
-        ValueError: no video of the list can be read.
+        ValueError: No video of the list can be read.
     """
     listed = read_csv(csv, prefix=prefix, separator=" ", num_classes=10**9)
     order = np.random.default_rng(0).permutation(len(listed))
@@ -193,11 +193,11 @@ def measure(
     """Measure the clips per second at every shape, in each way whose package is installed.
 
     Args:
-        files: folder with the list of the videos.
-        prepared: folder with the list of their prepared copies.
-        cfg_file: the recipe.
+        files: Folder with the list of the videos.
+        prepared: Folder with the list of their prepared copies.
+        cfg_file: The recipe.
         overrides: KEY VALUE pairs that change the recipe.
-        rounds: the number of rounds.
+        rounds: The number of rounds.
     """
     patching.apply()
     pairs = [*overrides, "DATA.PATH_PREFIX", "", "NUM_GPUS", 0, "DATA.PATH_LABEL_SEPARATOR", " "]

@@ -54,7 +54,7 @@ class CheckedClips(Dataset[Any]):
     """Wrapper of a data set that checks the first item read in each worker.
 
     Raises:
-        ValueError: the data set cannot be indexed by `ClipRequest`, or the first clip does not have
+        ValueError: The data set cannot be indexed by `ClipRequest`, or the first clip does not have
             the requested shape. This is raised when the first item is read.
     """
 

@@ -135,8 +135,8 @@ def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
     """Return advice to use other cycles if `better_cycles` recommends some for the schedule.
 
     Args:
-        schedule: the schedule to check.
-        line: the code or the config key that selects cycles, with "{name}" in place of their name.
+        schedule: The schedule to check.
+        line: The code or the config key that selects cycles, with "{name}" in place of their name.
 
     Returns:
         A tuple of one message, or an empty tuple if there is nothing to advise.

@@ -19,17 +19,17 @@ class Cycles:
     `replace(multigrid.GENTLE, epoch_factor=1.0)`.
 
     Args:
-        long_cycle: frames and crop of each long-cycle shape as fractions (t/T, h/H) of the
+        long_cycle: Frames and crop of each long-cycle shape as fractions (t/T, h/H) of the
             baseline's, from small to large. Empty for no long cycle. However, with a short cycle
             and a learning rate that drops, an empty `long_cycle` means a long cycle that consists
             of the baseline's shape (paper §4.2).
-        short_cycle: the crops of the short cycle as fractions h/H of the baseline's crop. The
+        short_cycle: The crops of the short cycle as fractions h/H of the baseline's crop. The
             long-cycle crop is always added as the last one. Empty for no short cycle.
-        epoch_factor: number of epochs as a multiple of the baseline's.
-        batch_exponent: how much the batch grows for smaller shapes (see `scale_shape`). The paper
+        epoch_factor: Number of epochs as a multiple of the baseline's.
+        batch_exponent: How much the batch grows for smaller shapes (see `scale_shape`). The paper
             uses 1.
-        sampling: how the data set cuts clips from videos.
-        name: name of the constant that defines these cycles, such as "PAPER". It is ignored when
+        sampling: How the data set cuts clips from videos.
+        name: Name of the constant that defines these cycles, such as "PAPER". It is ignored when
             cycles are compared.
     """
 
@@ -87,7 +87,7 @@ def recommend_cycles(baseline_iterations: float) -> Cycles:
     """Return `PAPER` for long trainings and `GENTLE` for short trainings.
 
     Args:
-        baseline_iterations: number of iterations of the baseline, epochs × videos / batch size.
+        baseline_iterations: Number of iterations of the baseline, epochs × videos / batch size.
     """
     return PAPER if baseline_iterations >= PAPER_ITERATIONS else GENTLE
 

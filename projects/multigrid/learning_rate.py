@@ -19,7 +19,7 @@ def batch_rate_factor(growth: float, rule: str = "linear") -> float:
     """Return the learning-rate multiplier for a larger batch.
 
     Args:
-        growth: batch size as a multiple of the baseline's.
+        growth: Batch size as a multiple of the baseline's.
         rule: "linear" returns `growth` (Goyal et al., 2017). Use it with SGD. "sqrt" returns the
             square root of `growth` (Krizhevsky, 2014). Use it with Adam and RMSprop (Malladi et
             al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022). Malladi et
@@ -103,9 +103,9 @@ class SteppedRate(_Policy):
     """Step policy: the learning rate is `rates[j]` until epoch `ends[j]`.
 
     Args:
-        ends: ends of the stages in epochs, ascending. The last end is the length of the training.
-        rates: learning rate of each stage.
-        warmup: warm-up at the start of the training.
+        ends: Ends of the stages in epochs, ascending. The last end is the length of the training.
+        rates: Learning rate of each stage.
+        warmup: Warm-up at the start of the training.
 
     Raises:
         ValueError: `ends` and `rates` differ in length, `ends` do not ascend, or a rate is
@@ -159,12 +159,12 @@ class CosineRate(_Policy):
     paper's rule is in its supplement, which was not available.
 
     Args:
-        base: learning rate at the start of the cosine.
-        epochs: length of the training, in epochs.
-        end: learning rate at the end of the training.
-        warmup: warm-up at the start of the training.
-        cycles: number of long cycles.
-        fine_tuning: fraction of the training for fine-tuning.
+        base: Learning rate at the start of the cosine.
+        epochs: Length of the training, in epochs.
+        end: Learning rate at the end of the training.
+        warmup: Warm-up at the start of the training.
+        cycles: Number of long cycles.
+        fine_tuning: Fraction of the training for fine-tuning.
 
     Raises:
         ValueError: `epochs` or `cycles` is not positive, or `fine_tuning` is not between 0 and 1.

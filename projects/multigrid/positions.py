@@ -52,7 +52,7 @@ class FollowsGrid(Protocol):
         """Return the number of patches of a clip of `frames` frames of `crop` × `crop` pixels.
 
         Raises:
-            ValueError: the clip cannot be divided into whole patches. The message says what to
+            ValueError: The clip cannot be divided into whole patches. The message says what to
                 change.
         """
 
@@ -62,7 +62,7 @@ class FollowsGrid(Protocol):
         In evaluation mode, the module ignores this value and uses a coverage of 1.
 
         Args:
-            coverage: tensor (N, 2) for N clips, as in `place_positions`. None means a coverage
+            coverage: Tensor (N, 2) for N clips, as in `place_positions`. None means a coverage
                 of 1.
         """
 
@@ -73,10 +73,10 @@ def place_positions(
     """Interpolate a table of position embeddings to a different number of patches.
 
     Args:
-        table: position embeddings (T·H·W, C), ordered by time, height and width.
-        base: number of patches (T, H, W) of the table.
-        patches: number of patches (t, h, w) to interpolate to.
-        coverage: tensor (N, 2): the fraction of the baseline clip that each of N clips shows, in
+        table: Position embeddings (T·H·W, C), ordered by time, height and width.
+        base: Number of patches (T, H, W) of the table.
+        patches: Number of patches (t, h, w) to interpolate to.
+        coverage: Tensor (N, 2): the fraction of the baseline clip that each of N clips shows, in
             time and in space. A clip is always in the centre of the baseline clip. None means 1.
 
     Returns:
@@ -108,9 +108,9 @@ def place_patches(base: int, patches: int, coverage: Tensor) -> Tensor:
     """Compute the positions of patches along one axis, as indices of the baseline's patches.
 
     Args:
-        base: number of patches of the baseline clip along the axis.
-        patches: number of patches of the smaller clip along the axis.
-        coverage: tensor (N,): the fraction of the axis that each of N clips shows.
+        base: Number of patches of the baseline clip along the axis.
+        patches: Number of patches of the smaller clip along the axis.
+        coverage: Tensor (N,): the fraction of the axis that each of N clips shows.
 
     Returns:
         Fractional indices (N, patches) of the centres of the patches.
@@ -129,7 +129,7 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
     """Check that a model accepts clips of all shapes.
 
     Raises:
-        ValueError: the model is a known transformer that was not converted by `convert_positions`,
+        ValueError: The model is a known transformer that was not converted by `convert_positions`,
             or it cannot divide clips of a shape into patches. The message says what to change.
     """
     shapes = list(shapes)
@@ -155,8 +155,8 @@ def set_coverage(model: nn.Module, coverage: Tensor | None) -> None:
     """Call `set_coverage` of every module of a model that implements `FollowsGrid`.
 
     Args:
-        model: the model to train.
-        coverage: coverage of the clips of the next forward, (N, 2) for N clips. None means 1.
+        model: The model to train.
+        coverage: Coverage of the clips of the next forward, (N, 2) for N clips. None means 1.
     """
     for module in _following(model):
         module.set_coverage(coverage)
@@ -179,7 +179,7 @@ def convert_positions(model: nn.Module) -> nn.Module:
         The same model.
 
     Raises:
-        ValueError: the model is of another type or for pre-training, or its frames or patches are
+        ValueError: The model is of another type or for pre-training, or its frames or patches are
             not square.
     """
     converted = any(isinstance(module, _Follower) for module in model.modules())
@@ -234,13 +234,13 @@ class _Follower(_Converted):
         """Set `base` and `size`.
 
         Args:
-            frames: number of frames of a baseline clip.
+            frames: Number of frames of a baseline clip.
             sides: (height, width) of a baseline clip.
             size: (frames, height, width) of a patch.
-            model: the model that contains this module.
+            model: The model that contains this module.
 
         Raises:
-            ValueError: the clips or patches are not square, or the model is for pre-training.
+            ValueError: The clips or patches are not square, or the model is for pre-training.
         """
         height, width = sides
         in_time, *in_space = size

@@ -87,10 +87,10 @@ def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int,
     Mini-batches are consecutive slices of the stream, and may contain the end of an epoch.
 
     Args:
-        seed: seed of the permutations.
-        num_videos: number of videos.
-        start: position of the first clip in the stream.
-        stop: position after the last clip.
+        seed: Seed of the permutations.
+        num_videos: Number of videos.
+        start: Position of the first clip in the stream.
+        stop: Position after the last clip.
     """
     return [_clip(seed, num_videos, number) for number in range(start, stop)]
 
@@ -120,14 +120,14 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
     clips. Within a rank, clips are in `group_order`, as `GroupedBatchNorm3d` expects.
 
     Args:
-        schedule: the schedule to train.
-        seed: seed of the order of clips.
-        rank: rank of this process.
-        world_size: number of processes.
-        start: the first iteration.
+        schedule: The schedule to train.
+        seed: Seed of the order of clips.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        start: The first iteration.
 
     Raises:
-        ValueError: the mini-batches cannot be divided over the processes (`check_processes`), or
+        ValueError: The mini-batches cannot be divided over the processes (`check_processes`), or
             the schedule has no iteration `start`.
     """
 
@@ -164,7 +164,7 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         """Return the state to resume from after `trained_iterations` iterations.
 
         Args:
-            trained_iterations: number of iterations trained so far, `batch["iteration"] + 1`. The
+            trained_iterations: Number of iterations trained so far, `batch["iteration"] + 1`. The
                 sampler cannot count them, because data loaders draw mini-batches in advance.
         """
         return {"iteration": trained_iterations}
@@ -173,7 +173,7 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         """Make the sampler start at the iteration of `state` the next time it is iterated over.
 
         Raises:
-            ValueError: the schedule has no such iteration.
+            ValueError: The schedule has no such iteration.
         """
         start = state["iteration"]
         last = self.schedule.iterations
@@ -201,7 +201,7 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     """Stack samples into a mini-batch.
 
     Args:
-        samples: samples of one iteration, which have the same shape. Alternatively, a `Batch` from
+        samples: Samples of one iteration, which have the same shape. Alternatively, a `Batch` from
             a data set's `__getitems__`, which is returned unchanged. Each sample is a mapping:
 
             - `clip`: (T, H, W, 3) uint8.
@@ -213,7 +213,7 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
             - `boxes`, optional: (k, 4), x1, y1, x2, y2. `label` is then (k, classes) float32.
 
     Raises:
-        ValueError: the first sample lacks a required key, or `clip` or `label` has the wrong type
+        ValueError: The first sample lacks a required key, or `clip` or `label` has the wrong type
             or shape.
     """
     if isinstance(samples, Mapping):
@@ -255,10 +255,10 @@ def network_input(
     """Normalise and mirror the clips of a mini-batch, on the device of `batch["clips"]`.
 
     Args:
-        batch: mini-batch from `collate`. Clips are mirrored where `batch["flips"]` is True.
-        mean: mean of pixel values in [0, 1]: one value for all channels, or one value per channel.
+        batch: Mini-batch from `collate`. Clips are mirrored where `batch["flips"]` is True.
+        mean: Mean of pixel values in [0, 1]: one value for all channels, or one value per channel.
             The default is PySlowFast's.
-        std: standard deviation of pixel values in [0, 1]: one value, or one per channel.
+        std: Standard deviation of pixel values in [0, 1]: one value, or one per channel.
 
     Returns:
         Normalised clips (N, 3, T, H, W) float32.

@@ -73,14 +73,14 @@ class SamplingOptions:
     """Options of how clips are cut from videos, for all shapes of a training.
 
     Args:
-        keep_field_of_view: if True, smaller crops show as much of a frame as the baseline's crops,
+        keep_field_of_view: If True, smaller crops show as much of a frame as the baseline's crops,
             at a lower resolution. If False, as in the paper, a crop of h pixels may show as little
             as h/H of the width and height of a baseline crop.
-        flip: mirror half of the training clips, at random.
-        inverse_scale: draw the inverse of the short side uniformly, instead of the short side.
-        segments: divide the video into T segments of equal length and sample one frame from each,
+        flip: Mirror half of the training clips, at random.
+        inverse_scale: Draw the inverse of the short side uniformly, instead of the short side.
+        segments: Divide the video into T segments of equal length and sample one frame from each,
             instead of sampling frames at a stride.
-        exact_strides: if True, the distance between frames is exactly the stride. If False, as in
+        exact_strides: If True, the distance between frames is exactly the stride. If False, as in
             PySlowFast, it is slightly larger: the last sampled frame is the last frame of the span.
     """
 
@@ -99,13 +99,13 @@ class Grid:
     """How clips of one shape are sampled from videos.
 
     Args:
-        frames: number of frames of a clip.
-        crop: side of the square crop, in pixels.
-        strides: inclusive range (min, max) of strides, in frames at the target frame rate. Ignored
+        frames: Number of frames of a clip.
+        crop: Side of the square crop, in pixels.
+        strides: Inclusive range (min, max) of strides, in frames at the target frame rate. Ignored
             with `options.segments`.
-        short_sides: inclusive range (min, max) of the short side of resized frames, in pixels.
-        options: how clips are cut from videos.
-        base: grid of the baseline. None if this is the grid of the baseline.
+        short_sides: Inclusive range (min, max) of the short side of resized frames, in pixels.
+        options: How clips are cut from videos.
+        base: Grid of the baseline. None if this is the grid of the baseline.
     """
 
     frames: int
@@ -121,12 +121,12 @@ class ClipPlan:
     """Frames and crop to read from a video for one clip.
 
     Args:
-        positions: indices of the frames, (T,).
+        positions: Indices of the frames, (T,).
         size: (width, height) to which frames are resized.
         corner: (x, y) of the crop's upper left corner in the resized frame.
-        crop: side of the square crop, in pixels.
-        flip: whether to mirror the clip.
-        coverage: fraction (time, space) of a baseline clip that the clip shows. Position embeddings
+        crop: Side of the square crop, in pixels.
+        flip: Whether to mirror the clip.
+        coverage: Fraction (time, space) of a baseline clip that the clip shows. Position embeddings
             need this (see `set_coverage`).
     """
 
@@ -158,14 +158,14 @@ def make_grid(
     and [min·h/H, max] without, as in the paper (§3.1, §4).
 
     Args:
-        shape: the shape of the mini-batch.
-        base: the baseline's shape.
-        stride: the baseline's stride τ, in frames.
-        short_sides: range (min, max) of the baseline's short sides, in pixels.
-        options: how clips are cut from videos.
+        shape: The shape of the mini-batch.
+        base: The baseline's shape.
+        stride: The baseline's stride τ, in frames.
+        short_sides: Range (min, max) of the baseline's short sides, in pixels.
+        options: How clips are cut from videos.
 
     Raises:
-        ValueError: the crop is larger than the maximum short side.
+        ValueError: The crop is larger than the maximum short side.
     """
     low, high = short_sides
     if high < max(low, shape.crop):
@@ -208,11 +208,11 @@ def plan_train(
     per frame from a spawned generator, because the number of frames depends on the grid.
 
     Args:
-        rng: the random generator of the clip (see `clip_generator`).
-        grid: the grid of the clip's shape.
-        video: the video to sample.
-        target_fps: frame rate that strides refer to. 0 means the frame rate of the video.
-        centre: index of the frame in the middle of the clip. Frames are then exactly a stride
+        rng: The random generator of the clip (see `clip_generator`).
+        grid: The grid of the clip's shape.
+        video: The video to sample.
+        target_fps: Frame rate that strides refer to. 0 means the frame rate of the video.
+        centre: Index of the frame in the middle of the clip. Frames are then exactly a stride
             apart, as in PySlowFast's AVA data set. None means a random start.
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
@@ -259,23 +259,23 @@ def plan_test(
     (k + 0.5)/n of each segment. `stride`, `target_fps` and `to_end` are then ignored.
 
     Args:
-        video: the video to sample.
-        frames: number of frames of the clip.
-        stride: distance between frames, in frames at `target_fps`.
-        crop: side of the square crop, in pixels.
+        video: The video to sample.
+        frames: Number of frames of the clip.
+        stride: Distance between frames, in frames at `target_fps`.
+        crop: Side of the square crop, in pixels.
         view: (index, number of views).
         spatial: (index, number of crops). A single crop is taken from the centre. Three crops are
             left, centre and right of a wide video, or top, centre and bottom of a tall video.
-        target_fps: frame rate that `stride` refers to. 0 means the frame rate of the video.
-        short_side: short side to which frames are resized, in pixels. None means `crop`.
-        options: how clips are cut from videos.
-        to_end: start view k at k/(n - 1) of the range instead, so that the last view ends at the
+        target_fps: Frame rate that `stride` refers to. 0 means the frame rate of the video.
+        short_side: Short side to which frames are resized, in pixels. None means `crop`.
+        options: How clips are cut from videos.
+        to_end: Start view k at k/(n - 1) of the range instead, so that the last view ends at the
             end of the video.
-        centre: index of the frame in the middle of the clip. `view` is then ignored, and frames are
+        centre: Index of the frame in the middle of the clip. `view` is then ignored, and frames are
             exactly a stride apart.
 
     Raises:
-        ValueError: the number of crops is neither 1 nor 3, or the short side is smaller than the
+        ValueError: The number of crops is neither 1 nor 3, or the short side is smaller than the
             crop.
     """
     index, views = view
@@ -319,11 +319,11 @@ def _positions(
     If the clip extends beyond the end of the video, the last frame is repeated.
 
     Args:
-        start: position of the first frame.
-        span: length of the clip in video frames.
-        frames: number of frames of the clip.
-        video: the video to sample.
-        exact: if True, the distance between frames is the stride, span / frames. If False, as in
+        start: Position of the first frame.
+        span: Length of the clip in video frames.
+        frames: Number of frames of the clip.
+        video: The video to sample.
+        exact: If True, the distance between frames is the stride, span / frames. If False, as in
             PySlowFast, it is (span - 1) / (frames - 1), so the last frame is at start + span - 1.
     """
     if exact:
@@ -337,10 +337,10 @@ def _coverage(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[fl
     """Return the fraction (time, space) of a baseline clip that a clip shows.
 
     Args:
-        grid: the grid of the clip.
-        stride: stride of the clip, in frames at the target frame rate.
-        rate: frame rate of the video as a multiple of the target frame rate.
-        short_side: short side to which frames are resized, in pixels.
+        grid: The grid of the clip.
+        stride: Stride of the clip, in frames at the target frame rate.
+        rate: Frame rate of the video as a multiple of the target frame rate.
+        short_side: Short side to which frames are resized, in pixels.
     """
     base = grid.base
     in_time = 1.0
@@ -375,8 +375,8 @@ def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
     sample the same frame. For any T, all frames of the video are equally likely.
 
     Args:
-        parts: position within each segment, (T,), in [0, 1).
-        video: the video to sample.
+        parts: Position within each segment, (T,), in [0, 1).
+        video: The video to sample.
     """
     moments = (np.arange(len(parts)) + parts) * video.frames / len(parts)
     return np.minimum(moments.astype(np.int64), video.frames - 1)

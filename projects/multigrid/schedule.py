@@ -72,8 +72,8 @@ class Phase:
         """Return how many iterations of the phase before `stop` use the shape `shapes[which]`.
 
         Args:
-            which: index into `shapes`.
-            stop: iteration to count up to, exclusive. None means the end of the phase.
+            which: Index into `shapes`.
+            stop: Iteration to count up to, exclusive. None means the end of the phase.
         """
         stop = self.stop if stop is None else stop
         period = len(self.shapes)
@@ -152,7 +152,7 @@ class Schedule:
         """Return the index of the phase that contains an iteration.
 
         Raises:
-            IndexError: the schedule has no such iteration.
+            IndexError: The schedule has no such iteration.
         """
         if not 0 <= iteration < self.iterations:
             raise IndexError(
@@ -164,10 +164,10 @@ class Schedule:
         """Return the settings of an iteration.
 
         Args:
-            iteration: index of the iteration, from 0.
+            iteration: Index of the iteration, from 0.
 
         Raises:
-            IndexError: the schedule has no such iteration.
+            IndexError: The schedule has no such iteration.
         """
         index = self.phase_at(iteration)
         phase = self.phases[index]
@@ -187,8 +187,8 @@ class Schedule:
         """Return an iterator over the settings of the iterations from `start` to `stop`, exclusive.
 
         Args:
-            start: the first iteration.
-            stop: the first iteration to leave out. None means the end of the schedule.
+            start: The first iteration.
+            stop: The first iteration to leave out. None means the end of the schedule.
         """
         return (self.at(i) for i in range(start, self.iterations if stop is None else stop))
 
@@ -251,28 +251,28 @@ def make_schedule(
     epoch_factor × epochs × num_videos clips, to within one mini-batch.
 
     Args:
-        base: the shape of the baseline's mini-batch over all processes.
-        num_videos: number of training videos. An epoch is one clip of each video.
-        learning_rate: the baseline's learning-rate policy. It also defines the length and the
+        base: The shape of the baseline's mini-batch over all processes.
+        num_videos: Number of training videos. An epoch is one clip of each video.
+        learning_rate: The baseline's learning-rate policy. It also defines the length and the
             stages of the baseline's training.
         cycles: `GENTLE` for short trainings, `PAPER` for long trainings (see `recommend_cycles`),
             cycles of your own, or None for the baseline. Give `cycles.sampling` to the data set.
-        bn_size: number of clips that share BN statistics at a long-cycle shape. None means that
+        bn_size: Number of clips that share BN statistics at a long-cycle shape. None means that
             each process normalises its clips together.
-        size_divisor: crops smaller than the baseline's are rounded to a multiple of this number
+        size_divisor: Crops smaller than the baseline's are rounded to a multiple of this number
             (see `scale_shape`). The paper uses 1.
-        batch_rate_rule: how the learning rate scales with the batch size (see `batch_rate_factor`).
+        batch_rate_rule: How the learning rate scales with the batch size (see `batch_rate_factor`).
             The paper uses "linear".
-        equal_time: if False, the ratios between phases apply to their numbers of iterations, as in
+        equal_time: If False, the ratios between phases apply to their numbers of iterations, as in
             the paper. If True, the ratios apply to the numbers of pixels trained.
-        warmup_in_epochs: if False, the warm-up takes the same share of the training as in the
+        warmup_in_epochs: If False, the warm-up takes the same share of the training as in the
             baseline. If True, it ends after the baseline's number of warm-up epochs, as in later
             releases of PySlowFast, but never takes a larger share. The paper does not specify this.
-        fine_tuning: if True, the last learning-rate stage is fine-tuning, as in the paper. If
+        fine_tuning: If True, the last learning-rate stage is fine-tuning, as in the paper. If
             False, the last stage also contains a long cycle (our reading of §4.2).
 
     Raises:
-        ValueError: an argument is out of range, a batch cannot be divided into BN groups, or the
+        ValueError: An argument is out of range, a batch cannot be divided into BN groups, or the
             training is so short that a phase has no iteration.
     """
     used = cycles or Cycles()
@@ -435,7 +435,7 @@ def _count_iterations(
     floats depend on the Python version and could break a tie either way.
 
     Raises:
-        ValueError: a phase has no iteration.
+        ValueError: A phase has no iteration.
     """
     means = [_mean(shape.batch for shape in shapes) for shapes in cycles]
     weights = [length * mean for length, mean in zip(lengths, means, strict=True)]
@@ -474,7 +474,7 @@ def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> 
     of 4 if the baseline's batch size is 4.
 
     Raises:
-        ValueError: the batch cannot be divided into such groups.
+        ValueError: The batch cannot be divided into such groups.
     """
     if size is None:
         return None

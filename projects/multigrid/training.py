@@ -38,9 +38,9 @@ def prepare_step(step: ScheduleStep, model: nn.Module, optimizer: Optimizer) -> 
     `step.lr` times the group's "lr_scale", which is 1 by default.
 
     Args:
-        step: the iteration, as returned by `Schedule.at`.
-        model: the model to change.
-        optimizer: the optimizer to change.
+        step: The iteration, as returned by `Schedule.at`.
+        model: The model to change.
+        optimizer: The optimizer to change.
     """
     set_group_size(model, step.bn_size)
     for group in optimizer.param_groups:
@@ -64,16 +64,16 @@ class Training:
     (`recommend_cycles`).
 
     Args:
-        schedule: the schedule to train.
-        model: the model to train. BN layers must have been converted by `convert_batchnorm`.
-        optimizer: the optimizer. `begin` sets the learning rate of each parameter group to the
+        schedule: The schedule to train.
+        model: The model to train. BN layers must have been converted by `convert_batchnorm`.
+        optimizer: The optimizer. `begin` sets the learning rate of each parameter group to the
             schedule's learning rate times the group's "lr_scale", which is 1 by default. If a
             framework creates model and optimizer later, set the attributes `model` and `optimizer`
             before the first `begin`.
-        seed: seed of the order of clips.
-        rank: rank of this process. None means the rank in torch.distributed if it is initialised
+        seed: Seed of the order of clips.
+        rank: Rank of this process. None means the rank in torch.distributed if it is initialised
             when the first loader is created, else 0.
-        world_size: number of processes. None means the world size of torch.distributed if it is
+        world_size: Number of processes. None means the world size of torch.distributed if it is
             initialised when the first loader is created, else 1.
     """
 
@@ -114,13 +114,13 @@ class Training:
         read.
 
         Args:
-            dataset: a data set that accepts a `ClipRequest` as index. It must have as many videos
+            dataset: A data set that accepts a `ClipRequest` as index. It must have as many videos
                 as the schedule.
             loader: `DataLoader` or a subclass.
-            options: options of the loader, such as num_workers. collate_fn defaults to `collate`.
+            options: Options of the loader, such as num_workers. collate_fn defaults to `collate`.
 
         Raises:
-            ValueError: the data set has another number of videos than the schedule, the data set
+            ValueError: The data set has another number of videos than the schedule, the data set
                 cannot be indexed by `ClipRequest`, or the mini-batches cannot be divided over the
                 processes (`check_processes`).
         """
@@ -154,13 +154,13 @@ class Training:
         clips (see `set_coverage`). It increments `iteration`.
 
         Args:
-            batch: the mini-batch from the loader, or the index of its iteration.
+            batch: The mini-batch from the loader, or the index of its iteration.
 
         Returns:
             The settings of the iteration.
 
         Raises:
-            ValueError: the mini-batch has no "iteration", or is not the next one because
+            ValueError: The mini-batch has no "iteration", or is not the next one because
                 mini-batches were skipped or repeated. Or there is no model or optimizer. The first
                 call also raises ValueError if the model does not accept all shapes
                 (`check_patches`), or if its BN layers were not converted by `convert_batchnorm`.
@@ -255,7 +255,7 @@ class Training:
         """Resume from a state. Call this before `loader`, which reads the iteration to start at.
 
         Raises:
-            ValueError: the state is not from a `Training`, or from a training with another schedule
+            ValueError: The state is not from a `Training`, or from a training with another schedule
                 or seed.
         """
         for name, local in self._identity().items():
@@ -284,9 +284,9 @@ class MultigridLR(LRScheduler):
     which is 1 by default. It stays constant after the last iteration.
 
     Args:
-        optimizer: the optimizer.
-        schedule: the schedule to train.
-        last_epoch: as in PyTorch: the iteration before the one to start at.
+        optimizer: The optimizer.
+        schedule: The schedule to train.
+        last_epoch: As in PyTorch: the iteration before the one to start at.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:

@@ -79,16 +79,16 @@ def score(
     """Return the accuracy on the validation videos in %.
 
     Args:
-        recipe: the recipe of the training.
-        checkpoint: path of the checkpoint.
-        crop: crop size of the clips that the network gets, in pixels.
-        pixels: crop size of the clips that are read from the videos, in pixels.
-        change: function that converts clips from `pixels` to `crop`. It is not called if the two
+        recipe: The recipe of the training.
+        checkpoint: Path of the checkpoint.
+        crop: Crop size of the clips that the network gets, in pixels.
+        pixels: Crop size of the clips that are read from the videos, in pixels.
+        change: Function that converts clips from `pixels` to `crop`. It is not called if the two
             are equal.
-        world: rank and device of this process.
+        world: Rank and device of this process.
 
     Raises:
-        ValueError: the weights in the checkpoint do not fit the model of the recipe.
+        ValueError: The weights in the checkpoint do not fit the model of the recipe.
     """
     model = build_model(with_crop(recipe, crop), grouped_bn=True).to(world.device)
     load_weights(model, checkpoint, complete=True)
@@ -109,11 +109,11 @@ def measure(
     """Score a checkpoint at the crop size of its training and at other crop sizes.
 
     Args:
-        recipe: the recipe of the training.
-        checkpoint: path of the checkpoint.
-        crop: crop size that the checkpoint was trained on, in pixels.
-        others: larger crop sizes to score, in pixels.
-        world: rank and device of this process.
+        recipe: The recipe of the training.
+        checkpoint: Path of the checkpoint.
+        crop: Crop size that the checkpoint was trained on, in pixels.
+        others: Larger crop sizes to score, in pixels.
+        world: Rank and device of this process.
 
     Returns:
         Dict with "metric", "trained_on" and "rows". Each row has "crop", and the accuracy in % for

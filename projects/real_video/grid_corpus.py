@@ -83,15 +83,15 @@ def find_sentences(videos: Path, alignments: Path) -> tuple[list[Sentence], Left
     """Find the .mpg files in a folder, and read the .align file of each.
 
     Args:
-        videos: folder of the .mpg files.
-        alignments: folder of the .align files, which have the same names.
+        videos: Folder of the .mpg files.
+        alignments: Folder of the .align files, which have the same names.
 
     Returns:
         (sentences, left out). The sentences are sorted by name. Videos whose alignment is missing
         or invalid are left out.
 
     Raises:
-        ValueError: a folder does not exist, there are no videos, or more than half of the videos
+        ValueError: A folder does not exist, there are no videos, or more than half of the videos
             have no valid alignment.
     """
     for option, folder in (("--videos", videos), ("--alignments", alignments)):
@@ -129,7 +129,7 @@ def read_alignment(path: Path) -> tuple[tuple[Word, ...], float]:
         in frames from the start of the video.
 
     Raises:
-        ValueError: a line is not "start end word", times do not ascend, or a word is not possible
+        ValueError: A line is not "start end word", times do not ascend, or a word is not possible
             at its position in the sentence. The message names the file and the line.
     """
     words = list[Word]()
@@ -172,7 +172,7 @@ def decode(sentence: Sentence) -> Iterator[VideoFrame]:
     """Yield the decoded frames of a sentence's video.
 
     Raises:
-        UnreadableVideoError: the video cannot be decoded, does not have 25 frames a second, has
+        UnreadableVideoError: The video cannot be decoded, does not have 25 frames a second, has
             frames of different sizes, or is more than twice or less than half as long as the
             alignment.
     """

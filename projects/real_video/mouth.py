@@ -43,7 +43,7 @@ def look_at(sentence: Sentence) -> Look:
     """Compute the mean frame and the mean motion of the video of a sentence.
 
     Raises:
-        UnreadableVideoError: as in `decode`.
+        UnreadableVideoError: As in `decode`.
     """
     frames = np.stack([frame.to_ndarray(format="gray") for frame in decode(sentence)])
     changes = np.abs(np.diff(frames.astype(np.int16), axis=0))
@@ -105,7 +105,7 @@ class Square:
             RGB pictures (T, size, size, 3) uint8.
 
         Raises:
-            UnreadableVideoError: as in `decode`, or the frames do not have `width` × `height`
+            UnreadableVideoError: As in `decode`, or the frames do not have `width` × `height`
                 pixels.
         """
         size = (self.width, self.height)
@@ -128,14 +128,14 @@ def find_square(
     """Return the square around the mouth.
 
     Args:
-        look: mean picture and motion of the speaker's videos.
+        look: Mean picture and motion of the speaker's videos.
         mouth: (x, y) of the mouth's centre, in pixels. None means to find the mouth by its motion.
-        side: side of the square, in pixels of the frame. None means 112 for a height of 288 pixels,
+        side: Side of the square, in pixels of the frame. None means 112 for a height of 288 pixels,
             and in proportion for other heights.
-        size: width and height of the clips, in pixels.
+        size: Width and height of the clips, in pixels.
 
     Raises:
-        ValueError: no motion is found, the mouth lies outside the frame, or the square does not fit
+        ValueError: No motion is found, the mouth lies outside the frame, or the square does not fit
             into the frame.
     """
     height, width = look.motion.shape
@@ -150,7 +150,7 @@ def _find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:
     Motion is averaged over the surroundings of a position.
 
     Raises:
-        ValueError: there is no motion in the lower middle.
+        ValueError: There is no motion in the lower middle.
     """
     height, width = motion.shape
     top = height // 2

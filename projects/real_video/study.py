@@ -21,6 +21,8 @@ from slowfast_patches.train.checkpoint import checkpoint_of
 RECIPES = Path(__file__).parent / "recipes"
 DEMO = Path("configs/Demo")
 CURVE = (0.0625, 0.125, 0.25, 0.5, 1.0)
+NAMED = (0.25, 1.0, 4.0)
+"""Lengths at which the named cycles GENTLE and PAPER are compared."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ def variants(folder: str) -> tuple[Path, ...]:
 
 
 WORDS = recipes("SLOWFAST_WORDS", "SLOWFAST_WORDS_MULTIGRID")
+DIGITS = recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID")
 FACES = recipes("SLOWFAST_FACES", "SLOWFAST_FACES_MULTIGRID")
 (START,) = recipes("SLOWFAST_WORDS_START")
 DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
@@ -59,10 +62,13 @@ STUDIES = {
     "words": Study("words", WORDS, (*CURVE, 2.0, 4.0), most_seeds=3),
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
-    "digits": Study("digits", recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID"), CURVE, 3),
+    "digits": Study("digits", DIGITS, CURVE, most_seeds=3),
+    "cycles_words": Study("words", (WORDS[1], *recipes("cycles/WORDS_PAPER")), NAMED),
+    "cycles_digits": Study("digits", (DIGITS[1], *recipes("cycles/DIGITS_PAPER")), NAMED),
+    "cycles_demo": Study("demo", (*recipes("cycles/DEMO_GENTLE"), DEMO_PAIR[1]), NAMED),
     "carry_over": Study("words", variants("carry_over"), (1.0,)),
     "faces": Study("faces", (*FACES, *variants("faces_ablation")), (0.5,), 3, START),
-    "faces_curve": Study("faces", FACES, (0.25, 0.5, 1.0, 2.0), 3, START),
+    "faces_curve": Study("faces", FACES, (0.25, 0.5, 1.0, 2.0, 4.0), 3, START),
     "faces_controls": Study(
         "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.5), start=START
     ),
@@ -77,9 +83,9 @@ def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
     """Return the multigrid-compare command line of a study.
 
     Args:
-        name: name of the study.
-        args: parsed command line.
-        more: additional config keys and values, alternating.
+        name: Name of the study.
+        args: Parsed command line.
+        more: Additional config keys and values, alternating.
     """
     study = STUDIES[name]
     options: list[object] = [word for recipe in study.recipes for word in ("--cfg", recipe)]
@@ -106,7 +112,7 @@ def run(name: str, args: argparse.Namespace) -> None:
     """Run a study. If the study has a `start` recipe, train its weights first.
 
     Raises:
-        CalledProcessError: a training or the comparison failed.
+        CalledProcessError: A training or the comparison failed.
     """
     more = list[object]()
     if recipe := STUDIES[name].start:

@@ -27,10 +27,10 @@ def make_subset(
     """Write the lists of the clips of some classes, and classes.txt, to a folder.
 
     Args:
-        words: output folder of make_words.py.
-        folder: folder to write to. It is created if it does not exist.
-        classes: names of the classes. The index of a name is its new label.
-        most: maximum number of training clips per class. The first clips in the list are used. None
+        words: Output folder of make_words.py.
+        folder: Folder to write to. It is created if it does not exist.
+        classes: Names of the classes. The index of a name is its new label.
+        most: Maximum number of training clips per class. The first clips in the list are used. None
             means all clips.
 
     Raises:

@@ -80,7 +80,7 @@ class Split:
         Each split has at least one sentence.
 
         Raises:
-            ValueError: there are too few sentences.
+            ValueError: There are too few sentences.
         """
         drawn = sorted(sentences, key=self._sort_key)
         val, test = (max(1, round(part * len(drawn))) for part in (self.val, self.test))
@@ -131,21 +131,21 @@ def make_words(
     Existing clips are kept. The lists are written last.
 
     Args:
-        videos: folder of the speaker's .mpg files.
-        alignments: folder of the speaker's .align files.
-        output: folder to write to.
-        mouth: centre (x, y) of the mouth, in pixels of the frame. None means to find the mouth by
+        videos: Folder of the speaker's .mpg files.
+        alignments: Folder of the speaker's .align files.
+        output: Folder to write to.
+        mouth: Centre (x, y) of the mouth, in pixels of the frame. None means to find the mouth by
             its motion.
-        side: side of the square around the mouth, in pixels of the frame. None means 112 for a
+        side: Side of the square around the mouth, in pixels of the frame. None means 112 for a
             frame height of 288 pixels, and in proportion for other heights.
-        size: width and height of the clips, in pixels.
-        split: split of the sentences. None means the default `Split()`.
-        workers: number of processes. None means one per core.
+        size: Width and height of the clips, in pixels.
+        split: Split of the sentences. None means the default `Split()`.
+        workers: Number of processes. None means one per core.
 
     Raises:
-        ValueError: there are no usable videos, the mouth is not found, the square does not fit into
+        ValueError: There are no usable videos, the mouth is not found, the square does not fit into
             the frame, or `output` contains another data set.
-        OSError: a file in `output` cannot be written.
+        OSError: A file in `output` cannot be written.
     """
     workers = available_cores() if workers is None else workers
     split = split or Split()
@@ -206,7 +206,7 @@ def _earlier_square(
     """Return the square of the data set in `output`, or None if there is no data set.
 
     Raises:
-        ValueError: the data set in `output` was made with other arguments or by another program.
+        ValueError: The data set in `output` was made with other arguments or by another program.
     """
     manifest = output / MANIFEST
     if not manifest.exists():
@@ -235,7 +235,7 @@ def _look(sentences: Sequence[Sentence], workers: int) -> Look:
     Videos whose frames have another size than those of the first video are left out.
 
     Raises:
-        ValueError: none of these videos can be read.
+        ValueError: None of these videos can be read.
     """
     chosen = sentences[:: -(-len(sentences) // _NUM_LOOKS)]
     looks = dict[str, Look]()
@@ -301,7 +301,7 @@ def _cut_words(output: Path, square: Square, sentence: Sentence) -> str | None:
         None, or the reason why the video cannot be read.
 
     Raises:
-        OSError: a clip cannot be written.
+        OSError: A clip cannot be written.
     """
     try:
         pictures = square.cut(sentence)

@@ -161,11 +161,11 @@ def test_evaluations_are_the_trainer_s():
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (("SOLVER.LR_POLICY", "exponential"), "exponential is not known here"),
-        (("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_AFTER_WARMUP", True), "give .* a learning"),
-        (("SOLVER.STEPS", [1, 4]), "must start at epoch 0"),
-        (("SOLVER.LRS", [1]), "a rate for each"),
-        (("BN.NORM_TYPE", "sub_batchnorm"), "set it to batchnorm"),
+        (("SOLVER.LR_POLICY", "exponential"), "exponential is not supported"),
+        (("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_AFTER_WARMUP", True), "pass learning_rate"),
+        (("SOLVER.STEPS", [1, 4]), "must start with 0"),
+        (("SOLVER.LRS", [1]), "one value per step"),
+        (("BN.NORM_TYPE", "sub_batchnorm"), "Set BN.NORM_TYPE batchnorm"),
         (("MULTIGRID.DEFAULT_B", 4), "as it was loaded"),
         (("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0, 0.5]), "too short"),
     ],
@@ -189,7 +189,7 @@ def test_keys_are_added_only_where_they_are_missing():
     add_multigrid_config(other)
     other.MULTIGRID.LONG_CYCLE_FACTORS[0][0] = 0.0
     assert cfg.MULTIGRID.LONG_CYCLE_FACTORS[0][0] == 0.25
-    with pytest.raises(ValueError, match="call add_multigrid_config"):
+    with pytest.raises(ValueError, match="Call add_multigrid_config"):
         new_multigrid(CfgNode({"SOLVER": CfgNode()}))
 
 
@@ -248,9 +248,11 @@ def test_a_data_set_that_does_not_follow_its_config_is_refused():
             return torch.zeros(3, 8, 32, 32), 0, index, {}
 
     multigrid = new_multigrid(new_config())
-    with pytest.raises(ValueError, match=r"no attribute cfg: have it read DATA\.NUM_FRAMES"):
+    with pytest.raises(
+        ValueError, match="no attribute cfg. Its __getitem__ must read"
+    ):
         multigrid.loader(DataLoader([1]))
-    with pytest.raises(ValueError, match=r"Fixed gave a clip of \(3, 8, 32, 32\)"):
+    with pytest.raises(ValueError, match=r"Fixed returned a clip of shape \(3, 8, 32, 32\)"):
         next(iter(multigrid.loader(Fixed(new_config()))))
 
 

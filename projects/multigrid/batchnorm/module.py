@@ -58,7 +58,7 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
     `nn.BatchNorm3d`.
 
     Raises:
-        ValueError: in training, if the clips cannot be arranged in groups of k.
+        ValueError: In training, if the clips cannot be arranged in groups of k.
     """
 
     group_size: int | None = None
@@ -149,8 +149,8 @@ def group_order(clips: int, group_size: int | None) -> list[int]:
     of the global batch in this order, the groups do not depend on the number of processes.
 
     Args:
-        clips: the number of clips on this process.
-        group_size: clips per group, or None for no groups.
+        clips: The number of clips on this process.
+        group_size: Clips per group, or None for no groups.
     """
     if group_size is None or group_size >= clips or clips % group_size:
         return list(range(clips))
@@ -233,8 +233,8 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
     Warns if `model` has no such module.
 
     Args:
-        model: the model, after `convert_batchnorm`.
-        group_size: clips per group, or None for all clips of a process.
+        model: The model, after `convert_batchnorm`.
+        group_size: Clips per group, or None for all clips of a process.
 
     Raises:
         ValueError: `group_size` is below 1.

@@ -20,7 +20,7 @@ def check_processes(schedule: Schedule, processes: int) -> None:
     all the clips of several neighbouring processes.
 
     Raises:
-        ValueError: they cannot. The message lists the numbers of processes that can.
+        ValueError: They cannot. The message lists the numbers of processes that can.
     """
     for shape, bn_size in _batches(schedule):
         if shape.batch % processes:
@@ -57,11 +57,11 @@ def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
     schedule has no BN sizes.
 
     Args:
-        schedule: the schedule to train.
-        timeout: as in `form_bn_process_groups`.
+        schedule: The schedule to train.
+        timeout: As in `form_bn_process_groups`.
 
     Raises:
-        ValueError: the processes cannot train the schedule.
+        ValueError: The processes cannot train the schedule.
     """
     batches = _batches(schedule)
     if not (dist.is_available() and dist.is_initialized()) or not any(k for _, k in batches):

@@ -140,8 +140,8 @@ def form_bn_process_groups(ranks_per_group: int, timeout: timedelta | None = Non
     default group, messages would queue behind the gradients of later layers.
 
     Args:
-        ranks_per_group: the number of neighbouring ranks in a group.
-        timeout: how long a process waits for its neighbours. None is torch's default, not that of
+        ranks_per_group: The number of neighbouring ranks in a group.
+        timeout: How long a process waits for its neighbours. None is torch's default, not that of
             the default group.
     """
     if ranks_per_group == 1:
@@ -158,7 +158,7 @@ def _process_group(ranks_per_group: int) -> dist.ProcessGroup:
     """Return the process group of this rank and the neighbours that it shares statistics with.
 
     Raises:
-        ValueError: the group has not been formed.
+        ValueError: The group has not been formed.
     """
     world = dist.group.WORLD
     assert world is not None

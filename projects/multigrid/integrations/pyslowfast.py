@@ -92,7 +92,7 @@ class PySlowFastMultigrid:
             The model, which is changed in place.
 
         Raises:
-            ValueError: the model has no `nn.BatchNorm3d` where the schedule has BN sizes, or
+            ValueError: The model has no `nn.BatchNorm3d` where the schedule has BN sizes, or
                 batch normalisation of another kind.
         """
         model = convert_batchnorm(model)
@@ -120,7 +120,7 @@ class PySlowFastMultigrid:
                 `multigrid.collate`.
 
         Raises:
-            ValueError: see `Training.loader` and `ConfiguredClips`.
+            ValueError: See `Training.loader` and `ConfiguredClips`.
         """
         defaults: dict[str, Any] = {
             "num_workers": get_key(self._loaded, "DATA_LOADER.NUM_WORKERS", 0),

@@ -1,4 +1,4 @@
-"""A data set of PySlowFast's kind, under the config of each clip's shape."""
+"""Read clips of a requested shape from a PySlowFast data set, by changing its config."""
 
 from __future__ import annotations
 
@@ -28,33 +28,41 @@ _OFF = {
     "MULTIGRID.DEFAULT_T": 0,
     "MULTIGRID.DEFAULT_S": 0,
 }
-"""Values with which data sets of later releases do not change shape or stride a second time."""
+"""Keys that turn off the multigrid code in the data sets of later releases."""
 
 
 class ConfiguredClips(Dataset[Any]):
-    """A data set of PySlowFast's kind that is indexed by `ClipRequest`.
+    """Wrap a PySlowFast data set so that it accepts a `ClipRequest` as index.
 
-    While a clip is read, DATA.NUM_FRAMES, TRAIN_CROP_SIZE, SAMPLING_RATE and TRAIN_JITTER_SCALES of
-    the data set's config, in the process that reads, are those of the request's grid (`make_grid`):
-    the stride is drawn from [τ, τ·T/t], the short side by the data set from [min·h/H, max]. The
-    global generators of Python, NumPy and PyTorch are seeded by (seed, epoch, video). Config and
-    generators are then what they were before.
+    While a clip is read, four keys in the section DATA of the data set's config have the values for
+    the requested shape (`make_grid`):
+
+    - NUM_FRAMES and TRAIN_CROP_SIZE are those of the shape.
+    - SAMPLING_RATE is drawn from [τ, τ·T/t], for clips of t frames and a baseline of T frames with
+      stride τ.
+    - TRAIN_JITTER_SCALES is [min·h/H, max], for crops of h pixels and a baseline of H pixels. The
+      data set draws the short side from this range.
+
+    The global random generators of Python, NumPy and PyTorch are seeded by (seed, epoch, video).
+    After the clip is read, the config and the generators are restored. The config is changed only
+    in the process that reads the clip.
 
     Args:
-        dataset: reads these keys from its attribute `cfg` at every `__getitem__`.
-        cfg: has the baseline's values, and RNG_SEED, the seed.
-        base: the baseline's mini-batch.
+        dataset: The data set. `__getitem__` must read the four keys from its attribute `cfg`.
+        cfg: The config of the baseline. RNG_SEED is the seed.
+        base: Shape of the baseline's mini-batch.
 
     Raises:
-        ValueError: the data set has no `cfg`; or, when a clip is read, does not follow it.
+        ValueError: The data set has no attribute `cfg`. Also raised when a clip is read, if the
+            clip does not have the requested shape.
     """
 
     def __init__(self, dataset: Dataset[Any], cfg: Any, base: Shape) -> None:
         if not hasattr(dataset, "cfg"):
             raise ValueError(
-                f"the {type(dataset).__name__} has no attribute cfg: have it read DATA.NUM_FRAMES, "
-                "SAMPLING_RATE, TRAIN_CROP_SIZE and TRAIN_JITTER_SCALES from self.cfg at every "
-                "__getitem__, or give by_request=True if it takes a ClipRequest"
+                f"the {type(dataset).__name__} has no attribute cfg. Its __getitem__ must read "
+                "DATA.NUM_FRAMES, SAMPLING_RATE, TRAIN_CROP_SIZE and TRAIN_JITTER_SCALES from "
+                "self.cfg. If it accepts a ClipRequest as index, pass by_request=True instead"
             )
         self.dataset: Any = dataset
         self._seed: int = cfg.RNG_SEED
@@ -90,7 +98,7 @@ class ConfiguredClips(Dataset[Any]):
 
 @contextmanager
 def _seeded(python: int, numpy: int, pytorch: int) -> Iterator[None]:
-    """Seed the global generators of the CPU within the context."""
+    """Context manager: seed the global random generators of the CPU, and restore them."""
     former = random.getstate()
     former_of_numpy = np.random.get_state()
     with torch.random.fork_rng(devices=()):
@@ -105,21 +113,21 @@ def _seeded(python: int, numpy: int, pytorch: int) -> Iterator[None]:
 
 
 def _check_clip(item: Any, shape: Shape, name: str) -> None:
-    """Raise ValueError if the largest clip of an item has another shape than requested.
+    """Raise ValueError if the largest clip in an item does not have the requested shape.
 
-    Its four axes may have any order.
+    The four dimensions of the clip may have any order.
     """
     sides = max((a.shape for a in _arrays(item) if a.ndim == 4), key=math.prod, default=None)
     if sides is not None and not {shape.frames, shape.crop} <= set(sides):
         raise ValueError(
-            f"{name} gave a clip of {tuple(sides)}, asked for {shape.frames} frames of "
-            f"{shape.crop}² pixels: have it read DATA.NUM_FRAMES and DATA.TRAIN_CROP_SIZE from "
-            "self.cfg at every __getitem__, not once when it is made"
+            f"{name} returned a clip of shape {tuple(sides)}, but {shape.frames} frames of "
+            f"{shape.crop}² pixels were requested. Its __getitem__ must read DATA.NUM_FRAMES and "
+            "DATA.TRAIN_CROP_SIZE from self.cfg, rather than __init__"
         )
 
 
 def _arrays(item: Any) -> Iterator[Any]:
-    """Yield the arrays and tensors of an item, however it is nested."""
+    """Yield all arrays and tensors in an item, which may be nested."""
     if hasattr(item, "ndim"):
         yield item
     elif isinstance(item, (list, tuple, Mapping)):

@@ -1,6 +1,7 @@
-"""What a config of PySlowFast says of a training, in the words of the method, and changes of it.
+"""Build a multigrid schedule from a PySlowFast config, and change keys of the config.
 
-A config is any object with PySlowFast's sections and keys: 1.0's, a later release's, a fork's.
+A config is any object with the sections and keys of PySlowFast. It may come from PySlowFast 1.0, a
+later release or a fork.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _OPTIONS: Mapping[str, Any] = {
     "WARMUP_IN_EPOCHS": False,
     "FINE_TUNING": True,
 }
-"""Keys that no release of PySlowFast has: options of `make_schedule`, with its defaults."""
+"""Keys that no release of PySlowFast has. They are options of `make_schedule`."""
 
 _DEFAULTS: Mapping[str, Any] = {
     **_OPTIONS,
@@ -48,17 +49,21 @@ _DEFAULTS: Mapping[str, Any] = {
     "DEFAULT_S": 0,
     "KEEP_FIELD_OF_VIEW": False,
 }
-"""The keys of MULTIGRID."""
+"""Default values of the keys in the section MULTIGRID."""
 
 
 def get_key(cfg: Any, name: str, default: Any = None) -> Any:
-    """Return the value of a key such as "DATA.NUM_FRAMES", or `default` if the config lacks it."""
+    """Return the value of a key such as "DATA.NUM_FRAMES", or `default` if there is no such key."""
     section, _, key = name.partition(".")
     return getattr(getattr(cfg, section, None), key, default)
 
 
 def set_keys(cfg: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set those of the keys that a config has, frozen or not; return their former values."""
+    """Set keys of a config, which may be frozen. Keys that do not exist are ignored.
+
+    Returns:
+        The previous values of the changed keys.
+    """
     frozen = hasattr(cfg, "is_frozen") and cfg.is_frozen()
     if frozen:
         cfg.defrost()
@@ -75,7 +80,7 @@ def set_keys(cfg: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def changed(cfg: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Set those of the keys that a config has, within the context."""
+    """Context manager: set keys of a config temporarily. Keys that do not exist are ignored."""
     former = set_keys(cfg, values)
     try:
         yield
@@ -84,7 +89,10 @@ def changed(cfg: Any, values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def add_multigrid_config(cfg: Any) -> None:
-    """Add to a config the keys of MULTIGRID that it lacks, before a recipe is merged into it."""
+    """Add the section MULTIGRID to a config, or the keys that this section lacks.
+
+    Call this before you merge a recipe into the config.
+    """
     section = getattr(cfg, "MULTIGRID", None) or type(cfg)()
     for key, value in _DEFAULTS.items():
         if not hasattr(section, key):
@@ -93,15 +101,18 @@ def add_multigrid_config(cfg: Any) -> None:
 
 
 def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = None) -> Schedule:
-    """Return the schedule that a config asks for; with both cycles off, the baseline's.
+    """Build the schedule that a config describes.
+
+    If both cycles are off, this is the schedule of the baseline.
 
     Args:
-        cfg: as it was loaded. TRAIN.BATCH_SIZE is that of one of NUM_SHARDS machines.
-        num_videos: videos in the training set.
-        learning_rate: the baseline's policy; by default that of SOLVER.
+        cfg: The config, unchanged since it was loaded. TRAIN.BATCH_SIZE is the batch size per
+            machine, and NUM_SHARDS the number of machines.
+        num_videos: Number of training videos.
+        learning_rate: Learning-rate policy of the baseline. None means the policy in SOLVER.
 
     Raises:
-        ValueError: the config has no schedule, or is no longer as it was loaded.
+        ValueError: The config describes no valid schedule, or has been changed since it was loaded.
     """
     _check(cfg)
     cycles = cfg.MULTIGRID
@@ -130,33 +141,39 @@ def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = 
 
 
 def _check(cfg: Any) -> None:
-    """Raise ValueError if a config has no cycles, other BN, or values of a training's phase."""
+    """Check that `schedule_of` can use a config.
+
+    Raises:
+        ValueError: The config has no section MULTIGRID, uses an unsupported BN type, or was changed
+            by the multigrid code of a later release.
+    """
     if not hasattr(cfg, "MULTIGRID"):
         raise ValueError(
-            "the config has no section MULTIGRID: call add_multigrid_config(cfg) before a recipe "
-            "is merged into it"
+            "the config has no section MULTIGRID. Call add_multigrid_config(cfg) before you merge "
+            "a recipe into it"
         )
     if get_key(cfg, "MULTIGRID.DEFAULT_B", 0):
         raise ValueError(
-            f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}: a training has rewritten the "
-            "config; give it as it was loaded, and leave out the release's own multigrid schedule"
+            f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}, so the multigrid code of a later "
+            "release has changed the config. Pass the config as it was loaded, and do not use that "
+            "code"
         )
     norm = get_key(cfg, "BN.NORM_TYPE", "batchnorm")
     if norm != "batchnorm":
         raise ValueError(
-            f"BN.NORM_TYPE is {norm}, which cannot be over MULTIGRID.BN_BASE_SIZE clips at every "
-            "shape: set it to batchnorm, and convert does the rest"
+            f"BN.NORM_TYPE is {norm}, which cannot normalise over MULTIGRID.BN_BASE_SIZE clips at "
+            "every shape. Set BN.NORM_TYPE batchnorm. The method convert then replaces the layers"
         )
 
 
 def learning_rate_of(cfg: Any) -> LearningRate:
-    """Return the policy of SOLVER.
+    """Return the learning-rate policy in the section SOLVER.
 
-    It is `cosine`, `steps_with_relative_lrs`, whose LRS are multiples of BASE_LR, or
-    `steps_with_lrs`, whose LRS are rates.
+    Supported values of LR_POLICY are `cosine`, `steps_with_relative_lrs` (LRS are multiples of
+    BASE_LR) and `steps_with_lrs` (LRS are learning rates).
 
     Raises:
-        ValueError: the policy is another, or its steps and rates do not fit.
+        ValueError: LR_POLICY is not supported, or STEPS and LRS do not agree.
     """
     solver = cfg.SOLVER
     policy = solver.LR_POLICY
@@ -168,16 +185,16 @@ def learning_rate_of(cfg: Any) -> LearningRate:
         return CosineRate(solver.BASE_LR, end, get_key(cfg, "SOLVER.COSINE_END_LR", 0.0), warmup)
     if solver.LR_POLICY not in ("steps_with_relative_lrs", "steps_with_lrs"):
         raise ValueError(
-            f"SOLVER.LR_POLICY {policy} is not known here: set cosine, steps_with_relative_lrs or "
-            "steps_with_lrs, or give PySlowFastMultigrid a learning_rate, such as CosineRate(...)"
+            f"SOLVER.LR_POLICY {policy} is not supported. Use cosine, steps_with_relative_lrs or "
+            "steps_with_lrs, or pass learning_rate=CosineRate(...) to PySlowFastMultigrid"
         )
-    # Recipes list surplus rates, and some a last step at MAX_EPOCH: no iteration gets to them.
+    # Ignore surplus LRS and steps at or after MAX_EPOCH, because no iteration uses them.
     starts = [float(step) for step in solver.STEPS if step < end] or [0.0]
     rates = list(solver.LRS)[: len(starts)] or [solver.GAMMA**j for j in range(len(starts))]
     if starts[0] != 0 or len(rates) != len(starts):
         raise ValueError(
-            f"SOLVER.STEPS {list(solver.STEPS)} must start at epoch 0, and SOLVER.LRS "
-            f"{list(solver.LRS)} have a rate for each"
+            f"SOLVER.STEPS {list(solver.STEPS)} must start with 0, and SOLVER.LRS "
+            f"{list(solver.LRS)} must have one value per step"
         )
     unit = 1.0 if solver.LR_POLICY == "steps_with_lrs" and solver.LRS else solver.BASE_LR
     return SteppedRate((*starts[1:], end), tuple(unit * rate for rate in rates), warmup)

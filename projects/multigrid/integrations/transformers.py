@@ -1,4 +1,4 @@
-"""Multigrid training with a subclass of the Trainer of transformers."""
+"""Multigrid training with Hugging Face transformers: a subclass of its Trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multigrid.training import MultigridLR, Training
 __all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
 _KEYS_OF_BEGIN = ("iteration", "coverage")
-"""Keys of a batch that `Training.begin` uses and the model does not take."""
+"""Keys of a mini-batch that are passed to `Training.begin`, not to the model."""
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
@@ -29,19 +29,23 @@ def video_inputs(
     mean: Sequence[float] = _MEAN,
     std: Sequence[float] = _STD,
 ) -> dict[str, Any]:
-    """Collate samples of one iteration into the inputs of a video model of transformers.
+    """Collate the samples of one iteration into inputs for a video model of transformers.
 
     Args:
-        samples: as in `collate`.
-        name: the model's argument for clips. For V-JEPA 2 it is pixel_values_videos.
-        mean: mean of each colour, in [0, 1], as in the model's image processor
-            (`processor_colours`). The default is ImageNet's, which fits VideoMAE and V-JEPA 2 but
-            not ViViT and TimeSformer.
-        std: standard deviation of each colour, likewise.
+        samples: Samples, as for `collate`.
+        name: Name of the model's argument for clips: "pixel_values" for most models,
+            "pixel_values_videos" for V-JEPA 2.
+        mean: Mean of each colour channel, for pixels in [0, 1]. The default is ImageNet's, which is
+            right for VideoMAE and V-JEPA 2, but not for ViViT and TimeSformer. `processor_colours`
+            returns the values for a model.
+        std: Standard deviation of each colour channel, for pixels in [0, 1].
 
     Returns:
-        The normalised clips, (N, T, 3, H, W), some of them mirrored, under `name`. "labels". For
-        `Training.begin`, "iteration" and, if the samples have them, "coverage".
+        A dictionary with these keys:
+
+        - `name`: normalised clips (N, T, 3, H, W). Some of them are mirrored.
+        - "labels": labels, as returned by `collate`.
+        - "iteration", and "coverage" if the samples have it: arguments of `Training.begin`.
     """
     batch = collate(samples)
     pixels = network_input(batch, mean, std).transpose(1, 2)
@@ -50,16 +54,17 @@ def video_inputs(
 
 
 def processor_colours(values: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Return the mean and standard deviation of each colour by which a processor normalises.
+    """Return the mean and standard deviation with which a processor normalises each colour channel.
 
-    Most processors scale bytes to [0, 1] first. ViViT's scale them to [-1, 1] (rescale_factor
-    1 / 127.5), so their image_mean and image_std refer to that range.
+    Most processors first scale pixels from [0, 255] to [0, 1]. The processor of ViViT scales them
+    to [-1, 1] (rescale_factor 1 / 127.5), so its image_mean and image_std refer to that range. This
+    function converts them to the range [0, 1].
 
     Args:
-        values: the configuration of an image or video processor.
+        values: The configuration of an image or video processor.
 
     Returns:
-        Mean and standard deviation of pixels in [0, 1].
+        Mean and standard deviation of each channel, for pixels in [0, 1].
     """
     scale = 255 * (values.get("rescale_factor") or 1 / 255)
     shift = float(values.get("offset", scale > 1.5))
@@ -69,7 +74,11 @@ def processor_colours(values: Mapping[str, Any]) -> tuple[list[float], list[floa
 
 
 class _ResumableLR(MultigridLR):
-    """Scheduler whose state includes that of the training, to check it when resuming."""
+    """Learning-rate scheduler that also saves the state of the training.
+
+    When a training resumes, `Training.load_state_dict` then checks that the schedule and the seed
+    are the same.
+    """
 
     def __init__(self, optimizer: Optimizer, training: Training) -> None:
         self.training = training
@@ -85,21 +94,22 @@ class _ResumableLR(MultigridLR):
 
 
 class MultigridTrainer(Trainer):
-    """Trainer whose mini-batches, learning rates and BN groups follow a schedule.
+    """Trainer of transformers that trains with a multigrid schedule.
 
-    The schedule replaces num_train_epochs, per_device_train_batch_size, learning_rate and the
-    scheduler of the arguments, which are ignored. Training resumes inside an epoch from the
-    Trainer's checkpoints.
+    The schedule sets the mini-batches, the learning rates and the size of BN groups. These training
+    arguments are ignored: num_train_epochs, per_device_train_batch_size, learning_rate and
+    lr_scheduler_type. A training can be resumed from the Trainer's checkpoints, also within an
+    epoch.
 
     Args:
-        schedule: the schedule to train.
-        options: options of the Trainer. `train_dataset` must take a `ClipRequest` as index.
-            `data_collator` must keep "iteration" in the model's inputs. By default it is
-            `video_inputs` with the model's name for clips and, if `processing_class` is an image
-            processor, with its mean and standard deviation.
+        schedule: The schedule to train.
+        options: Arguments of the Trainer. `train_dataset` must accept a `ClipRequest` as index.
+            `data_collator` must return "iteration" beside the inputs of the model. It defaults to
+            `video_inputs` with the model's name for clips. If `processing_class` is an image
+            processor, its mean and standard deviation are used.
 
     Raises:
-        ValueError: an argument conflicts with the schedule.
+        ValueError: An argument conflicts with the schedule.
     """
 
     def __init__(self, *, schedule: Schedule, **options: Any) -> None:
@@ -108,25 +118,25 @@ class MultigridTrainer(Trainer):
         for wrong, advice in (
             (
                 args.max_steps not in (-1, schedule.iterations),
-                f"max_steps differs from the {schedule.iterations} iterations of the schedule: "
-                "leave it out, and set the length by the learning rate given to make_schedule",
+                f"max_steps differs from the {schedule.iterations} iterations of the schedule, so "
+                "leave it out. The learning rate passed to make_schedule sets the length",
             ),
             (
                 args.gradient_accumulation_steps != 1,
                 "gradient_accumulation_steps would merge several iterations of the schedule into "
-                "one: leave it out, and choose a smaller batch for make_schedule",
+                "one. Leave it out, and choose a smaller batch for make_schedule",
             ),
             (
                 args.n_gpu > 1,
-                "nn.DataParallel is not supported: start one process per GPU with torchrun",
+                "nn.DataParallel is not supported. Start one process per GPU with torchrun",
             ),
             (
                 args.ignore_data_skip,
-                "ignore_data_skip would resume with other clips than the schedule's: leave it out",
+                "with ignore_data_skip, a resumed training would repeat clips. Leave it out",
             ),
             (
                 (options.get("optimizers") or (None, None))[1] is not None,
-                "the rates are the schedule's: give optimizers=(optimizer, None)",
+                "the schedule sets the learning rates. Pass optimizers=(optimizer, None)",
             ),
         ):
             if wrong:
@@ -145,10 +155,16 @@ class MultigridTrainer(Trainer):
             self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Return the loader of all mini-batches; the Trainer skips those already trained."""
+        """Return a data loader of all mini-batches.
+
+        When a training resumes, the Trainer skips the mini-batches that were already trained.
+
+        Raises:
+            ValueError: There is no train_dataset.
+        """
         self.training.iteration = 0
         if self.train_dataset is None:
-            raise ValueError("MultigridTrainer has no train_dataset: give it one")
+            raise ValueError("MultigridTrainer has no train_dataset. Pass one when you create it")
         dataset: Any = self.train_dataset
         return self.training.loader(
             dataset,
@@ -162,7 +178,12 @@ class MultigridTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: Optimizer | None = None
     ) -> MultigridLR:
-        """Create the scheduler of the schedule's rates, which the Trainer steps and saves."""
+        """Create the learning-rate scheduler, which the Trainer steps and saves.
+
+        Args:
+            num_training_steps: Ignored. The schedule has the number of iterations.
+            optimizer: Optimizer to schedule. None means the optimizer of the Trainer.
+        """
         chosen: Any = self.optimizer if optimizer is None else optimizer
         scheduler = _ResumableLR(chosen, self.training)
         self.lr_scheduler: Any = scheduler
@@ -171,8 +192,8 @@ class MultigridTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Tensor:
-        """Begin the iteration, then call the Trainer's method."""
-        # With model_init, the Trainer creates a new model when the training begins.
+        """Call `Training.begin`, then train the mini-batch as the base class does."""
+        # If model_init is given, the Trainer creates a new model at the start of the training.
         self.training.model = self.model
         self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
@@ -183,18 +204,18 @@ class MultigridTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Any:
-        """Call the Trainer's method without the keys that the model does not take."""
+        """Evaluate a mini-batch as the base class does, without the keys for `Training.begin`."""
         taken = {name: value for name, value in inputs.items() if name not in _KEYS_OF_BEGIN}
         return super().prediction_step(model, taken, *arguments, **options)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        """Load a checkpoint, whose tensors may have older names.
+        """Load a checkpoint, also if its tensors have older names.
 
-        For some models (VideoMAE, ViViT), save_pretrained writes older names. from_pretrained
-        translates them, but the Trainer (5.23) only warns and leaves such tensors at their initial
-        values.
+        For some models, such as VideoMAE and ViViT, save_pretrained writes older names of tensors.
+        from_pretrained translates these names. The Trainer of transformers 5.23 does not: it only
+        warns, and such tensors keep their initial values.
         """
         chosen = self.model if model is None else model
         if not isinstance(chosen, PreTrainedModel):
@@ -204,7 +225,7 @@ class MultigridTrainer(Trainer):
         chosen.load_state_dict(loaded.state_dict())
 
     def _load_best_model(self) -> None:
-        """Load the best checkpoint at the end, by `_load_from_checkpoint`."""
+        """Load the best checkpoint at the end of the training, with `_load_from_checkpoint`."""
         if isinstance(self.model, PreTrainedModel):
             assert self.state.best_model_checkpoint is not None
             self._load_from_checkpoint(self.state.best_model_checkpoint)

@@ -62,7 +62,7 @@ class _Actor:
 
     Attributes:
         sprite: Picture of the object, (S, S, 4).
-        start: x and y in pixels, angle in radians, and size phase at frame 0. The size phase is
+        start: X and y in pixels, angle in radians, and size phase at frame 0. The size phase is
             from 0 (smallest) to 1 (largest).
         turn: Change of the angle in radians per frame.
         zoom: Change of the size phase per frame.

@@ -123,7 +123,7 @@ class Thing:
     Attributes:
         sprite: Picture of the object, (SPRITE, SPRITE, 4): RGB times opacity, and opacity, both in
             [0, 1].
-        state: x and y in pixels, angle in radians, and size phase from 0 (smallest) to 1 (largest),
+        state: X and y in pixels, angle in radians, and size phase from 0 (smallest) to 1 (largest),
             all in the frame `Scene.anchor`.
     """
 

@@ -248,9 +248,7 @@ def test_a_data_set_that_does_not_follow_its_config_is_refused():
             return torch.zeros(3, 8, 32, 32), 0, index, {}
 
     multigrid = new_multigrid(new_config())
-    with pytest.raises(
-        ValueError, match="no attribute cfg. Its __getitem__ must read"
-    ):
+    with pytest.raises(ValueError, match="no attribute cfg"):
         multigrid.loader(DataLoader([1]))
     with pytest.raises(ValueError, match=r"Fixed returned a clip of shape \(3, 8, 32, 32\)"):
         next(iter(multigrid.loader(Fixed(new_config()))))

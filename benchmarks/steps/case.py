@@ -95,7 +95,14 @@ class Steps(ABC):
 
     @abstractmethod
     def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
-        """Train one iteration, and call `mark` each time the work of a part has been queued."""
+        """Train one iteration.
+
+        Args:
+            step: The iteration.
+            batch: The mini-batch.
+            mark: Function to call with the name of each part of the iteration, such as "forward",
+                after its work has been queued on the device.
+        """
 
     @abstractmethod
     def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:

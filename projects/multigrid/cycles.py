@@ -20,9 +20,9 @@ class Cycles:
 
     Args:
         long_cycle: Frames and crop of each long-cycle shape as fractions (t/T, h/H) of the
-            baseline's, from small to large. Empty for no long cycle. However, with a short cycle
-            and a learning rate that drops, an empty `long_cycle` means a long cycle that consists
-            of the baseline's shape (paper §4.2).
+            baseline's, from small to large. If empty, there is no long cycle, with one
+            exception: if there is a short cycle and the learning rate decreases in steps, the
+            baseline's shape is used as the only long-cycle shape (paper §4.2).
         short_cycle: The crops of the short cycle as fractions h/H of the baseline's crop. The
             long-cycle crop is always added as the last one. Empty for no short cycle.
         epoch_factor: Number of epochs as a multiple of the baseline's.

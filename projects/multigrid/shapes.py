@@ -60,10 +60,10 @@ def scale_shape(
         base: The baseline's shape.
         factors: Frames and crop as fractions (t/T, h/H) of the baseline's.
         size_divisor: If above 1, crops smaller than the baseline's are rounded to the nearest
-            multiple of this number. The number of clips is computed from the rounded crop, with
-            (H/h)² rounded to an integer, so that it remains a multiple of B. Example with a divisor
-            of 16 or 32 and H = 224: a crop of 158 becomes 160, and (H/h)² = 1.96 becomes 2, so the
-            mini-batch has 2 % more pixels than the baseline's.
+            multiple of this number. The number of clips is then computed from the rounded crop, and
+            (H/h)² is rounded to an integer. The number of clips therefore remains a multiple of B.
+            Example with a divisor of 16 or 32 and H = 224: a crop of 158 becomes 160, and (H/h)² =
+            1.96 becomes 2, so the mini-batch has 2 % more pixels than the baseline's.
         batch_exponent: Exponent β in [0, 1]. The batch grows by ((T/t) · (H/h) · (W/w))^β, rounded
             to an integer. With 1, this is Equation 1. With 0, every shape has B clips, as in
             progressive resizing (EfficientNetV2, Tan and Le, 2021, section 4).

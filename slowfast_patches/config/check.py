@@ -61,7 +61,7 @@ def _check_class_weights(recipe: Recipe) -> None:
     if weights and weights != "balanced" and len(weights) != classes:
         raise ValueError(
             f"SOLVER.CLASS_WEIGHTS has {len(weights)} weights, but MODEL.NUM_CLASSES is {classes}. "
-            "Set one weight for each class, or balanced."
+            "Set one weight for each class, or set SOLVER.CLASS_WEIGHTS balanced."
         )
 
 

@@ -40,7 +40,7 @@ def ignored_key(name: str) -> LaterKey | None:
 
 
 def translate(values: dict[str, Any]) -> None:
-    """Translate values of other PySlowFast releases in place.
+    """Convert config values of other PySlowFast releases, in place.
 
     Raises:
         ValueError: Two keys contradict each other.

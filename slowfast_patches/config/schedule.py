@@ -148,9 +148,9 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule) -> None:
             if recipe.train.compile and (group or 0) > clips:
                 raise ValueError(
                     f"TRAIN.COMPILE True is not possible at {shape}: each of {world_size} "
-                    f"processes has {clips} clips, but {group} clips of several processes share BN "
-                    "statistics. Set TRAIN.COMPILE False, use fewer processes, or set a larger "
-                    "TRAIN.BATCH_SIZE."
+                    f"processes has only {clips} clips, so a BN group of {group} clips spans "
+                    "several processes. Set TRAIN.COMPILE False, use fewer processes, or set a "
+                    "larger TRAIN.BATCH_SIZE."
                 )
             if micro_batches > 1 and group is None:
                 raise ValueError(

@@ -194,7 +194,8 @@ def _warped(
 
     Args:
         clip: The clip, (T, S, S, 3).
-        matrix: (2, 2), applied to positions (x, y) relative to the centre of the frame.
+        matrix: (2, 2). It maps a position (x, y) in the original frame, relative to the centre of
+            the frame, to the new position.
         shift: (x, y) in pixels, added after the multiplication by `matrix`.
         fill: Colour (R, G, B) of pixels outside the original frame.
     """

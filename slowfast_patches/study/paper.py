@@ -36,7 +36,8 @@ class Row:
         baseline: Config file of the baseline, relative to configs/.
         start: Initial weights: `SCRATCH`, "imagenet" or "kinetics".
         factor: Number of epochs as a multiple of the baseline's. None keeps the recipe's epochs.
-        as_long_as: Row whose number of iterations this row is trained for. It replaces `factor`.
+        as_long_as: Another row. If given, this row is trained for the same number of iterations as
+            the other row, and `factor` is ignored.
         overrides: Alternating config keys and values that override the config file.
         variant: Name of the overrides, which becomes part of the folder name.
         metrics: Maps names of metrics to published values in per cent.

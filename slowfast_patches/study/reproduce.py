@@ -76,10 +76,12 @@ def costs_of(
 
     Args:
         arms: Maps names to arms.
-        step_times: Step-time files. If no file fits a recipe, the seconds of its cost are None.
-        step_seconds: Seconds per iteration of the first arm at the baseline's shape, instead of
-            `step_times`. The step times of all recipes are then estimated, assuming that each
-            process computes the same number of FLOPs per second.
+        step_times: Files with measured step times. If none of them matches a recipe, the time in
+            its cost is None.
+        step_seconds: Time per iteration of the first arm at the baseline's shape, in seconds. If
+            given, `step_times` is ignored, and the step times of all recipes are estimated from
+            this value. The estimate assumes that each process computes the same number of FLOPs per
+            second.
 
     Returns:
         Maps the names of the arms to the costs.

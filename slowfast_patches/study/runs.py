@@ -8,7 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from slowfast_patches.plan.evaluations import (
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
+from slowfast_patches.utils.signals import terminate_as_interrupt
 from slowfast_patches.utils.tables import Mean, format_duration, mean_of, shorten_list
 
 _POLL = 0.1
@@ -213,8 +215,7 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
     finished = study.runs()
     yield finished
     todo = study.missing()
-    running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
-    try:
+    with terminate_as_interrupt(), _child_processes() as running:
         while todo or running:
             while todo and len(running) < at_once:
                 left = _time_left(study, [*running.values(), *todo], finished, at_once)
@@ -234,8 +235,23 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
                     )
                 finished = study.runs()
                 yield finished
+
+
+@contextmanager
+def _child_processes() -> Iterator[dict[subprocess.Popen[bytes], tuple[Arm, int]]]:
+    """Context manager: terminate the child processes that are left after the body.
+
+    Ctrl-C also reaches the child processes. If the body ends for another reason, they must be
+    terminated here.
+
+    Yields:
+        Maps each child process to the arm and the seed that it trains. The body adds processes to
+        it and removes them.
+    """
+    running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
+    try:
+        yield running
     finally:
-        # Ctrl-C also reaches the child processes. For other reasons to stop, terminate them here.
         for process in running:
             process.terminate()
         for process in running:

@@ -63,7 +63,7 @@ class Checkpoint(Progress):
     """State of a training after an iteration. The file contains a dict of these fields.
 
     Attributes:
-        epoch: Epoch of the last iteration, with fractions.
+        epoch: Epoch of the last iteration, as a fractional number.
         cfg: The recipe as YAML.
         cfg_at_iteration: The recipe as YAML, with the shape and the learning rate of the last
             iteration.

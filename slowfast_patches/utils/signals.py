@@ -80,6 +80,20 @@ def block_signals(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterato
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Context manager: let SIGTERM raise KeyboardInterrupt, as Ctrl-C does.
+
+    Otherwise, SIGTERM would end the process without its `finally` blocks. Use this in the main
+    thread.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def leave_to_parent(worker: int) -> None:
     """Ignore stop signals in a DataLoader worker, except a SIGTERM sent by the parent process.
 

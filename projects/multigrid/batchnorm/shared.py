@@ -136,13 +136,13 @@ def form_bn_process_groups(ranks_per_group: int, timeout: timedelta | None = Non
     """Form the process groups of neighbouring ranks that share BN statistics.
 
     Every process must call this before the first forward, with the same sizes in the same order.
-    Groups that exist are kept. New groups are formed even if all ranks share statistics: in the
-    default group, messages would queue behind the gradients of later layers.
+    Existing groups are kept. A new group is formed even if all ranks share statistics. In the
+    default group, the statistics would wait for the gradients of later layers.
 
     Args:
         ranks_per_group: The number of neighbouring ranks in a group.
-        timeout: How long a process waits for its neighbours. None is torch's default, not that of
-            the default group.
+        timeout: Maximum time that a process waits for its neighbours. None means the default of
+            torch, even if the default group has a different timeout.
     """
     if ranks_per_group == 1:
         return

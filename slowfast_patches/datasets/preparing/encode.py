@@ -71,9 +71,9 @@ def write_prepared(
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
-    All frames are kept, and they are rotated as for display. Frames whose short side exceeds
-    `short_side` pixels are resized so that their short side equals `short_side`. If `modified` is
-    given, it becomes the modification time of the target, in seconds since the epoch.
+    All frames are kept, and are rotated to their display orientation. Frames whose short side
+    exceeds `short_side` pixels are resized so that their short side equals `short_side`. If
+    `modified` is given, it becomes the modification time of the target, in seconds since the epoch.
 
     Raises:
         UnreadableVideoError: The source cannot be decoded, or exceeds a limit.

@@ -117,7 +117,7 @@ def _unrotate(box: Box, shown: tuple[int, int], turns: int) -> Box:
         turns: Quarter turns counterclockwise that rotate the stored picture for display.
 
     Returns:
-        The box relative to the sides of the stored picture, in [0, 1].
+        The box, in coordinates from 0 to 1 relative to the sides of the stored picture.
     """
     width, height = shown
     x = box.x / width
@@ -133,9 +133,10 @@ def _region(part: Box, sides: tuple[int, int], step: tuple[int, int]) -> _Region
     """Return the slices of a plane that contain a box.
 
     Args:
-        part: The box relative to the sides of the plane.
+        part: The box, in coordinates from 0 to 1 relative to the width and height of the plane.
         sides: Width and height of the plane.
-        step: The slices begin at multiples of `step` (columns, rows) and have at least one step.
+        step: Alignment (columns, rows). Each slice starts at a multiple of its step, and is at
+            least one step long.
     """
     columns = _range(part.x, part.width, sides[0], step[0])
     return _range(part.y, part.height, sides[1], step[1]), columns

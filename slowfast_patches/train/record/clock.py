@@ -45,9 +45,9 @@ class Clock:
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
-        """Measure the time of the body as time of `activity`.
+        """Context manager: add the time spent in the body to the total of `activity`.
 
-        Nested calls for other activities are not counted twice: their time is excluded.
+        If the body measures another activity, that time is added only to the other activity.
         """
         before = self._switch(activity)
         try:
@@ -57,7 +57,7 @@ class Clock:
 
     @contextmanager
     def wait(self, device: torch.device) -> Iterator[None]:
-        """Measure the time of the body as loading.
+        """Context manager: add the time spent in the body to the total of "loading".
 
         On a GPU, the time in which the GPU still executes kernels that were queued before the body
         is counted as training instead.

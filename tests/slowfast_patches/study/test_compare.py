@@ -1,6 +1,7 @@
 """`compare`: reports worked out by hand from made-up results, and what is trained and what not."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +42,7 @@ MODEL: {{LOSS_FUNC: bce_logit, HEAD_ACT: sigmoid}}
 
 # Stands in for tools/run_net.py: notes that it was called, and "trains" by copying a result.
 FAKE_RUN_NET = """
-import json, signal, sys, time, zlib
+import json, os, signal, sys, time, zlib
 from pathlib import Path
 here = Path(__file__).parent
 arguments = sys.argv[1:]
@@ -58,7 +59,9 @@ while (here / "side by side").exists() and len((here / "calls.txt").read_text().
     time.sleep(0.01)
 if seed == "13":
     sys.exit(3)
-if seed == "60":
+if seed == "15":
+    os.kill(os.getppid(), signal.SIGTERM)
+if seed in ("15", "60"):
     time.sleep(60)
 result = json.loads((here / (folder.parent.name + ".json")).read_text())
 result["config"] |= {"RNG_SEED": int(seed), "OUTPUT_DIR": str(folder)}
@@ -359,6 +362,14 @@ def test_a_failed_run_is_named_others_are_kept_and_those_beside_it_stopped(study
     with pytest.raises(RunFailedError, match="seed 13"):
         train_all(replace(study, seeds=[60, 13]), fake_run_net, at_once=2)
     assert fake_run_net.with_name("stopped").exists()
+
+
+@pytest.mark.slow
+def test_sigterm_stops_the_runs_as_well(study, fake_run_net):
+    with pytest.raises(KeyboardInterrupt):
+        train_all(replace(study, arms=study.arms[:1], seeds=[15]), fake_run_net)
+    assert fake_run_net.with_name("stopped").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_run_of_another_config_is_refused_before_anything_is_trained(

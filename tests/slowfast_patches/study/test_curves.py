@@ -151,3 +151,15 @@ def test_before_the_baseline_has_a_result_there_are_no_curves(study: Study, writ
     comparison = Comparison(study, study.runs(), "command")
     assert comparison.levels == []
     assert "break even" not in str(comparison_report(comparison))
+
+
+def test_the_command_reports_curves_of_finished_runs(
+    finished: Study, configs: list[Path], load_program, capsys
+) -> None:
+    files = [word for path in configs for word in ("--cfg", str(path))]
+    command = [*files, "--seeds", "0", "1", "--output", str(finished.output)]
+    assert load_program("tools/compare.py").main([*command, "--lengths", "0.5", "1", "2"]) == 0
+    assert "1 point below its best" in capsys.readouterr().out
+    text = (finished.output / "report.md").read_text()
+    assert "| 1 point below its best |" in text
+    assert "linearly in the logarithm of the time" in text

@@ -96,7 +96,7 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-@tool(interrupted="interrupted; repeat the command to continue")
+@tool(interrupted="Interrupted. Repeat the command to continue")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the missing parts, write and print the table, and return the exit status."""
     layout = argparse.RawDescriptionHelpFormatter

@@ -110,7 +110,7 @@ def show(text: str, data: Mapping[str, Any], *, as_json: bool) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
 
 
-@command_line.tool(interrupted="interrupted; repeat the command to continue")
+@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
     """Run the pilot, print its report, and return the exit status."""
     args = parse_args(argv)

@@ -3,7 +3,7 @@ r"""Print the phases of a training schedule, and its cost compared with the base
 The command needs neither data nor a GPU. Example:
 
     multigrid-plan --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
-        --dataset-size 240436 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
+        --dataset-size 200000 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
 
 If the time of an iteration is given, the command also predicts the training time and the speed-up.
 Give the seconds per iteration at the baseline's shape, or a result file of benchmarks/step_time.py

@@ -145,16 +145,30 @@ function readForm(form) {
   const values = { drops: preset.drops, rate: preset.rate, cycles: form.elements.cycles.value };
   INPUTS.forEach((name) => {
     values[name] = Number(form.elements[name].value);
-    form.elements[name].nextElementSibling.value = values[name].toLocaleString("en");
+    const digits = { maximumFractionDigits: 2 };
+    form.elements[name].nextElementSibling.value = values[name].toLocaleString("en", digits);
   });
   return values;
 }
 
-const [LEFT, WIDTH, HEIGHT] = [110, 570, 70];
+const [LEFT, WIDTH, HEIGHT] = [60, 620, 70]; // of the plot of one quantity, below a line of text
+const TITLE = 16;
 const format = (v) => v.toLocaleString("en", { maximumSignificantDigits: 4 });
+const whole = (v) => Math.round(v).toLocaleString("en");
+
+// Choose the values to write at the axis: largest and smallest first, then those that do not overlap another.
+function labelled(values, y) {
+  const chosen = [];
+  const ordered = [...new Set(values)].sort((a, b) => b - a);
+  [ordered[0], ordered[ordered.length - 1], ...ordered].forEach((value) => {
+    if (chosen.every((other) => Math.abs(y(other) - y(value)) >= 12)) chosen.push(value);
+  });
+  return chosen;
+}
 
 // Draw one quantity: a step per phase, a band for the short cycle, and the baseline's steps as a dashed line.
-function drawRow(phases, iterations, top, label, quantity, baseline, logarithmic) {
+function drawRow(phases, iterations, start, title, quantity, baseline, logarithmic) {
+  const top = start + TITLE;
   const all = [...phases.flatMap((phase) => quantity(phase)), ...baseline.map((part) => part.value)];
   const scale = logarithmic ? Math.log : (x) => x;
   const low = logarithmic ? scale(Math.min(...all)) : 0;
@@ -169,11 +183,13 @@ function drawRow(phases, iterations, top, label, quantity, baseline, logarithmic
     return `<rect ${box} y="${y(most)}" height="${y(least) - y(most)}" class="band"/>` +
       `<rect ${box} y="${y(own) - 1.5}" height="3" class="step"/>`;
   });
+  const last = phases.map((phase) => quantity(phase)).map((values) => y(values[values.length - 1]));
+  const joins = phases.slice(1).map((phase, j) => `<path d="M${x(phase.start)} ${last[j]}V${last[j + 1]}" class="join"/>`);
   const dashed = baseline.map(({ start, stop, value }) =>
     `<path d="M${LEFT + WIDTH * start} ${y(value)}H${LEFT + WIDTH * stop}" class="baseline"/>`);
   const text = (v) => `<text x="${LEFT - 6}" y="${y(v) + 4}" text-anchor="end">${format(v)}</text>`;
-  return `<text x="0" y="${top + 12}">${label}</text>${text(Math.max(...all))}${text(Math.min(...all))}` +
-    parts.join("") + dashed.join("");
+  return `<text x="${LEFT}" y="${start + 8}">${title}</text><path d="M${LEFT} ${top}v${HEIGHT}" class="axis"/>` +
+    labelled(all, y).map(text).join("") + parts.join("") + joins.join("") + dashed.join("");
 }
 
 // Draw the axis of iterations, with five ticks.
@@ -182,9 +198,10 @@ function drawAxis(iterations, top) {
     const x = LEFT + WIDTH * part;
     const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
     return `<path d="M${x} ${top}v6" class="axis"/>` +
-      `<text x="${x}" y="${top + 20}" text-anchor="${anchor}">${format(Math.round(part * iterations))}</text>`;
+      `<text x="${x}" y="${top + 20}" text-anchor="${anchor}">${whole(part * iterations)}</text>`;
   });
-  return `<path d="M${LEFT} ${top}h${WIDTH}" class="axis"/>${ticks.join("")}<text x="0" y="${top + 20}">iteration</text>`;
+  return `<path d="M${LEFT} ${top}h${WIDTH}" class="axis"/>${ticks.join("")}` +
+    `<text x="${LEFT + WIDTH / 2}" y="${top + 38}" text-anchor="middle">iteration</text>`;
 }
 
 function draw(form) {
@@ -194,20 +211,19 @@ function draw(form) {
   try {
     const { phases, iterations, baselineIterations } = makeSchedule(options);
     const { base, ends, rates } = options;
-    const whole = (value) => [{ start: 0, stop: 1, value }];
+    const constant = (value) => [{ start: 0, stop: 1, value }];
     const stages = rates.map((value, j) => ({
       start: j ? ends[j - 1] / ends[ends.length - 1] : 0, stop: ends[j] / ends[ends.length - 1], value }));
     const rows = [
-      ["clips", (phase) => phase.shapes.map((s) => s.batch), whole(base.batch), true],
-      ["frames", (phase) => phase.shapes.map((s) => s.frames), whole(base.frames), false],
-      ["crop", (phase) => phase.shapes.map((s) => s.crop), whole(base.crop), false],
-      ["rate", (phase) => [phase.rate], stages, true],
+      ["clips per mini-batch", (phase) => phase.shapes.map((s) => s.batch), constant(base.batch), true],
+      ["frames per clip", (phase) => phase.shapes.map((s) => s.frames), constant(base.frames), false],
+      ["crop (pixels)", (phase) => phase.shapes.map((s) => s.crop), constant(base.crop), false],
+      ["learning rate", (phase) => [phase.rate], stages, true],
     ];
-    picture.innerHTML = rows.map(([label, quantity, baseline, logarithmic], j) =>
-      drawRow(phases, iterations, 10 + 90 * j, label, quantity, baseline, logarithmic)).join("") +
-      drawAxis(iterations, 368);
-    words.textContent = `${iterations.toLocaleString("en")} iterations instead of ` +
-      `${baselineIterations.toLocaleString("en")}: ${(baselineIterations / iterations).toFixed(1)} times fewer, ` +
+    picture.innerHTML = rows.map(([title, quantity, baseline, logarithmic], j) =>
+      drawRow(phases, iterations, 10 + 105 * j, title, quantity, baseline, logarithmic)).join("") +
+      drawAxis(iterations, 425);
+    words.textContent = `${whole(iterations)} iterations instead of ${whole(baselineIterations)}: ${(baselineIterations / iterations).toFixed(1)} times fewer, ` +
       `in ${phases.length} phases.`;
   } catch (error) {
     picture.innerHTML = "";

@@ -35,11 +35,22 @@ _HEADER = """# Keys
 
 All keys of a recipe, with their defaults. Set a key in a YAML file or at the end of a command line:
 
-    multigrid-train --cfg configs/Demo/OWN_VIDEOS.yaml NUM_GPUS 1 SOLVER.LENGTH 0.25
+```bash
+multigrid-train --cfg configs/Demo/OWN_VIDEOS.yaml NUM_GPUS 1 SOLVER.LENGTH 0.25
+```
+
+<input id="keys-filter" type="search" placeholder="Filter the keys, for example: crop" aria-label="Filter the keys">"""  # noqa: E501
+
+_FOOTER = """
+<script src="../assets/keys.js"></script>
+
+---
 
 This page is generated from the fields in slowfast_patches/config:
 
-    python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md"""  # noqa: E501
+```bash
+python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md
+```"""
 
 _LATER = """
 ## Keys of other PySlowFast releases
@@ -79,7 +90,7 @@ def format_keys() -> str:
     for section, names in sections.items():
         lines += ["", f"## {section}", "", _format_rows(names)]
     rows = [(f"`{name}`", row.note) for name, row in LATER_RELEASES.items()]
-    return "\n".join([*lines, _LATER, _format_table(("key", "what happens"), rows)])
+    return "\n".join([*lines, _LATER, _format_table(("key", "what happens"), rows), _FOOTER])
 
 
 def _format_rows(names: Iterable[str]) -> str:

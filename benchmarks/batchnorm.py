@@ -115,7 +115,7 @@ def _step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
 def network_ratios(
     rows: Sequence[dict[str, Any]], layout: str, network: dict[tuple[int, ...], int]
 ) -> dict[str, Any]:
-    """Compute the ratio of the times summed over all layers of a network.
+    """Compute the ratio of the total times of all BN layers in a network.
 
     Args:
         rows: Results of `measure` for the layers.

@@ -190,7 +190,7 @@ def use_one_core() -> None:
 def measure(
     files: Path, prepared: Path, cfg_file: str, overrides: Sequence[str], rounds: int
 ) -> Result:
-    """Measure the clips per second at every shape, in each way whose package is installed.
+    """Measure the clips per second at every shape, with every reader whose package is installed.
 
     Args:
         files: Folder with the list of the videos.

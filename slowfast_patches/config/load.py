@@ -212,7 +212,7 @@ def _content(text: str, source: str) -> dict[str, Any]:
 
 
 def _settings(content: Mapping[Any, Any], source: str) -> _Settings:
-    """Return the settings of a file by full key.
+    """Return the settings of a file as a mapping from full keys to values.
 
     Each item of HF.CONFIG becomes a separate setting, such as HF.CONFIG.hidden_size.
     """

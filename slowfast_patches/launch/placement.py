@@ -98,7 +98,7 @@ def find_placement(
     if 0 < recipe.num_gpus != placement.per_machine:
         raise ValueError(
             f"{launcher} starts {placement.per_machine} processes on each machine, but NUM_GPUS is "
-            f"{recipe.num_gpus}. Both numbers must be equal."
+            f"{recipe.num_gpus}. The two numbers must be equal."
         )
     # The recipe may leave out NUM_SHARDS and SHARD_ID, or repeat the values of the launcher.
     asked = (recipe.num_shards, recipe.shard_id)

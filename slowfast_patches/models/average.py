@@ -10,7 +10,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 def start_average(model: nn.Module) -> nn.Module:
-    """Return a copy of a model whose parameters require no gradients."""
+    """Return a copy of a model, with `requires_grad=False` for all parameters of the copy."""
     return deepcopy(model).requires_grad_(False)
 
 

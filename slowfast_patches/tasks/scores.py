@@ -126,7 +126,7 @@ def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, floa
 
     Args:
         clips: Number of readable clips of each video, (V,).
-        num_clips: Number of clips of a video without damage.
+        num_clips: Number of clips that an undamaged video has.
         recipe: The recipe. DATA.MAX_BAD_FRACTION limits the share of damaged videos.
 
     Returns:

@@ -105,7 +105,7 @@ def _check(recipe: Recipe, placement: Placement) -> None:
 
 
 def _check_training(recipe: Recipe, starts_main: bool) -> None:
-    """Raise an error for mistakes in a training, without reading the checkpoints in OUTPUT_DIR."""
+    """Check the settings of a training run, without reading the checkpoints in OUTPUT_DIR."""
     resumes = continues(recipe) and last_checkpoint(recipe.output_dir)
     if not resumes:
         class_names(recipe)  # raises an error if the number of names is not MODEL.NUM_CLASSES

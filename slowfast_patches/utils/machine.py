@@ -15,7 +15,7 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of packages that affect results, by package name."""
     names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
     packages = {name: version(name) for name in names}
-    # Only torch.__version__ contains the CUDA version that torch was built with.
+    # The version in the metadata of torch lacks the suffix for CUDA, such as +cu126.
     return {"python": platform.python_version(), **packages, "torch": torch.__version__}
 
 

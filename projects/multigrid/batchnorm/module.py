@@ -204,12 +204,12 @@ def _refuse_others(module: nn.Module) -> None:
     ]
     if others:
         raise ValueError(
-            f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
-            f"{', '.join(others)}. Leave out convert_sync_batchnorm: groups are shared between "
-            "processes anyway. Or use nn.BatchNorm3d instead, with frames as the T of "
-            "(N, C, T, H, W). Or convert a part of the model, as in model.trunk = "
-            "convert_batchnorm(model.trunk); other layers then keep the statistics of each "
-            "process's batch"
+            f"only nn.BatchNorm3d layers can be converted, but the model contains "
+            f"{', '.join(others)}. If they come from convert_sync_batchnorm, remove that call: "
+            "converted layers already share statistics between processes. Otherwise replace them "
+            "by nn.BatchNorm3d with inputs (N, C, T, H, W), or convert only a part of the model: "
+            "model.trunk = convert_batchnorm(model.trunk). Layers that are not converted compute "
+            "their statistics over the clips of the process"
         )
 
 

@@ -1,10 +1,10 @@
-"""Multigrid training inside the training loop of PySlowFast, of its later releases and its forks.
+"""Multigrid training in the training loop of PySlowFast, including later releases and forks.
 
-    config ── schedule ── sampler ── ClipRequest ── data set, under the config of the clip's shape
-                 │                                     │
-               begin: rate, BN size, config          its own items, collated as the loop does
+The schedule is built from the config. Its sampler requests clips from the data set, whose config is
+adapted to the shape of each clip. The items of the data set keep their format, and are collated as
+in PySlowFast. In each iteration, `begin` sets the learning rate, the BN group size and the config.
 
-Nothing of PySlowFast is imported.
+This module does not import PySlowFast.
 """
 
 from __future__ import annotations

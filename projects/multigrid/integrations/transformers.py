@@ -192,7 +192,7 @@ class MultigridTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Tensor:
-        """Call `Training.begin`, then train the mini-batch as the base class does."""
+        """Call `Training.begin`, then train on the mini-batch as the base class does."""
         # If model_init is given, the Trainer creates a new model at the start of the training.
         self.training.model = self.model
         self.training.optimizer = self.optimizer

@@ -57,10 +57,10 @@ TEST_IS_VAL = "test is val"
 def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
     """Load a recipe, and derive the task and MODEL.NUM_CLASSES from the training data set.
 
-    Only keys that neither the recipe nor `overrides` gives are derived. They include the keys whose
-    default values depend on the task (`TASKS`). MODEL.NUM_CLASSES becomes the number of class names
-    in the file beside the list, or else the largest label plus one. If the list does not exist,
-    MODEL.NUM_CLASSES keeps its default.
+    A key is derived only if it is set neither in the recipe nor in `overrides`. The derived keys
+    include those whose default depends on the task (`TASKS`). MODEL.NUM_CLASSES becomes the number
+    of class names in the file beside the list, or else the largest label plus one. If the list does
+    not exist, MODEL.NUM_CLASSES keeps its default.
 
     Raises:
         ValueError: As for `load_recipe` and `read_list`.

@@ -115,12 +115,12 @@ def read_frame_list(
         path: The list.
         prefix: Folder to which the paths in the list are relative. By default the folder of the
             list.
-        num_classes: Number of classes. Labels must be smaller.
+        num_classes: Number of classes. Labels must be from 0 to `num_classes` - 1.
         fps: Frame rate of all videos, because the list does not contain frame rates.
 
     Raises:
-        ValueError: The file is missing, has another header or no frames, or a line or label is
-            invalid, or the frames of a video are not in order.
+        ValueError: The file does not exist, has an unexpected header, contains no frames or an
+            invalid line or label, or lists the frames of a video out of order.
     """
     check_list(path)
     status = path.stat()

@@ -188,9 +188,9 @@ def _cache_folder() -> Path:
 
 
 def _save(csv: Path, entries: Mapping[str, Entry]) -> None:
-    """Write the index file, unless no video can be read.
+    """Write the index file if at least one video can be read.
 
-    In that case the disk with the videos is probably not mounted, so keep the existing index file.
+    Otherwise keep the existing file, because the disk with the videos is probably not mounted.
     """
     if any(entry.is_final for entry in entries.values()):
         content = json.dumps({"version": _VERSION, "videos": entries}).encode()

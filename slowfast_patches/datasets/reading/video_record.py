@@ -33,8 +33,8 @@ class Kind(IntEnum):
 class VideoRecord:
     """Properties of a video that `scan` determines and the index stores.
 
-    Frame indices count from 0 in display order, regardless of the timestamps. Some fields are used
-    for one `Kind` only, which their description names first.
+    Frame indices count from 0 in display order, regardless of the timestamps. Some fields
+    apply to a single `Kind` only. The description of such a field starts with the kind.
     """
 
     kind: Kind

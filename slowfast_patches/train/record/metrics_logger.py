@@ -298,7 +298,7 @@ class MetricsLogger:
                 curves |= zip(names, record["shape"], strict=True)
             for name, value in curves.items():
                 if value is not None:
-                    # Pass seconds of training, which TensorBoard shows as relative time.
+                    # Pass the training time as wall time. TensorBoard shows it as relative time.
                     self._events.add_scalar(name, value, record["iteration"], record["seconds"])
 
     def _writing(self) -> AbstractContextManager[None]:

@@ -216,13 +216,13 @@ def test_convert_keeps_parameters_names_and_attributes():
     ("kind", "advice"),
     [
         (nn.BatchNorm1d, r"model.trunk = convert_batchnorm\(model.trunk\)"),
-        (nn.BatchNorm2d, "use nn.BatchNorm3d instead"),
-        (nn.SyncBatchNorm, "Leave out convert_sync_batchnorm"),
+        (nn.BatchNorm2d, "by nn.BatchNorm3d"),
+        (nn.SyncBatchNorm, "come from convert_sync_batchnorm, remove that call"),
     ],
 )
 def test_other_batch_normalisation_is_refused_by_name(kind, advice):
     model = nn.ModuleDict({"trunk": nn.BatchNorm3d(4), "head": nn.Sequential(kind(4))})
-    with pytest.raises(ValueError, match=rf"not head\.0 \({kind.__name__}\)\. .*{advice}"):
+    with pytest.raises(ValueError, match=rf"contains head\.0 \({kind.__name__}\)\. .*{advice}"):
         convert_batchnorm(model)
     assert type(model["trunk"]) is nn.BatchNorm3d, "nothing is half converted"
     model["trunk"] = convert_batchnorm(model["trunk"])

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import ends_early
+from slowfast_patches.utils.command_line import start_program
 
 __all__ = ["COMMANDS", "main"]
 
@@ -27,7 +27,7 @@ COMMANDS = {
 def main() -> int:
     """Run the program that `sys.argv[0]` names, and return its exit status."""
     name = COMMANDS[Path(sys.argv[0]).stem]
-    ends_early(resumes=name == "run_net")
+    start_program(resumes=name == "run_net")
     program = import_module(f"{__name__}.{name}")
     status: int = program.main()
     return status

@@ -29,7 +29,7 @@ from pathlib import Path
 from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    command_line.ends_early()
+    command_line.start_program()
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.study.arms import cost_of, measured_times

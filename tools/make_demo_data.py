@@ -13,10 +13,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import add_option, ends_early, tool
+from slowfast_patches.utils.command_line import add_option, start_program, tool
 
 if __name__ == "__main__":
-    ends_early()
+    start_program()
 
 from slowfast_patches.datasets.demo.ava_form import make_ava_form
 from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo_data

@@ -38,7 +38,7 @@ from typing import Any
 from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    command_line.ends_early()
+    command_line.start_program()
 
 from multigrid import PAPER, Cycles
 from slowfast_patches import patching

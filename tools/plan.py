@@ -30,7 +30,7 @@ from slowfast_patches.utils import command_line
 from slowfast_patches.utils.command_line import above_zero, at_least_one
 
 if __name__ == "__main__":
-    command_line.ends_early()
+    command_line.start_program()
 
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe

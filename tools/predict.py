@@ -54,14 +54,14 @@ from slowfast_patches.utils.command_line import (
     add_option,
     at_least_one,
     command_parser,
-    ends_early,
+    start_program,
     imports_pair,
     split_pairs,
     tool,
 )
 
 if __name__ == "__main__":
-    ends_early()
+    start_program()
 
 from torch import Tensor
 

@@ -53,12 +53,12 @@ from slowfast_patches.utils.command_line import (
     add_list,
     add_option,
     command_parser,
-    ends_early,
+    start_program,
     tool,
 )
 
 if __name__ == "__main__":
-    ends_early()
+    start_program()
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.dataset_lists import repeated_videos

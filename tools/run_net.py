@@ -50,7 +50,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    command_line.ends_early(resumes=True)
+    command_line.start_program(resumes=True)
 
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.train.run import run

@@ -86,16 +86,22 @@ def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int
     return status
 
 
-def ends_early(*, resumes: bool = False) -> None:
-    """Let Ctrl-C end the program with a one-line message and status 130 instead of a traceback.
+def start_program(*, resumes: bool = False) -> None:
+    """Prepare the process of a command-line program. Call this before slow imports.
 
-    Call this before slow imports. It applies until a function decorated with `tool` is called. Only
-    the first process of a machine prints the message.
+    Ctrl-C then ends the program with a one-line message and status 130 instead of a traceback. This
+    applies until a function decorated with `tool` is called. Only the first process of a machine
+    prints the message.
+
+    The folder of the program is removed from the import path, so that its files cannot hide modules
+    of the user (option --import).
 
     Args:
         resumes: Whether the program is a training that can be resumed. SIGTERM then ends the
             program with status 75.
     """
+    if sys.path[0] == os.path.dirname(os.path.abspath(sys.argv[0])):
+        del sys.path[0]
     for number in (signal.SIGINT, signal.SIGTERM)[: 1 + resumes]:
         signal.signal(number, _end)
 

@@ -89,8 +89,8 @@ def test_a_closed_pipe_is_no_error():
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_tool_imports_what_takes_seconds_after_ends_early(name):
-    first = (ROOT / "tools" / f"{name}.py").read_text().split("ends_early(")[0]
+def test_a_tool_imports_what_takes_seconds_after_start_program(name):
+    first = (ROOT / "tools" / f"{name}.py").read_text().split("start_program(")[0]
     imported = re.findall(r"^(?:from|import) (\S+)", first, re.M)
     own = [module for module in imported if module.split(".")[0] not in sys.stdlib_module_names]
     assert {*own} <= {"slowfast_patches.utils", "slowfast_patches.utils.command_line"}
@@ -98,8 +98,8 @@ def test_a_tool_imports_what_takes_seconds_after_ends_early(name):
 
 SIGNALLED = """
 import os, signal, sys
-from slowfast_patches.utils.command_line import ends_early
-ends_early(resumes={})
+from slowfast_patches.utils.command_line import start_program
+start_program(resumes={})
 assert not {{"torch", "numpy"}} & sys.modules.keys()
 os.kill(os.getpid(), signal.{})
 """
@@ -113,6 +113,24 @@ def test_a_signal_while_a_program_is_imported_ends_it(resumes, sent, status):
     program = SIGNALLED.format(resumes, sent)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (status, "interrupted\n" if status > 0 else "")
+
+
+def test_files_of_the_program_do_not_hide_modules_of_the_user(tmp_path):
+    """As `tools/run_net.py --import plan` would import tools/plan.py."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "plan.py").touch()
+    (tmp_path / "plan.py").touch()
+    program = tmp_path / "tools" / "run.py"
+    program.write_text(
+        "from slowfast_patches.utils.command_line import start_program\n"
+        "start_program()\n"
+        "from slowfast_patches.config.extensions import import_modules\n"
+        "import_modules(['plan'])\n"
+        "import plan; print(plan.__file__)\n"
+    )
+    command = [sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == str(tmp_path / "plan.py"), done.stderr
 
 
 def test_key_equals_value_is_a_pair_wherever_it_stands():

@@ -54,9 +54,9 @@ from slowfast_patches.utils.command_line import (
     add_option,
     at_least_one,
     command_parser,
-    start_program,
     imports_pair,
     split_pairs,
+    start_program,
     tool,
 )
 

@@ -239,7 +239,9 @@ def stack_labels(samples: Sequence[Mapping[str, Any]]) -> Tensor:
     """Stack the labels of samples into the `labels` of a `Batch`."""
     labels = [sample["label"] for sample in samples]
     has_boxes = samples and "boxes" in samples[0]
-    return torch.as_tensor(np.concatenate(labels) if has_boxes else np.asarray(labels))
+    stacked = torch.as_tensor(np.concatenate(labels) if has_boxes else np.asarray(labels))
+    is_index = stacked.ndim == 1 and not stacked.is_floating_point()
+    return stacked.long() if is_index else stacked.float()
 
 
 def stack_boxes(samples: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -264,7 +266,7 @@ def network_input(
         Normalised clips (N, 3, T, H, W) float32.
     """
     clips = batch["clips"].permute(0, 4, 1, 2, 3)
-    flips = batch["flips"].view(-1, 1, 1, 1, 1)
+    flips = batch["flips"].to(clips.device).view(-1, 1, 1, 1, 1)
     away, by = (torch.tensor(n, device=clips.device).view(-1, 1, 1, 1) for n in (mean, std))
     pixels = (clips / 255 - away) / by
     return torch.where(flips, pixels.flip(-1), pixels)

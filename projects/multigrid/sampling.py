@@ -219,6 +219,7 @@ def plan_train(
     low, high = grid.strides
     stride = low + int(u_stride * (high - low + 1))
     rate = _rate(video, target_fps)
+    exact = grid.options.exact_strides or centre is not None
     if grid.options.segments:
         positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
     else:
@@ -226,13 +227,12 @@ def plan_train(
         start = u_start * max(video.frames - span, 0.0)
         if centre is not None:
             start = centre - span // 2
-        exact = grid.options.exact_strides or centre is not None
         positions = _positions(start, span, grid.frames, video, exact=exact)
     short_side = _short_side(u_scale, grid)
     size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
     flip = grid.options.flip and bool(u_flip < 0.5)
-    coverage = _coverage(grid, stride, rate, short_side)
+    coverage = _coverage(grid, stride, rate, short_side, exact=exact)
     return ClipPlan(positions, size, corner, grid.crop, flip, coverage)
 
 
@@ -329,11 +329,13 @@ def _positions(
     if exact:
         indices = start + np.arange(frames) * span / frames
     else:
-        indices = np.linspace(start, start + span - 1, frames)
+        indices = np.linspace(start, start + max(span - 1, 0.0), frames)
     return np.clip(indices, 0, video.frames - 1).astype(np.int64)
 
 
-def _coverage(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[float, float]:
+def _coverage(
+    grid: Grid, stride: int, rate: float, short_side: int, *, exact: bool
+) -> tuple[float, float]:
     """Return the fraction (time, space) of a baseline clip that a clip shows.
 
     Args:
@@ -341,6 +343,7 @@ def _coverage(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[fl
         stride: Stride of the clip, in frames at the target frame rate.
         rate: Frame rate of the video as a multiple of the target frame rate.
         short_side: Short side to which frames are resized, in pixels.
+        exact: Whether frames are whole strides apart (see `_positions`).
     """
     base = grid.base
     in_time = 1.0
@@ -348,7 +351,7 @@ def _coverage(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[fl
         return 1.0, 1.0
     if not grid.options.segments:
         covered, by_base = (
-            _covered(frames, frames * tau * rate, exact=grid.options.exact_strides)
+            _covered(frames, frames * tau * rate, exact=exact)
             for frames, tau in ((grid.frames, stride), (base.frames, base.strides[0]))
         )
         in_time = covered / by_base

@@ -209,7 +209,8 @@ class Training:
 
         `_end_step` removes them after the last iteration.
         """
-        if self.model is None or self.optimizer is None or self._hooks:
+        finished = self.iteration == self.schedule.iterations
+        if self.model is None or self.optimizer is None or self._hooks or finished:
             return
         self._hooks = [
             self.model.register_forward_pre_hook(WeakHook(self._check_forward)),

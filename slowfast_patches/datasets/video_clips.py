@@ -45,7 +45,8 @@ class VideoClips(Clips):
     with a warning: by a random video in training, and by the next video of the list in validation.
 
     The videos are scanned once. The scan result is saved beside the csv file, or in the user's
-    cache folder if `videos` is a list of pairs.
+    cache folder if `videos` is a list of pairs. In a distributed program, rank 0 scans the videos
+    for all processes, so every process must create the data set.
 
     Args:
         videos: The path of a csv file, or a sequence of (path, label) pairs. The csv file has a
@@ -94,7 +95,7 @@ class VideoClips(Clips):
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
             raise ValueError(f"none of the {len(listed)} videos can be read. The first is {first}")
-        grid = Sampling(base, stride, short_sides, sampling, target_fps)
+        grid = Sampling(base, stride, (low, high), sampling, target_fps)
         super().__init__(listed, index, grid, seed=seed)
 
     @property
@@ -115,11 +116,15 @@ class VideoClips(Clips):
     def _read_evaluation(
         self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
     ) -> list[dict[str, Any]]:
+        self.videos[index]  # raises an IndexError, which ends a loop over the data set
         failures = list[tuple[str, str]]()
+        first, *others = parts  # one for each time that the mini-batch contains the video
         while len(failures) < TRIES:
-            (item,) = super()._read_evaluation((index + len(failures)) % len(self.videos), parts)
+            (item,) = super()._read_evaluation((index + len(failures)) % len(self.videos), [first])
             if not item.pop("unread", False):
-                return [item | {"failures": failures}]
+                for _, clip in others:
+                    clip[:] = first[1]
+                return [item | {"failures": failures}, *(item | {"failures": []} for _ in others)]
             failures += item["failures"]
         raise self._too_many(failures)
 
@@ -137,6 +142,7 @@ def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
             )
         return file, read_csv(file)
     try:
+        videos = list(videos)
         paths = [os.fspath(path) for path, _ in videos]
         labels = np.asarray([label for _, label in videos])
     except (TypeError, ValueError) as error:

@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import nn
 
+from multigrid import FollowsGrid
 from slowfast_patches.models.transformer import HEAD as TRANSFORMER_HEAD
 from slowfast_patches.utils.tables import format_list
 
@@ -95,4 +96,9 @@ def _frozen_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     """Keep a frozen module in evaluation mode. This function replaces the module's `train`."""
-    return type(module).train(module, False)
+    type(module).train(module, False)
+    # In evaluation mode, position embeddings would ignore the coverage of training clips.
+    for child in module.modules():
+        if isinstance(child, FollowsGrid):
+            child.training = mode
+    return module

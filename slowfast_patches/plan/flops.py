@@ -56,6 +56,11 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
                 f"SLOWFAST.ALPHA {alpha} leaves the slow pathway without a frame at {shape}. Use "
                 f"an ALPHA of at most {shape.frames}, or increase DATA.NUM_FRAMES."
             )
+        if recipe.model.arch == "tsm" and shape.frames < 2:
+            raise ValueError(
+                f"MODEL.ARCH tsm needs at least 2 frames, but the schedule has the shape {shape}. "
+                "Increase DATA.NUM_FRAMES."
+            )
         try:
             with torch.no_grad():
                 logits = model(*_arguments(recipe, shape.frames, shape.crop, alpha))

@@ -113,6 +113,33 @@ def test_a_callback_that_has_trained_is_refused_and_a_short_try_is_not():
         new_trainer(callbacks=[multigrid]).fit(Module(), multigrid.loader(Clips(VIDEOS)))
 
 
+class SavesWithin(Module):
+    """Module that saves a checkpoint within an iteration, as at an exception."""
+
+    def __init__(self, path=None) -> None:
+        super().__init__()
+        self.path, self.losses = path, list[float]()
+
+    def training_step(self, batch, number):
+        if self.path and number == LATER:
+            self.trainer.save_checkpoint(self.path)
+        loss = super().training_step(batch, number)
+        self.losses.append(loss.item())
+        return loss
+
+
+def test_lightning_resumes_from_a_checkpoint_that_was_saved_within_an_iteration(tmp_path):
+    def fit(module, checkpoint=None):
+        multigrid = MultigridCallback(SCHEDULE, SEED)
+        module.train_dataloader = lambda: multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs)
+        new_trainer(callbacks=[multigrid]).fit(module, ckpt_path=checkpoint)
+        return module.losses
+
+    path = tmp_path / "within.ckpt"
+    whole = fit(SavesWithin(path))
+    assert fit(SavesWithin(), path) == whole[LATER:]
+
+
 class Losses(transformers.TrainerCallback):
     def __init__(self) -> None:
         self.losses, self.told = list[float](), list[bool]()
@@ -161,6 +188,17 @@ def test_transformers_trainer_goes_on_with_weights_that_are_saved_by_older_names
     assert len({*coarse}) == 2
     pairs = zip(trained.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_transformers_trainer_can_train_again(tmp_path):
+    given = arguments(tmp_path)
+    trainer = MultigridTrainer(
+        schedule=SCHEDULE, model=new_model(), args=given, train_dataset=Clips(VIDEOS)
+    )
+    assert trainer.train().global_step == SCHEDULE.iterations
+    checkpoint = str(tmp_path / f"checkpoint-{LATER}")
+    assert trainer.train(resume_from_checkpoint=checkpoint).global_step == SCHEDULE.iterations
+    assert given.max_steps == -1, "the user's arguments are not changed"
 
 
 def test_the_best_model_is_loaded_whole_and_a_model_made_later_is_told_of_its_clips(tmp_path):

@@ -124,6 +124,21 @@ def test_collate_takes_classes_and_multi_hot_vectors():
     assert (labels.dtype, labels.tolist()) == (torch.float32, [[0, 1, 1], [0, 0, 0]])
 
 
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        (np.int32(4), torch.tensor([4])),
+        (torch.tensor(4), torch.tensor([4])),
+        (np.array([0, 1]), torch.tensor([[0.0, 1.0]])),
+        (np.array([False, True]), torch.tensor([[0.0, 1.0]])),
+    ],
+)
+def test_labels_of_any_number_type_become_those_of_a_batch(label, expected):
+    sample = {"clip": np.zeros((1, 2, 2, 3), np.uint8), "flip": False, "iteration": 0}
+    labels = collate([sample | {"label": label}])["labels"]
+    torch.testing.assert_close(labels, expected)
+
+
 def test_collate_takes_coverage_and_leaves_a_mini_batch_as_it_is():
     sample = {"clip": np.zeros((1, 2, 2, 3), np.uint8), "label": 1, "flip": False, "iteration": 0}
     assert "coverage" not in collate([sample])
@@ -142,3 +157,10 @@ def test_a_networks_input_has_channels_first_and_is_mirrored_where_it_is_to_be()
     red = found[:, 0].flatten() * 0.225 * 255
     assert red.tolist() == pytest.approx([0, 20, 40, 100, 80, 60], abs=1e-3)
     assert found[:, 2].flatten().tolist() == pytest.approx([0] * 6, abs=1e-6)
+
+
+def test_a_network_s_input_is_on_the_device_of_the_clips_alone():
+    """As the docs say, a loop moves clips and labels to a GPU, and not flips."""
+    clips = torch.empty(2, 4, 8, 8, 3, dtype=torch.uint8, device="meta")
+    found = network_input({"clips": clips, "flips": torch.tensor([False, True])})
+    assert (found.device.type, found.shape) == ("meta", (2, 3, 4, 8, 8))

@@ -89,6 +89,16 @@ def test_once_the_training_has_ended_model_and_optimizer_are_free():
     training.optimizer.step()
 
 
+def test_a_finished_training_that_is_resumed_leaves_model_and_optimizer_free():
+    finished = new_training()
+    finished.iteration = SCHEDULE.iterations
+    training = new_training()
+    training.load_state_dict(finished.state_dict())
+    assert list(training.loader(Clips(VIDEOS))) == []
+    training.model(torch.zeros(2, 3, 2, 4, 4))
+    training.optimizer.step()
+
+
 def test_a_model_whose_batchnorm_is_not_converted_is_refused():
     model = nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

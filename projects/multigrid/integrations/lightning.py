@@ -80,6 +80,7 @@ class MultigridCallback(Callback):
 
     def __init__(self, schedule: Schedule, seed: int = 0) -> None:
         self.training = Training(schedule, seed=seed)
+        self._trainer: Trainer | None = None
 
     def loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Batch]:
         """Return the data loader for `train_dataloader`.
@@ -93,6 +94,7 @@ class MultigridCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Store the module. Lightning calls this before it creates the data loaders."""
         self.training.model = pl_module
+        self._trainer = trainer
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the arguments of the Trainer agree with the schedule.
@@ -153,8 +155,13 @@ class MultigridCallback(Callback):
         self.training.begin(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training, as returned by `Training.state_dict`."""
-        return self.training.state_dict()
+        """Return the state of the training, as returned by `Training.state_dict`.
+
+        Lightning may save within an iteration, for example when an exception is raised or a SLURM
+        job is requeued. A resumed training then repeats this iteration.
+        """
+        state = self.training.state_dict()
+        return state if self._trainer is None else {**state, "iteration": self._trainer.global_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the training with `Training.load_state_dict`."""

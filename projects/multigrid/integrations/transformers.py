@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -114,7 +115,8 @@ class MultigridTrainer(Trainer):
 
     def __init__(self, *, schedule: Schedule, **options: Any) -> None:
         own_collator = options.get("data_collator")
-        args = options.get("args") or TrainingArguments("tmp_trainer")
+        # Copy the arguments, because some are changed below.
+        args = copy(options.get("args") or TrainingArguments("tmp_trainer"))
         for wrong, advice in (
             (
                 args.max_steps not in (-1, schedule.iterations),
@@ -163,6 +165,8 @@ class MultigridTrainer(Trainer):
             ValueError: There is no train_dataset.
         """
         self.training.iteration = 0
+        # The optimizer of an earlier `train` is accelerate's wrapper, which has no hooks.
+        self.training.optimizer = None
         if self.train_dataset is None:
             raise ValueError("MultigridTrainer has no train_dataset. Pass one when you create it")
         dataset: Any = self.train_dataset

@@ -68,6 +68,17 @@ def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     assert "coverage" not in batches[0]
 
 
+def test_it_is_a_sequence_that_ends_and_may_be_drawn_from_with_repetition(demo_data):
+    clips = VideoClips(demo_data / "val.csv", BASE, stride=2, short_sides=[37, 46])
+    assert len(list(clips)) == 8
+    assert np.array_equal(clips[-1]["clip"], clips[7]["clip"])
+    [batch] = DataLoader(clips, 4, sampler=[0, 0, 1, 0], collate_fn=collate)
+    assert batch["videos"].tolist() == [0, 0, 1, 0]
+    for clip, n in zip(batch["clips"], (0, 0, 1, 0), strict=True):
+        assert np.array_equal(clip, clips[n]["clip"])
+    assert clips[REQUESTS[0]]["clip"].shape == (8, 32, 32, 3)
+
+
 def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
     listed = VideoClips(demo_data / "train.csv", BASE)
     pairs = [(Path(video.path), np.int64(video.label)) for video in listed.videos]
@@ -84,7 +95,7 @@ def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
 @pytest.mark.parametrize(("labels", "classes"), [((4, 0), 5), (np.eye(8, dtype=np.float32), 8)])
 def test_labels_are_classes_or_multi_hot(demo_data, labels, classes):
     paths = [video.path for video in VideoClips(demo_data / "val.csv", BASE).videos]
-    clips = VideoClips(list(zip(paths, labels, strict=False)), BASE)
+    clips = VideoClips(zip(paths, labels, strict=False), BASE)
     assert clips.num_classes == classes
     assert np.array_equal(clips.__getitems__([0, 1])["labels"], np.asarray(labels)[:2])
 

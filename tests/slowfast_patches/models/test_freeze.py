@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from multigrid import set_coverage
 from slowfast_patches.config import load_recipe
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.freeze import freeze, frozen_names
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.models.weights import load_weights
@@ -87,6 +88,23 @@ def test_the_parts_of_networks_that_learn(keys, patterns, learning):
     freeze(model, recipe.train.freeze)
     parts = [name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad]
     assert Counter(parts) == learning
+
+
+@pytest.mark.parametrize("patterns", ["", "backbone", "videomae.embeddings"])
+def test_frozen_position_embeddings_follow_the_coverage_of_training_clips(patterns):
+    demo = "configs/Demo/VIDEOMAE_DEMO_MULTIGRID.yaml"
+    recipe = load_recipe(demo, ["MODEL.NUM_CLASSES", 8, "TRAIN.FREEZE", patterns])
+    model = build_model(recipe)
+    freeze(model, recipe.train.freeze)
+    embeddings, clips = model.videomae.embeddings, torch.randn(2, 8, 3, 32, 32)
+    found = {}
+    for mode in (True, False):
+        model.train(mode)
+        set_coverage(model, torch.tensor([[0.4, 1.0], [0.6, 1.0]]))
+        coarse = embeddings(clips)
+        set_coverage(model, None)
+        found[mode] = torch.equal(coarse, embeddings(clips))
+    assert found == {True: False, False: True}
 
 
 def test_a_frozen_part_has_to_be_in_the_file_of_weights(tmp_path):

@@ -61,6 +61,9 @@ def _build_registered(recipe: Recipe) -> nn.Module:
             f"the class or function registered as MODEL.ARCH {arch} must return a torch.nn.Module, "
             f"not {model!r:.60}"
         )
+    if not hasattr(model, "mask_seed"):
+        # Let `seed_dropout` seed torch's generator, so that a resumed run draws the same numbers.
+        model.mask_seed = recipe.rng_seed  # type: ignore[assignment]
     model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
     return model
 

@@ -115,6 +115,33 @@ def weights_of(shares: Tensor) -> Tensor:
     return shares.double().clamp(min=_LEAST)
 
 
+def read_annotations(recipe: Recipe) -> tuple[list[Any], set[int], Any, set[str]]:
+    """Read the files with which AVA is evaluated.
+
+    The file AVA.EXCLUSION_FILE may be absent.
+
+    Returns:
+        PySlowFast's lists of categories, class ids, annotated boxes and excluded key frames.
+
+    Raises:
+        ValueError: A file cannot be read.
+    """
+    patching.restore_numpy_names()
+    from slowfast.utils import ava_eval_helper as host
+
+    label_map = annotation(recipe, recipe.ava.label_map_file)
+    excluded = annotation(recipe, recipe.ava.exclusion_file)
+    try:
+        categories, classes = host.read_labelmap(str(label_map))
+        truth = host.read_csv(str(annotation(recipe, recipe.ava.groundtruth_file)), classes)
+        left_out = host.read_exclusions(str(excluded)) if excluded.is_file() else set()
+    except (OSError, ValueError, AssertionError, TypeError) as error:
+        raise ValueError(
+            f"AVA's annotations cannot be read: {error}. Check the files that the keys AVA.* name."
+        ) from error
+    return categories, classes, truth, left_out
+
+
 def ava_precisions(
     recipe: Recipe,
     found: Mapping[str, Sequence[tuple[Box, Sequence[float]]]],
@@ -137,19 +164,9 @@ def ava_precisions(
     Raises:
         ValueError: The annotations cannot be read.
     """
-    patching.restore_numpy_names()
+    categories, classes, truth, left_out = read_annotations(recipe)
     from slowfast.utils import ava_eval_helper as host
 
-    files = (recipe.ava.label_map_file, recipe.ava.groundtruth_file, recipe.ava.exclusion_file)
-    label_map, truth_file, excluded = (str(annotation(recipe, name)) for name in files)
-    try:
-        categories, classes = host.read_labelmap(label_map)
-        truth = host.read_csv(truth_file, classes)
-        left_out = host.read_exclusions(excluded) if recipe.ava.exclusion_file else set()
-    except (OSError, ValueError, AssertionError, TypeError) as error:
-        raise ValueError(
-            f"AVA's annotations cannot be read: {error}. Check the files that the keys AVA.* name."
-        ) from error
     if every_fourth:
         kept = [key for key in truth[0] if int(key.split(",")[1]) % 4 == 0]
         truth = [{key: of_kind[key] for key in kept} for of_kind in truth]

@@ -108,7 +108,7 @@ class VideoScores:
 
         Raises:
             TooManyUnreadableError: Too many videos could not be read.
-            ValueError: The metric is mAP, but no video has a label or a score is NaN.
+            ValueError: A score is NaN. Or the metric is mAP, but no video has a label.
         """
         (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
         max_over_ranks(self.labels)  # a rank without clips of a video has the label 0
@@ -117,6 +117,11 @@ class VideoScores:
         scored = self.clips > 0
         if self._sums:  # mAP compares videos: use means, as some lack clips
             self.scores /= self.clips.clamp(min=1).view(-1, 1)
+        if self.scores[scored].isnan().any():
+            raise ValueError(
+                "the metric cannot be computed, because the model returns NaN. The training has "
+                "diverged. Train with a lower SOLVER.BASE_LR."
+            )
         metrics, precisions = self._judge(self.scores[scored], self.labels[scored])
         return Evaluation(metrics | counts, self.scores, self.labels, scored, precisions)
 
@@ -172,11 +177,6 @@ def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
         raise ValueError(
             f"mAP cannot be computed, because none of the {len(labels)} videos has a label. Check "
             "the list of videos."
-        )
-    if scores.isnan().any():
-        raise ValueError(
-            "mAP cannot be computed, because the model returns NaN. The training has diverged. "
-            "Train with a lower SOLVER.BASE_LR."
         )
     columns = zip(labels.T.cpu().numpy(), scores.T.cpu().numpy(), strict=True)
     return [

@@ -39,11 +39,14 @@ from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
+from slowfast_patches.tasks.box_scores import read_annotations
 from slowfast_patches.train.checkpoint import (
+    Progress,
     best_checkpoint,
     describe_last,
     explain_write_errors,
     last_checkpoint,
+    load,
 )
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
@@ -89,7 +92,11 @@ def _check(recipe: Recipe, placement: Placement) -> None:
     starts_main = placement.first_rank == 0
     check_recipe(recipe)
     check_gpus(recipe, placement)
-    predictions_path(recipe)
+    predictions_path(recipe, "" if trains else "test_")
+    if not trains and not recipe.test.enable:
+        raise ValueError("TRAIN.ENABLE and TEST.ENABLE are False. Set one of them True.")
+    if recipe.detection.enable and starts_main:
+        read_annotations(recipe)
     if trains:
         _check_training(recipe, starts_main)
     if recipe.test.enable:
@@ -174,12 +181,11 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
             *(world.size, recipe.base_shape.batch, recipe.solver.base_lr),
             recipe.train.mixed_precision,
         )
-        tests = recipe.test.enable or not trains
+        tests = recipe.test.enable
         _check_same_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
         with _dead_workers_explained(output_dir), stop if trains else nullcontext():
             trained = _train(recipe, world, stop, hooks) if trains else None
-            tests = recipe.test.enable or not trains
             with trained.record.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained) if tests else None
         if world.is_main:
@@ -228,7 +234,9 @@ def _prepare_folder(trainer: Trainer) -> None:
     """
     recipe = trainer.recipe
     folder = Path(recipe.output_dir)
-    best = None if trainer.progress.best else best_checkpoint(folder)
+    best = best_checkpoint(folder)
+    if best and _is_of(best, trainer.progress):
+        best = None
     names = ("result.json", "result_classes.csv", "result_confusion.png")
     left = [*(folder / name for name in names), predictions_path(recipe), best]
     for path in filter(None, [*left, *folder.glob(f"checkpoints/*{TEMPORARY}")]):
@@ -236,6 +244,17 @@ def _prepare_folder(trainer: Trainer) -> None:
     (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
     if trainer.progress.iteration == 0 or trainer.progress.rate_changes:
         _write_plan(trainer, folder)
+
+
+def _is_of(best: Path, progress: Progress) -> bool:
+    """Return whether a best checkpoint is of the validation that a training counts as its best.
+
+    It is not if the training resumed from an older checkpoint than the best one.
+    """
+    try:
+        return bool(progress.best) and load(best).iteration == progress.best["iteration"]
+    except ValueError:
+        return False
 
 
 def _write_plan(trainer: Trainer, folder: Path) -> None:

@@ -337,6 +337,8 @@ class Trainer:
             average_running_stats(self.models)
             self.progress.seconds = self.record.clock.seconds
         self._write(partial(self.checkpoint, of_ranks))
+        # An unscheduled save, for example by a hook, must not change the run.
+        set_buffers(self.models, of_ranks, self.world)
 
     def _write(self, make: Callable[[], Checkpoint]) -> None:
         """Write the checkpoint that `make` returns. Do nothing outside the main process."""

@@ -72,9 +72,9 @@ def seed_dropout(
 ) -> None:
     """Draw the masks for the next forward pass in every `ClipDropout` of a model.
 
-    A transformer draws its masks from torch's global generator instead. If the model has the
-    attribute `mask_seed`, this function seeds the global generator with `mask_seed` and the index
-    of the first clip.
+    Transformers and registered models draw their masks from torch's global generator instead. If
+    the model has the attribute `mask_seed`, this function seeds the global generator with
+    `mask_seed` and the index of the first clip.
 
     Args:
         model: The model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_
 from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.damage import find_damage
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -148,18 +150,21 @@ class Predictor(nn.Module):
         """Return the probability of each class for a video, (classes,) float64.
 
         The video is scored on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips. Return the
-        mean over the clips, or the maximum if DATA.ENSEMBLE_METHOD is "max".
+        mean over the clips, or the maximum if DATA.ENSEMBLE_METHOD is "max". Unreadable clips are
+        left out, as in the test.
 
         Args:
             path: A video file or a folder of JPEG frames.
 
         Raises:
-            UnreadableVideoError: The video cannot be read. The message states the reason.
+            UnreadableVideoError: None of the clips can be read. The message states the reason.
         """
         recipe = self.recipe
         at_once = max(1, recipe.test.batch_size // max(1, recipe.num_gpus))
         device = self._transform.device
-        parts = [self(clips.to(device)) for clips in torch.split(self.clips(path), at_once)]
+        parts = [
+            self(clips.to(device)) for clips in torch.split(self._readable_clips(path), at_once)
+        ]
         scores = torch.cat(parts).double().cpu()
         return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
 
@@ -172,14 +177,31 @@ class Predictor(nn.Module):
         limits = reading_limits(self.recipe)
         return find_damage(path, scan(path, limits), limits)
 
-    def clips(self, path: str) -> Tensor:
+    def _readable_clips(self, path: str) -> Tensor:
+        try:
+            return self.clips(path)
+        except UnreadableVideoError:
+            test = self.recipe.test
+            readable = list[Tensor]()
+            for part in range(test.num_ensemble_views * test.num_spatial_crops):
+                with suppress(UnreadableVideoError):
+                    readable.append(self.clips(path, [part]))
+            if not readable:
+                raise
+            return torch.cat(readable)
+
+    def clips(self, path: str, parts: Sequence[int] | None = None) -> Tensor:
         """Read the clips of a video on which the test scores the video.
 
+        Args:
+            path: A video file or a folder of JPEG frames.
+            parts: Indices of the clips to read. None means all views × crops.
+
         Returns:
-            Input of `forward`: (views × crops, 3, T, S, S) uint8, on the CPU.
+            Input of `forward`: (len(parts), 3, T, S, S) uint8, on the CPU.
 
         Raises:
-            UnreadableVideoError: The video cannot be read.
+            UnreadableVideoError: One of the clips cannot be read.
         """
         recipe = self.recipe
         record = scan(path, reading_limits(recipe))
@@ -189,7 +211,8 @@ class Predictor(nn.Module):
             video = video._replace(fps=float(recipe.data.target_fps))
         sampling = sampling_of(recipe, "test")
         crop = recipe.data.test_crop_size
-        clips = empty_clips(views[0] * views[1], recipe.data.num_frames, crop)
-        plans = [sampling.evaluation_plan(video, part, views, crop) for part in range(len(clips))]
+        parts = range(views[0] * views[1]) if parts is None else parts
+        clips = empty_clips(len(parts), recipe.data.num_frames, crop)
+        plans = [sampling.evaluation_plan(video, part, views, crop) for part in parts]
         read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))
         return clips.permute(0, 4, 1, 2, 3)

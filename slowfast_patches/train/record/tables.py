@@ -47,7 +47,8 @@ def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
             overwrite the predictions of a training.
 
     Raises:
-        ValueError: The path is outside OUTPUT_DIR, or is an existing file without predictions.
+        ValueError: The path is outside OUTPUT_DIR, is an existing file without predictions, or is
+            the path of another result.
     """
     name = recipe.test.save_results_path
     if not name:
@@ -58,6 +59,11 @@ def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
         raise ValueError(
             f"TEST.SAVE_RESULTS_PATH is {name}, which is not in OUTPUT_DIR {recipe.output_dir}. "
             "Set a relative path, such as predictions.csv."
+        )
+    if path.name in ("result_classes.csv", "test_classes.csv"):
+        raise ValueError(
+            f"TEST.SAVE_RESULTS_PATH is {name}, but {path.name} is the table of the classes. Set "
+            "another name."
         )
     if path.exists() and not path.read_bytes().startswith(b"video,label,prediction,"):
         raise ValueError(

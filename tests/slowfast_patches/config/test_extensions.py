@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -21,6 +22,7 @@ from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import DATASETS, load_with_classes
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
+from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
     DataSet,
@@ -189,6 +191,19 @@ def check_and_build(recipe: Recipe) -> None:
     for split in ("train", "test"):
         if recipe.train.dataset == "tags" or split == "test":
             build_dataset(recipe, split)
+
+
+def test_random_numbers_of_a_registered_model_depend_on_the_clip_alone():
+    """As after a resume, torch's generator is in another state."""
+    register_model("net")(lambda recipe: nn.Sequential(nn.Dropout(0.5)))
+    found = []
+    for seed, clips in ((0, [8]), (1, [8]), (0, [9])):
+        torch.manual_seed(seed)
+        model = build_model(load_recipe(None, ["MODEL.ARCH", "net"])).train()
+        seed_dropout(model, clips)
+        found.append(model(torch.ones(64)))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 def test_a_registered_model_is_checked_at_the_shapes_of_its_schedule():

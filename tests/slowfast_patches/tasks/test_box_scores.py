@@ -52,6 +52,8 @@ def test_excluded_key_frames_do_not_count(folder, tmp_path):
     (lists / "left_out.csv").write_text("a,0902\n")
     found = judged(lists, *ANNOTATED, "AVA.EXCLUSION_FILE", "left_out.csv")
     assert found.metrics["map"] == pytest.approx(100)  # of class 3, where b is alone
+    absent = judged(lists, *ANNOTATED, "AVA.EXCLUSION_FILE", "absent.csv")
+    assert absent.metrics["map"] == pytest.approx(75)
 
 
 @pytest.mark.parametrize(("right", "expected"), [("0.375", 75), ("0.300", 75), ("0.245", 25)])

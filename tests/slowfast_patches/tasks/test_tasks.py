@@ -5,6 +5,7 @@ import torch
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.tasks import Task, task_of
+from slowfast_patches.tasks.scores import VideoScores
 
 CPU = torch.device("cpu")
 
@@ -30,6 +31,20 @@ def test_a_part_of_a_mini_batch_has_the_boxes_of_its_clips(detection):
     assert part["boxes"].tolist() == [[0, 2], [0, 3], [1, 4]]
     assert part["labels"].tolist() == [1, 2, 3]
     assert boxes[1, 0] == 1, "the mini-batch has changed"
+
+
+class TwoVideos:
+    videos = (0, 1)
+    __len__ = videos.__len__
+
+
+def test_scores_that_are_not_numbers_have_no_accuracy():
+    recipe = load_recipe(None, ["MODEL.NUM_CLASSES", 3])
+    scores = VideoScores(recipe, TwoVideos(), CPU, judge=lambda *_: pytest.fail("judged"))
+    part = {"videos": torch.arange(2), "labels": torch.zeros(2, dtype=torch.int64)}
+    scores.add(part, torch.tensor([[0.5, 0.25, 0.25], [torch.nan] * 3]))
+    with pytest.raises(ValueError, match=r"returns NaN.*lower SOLVER.BASE_LR"):
+        scores.result()
 
 
 def test_scores_of_every_second_clip_are_joined_in_the_order_of_the_clips():

@@ -68,6 +68,11 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("DATA.PATH_PREFIX", "/nowhere"), ("None of the first", "DATA.PATH_PREFIX")),
         (("MODEL.NUM_CLASSES", 5), ("has the names of 8 classes. Set MODEL.NUM_CLASSES 8",)),
         (("TRAIN.ENABLE", False), ("no model to test", "TEST.CHECKPOINT_FILE_PATH")),
+        (
+            ("TRAIN.ENABLE", False, "TEST.ENABLE", False),
+            ("TRAIN.ENABLE and TEST.ENABLE are False",),
+        ),
+        (("TEST.SAVE_RESULTS_PATH", "result_classes.csv"), ("is the table of the classes",)),
         (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "no weights to inflate")),
         (("TRAIN.FREEZE", "s1"), ("TRAIN.FREEZE s1 would freeze random", "CHECKPOINT_FILE_PATH")),
         (("TRAIN.FREEZE", "s9"), ("TRAIN.FREEZE s9 matches no parameter", "backbone")),
@@ -105,7 +110,10 @@ def test_a_file_that_no_run_has_written_is_not_replaced(command_line: Command, t
     (tmp_path / "mine.csv").write_text("a list of mine\n")
     answer = command_line(tmp_path, "TEST.SAVE_RESULTS_PATH", "mine.csv")
     assert_refused(answer, "mine.csv exists and does not contain predictions", "move the file")
-    assert (tmp_path / "mine.csv").read_text() == "a list of mine\n"
+    (tmp_path / "mine.csv").rename(tmp_path / "test_mine.csv")
+    answer = command_line(tmp_path, "TEST.SAVE_RESULTS_PATH", "mine.csv", "TRAIN.ENABLE", False)
+    assert_refused(answer, "test_mine.csv exists and does not contain predictions")
+    assert (tmp_path / "test_mine.csv").read_text() == "a list of mine\n"
 
 
 # Checkpoints.

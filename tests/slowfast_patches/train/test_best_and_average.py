@@ -14,6 +14,7 @@ from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train.resume import Resumable, check_same_recipe
+from slowfast_patches.train.run import _prepare_folder
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.utils.distributed import World
@@ -91,6 +92,19 @@ def test_the_best_stays_of_equals_the_first_and_a_continued_run_knows_it(start, 
         assert best(tmp_path) == (expected, expected)
     assert run.progress.best["iteration"] == 10
     assert run.progress.best["top1_ema" if average else "top1"] == 71
+
+
+@pytest.mark.slow
+def test_a_best_checkpoint_of_later_iterations_that_were_given_up_is_deleted(start, tmp_path):
+    run = start("TRAIN.KEEP_BEST", True, top1=[50, 70])
+    for done in (2, 4):
+        leave(run, done)
+    assert best(tmp_path) == (4, 4)
+    while last(tmp_path).checkpoint.iteration > 2:
+        last(tmp_path).path.unlink()
+    run = start("TRAIN.KEEP_BEST", True, top1=[60, 40], found=last(tmp_path))
+    _prepare_folder(run)
+    assert checkpoints.best_checkpoint(tmp_path) is None
 
 
 def test_what_cannot_be_evaluated_was_saved_before_and_is_evaluated_again(

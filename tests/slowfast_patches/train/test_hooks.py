@@ -36,7 +36,7 @@ def test_early_stopping_of_the_documentation_and_the_same_command_goes_on(
     text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
     code = re.search(r"```python\n(.*?class EarlyStopping.*?)```", text, re.DOTALL)[1]
     example: dict = {}
-    exec(code.split("\nrun(")[0], example)
+    exec(code, example)
     keys = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
     short = ("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "BN.USE_PRECISE_STATS", False)
     recipe = tiny_config(tmp_path, *keys, *short, "TEST.ENABLE", False)

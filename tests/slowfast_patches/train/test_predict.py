@@ -1,5 +1,6 @@
 """Predictions: the scores of the test, names, and what is said of bad input."""
 
+import contextlib
 import csv
 import json
 import re
@@ -9,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import pytest
 import torch
 
 import slowfast_patches
 from slowfast_patches import patching
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
@@ -172,6 +175,24 @@ def test_a_video_of_which_a_part_decodes_and_one_of_a_frame_are_named(trained, p
     first, second = err.splitlines()
     assert first.startswith(f"warning: {part} cannot be decoded completely: 1 of 50 frames")
     assert second.startswith(f"warning: {one} has only one frame")
+
+
+def test_clips_that_cannot_be_read_are_left_out_of_the_scores(trained, tmp_path):
+    """The frames in the middle of a folder are broken: three of its four clips can be read."""
+    for number, frame in enumerate(noise(64)):
+        name = tmp_path / f"{number:02d}.jpg"
+        assert cv2.imwrite(str(name), frame)
+        if 26 <= number < 30:
+            name.write_bytes(name.read_bytes()[:200])
+    cfg = read_checkpoint(trained, None, ("TEST.NUM_ENSEMBLE_VIEWS", 4))[0]
+    predictor = Predictor(cfg, trained)
+    clips = list[torch.Tensor]()
+    for part in range(4):
+        with contextlib.suppress(UnreadableVideoError):
+            clips.append(predictor.clips(str(tmp_path), [part]))
+    assert 0 < len(clips) < 4
+    expected = predictor(torch.cat(clips)).double().mean(0)
+    torch.testing.assert_close(predictor.scores(str(tmp_path)), expected, atol=1e-6, rtol=0)
 
 
 def test_weights_alone_need_their_recipe(trained, weights, recipe, videos, predict):

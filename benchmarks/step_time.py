@@ -45,6 +45,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 
 import torch
 from common import new_parser, write_result
@@ -54,7 +55,8 @@ from steps.tables import format_result
 from steps.variants import NAMES
 
 from slowfast_patches import patching
-from slowfast_patches.utils.command_line import above_zero, add_option, tool
+from slowfast_patches.utils.command_line import above_zero, add_option, split_pairs, tool
+from slowfast_patches.utils.tables import format_list
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -69,10 +71,18 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--cfg", "FILE", "the recipe, a YAML file", required=True)
     text = f"variants to measure: {', '.join(NAMES)}, or each for all except recipe (recipe)"
     names = (*NAMES, "each")
-    add("--variants", "NAME", text, default=["recipe"], nargs="+", choices=names)
+    add("--variants", "NAME", text, default=["recipe"], nargs="+")
     text = "number of training videos, which determines the time of the whole schedule"
     add("--dataset-size", "N", text, int)
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    # KEY VALUE pairs may follow the names, and argparse then assigns them to --variants.
+    words = args.variants
+    args.variants = list(takewhile(names.__contains__, words))
+    rest = words[len(args.variants) :]
+    if rest and not (args.variants and rest[0][:1].isupper()):
+        parser.error(f"--variants takes {format_list(names, 'or')}, not {rest[0]}")
+    args.overrides = split_pairs(rest) + args.overrides
+    return args
 
 
 @tool()

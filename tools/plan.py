@@ -88,7 +88,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--network", "GB/s", text, above_zero)
     text = "bandwidth between two GPUs of the same node (default: no limit)"
     add("--node-network", "GB/s", text, above_zero)
-    add("--latency", "US", f"latency of a message in µs (default: {1e6 * LATENCY:g})", float)
+    add("--latency", "US", f"latency of a message in µs (default: {1e6 * LATENCY:g})", above_zero)
     text = "clips that a node can load per second (default: loading takes no time)"
     add("--loader", "CLIPS/s", text, above_zero)
     command_line.add_overrides(parser, "keys to set in the config")

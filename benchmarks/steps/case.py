@@ -17,8 +17,9 @@ from common import Mark, StepClock, Timed, quartiles, take_turns, wait_for
 from torch import Tensor, nn
 
 from multigrid import Batch, ScheduleStep, Shape
-from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets import load_with_classes
 from slowfast_patches.launch.device import keep_memory_whole, process_device, set_up_device
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.build import build_model
@@ -49,7 +50,7 @@ def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
     Raises:
         ValueError: The recipe cannot be trained, or it needs a GPU but this machine has no GPU.
     """
-    recipe = resolve(load_recipe(path, overrides))
+    recipe = resolve(load_with_classes(path, overrides))
     check_recipe(recipe)
     if device_of(recipe) == "cuda" and not torch.cuda.is_available():
         raise ValueError(

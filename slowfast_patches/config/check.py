@@ -181,6 +181,12 @@ def _check_model(recipe: Recipe) -> None:
                 f"{family.pathways} value(s) for each stage, one for each pathway. Remove {key} to "
                 "use the default."
             )
+    ratio = recipe.slowfast.fusion_conv_channel_ratio
+    if arch == "slowfast" and recipe.slowfast.beta_inv < ratio:
+        raise ValueError(
+            f"SLOWFAST.BETA_INV {recipe.slowfast.beta_inv} must be at least "
+            f"SLOWFAST.FUSION_CONV_CHANNEL_RATIO {ratio}. Change one of them."
+        )
     if recipe.train.compile and family.is_transformer:
         raise ValueError(
             f"TRAIN.COMPILE True is not possible with MODEL.ARCH {arch}: some models of the "

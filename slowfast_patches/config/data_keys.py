@@ -14,8 +14,10 @@ from slowfast_patches.config.fields import (
     FROM_ZERO,
     LONG_CYCLE,
     PART,
+    POSITIVE_RGB,
     RAND_AUGMENT,
     REGISTERED,
+    RGB,
     SIZE,
     above_zero_to,
     from_to,
@@ -209,12 +211,12 @@ class Data:
         "Crop size that determines the pooling window of the head in evaluation. The value follows "
         "from TRAIN_CROP_SIZE.",
     )
-    mean: tuple[float, ...] = key((0.45, 0.45, 0.45), "Mean of the pixels of each channel.")
+    mean: tuple[float, ...] = key((0.45, 0.45, 0.45), "Mean of the pixels of each channel.", RGB)
     input_channel_num: tuple[int, ...] = key(
         (3, 3), "Number of input channels of each pathway. The value follows from MODEL.ARCH."
     )
     std: tuple[float, ...] = key(
-        (0.225, 0.225, 0.225), "Standard deviation of the pixels of each channel."
+        (0.225, 0.225, 0.225), "Standard deviation of the pixels of each channel.", POSITIVE_RGB
     )
     train_jitter_scales: tuple[int, int] = key(
         (256, 320),

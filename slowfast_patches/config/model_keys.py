@@ -11,8 +11,10 @@ from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
     BELOW_ONE,
     FROM_ZERO,
+    PART,
     SHIFT,
     SIZE,
+    STAGES,
     Check,
     from_to,
     key,
@@ -83,8 +85,8 @@ class Model:
         "Training loss: cross_entropy for one label per video, bce_logit for several labels, bce "
         "for detection. If this key is not set, its value follows from the task.",
     )
-    dropout_rate: float = key(0.5, "Dropout rate of the head.")
-    fc_init_std: float = key(0.01, "Standard deviation of the head's initial weights.")
+    dropout_rate: float = key(0.5, "Dropout rate of the head.", PART)
+    fc_init_std: float = key(0.01, "Standard deviation of the head's initial weights.", FROM_ZERO)
 
     @property
     def family(self) -> ModelFamily:
@@ -189,12 +191,15 @@ class ResNet:
     num_block_temp_kernel: Stages = key(
         ((3,), (4,), (6,), (3,)),
         "Number of blocks in each stage that have temporal kernels.",
+        STAGES,
         speed=True,
     )
     spatial_strides: Stages = key(
-        ((1,), (2,), (2,), (2,)), "Spatial stride of each stage.", speed=True
+        ((1,), (2,), (2,), (2,)), "Spatial stride of each stage.", STAGES, speed=True
     )
-    spatial_dilations: Stages = key(((1,),) * 4, "Spatial dilation of each stage.", speed=True)
+    spatial_dilations: Stages = key(
+        ((1,),) * 4, "Spatial dilation of each stage.", STAGES, speed=True
+    )
     zero_init_final_bn: bool = key(
         False, "Initialise the scale of the last BN layer of each block with 0."
     )
@@ -205,16 +210,19 @@ class NonLocal:
     location: Places = key(
         (((),),) * 4,
         "Indices of the blocks in each stage that are followed by a non-local block.",
+        STAGES,
         speed=True,
     )
     group: Stages = key(
         ((1,),) * 4,
         "Number of temporal segments into which a non-local block splits a clip.",
+        STAGES,
         speed=True,
     )
     pool: Places = key(
         (((1, 2, 2), (1, 2, 2)),) * 4,
         "Pooling kernel for the keys and values of a non-local block.",
+        STAGES,
         speed=True,
     )
     instantiation: str = key(
@@ -265,9 +273,12 @@ class BatchNorm:
     use_precise_stats: bool = key(
         False, "Recompute the running statistics from training clips before each evaluation."
     )
-    num_batches_precise: int = key(200, "Number of mini-batches for USE_PRECISE_STATS.")
+    num_batches_precise: int = key(
+        200, "Number of mini-batches for USE_PRECISE_STATS.", AT_LEAST_ONE
+    )
     weight_decay: float = key(
         0.0,
         "Weight decay of the scale and shift of BN layers.",
+        FROM_ZERO,
         needs="SOLVER.OPTIMIZING_METHOD sgd adam adamw",
     )

@@ -10,6 +10,7 @@ from slowfast_patches.config.fields import (
     CLASS_WEIGHTS,
     CSV,
     FROM_ZERO,
+    NO_OR_FROM_ZERO,
     RATIO,
     WEIGHTS,
     above_zero_to,
@@ -42,7 +43,7 @@ class Solver:
         "Learning rate of each stage as a factor of BASE_LR. Empty: powers of GAMMA.",
     )
     base_lr: float = key(0.1, "Learning rate after the warm-up.", ABOVE_ZERO)
-    cosine_end_lr: float = key(0.0, "Final learning rate of the cosine policy.")
+    cosine_end_lr: float = key(0.0, "Final learning rate of the cosine policy.", FROM_ZERO)
     batch_rate_rule: str = key(
         "linear",
         "Rule that scales the learning rate when the batch size changes. If the batch is k times "
@@ -88,11 +89,14 @@ class Solver:
         needs="MODEL.ARCH hf",
     )
     clip_grad_val: float | None = key(
-        None, "Clip each element of the gradients to this absolute value. None: no clipping."
+        None,
+        "Clip each element of the gradients to this absolute value. None: no clipping.",
+        NO_OR_FROM_ZERO,
     )
     clip_grad_l2norm: float | None = key(
         None,
         "Maximum L2 norm of all gradients together, for gradient clipping. None: no clipping.",
+        NO_OR_FROM_ZERO,
         needs="SOLVER.CLIP_GRAD_VAL None 0.0",
     )
     class_weights: tuple[float, ...] | str = key(
@@ -126,11 +130,11 @@ class Solver:
     gamma: float = key(
         0.1, "Factor that multiplies the learning rate at the start of each stage if LRS is empty."
     )
-    momentum: float = key(0.9, "Momentum of sgd.")
-    dampening: float = key(0.0, "Dampening of sgd.")
+    momentum: float = key(0.9, "Momentum of sgd.", FROM_ZERO)
+    dampening: float = key(0.0, "Dampening of sgd.", FROM_ZERO)
     nesterov: bool = key(True, "Use Nesterov momentum in sgd.")
-    weight_decay: float = key(0.0001, "Weight decay.")
-    warmup_start_lr: float = key(0.01, "Learning rate at the start of the warm-up.")
+    weight_decay: float = key(0.0001, "Weight decay.", FROM_ZERO)
+    warmup_start_lr: float = key(0.01, "Learning rate at the start of the warm-up.", FROM_ZERO)
 
 
 @dataclass(frozen=True)

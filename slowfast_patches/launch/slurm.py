@@ -72,6 +72,11 @@ class Slurm:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not 0 < self.hours < 10_000 or self.cpus < 1:
+            raise ValueError(
+                f"a job must have at least 1 CPU core and less than 10,000 hours, not {self.cpus} "
+                f"and {self.hours:g}."
+            )
         if not 0 < self.warning_seconds < 65_536:
             raise ValueError(
                 f"the warning time is {self.warning_seconds} seconds, but must be from 1 to 65535."

@@ -50,7 +50,9 @@ def make_curve(lengths: Any, costs: Any, accuracies: Any, stds: Any) -> pd.DataF
     columns = {"length": lengths, "cost": costs, "accuracy": accuracies, "std": stds}
     curve = pd.DataFrame(columns, dtype=float).sort_values("cost", ignore_index=True)
     curve["best"] = curve["accuracy"].cummax()
-    curve["best_std"] = curve["std"].where(curve["accuracy"] == curve["best"]).ffill()
+    leads = curve["accuracy"] == curve["best"]
+    best = pd.Series(curve.index).where(leads).ffill().astype(int)  # row of the best length so far
+    curve["best_std"] = curve["std"].to_numpy()[best]
     return curve
 
 

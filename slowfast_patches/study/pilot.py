@@ -76,6 +76,8 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
             the recipe.
     """
     check_study([cfg_file], overrides)
+    if clashes := [key for key in cycle_keys(PAPER) if key in overrides[::2]]:
+        raise ValueError(f"{clashes[0]} is set for each arm of the pilot. Do not set it.")
     recipe = load_with_classes(cfg_file, overrides)
     placement = find_placement(recipe, os.environ)
     if placement.machines > 1 or (placement.local_rank is not None and placement.size > 1):

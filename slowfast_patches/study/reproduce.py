@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from multigrid import Cost
 from multigrid.cost import FlopsPerClip
-from slowfast_patches.config import load_recipe
+from slowfast_patches.config.load import recipe_path
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.dataset_lists import read_list
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
 from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times
@@ -53,8 +53,8 @@ def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Exper
         ValueError: A recipe and an experiment have different metrics.
     """
     experiments = {name: EXPERIMENTS[name] for name in names}
-    for path in own:
-        metrics = metric_names(load_recipe(path))
+    for path in map(recipe_path, own):
+        metrics = metric_names(load_with_classes(path))
         for name, experiment in experiments.items():
             if metrics != tuple(experiment.metrics):
                 raise ValueError(

@@ -40,6 +40,19 @@ _COLUMNS = (
 )
 
 
+_FREE = frozenset(
+    (
+        *("OUTPUT_DIR", "LOG_PERIOD", "LOG_MODEL_INFO", "DATA_LOADER.NUM_WORKERS"),
+        *("TRAIN.CHECKPOINT_PERIOD", "TRAIN.CHECKPOINTS_KEPT"),
+        *("DATA.MAX_BAD_FRACTION", "DATA.MAX_READ_SECONDS"),
+        *("DIST_JOIN_SECONDS", "DIST_STALL_SECONDS"),
+    )
+)
+"""Keys that may differ from those of a finished run: they change neither the training nor its
+score. Messages of failed runs recommend to change some of them. A relative OUTPUT_DIR changes with
+the current folder."""
+
+
 class RunFailedError(ToolError):
     """Error raised when a run ends without a result."""
 
@@ -184,10 +197,15 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
             "run, delete its folder."
         )
     wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
-    # Ignore OUTPUT_DIR, because a relative path changes when the command runs in another folder.
-    if differing := differences(stored, wanted, "now", {"OUTPUT_DIR", *arm.open_keys}):
+    if differing := differences(stored, wanted, "now", _FREE | arm.open_keys):
         raise ValueError(
             f"{path} was trained with another config ({shorten_list(differing, 5)}). Choose "
+            "another --output, or delete the folder of that run."
+        )
+    if "DATA.PATH_TO_DATA_DIR" not in arm.open_keys and result["iterations"] != arm.iterations:
+        raise ValueError(
+            f"{path} has {result['iterations']:,} iterations, but the run would now have "
+            f"{arm.iterations:,}, because the training list has changed. Restore the list, choose "
             "another --output, or delete the folder of that run."
         )
     return result

@@ -69,7 +69,8 @@ def _change(before: Mean, after: Mean, metric: str) -> str:
     change = after.mean - before.mean
     error = math.hypot(before.std or 0.0, after.std or 0.0)
     digits = 0 if error >= _CLEAR else 1
-    undecided = ", undecided" if abs(change) < _CLEAR * error else ""
+    unknown = before.std is None and after.std is None  # mAP of a single seed
+    undecided = ", undecided" if unknown or abs(change) < _CLEAR * error else ""
     return (
         f"{'loses' if change < 0 else 'gains'} "
         f"{Mean(abs(change), error or None).format(digits)} points of {metric_title(metric)} "
@@ -124,6 +125,8 @@ def explain_errors(runs: pd.DataFrame, metric: str) -> str:
     videos = scored_videos(runs["result"])
     if metric == "top1" and videos:
         parts.insert(0, f"{videos} videos")
+    elif seeds == 1:
+        return f"The standard error of {metric_title(metric)} is unknown for a single seed."
     return f"± in the verdict is the standard error, estimated from {format_list(parts)}."
 
 

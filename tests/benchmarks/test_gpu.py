@@ -45,6 +45,23 @@ def test_the_real_parts_name_programs_that_exist(gpu: ModuleType):
             assert all((gpu.ROOT / file).is_file() for file in files)
 
 
+GIVEN = {"python": "python", "result": "x.json", "switches": "TRAIN.TF32 True"}
+
+
+def test_the_real_commands_are_accepted_by_step_time(gpu: ModuleType, load_program):
+    """KEY VALUE pairs may follow the names of variants."""
+    step_time = load_program("benchmarks/step_time.py")
+    parts = gpu.PARTS.values()
+    commands = [c.format_map(GIVEN).split() for part in parts for c in part.commands]
+    own = [words for words in commands if "benchmarks/step_time.py" in words]
+    assert len(own) >= 6
+    for words in own:
+        args = step_time.parse_args(words[words.index("benchmarks/step_time.py") + 1 :])
+        assert {*args.variants} <= {*step_time.NAMES, "each"}
+        assert all(key.isupper() for key in args.overrides[::2])
+        assert ("NUM_GPUS" in words) == ("NUM_GPUS" in args.overrides)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_it_says_so_in_one_line(gpu: ModuleType, refused):
     assert "no GPU" in refused(gpu, [])

@@ -182,7 +182,11 @@ def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
         path.write_text(SEVERAL_LABELS.format(base=base.name))
     study = Study(make_arms(paths, []), [0], tmp_path)
     write_run(study, study.arms[0], 0, 300, map=38.0)
+    write_run(study, study.arms[1], 0, 100, map=38.5)
+    verdict = Comparison(study, study.runs(), "").verdict
+    assert "gains 0.5 points of mAP (38.5 % against 38.0 %, undecided)" in verdict
     report, text = report_of(study)
+    assert "standard error of mAP is unknown for a single seed" in text
     assert "![Mean average precision against training time](report.png)" in text
     assert report["metric"] == "map"
     assert report["configs"][0]["map"] == {"mean": 38.0, "std": None}
@@ -383,7 +387,23 @@ def test_a_run_of_another_config_is_refused_before_anything_is_trained(
     after = replace(study, arms=make_arms(configs, ["DATA.ENSEMBLE_METHOD", "max"]))
     with pytest.raises(ValueError, match=r"ENSEMBLE_METHOD sum there, max now.*another --output"):
         train_all(after, fake_run_net)
+    longer = replace(study, arms=make_arms(configs, ["DATA.NUM_TRAIN_VIDEOS", 272]))
+    assert longer.arms[0].iterations > study.arms[0].iterations
+    path = study.folder(study.arms[0], 0) / "result.json"
+    content = json.loads(path.read_text())
+    content["config"]["DATA"]["NUM_TRAIN_VIDEOS"] = 272
+    save_result(path, {key: value for key, value in content.items() if key != "checksum"})
+    with pytest.raises(ValueError, match="because the training list has changed"):
+        train_all(longer, fake_run_net)
     assert not calls(fake_run_net)
+
+
+def test_what_a_failed_run_advises_does_not_separate_it_from_finished_runs(
+    configs, study, write_run
+):
+    write_run(study, study.arms[0], 0, 100, top1=80.0, top5=90.0)
+    keys = ("DATA_LOADER.NUM_WORKERS", 0, "DATA.MAX_BAD_FRACTION", 0.5)
+    assert len(replace(study, arms=make_arms(configs, keys)).runs()) == 1
 
 
 def test_a_damaged_result_and_one_of_several_rates_are_refused(study, write_run):

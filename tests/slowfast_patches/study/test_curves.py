@@ -55,6 +55,10 @@ class TestReading:
         found = cost["baseline_ratio"]
         assert (found and (found["bound"], found["value"])) == pytest.approx(ratio)
 
+    def test_the_spread_of_a_single_seed_is_unknown(self) -> None:
+        curve = make_curve([0.5, 1, 2], [100, 200, 400], [60, 70, 65], [7, math.nan, 5])
+        assert curve["best_std"].tolist() == pytest.approx([7, math.nan, math.nan], nan_ok=True)
+
     def test_where_curves_break_even_and_by_how_much_one_is_above(self) -> None:
         """Leads of 20, 5 and -10 at 100, 200 and 400; spreads of 3 and 4, of the difference 5."""
         second = make_curve([1, 4], [100, 400], [70, 80], [4, 4])

@@ -331,6 +331,7 @@ def test_steps_are_timed_once(whole_arms, small, tmp_path, monkeypatch):
         (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "the learning rate has one stage"),
         (["DATA.NUM_TRAIN_VIDEOS", "9", "DATA.PATH_TO_DATA_DIR", "/nowhere"], "/nowhere"),
         (["RNG_SEED", "1"], "--seeds"),
+        (["MULTIGRID.EPOCH_FACTOR", "1"], "EPOCH_FACTOR is set for each arm of the pilot"),
         (["--step-times", "no.json"], "no.json"),
     ],
 )

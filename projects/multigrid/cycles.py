@@ -77,9 +77,10 @@ The training has 0.75 × the baseline's epochs.
 PAPER_ITERATIONS = 25_000
 """Minimum number of baseline iterations for which `PAPER` is recommended.
 
-This threshold is an estimate. The shortest published training for which `PAPER` helped has 28,000
-iterations (Charades). In trainings of up to 2,250 iterations on real video, `PAPER` was 12 to 65
-points less accurate than `GENTLE` (projects/real_video/README.md).
+This threshold is an estimate. On real video, `PAPER` was 2.5 to 65 points less accurate than
+`GENTLE` in trainings of up to 9,000 iterations, and equally accurate at 18,000 iterations
+(projects/real_video/README.md). The shortest published training for which `PAPER` helped has 28,000
+iterations (Charades).
 """
 
 

@@ -68,7 +68,7 @@ STUDIES = {
     "cycles_demo": Study("demo", (*recipes("cycles/DEMO_GENTLE"), DEMO_PAIR[1]), NAMED),
     "carry_over": Study("words", variants("carry_over"), (1.0,)),
     "faces": Study("faces", (*FACES, *variants("faces_ablation")), (0.5,), 3, START),
-    "faces_curve": Study("faces", FACES, (0.25, 0.5, 1.0, 2.0, 4.0), 3, START),
+    "faces_curve": Study("faces", FACES, (0.25, 0.5, 1.0, 2.0), 3, START),
     "faces_controls": Study(
         "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.5), start=START
     ),

@@ -131,7 +131,7 @@ def test_readme_s_line_switches_on_the_cycles_of_its_loop(tmp_path: Path):
 def test_the_notebook_runs(tmp_path: Path):
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     for cell in notebook.cells:
-        cell.source = cell.source.replace("LENGTH = 1.0", "LENGTH = 0.04").replace(
+        cell.source = cell.source.replace("LENGTH = 1.0", "LENGTH = 0.08").replace(
             "--output {DATA}", "--output {DATA} --train 64 --val 16 --test 16"
         )
     NotebookClient(notebook, resources={"metadata": {"path": tmp_path}}).execute()

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from slowfast_patches.utils import command_line
-from slowfast_patches.utils.command_line import above_zero, at_least_one
+from slowfast_patches.utils.command_line import above_zero, at_least_one, from_zero
 
 if __name__ == "__main__":
     command_line.start_program()
@@ -88,7 +88,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--network", "GB/s", text, above_zero)
     text = "bandwidth between two GPUs of the same node (default: no limit)"
     add("--node-network", "GB/s", text, above_zero)
-    add("--latency", "US", f"latency of a message in µs (default: {1e6 * LATENCY:g})", above_zero)
+    add("--latency", "US", f"latency of a message in µs (default: {1e6 * LATENCY:g})", from_zero)
     text = "clips that a node can load per second (default: loading takes no time)"
     add("--loader", "CLIPS/s", text, above_zero)
     command_line.add_overrides(parser, "keys to set in the config")

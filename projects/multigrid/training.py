@@ -129,6 +129,12 @@ class Training:
                 f"dataset is a {type(dataset).__name__}, which cannot be indexed by a ClipRequest. "
                 "Use a data set that reads a clip in the requested shape, such as VideoClips"
             )
+        if self.iteration == self.schedule.iterations:
+            warnings.warn(
+                "the training is complete, so the loader has no mini-batches. One pass over the "
+                "loader is the whole training. For another training, create another Training",
+                stacklevel=2,
+            )
         videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
         if videos != self.schedule.num_videos:
             raise ValueError(

@@ -370,6 +370,13 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
+def from_zero(text: str) -> float:
+    """Convert to a number of at least 0. Use this as `type` of an argparse option."""
+    if not (number := float(text)) >= 0:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, not {text}")
+    return number
+
+
 def above_zero(text: str) -> float:
     """Convert to a number above 0. Use this as `type` of an argparse option."""
     if not (number := float(text)) > 0:

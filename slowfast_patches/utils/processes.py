@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from typing import TypeVar
 
 import cv2
@@ -87,6 +87,7 @@ def _work(
     module = getattr(function, "func", function).__module__  # `function` may be a partial.
     context.set_forkserver_preload([__name__, module])
     resource_tracker.ensure_running()  # Start it now, because starting it unblocks signals.
+    _start_fork_server()
     pool = ProcessPoolExecutor(workers, context, initializer=_begin)
     try:
         _try(pool)
@@ -105,6 +106,18 @@ def _work(
         for worker in set(multiprocessing.active_children()) - others:
             worker.kill()
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_fork_server() -> None:
+    """Start the fork server, unless it runs. The server and its workers ignore SIGINT.
+
+    Its import path must not contain the current folder, whose files could hide installed packages.
+    """
+    before = os.environ.get("PYTHONSAFEPATH", "")  # An empty value has no effect.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    with block_signals({signal.SIGINT}):
+        forkserver.ensure_running()
+    os.environ["PYTHONSAFEPATH"] = before
 
 
 def _submit(

@@ -94,7 +94,8 @@ def test_a_finished_training_that_is_resumed_leaves_model_and_optimizer_free():
     finished.iteration = SCHEDULE.iterations
     training = new_training()
     training.load_state_dict(finished.state_dict())
-    assert list(training.loader(Clips(VIDEOS))) == []
+    with pytest.warns(UserWarning, match="the training is complete"):
+        assert list(training.loader(Clips(VIDEOS))) == []
     training.model(torch.zeros(2, 3, 2, 4, 4))
     training.optimizer.step()
 

@@ -100,6 +100,21 @@ def test_a_script_without_a_main_guard_is_told(tmp_path):
 # Ends.
 
 
+def test_files_of_the_current_folder_do_not_hide_installed_packages(tmp_path):
+    """Such as the sources of this package, when a wheel of it is installed."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "numpy.py").write_text("raise RuntimeError('the wrong numpy')")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from slowfast_patches.utils.processes import run_each\n"
+        "if __name__ == '__main__':\n"
+        "    print(*run_each(eval, ['1 + 1'], 1))\n"
+    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "folder")
+    assert (done.stdout, done.stderr) == ("('1 + 1', 2)\n", "")
+
+
 def test_who_stops_listening_stops_the_workers(tmp_path):
     each = run_each(eval, ["1", lasts(tmp_path), lasts(tmp_path), "2"], 2, jobs_per_worker=2)
     assert next(each) == ("1", 1)

@@ -73,12 +73,12 @@ def affordable_evaluations(
         return asked
     one = evaluation_flops(recipe, schedule, clips, flops_per_clip)
     training = schedule_cost(schedule, flops_per_clip).flops or 0.0
-    if one * len(asked) <= share * training:
+    if one * len(asked) <= share * training or len(asked) == 1:
         return asked
     kept = max(1, int(share * training / one))
     logger.info(
-        "%d evaluations would take %.0f %% of the training FLOPs. Only %d evaluations (%.0f %%) "
-        "are kept, including the last one. To keep all, set TRAIN.EVAL_MAX_SHARE 0.",
+        "%d evaluations would take %.0f %% of the training FLOPs. TRAIN.EVAL_MAX_SHARE keeps %d of "
+        "them (%.0f %%), including the last one. To keep all, set TRAIN.EVAL_MAX_SHARE 0.",
         *(len(asked), 100 * one * len(asked) / training, kept, 100 * one * kept / training),
     )
     return [asked[len(asked) * (k + 1) // kept - 1] for k in range(kept)]

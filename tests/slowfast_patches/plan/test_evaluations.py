@@ -74,11 +74,14 @@ def test_a_thinned_schedule_names_the_key_that_turns_it_off(schedule, caplog):
     recipe = config(MULTIGRID_EVAL_FREQ=1)
     with caplog.at_level(logging.INFO):
         affordable_evaluations(recipe, schedule, 14, _clips)
+        affordable_evaluations(
+            config(MULTIGRID_LONG_CYCLE=False, TRAIN_EVAL_PERIOD=1000), schedule, 1000, _clips
+        )
         assert not caplog.messages
         affordable_evaluations(recipe, schedule, 30, _clips)
     [message] = caplog.messages
     assert message.startswith(
-        "6 evaluations would take 21 % of the training FLOPs. Only 2 evaluations (7 %)"
+        "6 evaluations would take 21 % of the training FLOPs. TRAIN.EVAL_MAX_SHARE keeps 2 of them"
     )
     assert "TRAIN.EVAL_MAX_SHARE 0" in message
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_patches.tasks.box_scores import BoxScores
+from slowfast_patches.tasks.box_scores import BoxScores, read_annotations
 from slowfast_patches.tasks.task import MultiLabel
 from slowfast_patches.utils.distributed import sum_over_ranks
 
@@ -19,6 +19,9 @@ class Detection(MultiLabel):
     A mini-batch of N clips contains `boxes` (m, 5) and multi-hot `labels` (m, C). A row of `boxes`
     is (clip index from 0 to N - 1, x1, y1, x2, y2), in pixels of the clip.
     """
+
+    def check_files(self) -> None:
+        read_annotations(self.recipe)
 
     def slice_batch(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
         """Select clips from a mini-batch together with their boxes.

@@ -37,6 +37,13 @@ class Task:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
+    def check_files(self) -> None:
+        """Check the files that only the evaluation reads, so that mistakes are found in advance.
+
+        Raises:
+            ValueError: A file cannot be read.
+        """
+
     # Inputs.
 
     def slice_batch(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:

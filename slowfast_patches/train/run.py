@@ -39,7 +39,7 @@ from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
-from slowfast_patches.tasks.box_scores import read_annotations
+from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import (
     Progress,
     best_checkpoint,
@@ -95,8 +95,8 @@ def _check(recipe: Recipe, placement: Placement) -> None:
     predictions_path(recipe, "" if trains else "test_")
     if not trains and not recipe.test.enable:
         raise ValueError("TRAIN.ENABLE and TEST.ENABLE are False. Set one of them True.")
-    if recipe.detection.enable and starts_main:
-        read_annotations(recipe)
+    if starts_main:
+        task_of(recipe).check_files()
     if trains:
         _check_training(recipe, starts_main)
     if recipe.test.enable:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.box_scores import BoxScores
 from slowfast_patches.tasks.scores import Evaluation
 from tests.slowfast_patches.datasets.ava_lists import BOXES, recipe_of, write_lists
@@ -82,6 +83,14 @@ def test_crops_count_by_what_they_show_of_a_box(folder):
     made.add(dataset.__getitems__([3, 4, 5]), torch.full((3, 3), 0.2))
     expected = (0.3 + 0.6 * 20 / 24 + 0.9 * 4 / 24) / 2
     assert made.result().probabilities[:, 0].tolist() == pytest.approx([expected, 0.2])
+
+
+def test_files_of_the_evaluation_are_checked_in_advance(folder):
+    keys = (*KEYS, "AVA.EXCLUSION_FILE", "absent.csv")
+    task_of(recipe_of(folder, *keys)).check_files()
+    recipe = recipe_of(folder, *keys, "AVA.LABEL_MAP_FILE", "none.pbtxt")
+    with pytest.raises(ValueError, match=r"annotations cannot be read: .*none\.pbtxt"):
+        task_of(recipe).check_files()
 
 
 def test_what_cannot_be_judged_is_said(folder, tmp_path):

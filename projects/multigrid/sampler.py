@@ -29,10 +29,15 @@ __all__ = [
     "collate",
     "empty_clips",
     "network_input",
+    "select_clips",
     "stack_boxes",
     "stack_labels",
     "stream",
 ]
+
+
+_ROWS_ARE_CLIPS = ("clips", "flips", "coverage", "videos")
+"""Tensors of a mini-batch with boxes that have one row per clip. The others have one per box."""
 
 
 class ClipRequest(NamedTuple):
@@ -249,6 +254,49 @@ def stack_boxes(samples: Sequence[Mapping[str, Any]]) -> Tensor:
     places = np.repeat(np.arange(len(samples)), [len(sample["boxes"]) for sample in samples])
     boxes = np.concatenate([sample["boxes"] for sample in samples])
     return torch.as_tensor(np.column_stack([places, boxes]), dtype=torch.float32)
+
+
+def select_clips(
+    batch: Mapping[str, Any], clips: slice | Sequence[int], count: int
+) -> dict[str, Any]:
+    """Select clips from a mini-batch.
+
+    Tensors with one row per clip are indexed, also inside lists, tuples and
+    dictionaries. In a mini-batch with
+    "boxes", tensors with one row per box keep the rows of the selected clips, and the clip index of
+    each box is renumbered. All other values are kept.
+
+    Args:
+        batch: The mini-batch.
+        clips: Indices of the clips to select.
+        count: Number of clips in the mini-batch.
+    """
+    chosen = torch.arange(count)[clips]
+    if len(chosen) == count:
+        return dict(batch)
+    if "boxes" not in batch:
+        return {name: _select(value, clips, count) for name, value in batch.items()}
+    new_indices = torch.full((count,), -1, device=batch["boxes"].device)
+    new_indices[chosen] = torch.arange(len(chosen), device=new_indices.device)
+    clip_of_box = new_indices[batch["boxes"][:, 0].long()]
+    inside = clip_of_box >= 0
+    part = {
+        name: _select(value, clips, count)
+        if name in _ROWS_ARE_CLIPS
+        else _select(value, inside, len(inside))
+        for name, value in batch.items()
+    }
+    part["boxes"][:, 0] = clip_of_box[inside].float()
+    return part
+
+
+def _select(value: Any, rows: Any, count: int) -> Any:
+    """Index a tensor that has `count` rows, or the tensors in a list, tuple or dictionary."""
+    if type(value) in (list, tuple):
+        return type(value)(_select(item, rows, count) for item in value)
+    if type(value) is dict:
+        return {name: _select(item, rows, count) for name, item in value.items()}
+    return value[rows] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
 
 
 def network_input(

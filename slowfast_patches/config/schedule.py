@@ -13,6 +13,7 @@ from multigrid import (
     check_processes,
     make_schedule,
 )
+from multigrid.batchnorm import check_accumulation
 from slowfast_patches.config.recipe import Recipe
 
 
@@ -139,12 +140,10 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule) -> None:
             groups of a process cannot be split into SOLVER.ACCUMULATION_STEPS micro-batches.
     """
     world_size = recipe.world_size
-    micro_batches = recipe.solver.accumulation_steps
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
             clips = shape.batch // world_size
-            has_bn = recipe.model.has_batchnorm
-            group = size if has_bn else 1
+            group = size if recipe.model.has_batchnorm else 1
             if recipe.train.compile and (group or 0) > clips:
                 raise ValueError(
                     f"TRAIN.COMPILE True is not possible at {shape}: each of {world_size} "
@@ -152,21 +151,14 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule) -> None:
                     "several processes. Set TRAIN.COMPILE False, use fewer processes, or set a "
                     "larger TRAIN.BATCH_SIZE."
                 )
-            if micro_batches > 1 and group is None:
-                raise ValueError(
-                    f"SOLVER.ACCUMULATION_STEPS {micro_batches} would change BN statistics, which "
-                    "are computed over all clips of a process. Set BN.GROUP_SIZE to the number of "
-                    f"clips that share BN statistics, at most {clips // micro_batches}."
-                )
-            if micro_batches > 1 and clips % ((group or 1) * micro_batches):
-                raise ValueError(
-                    f"SOLVER.ACCUMULATION_STEPS {micro_batches} is not possible at {shape}: each "
-                    f"of {world_size} process(es) has {clips} clips"
-                    f"{f' in BN groups of {group}' * has_bn}, which cannot be split into "
-                    f"{micro_batches} equal micro-batches. Set SOLVER.ACCUMULATION_STEPS to a "
-                    f"divisor of {max(1, clips // (group or 1))}, or use a larger "
-                    "TRAIN.BATCH_SIZE, fewer processes, or smaller BN groups."
-                )
+    steps = recipe.solver.accumulation_steps
+    try:
+        check_accumulation(schedule, world_size, steps, recipe.model.has_batchnorm)
+    except ValueError as error:
+        raise ValueError(
+            f"SOLVER.ACCUMULATION_STEPS is {steps}, but {error} (TRAIN.BATCH_SIZE "
+            f"{recipe.train.batch_size}, {recipe.bn_key} {recipe.bn_size})"
+        ) from None
 
 
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,23 +23,6 @@ class Detection(MultiLabel):
     def check_files(self) -> None:
         read_annotations(self.recipe)
 
-    def slice_batch(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
-        """Select clips from a mini-batch together with their boxes.
-
-        The clip index of each box is renumbered to match the selection.
-        """
-        part = {name: batch[name][clips] for name in ("clips", "flips", "videos") if name in batch}
-        count = len(batch["clips"])
-        chosen = torch.arange(count)[clips]
-        new_indices = torch.full((count,), -1)
-        new_indices[chosen] = torch.arange(len(chosen))
-        clip_of_box = new_indices[batch["boxes"][:, 0].long()]
-        inside = clip_of_box >= 0
-        of_boxes = ("labels", "boxes", "rows", "shares")
-        part |= {name: batch[name][inside] for name in of_boxes if name in batch}
-        part["boxes"][:, 0] = clip_of_box[inside].float()
-        return part
-
     def head_inputs(self, batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
         return (batch["boxes"].to(device, non_blocking=True),)
 
@@ -58,9 +41,6 @@ class Detection(MultiLabel):
     def mean_items(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
         counts = torch.tensor([len(batch["boxes"]), 1.0], device=device)
         return torch.div(*sum_over_ranks(counts))
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(tuple(parts))
 
     def scores(self, dataset: Any, device: torch.device) -> BoxScores:
         return BoxScores(self.recipe, dataset, device)

@@ -46,16 +46,6 @@ class Task:
 
     # Inputs.
 
-    def slice_batch(self, batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
-        """Select clips from a mini-batch.
-
-        Args:
-            batch: The mini-batch.
-            clips: Slice of the indices of the clips in the mini-batch.
-        """
-        names = ("clips", "flips", "videos", "labels")
-        return {name: batch[name][clips] for name in names if name in batch}
-
     def head_inputs(self, batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
         """Return the arguments of the network that follow the pathways."""
         return ()
@@ -109,13 +99,6 @@ class Task:
         Every process must call this.
         """
         return len(batch["clips"])
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenate the scores or labels of P micro-batches in the order of the clips.
-
-        Micro-batch p contains the clips p, p + P, p + 2P, ... of the mini-batch.
-        """
-        return torch.stack(tuple(parts), 1).flatten(0, 1)
 
     def count_right(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Count the items whose label has the highest score. Return NaN for multi-label tasks."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from multigrid import Schedule, ScheduleStep, average_running_stats
+from multigrid.sampler import select_clips
 from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import (
@@ -73,8 +74,9 @@ def evaluate(
     failures = dict[str, str]()
     for batch in batches:
         failures |= batch["failures"]
-        for first in range(0, len(batch["videos"]), batch_size):
-            part = task.slice_batch(batch, slice(first, first + batch_size))
+        count = len(batch["videos"])
+        for first in range(0, count, batch_size):
+            part = select_clips(batch, slice(first, first + batch_size), count)
             arguments = task.arguments(part, transform, world.device)
             with precision.autocast():
                 predictions = model(*arguments)

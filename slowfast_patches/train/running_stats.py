@@ -1,4 +1,4 @@
-"""BN running statistics: over micro-batches, over several processes, and by precise BN."""
+"""BN running statistics over several processes, and precise BN."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import GroupedBatchNorm3d, set_group_size
-from multigrid.batchnorm import channel_moments
+from multigrid.batchnorm import channel_moments, float_buffers
 from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
-
-
-def keep_buffers(model: nn.Module) -> Callable[[], object]:
-    """Copy the buffers of a model, and return a function that restores the buffers."""
-    buffers = list(model.buffers())
-    copies = [buffer.clone() for buffer in buffers]
-    return lambda: torch._foreach_copy_(buffers, copies) if buffers else None
 
 
 def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
@@ -45,50 +38,8 @@ def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
         vector_to_parameters(rows[world.rank].to(world.device), _floats(model))
 
 
-class MicroBatchStats:
-    """Update running statistics once for a mini-batch that is divided into micro-batches.
-
-    Each micro-batch starts from the statistics before the mini-batch. The new statistics are the
-    mean of the results. Call `restart` before each micro-batch, `add` after each micro-batch, and
-    `update` after the last one.
-    """
-
-    def __init__(self, model: nn.Module, parts: int) -> None:
-        """Copy the buffers of a model.
-
-        Args:
-            model: The model.
-            parts: Number of micro-batches.
-        """
-        # Leave out frozen modules, whose mean over micro-batches could differ by rounding errors.
-        modules = [module for module in model.modules() if module.training] if parts > 1 else []
-        self._parts = parts
-        self._current = [buffer for module in modules for buffer in _own(module)]
-        self._sums = [torch.zeros_like(buffer) for buffer in self._current]
-        self._put_back = keep_buffers(model) if self._current else None
-
-    def restart(self) -> None:
-        """Restore the values that the buffers had before the first micro-batch."""
-        if self._put_back is not None:
-            self._put_back()
-
-    def add(self) -> None:
-        """Add the current running statistics to the mean."""
-        if self._current:
-            torch._foreach_add_(self._sums, self._current, alpha=1 / self._parts)
-
-    def update(self) -> None:
-        """Set the running statistics to the mean over the micro-batches."""
-        if self._current:
-            torch._foreach_copy_(self._current, self._sums)
-
-
 def _floats(model: nn.Module) -> list[Tensor]:
-    return [buffer for module in model.modules() for buffer in _own(module)]
-
-
-def _own(module: nn.Module) -> list[Tensor]:
-    return [buffer for buffer in module.buffers(recurse=False) if buffer.is_floating_point()]
+    return [buffer for module in model.modules() for buffer in float_buffers(module)]
 
 
 @torch.no_grad()

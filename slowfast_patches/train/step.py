@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multigrid import Batch, ScheduleStep, prepare_step, set_coverage
+from multigrid.batchnorm import MicroBatchStats, split_clips
+from multigrid.sampler import select_clips
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
@@ -25,7 +27,6 @@ from slowfast_patches.models.solver import (
 )
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.mixing import Mixing
-from slowfast_patches.train.running_stats import MicroBatchStats
 
 
 class Outcome(NamedTuple):
@@ -34,7 +35,7 @@ class Outcome(NamedTuple):
     Attributes:
         loss: Sum of the losses of this process's items, divided by the mean number of items per
             process. A scalar. An item is a clip or a box.
-        scores: Logits of the N items, (N, C).
+        scores: Logits of the N items, (N, C), by micro-batch.
         labels: Class indices (N,). Multi-hot or mixed labels have the shape (N, C).
     """
 
@@ -57,9 +58,8 @@ class Stepper:
             Parameters that TRAIN.FREEZE names have no gradients. The state dict keeps its names.
         network: The module to call in a forward pass: `model`, the compiled model, or a DDP wrapper
             of either.
-        parts: Number of micro-batches into which the clips of this process are divided. Micro-batch
-            p contains the clips p, p + `parts`, p + 2 · `parts`, ... and consists of whole BN
-            groups.
+        parts: Number of micro-batches into which the clips of this process are divided. Each
+            consists of whole BN groups (`split_clips`).
         average: Model with the exponential moving average of the weights, or None without
             MODEL.EMA_DECAY.
     """
@@ -146,28 +146,30 @@ class Stepper:
         task = self._task
         items = task.mean_items(batch, self.device)
         outcomes = list[Outcome]()
+        count = len(batch["clips"])
+        group = step.bn_size if self.recipe.model.has_batchnorm else None
+        parts = split_clips(count, group, self.parts)
         statistics = MicroBatchStats(self.model, self.parts)
-        for part in range(self.parts):
+        for part in parts:
             statistics.restart()
-            micro = slice(part, None, self.parts)
-            of_part = task.slice_batch(batch, micro)
-            numbers = None if clips is None else clips[micro]
+            of_part = select_clips(batch, part, count)
+            numbers = None if clips is None else [clips[i] for i in part]
             seed_dropout(self.model, numbers, self.device, task.items_of_clips(of_part))
-            self._set_coverage(batch, micro)
+            self._set_coverage(of_part)
             arguments = task.arguments(of_part, self.transform, self.device)
             targets = of_part["labels"].to(self.device, non_blocking=True)
             if self._mixing is not None:
-                every = clips or range(step.first_clip, step.first_clip + len(batch["clips"]))
-                targets = self._mixing(arguments[0], targets, every[micro])
+                positions = numbers or [step.first_clip + i for i in part]
+                targets = self._mixing(arguments[0], targets, positions)
             mark("input")
-            with self._exchange(part):
+            with self._exchange(part is parts[-1]):
                 outcomes.append(self._pass(arguments, targets, items / len(targets), mark))
-            statistics.add()
+            statistics.add(len(part) / count)
         statistics.update()
-        self._set_coverage(None)
+        self._set_coverage({})
         losses, *of_clips = zip(*outcomes, strict=True)
         loss = torch.stack(losses).mean()
-        return Outcome(loss, *map(task.join, of_clips))
+        return Outcome(loss, *map(torch.cat, of_clips))
 
     def _pass(
         self,
@@ -193,22 +195,22 @@ class Stepper:
         mark("backward")
         return Outcome(loss.detach() * (self.parts / divisor), scores.detach(), labels)
 
-    def _set_coverage(self, batch: Batch | None, micro: slice = slice(None)) -> None:
+    def _set_coverage(self, batch: Mapping[str, Any]) -> None:
         """Set the coverage of the next clips of a transformer. Do nothing for other models.
 
-        If the mini-batch is None or has no "coverage", reset the coverage to 1.
+        If the mini-batch has no "coverage", reset the coverage to 1.
         """
         if not self.recipe.model.family.is_transformer:
             return
-        coverage = cast(Mapping[str, Tensor], batch or {}).get("coverage")
+        coverage = batch.get("coverage")
         if coverage is not None:
-            coverage = coverage[micro].to(self.device, non_blocking=True)
+            coverage = coverage.to(self.device, non_blocking=True)
         set_coverage(self.model, coverage)
 
-    def _exchange(self, part: int) -> AbstractContextManager[None]:
+    def _exchange(self, is_last: bool) -> AbstractContextManager[None]:
         """Return a context in which DDP all-reduces gradients only for the last micro-batch."""
         network = self.network
-        if isinstance(network, DistributedDataParallel) and part < self.parts - 1:
+        if isinstance(network, DistributedDataParallel) and not is_last:
             return network.no_sync()
         return nullcontext()
 

@@ -26,9 +26,9 @@ from multigrid import (
     empty_clips,
     set_group_size,
 )
+from multigrid.batchnorm import keep_buffers
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.tasks import task_of
-from slowfast_patches.train.running_stats import keep_buffers
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.utils.tables import format_table
 
@@ -92,7 +92,7 @@ def dry_run(
     steps = kinds_of_steps(schedule, start)
     peaks = dict[ScheduleStep, float]()
     if stepper.recipe.train.compile:
-        expect_graphs(len(steps))
+        expect_graphs(2 * len(steps))  # micro-batches of one step have up to two sizes
     with _undone(stepper):
         for step in steps:
             begin(f"the dry step of {step.shape}")
@@ -200,7 +200,7 @@ def time_steps(
     Raises:
         ValueError: A shape does not fit into the memory of the device, or cannot be compiled.
     """
-    expect_graphs(len(kinds))
+    expect_graphs(2 * len(kinds))
     # The CPU time of a single thread excludes waits for a free core on a busy machine.
     alone = stepper.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter

@@ -1,4 +1,4 @@
-"""Numbers of processes that can train a schedule, and the process groups that BN needs."""
+"""Numbers of processes and micro-batches for a schedule, and the process groups that BN needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multigrid.batchnorm.shared import arrangement, form_bn_process_groups
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 
-__all__ = ["check_processes", "form_groups", "possible_processes"]
+__all__ = ["check_accumulation", "check_processes", "form_groups", "possible_processes"]
 
 
 def check_processes(schedule: Schedule, processes: int) -> None:
@@ -48,6 +48,42 @@ def possible_processes(schedule: Schedule) -> list[int]:
         for processes in range(1, most + 1)
         if all(_ranks_per_group(shape, bn_size, processes) for shape, bn_size in batches)
     ]
+
+
+def check_accumulation(
+    schedule: Schedule, processes: int, steps: int, has_batchnorm: bool = True
+) -> None:
+    """Check that each mini-batch of a process has a BN group for each of `steps` micro-batches.
+
+    Args:
+        schedule: The schedule to train.
+        processes: Number of processes.
+        steps: Number of micro-batches in a mini-batch.
+        has_batchnorm: Whether the model has batch normalisation. Otherwise a clip is a group.
+
+    Raises:
+        ValueError: There are fewer groups. The message says what to change.
+    """
+    if steps == 1:
+        return
+    batches = _batches(schedule)
+    if has_batchnorm and any(size is None for _, size in batches):
+        raise ValueError(
+            f"{steps} micro-batches would change the BN statistics, which are computed over all "
+            "clips of a process. Set the number of clips that share BN statistics"
+        )
+    groups, shape = min(
+        (shape.batch // processes // (size if size and has_batchnorm else 1), shape)
+        for shape, size in batches
+    )
+    if groups < steps:
+        kind = "BN groups" if has_batchnorm else "clips"
+        raise ValueError(
+            f"a mini-batch of {shape} on {processes} process(es) has {groups} whole {kind} "
+            f"on each, which cannot be split into {steps} micro-batches. Use at most "
+            f"{max(1, groups)} micro-batches, or a larger batch, fewer processes"
+            f"{' or smaller BN groups' * has_batchnorm}"
+        )
 
 
 def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from multigrid import set_coverage
+from multigrid.batchnorm import MicroBatchStats
 from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.freeze import freeze, frozen_names
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.running_stats import MicroBatchStats
 
 
 class Net(nn.Module):
@@ -59,7 +59,7 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
     for _ in range(3):  # a third of each statistic, thrice
         statistics.restart()
         net(x).square().sum().backward()
-        statistics.add()
+        statistics.add(1 / 3)
     statistics.update()
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}

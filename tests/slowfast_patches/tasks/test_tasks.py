@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from multigrid.sampler import select_clips
 from slowfast_patches.config import load_recipe
 from slowfast_patches.tasks import Task, task_of
 from slowfast_patches.tasks.scores import VideoScores
@@ -26,7 +27,7 @@ def test_a_part_of_a_mini_batch_has_the_boxes_of_its_clips(detection):
     }
     assert detection.items_of_clips(batch) == [1, 2, 1]
     assert detection.mean_items(batch, CPU) == 4
-    part = detection.slice_batch(batch, slice(1, None))
+    part = select_clips(batch, slice(1, None), 3)
     assert part["clips"].tolist() == [1, 2]
     assert part["boxes"].tolist() == [[0, 2], [0, 3], [1, 4]]
     assert part["labels"].tolist() == [1, 2, 3]
@@ -45,12 +46,6 @@ def test_scores_that_are_not_numbers_have_no_accuracy():
     scores.add(part, torch.tensor([[0.5, 0.25, 0.25], [torch.nan] * 3]))
     with pytest.raises(ValueError, match=r"returns NaN.*lower SOLVER.BASE_LR"):
         scores.result()
-
-
-def test_scores_of_every_second_clip_are_joined_in_the_order_of_the_clips():
-    task = task_of(load_recipe(None))
-    scores = torch.arange(6.0)
-    assert torch.equal(task.join([scores[p::2] for p in range(2)]), scores)
 
 
 def test_the_larger_share_of_a_mixed_label_counts_and_of_several_labels_none():

@@ -2,6 +2,7 @@
 
 from multigrid.batchnorm import (
     GroupedBatchNorm3d,
+    MicroBatch,
     average_running_stats,
     check_processes,
     convert_batchnorm,
@@ -67,6 +68,7 @@ __all__ = [
     "Grid",
     "GroupedBatchNorm3d",
     "LearningRate",
+    "MicroBatch",
     "MultigridBatchSampler",
     "MultigridLR",
     "Patches",

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import weakref
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import Dataset
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, Subset
 
 from multigrid.batchnorm import GroupedBatchNorm3d
 
 if TYPE_CHECKING:
     from multigrid.sampler import ClipRequest
 
-__all__ = ["CheckedClips", "WeakHook", "check_converted", "check_item"]
+__all__ = [
+    "CheckedClips",
+    "check_converted",
+    "check_dataset",
+    "check_divisible",
+    "check_item",
+    "check_iteration",
+    "check_optimizer",
+    "modules_in_eval",
+]
 
 _FIELDS = ("clip", "label", "flip", "iteration")
 _EXAMPLE = """Write the data set as follows
@@ -98,6 +108,50 @@ class CheckedClips(Dataset[Any]):
         return answer
 
 
+def check_dataset(dataset: Any, num_videos: int) -> None:
+    """Raise ValueError if a data set does not suit a schedule for `num_videos` videos."""
+    if isinstance(dataset, (list, tuple, Subset)):
+        raise ValueError(
+            f"dataset is a {type(dataset).__name__}, which cannot be indexed by a ClipRequest. "
+            "Use a data set that reads a clip in the requested shape, such as VideoClips"
+        )
+    videos = len(dataset) if hasattr(dataset, "__len__") else num_videos
+    if videos != num_videos:
+        raise ValueError(
+            f"the schedule was made for {num_videos} videos, but the data set has {videos}. Use "
+            f"make_schedule(..., num_videos={videos})"
+        )
+
+
+def check_iteration(batch: Any, expected: int) -> int:
+    """Return the iteration of a mini-batch, which may be given as the iteration itself.
+
+    Raises:
+        ValueError: It is not the expected iteration, or the mini-batch has none.
+    """
+    if not isinstance(batch, int) and not (isinstance(batch, Mapping) and "iteration" in batch):
+        raise ValueError(
+            'the mini-batch has no "iteration". Use multigrid.collate or another collate_fn '
+            "that keeps this key, or call begin with the index of the iteration"
+        )
+    iteration = batch if isinstance(batch, int) else int(batch["iteration"])
+    if iteration < 0:
+        raise ValueError(
+            "the mini-batch has validation clips, but begin requires training clips. Iterate "
+            "over training.loader(dataset) instead of another DataLoader"
+        )
+    if iteration != expected:
+        processes = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        raise ValueError(
+            f"the mini-batch is of iteration {iteration}, but iteration {expected} is next. Call "
+            "begin once for each mini-batch of the loader. To resume a training, call "
+            "load_state_dict before you create the loader"
+            + ". Do not pass the loader to accelerator.prepare or fabric.setup_dataloaders, which "
+            "would divide it over the processes a second time" * processes
+        )
+    return iteration
+
+
 def check_converted(model: nn.Module) -> None:
     """Raise ValueError if a model has BN layers and none of them is a GroupedBatchNorm3d."""
     norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm)]
@@ -110,22 +164,50 @@ def check_converted(model: nn.Module) -> None:
         )
 
 
-class WeakHook:
-    """Module or optimizer hook that calls a method through a weak reference.
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Warn if an optimizer has none of a model's parameters."""
+    if _trained(optimizer).isdisjoint(map(id, model.parameters())):
+        warnings.warn(
+            "the optimizer has none of the model's parameters. Give Training the model that is "
+            "trained, and the optimizer that was created for it",
+            stacklevel=4,
+        )
 
-    The hook does nothing after the object of the method has been deleted. A copied, pickled or
-    compiled model does not call the method.
+
+def modules_in_eval(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """Return the names of the modules in evaluation mode whose parameters are trained.
+
+    Leave out BN layers, because they are often set to evaluation mode on purpose (frozen BN).
     """
+    trained = _trained(optimizer)
+    return [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if not module.training and not isinstance(module, _BatchNorm)
+        if not trained.isdisjoint(map(id, module.parameters(recurse=False)))
+    ]
 
-    def __init__(self, method: Callable[..., None] | None = None) -> None:
-        self._method = weakref.WeakMethod(method) if method is not None else None
 
-    def __call__(self, *arguments: Any) -> None:
-        if torch.compiler.is_compiling() or self._method is None:
-            return
-        method = self._method()
-        if method is not None:
-            method(*arguments)
+def _trained(optimizer: Optimizer) -> set[int]:
+    """Return the ids of the parameters that an optimizer trains."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return {id(parameter) for parameter in parameters if parameter.requires_grad}
 
-    def __reduce__(self) -> tuple[type[WeakHook], tuple[()]]:
-        return WeakHook, ()
+
+def check_divisible(model: nn.Module) -> bool:
+    """Check that micro-batches of whole BN groups have the BN statistics of the mini-batch.
+
+    Returns:
+        Whether the model computes BN statistics.
+
+    Raises:
+        ValueError: A BN layer in training mode is not a `GroupedBatchNorm3d`.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+    if others := [norm for norm in norms if not isinstance(norm, GroupedBatchNorm3d)]:
+        raise ValueError(
+            f"micro-batches would change the BN statistics of {len(others)} "
+            f"{type(others[0]).__name__} layers. Call multigrid.convert_batchnorm(model) before "
+            "you create the optimizer, or leave accumulation_steps out"
+        )
+    return bool(norms)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from multigrid.cycles import PAPER_ITERATIONS, better_cycles
+from multigrid.learning_rate import is_adaptive
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 
@@ -19,6 +20,7 @@ __all__ = [
     "final_iterations",
     "phase_flops",
     "phase_seconds",
+    "rate_rule_advice",
     "schedule_cost",
     "short_ends",
 ]
@@ -150,4 +152,26 @@ def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
         f"the baseline has {iterations:,} iterations ({side} {PAPER_ITERATIONS:,}). The "
         f"{better.name} cycles are recommended for this length. To use them, write "
         f"{line.format(name=better.name)}",
+    )
+
+
+def rate_rule_advice(schedule: Schedule, optimizer: type) -> tuple[str, ...]:
+    """Return advice to use the rule "sqrt" if the linear rule scales the rates of Adam or the like.
+
+    Args:
+        schedule: The schedule to check.
+        optimizer: Class of the optimizer.
+
+    Returns:
+        A tuple of one message, or an empty tuple if there is nothing to advise.
+    """
+    base = schedule.base.batch
+    phase = max(schedule.phases, key=lambda phase: phase.lr_scale)
+    is_linear = phase.lr_scale > 1 and phase.lr_scale == phase.base_shape.batch / base
+    if not is_linear or not any(is_adaptive(kind.__name__) for kind in optimizer.__mro__):
+        return ()
+    return (
+        f"the learning rate grows with the batch, up to {phase.lr_scale:g} times, by the linear "
+        f"rule, which is meant for SGD, but the optimizer is {optimizer.__name__}. Use "
+        'make_schedule(..., batch_rate_rule="sqrt") (Malladi et al., 2022)',
     )

@@ -12,7 +12,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-__all__ = ["CosineRate", "LearningRate", "SteppedRate", "Warmup", "batch_rate_factor"]
+__all__ = [
+    "CosineRate",
+    "LearningRate",
+    "SteppedRate",
+    "Warmup",
+    "batch_rate_factor",
+    "is_adaptive",
+]
 
 
 def batch_rate_factor(growth: float, rule: str = "linear") -> float:
@@ -31,6 +38,11 @@ def batch_rate_factor(growth: float, rule: str = "linear") -> float:
     if rule not in ("linear", "sqrt"):
         raise ValueError(f"batch_rate_rule is {rule!r}, but it must be 'linear' or 'sqrt'")
     return growth if rule == "linear" else math.sqrt(growth)
+
+
+def is_adaptive(optimizer: str) -> bool:
+    """Return whether the rule "sqrt" suits an optimizer, such as Adam, by the name of its class."""
+    return any(name in optimizer.lower() for name in ("ada", "lamb", "lion", "rmsprop"))
 
 
 class LearningRate(Protocol):

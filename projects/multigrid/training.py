@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, Subset
-from torch.utils.hooks import RemovableHandle
+from torch.utils.data import DataLoader, Dataset
 
-from multigrid.batchnorm import form_groups, set_group_size
-from multigrid.contract import CheckedClips, WeakHook, check_converted
-from multigrid.cost import cycle_advice, short_ends
+from multigrid.batchnorm import (
+    MicroBatch,
+    MicroBatchStats,
+    check_accumulation,
+    form_groups,
+    set_group_size,
+    split_clips,
+)
+from multigrid.contract import (
+    CheckedClips,
+    check_converted,
+    check_dataset,
+    check_divisible,
+    check_iteration,
+    check_optimizer,
+)
+from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
 from multigrid.positions import check_patches, set_coverage
-from multigrid.sampler import Batch, MultigridBatchSampler, collate
+from multigrid.sampler import Batch, MultigridBatchSampler, collate, select_clips
 from multigrid.schedule import Schedule, ScheduleStep
+from multigrid.watch import LoopWatch, unwrap
 
 __all__ = ["MultigridLR", "Training", "prepare_step"]
 
@@ -43,8 +56,13 @@ def prepare_step(step: ScheduleStep, model: nn.Module, optimizer: Optimizer) -> 
         optimizer: The optimizer to change.
     """
     set_group_size(model, step.bn_size)
-    for group in optimizer.param_groups:
-        group["lr"] = step.lr * group.get("lr_scale", 1.0)
+    for group, rate in zip(optimizer.param_groups, _rates(optimizer, step.lr), strict=True):
+        group["lr"] = rate
+
+
+def _rates(optimizer: Optimizer, lr: float) -> list[float]:
+    """Return the learning rate of each parameter group."""
+    return [lr * group.get("lr_scale", 1.0) for group in optimizer.param_groups]
 
 
 class Training:
@@ -75,6 +93,8 @@ class Training:
             when the first loader is created, else 0.
         world_size: Number of processes. None means the world size of torch.distributed if it is
             initialised when the first loader is created, else 1.
+        accumulation_steps: Number of micro-batches into which `micro_batches` divides the
+            mini-batch of a process to save memory (gradient accumulation).
     """
 
     def __init__(
@@ -85,17 +105,21 @@ class Training:
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        accumulation_steps: int = 1,
     ) -> None:
+        if accumulation_steps < 1:
+            raise ValueError(f"accumulation_steps is {accumulation_steps}, but must be 1 or more")
         self.schedule = schedule
         self.model = model
         self.optimizer = optimizer
         self.seed = seed
         self.iteration = 0
+        self.accumulation_steps = accumulation_steps
         self._place = (rank, world_size)
         self._formed = False
-        self._begun = False
-        self._hooks = list[RemovableHandle]()
-        self._checked: nn.Module | None = None
+        self._checked: tuple[nn.Module, Optimizer] | None = None
+        self._step: ScheduleStep | None = None
+        self._watch = LoopWatch()
         for text in (*short_ends(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
             warnings.warn(text, stacklevel=2)
 
@@ -110,7 +134,7 @@ class Training:
 
         This also registers hooks that raise ValueError if the loop forgets to call `begin`. The
         hooks check each forward in training mode with gradients, and each `optimizer.step()`. They
-        are removed after the last iteration. The first item of the data set is checked when it is
+        do nothing after the last iteration. The first item of the data set is checked when it is
         read.
 
         Args:
@@ -124,32 +148,21 @@ class Training:
                 cannot be indexed by `ClipRequest`, or the mini-batches cannot be divided over the
                 processes (`check_processes`).
         """
-        if isinstance(dataset, (list, tuple, Subset)):
-            raise ValueError(
-                f"dataset is a {type(dataset).__name__}, which cannot be indexed by a ClipRequest. "
-                "Use a data set that reads a clip in the requested shape, such as VideoClips"
-            )
+        check_dataset(dataset, self.schedule.num_videos)
         if self.iteration == self.schedule.iterations:
             warnings.warn(
                 "the training is complete, so the loader has no mini-batches. One pass over the "
                 "loader is the whole training. For another training, create another Training",
                 stacklevel=2,
             )
-        videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
-        if videos != self.schedule.num_videos:
-            raise ValueError(
-                f"the schedule was made for {self.schedule.num_videos} videos, but the data set "
-                f"has {videos}. Use make_schedule(..., num_videos={videos})"
-            )
-        distributed = dist.is_available() and dist.is_initialized()
-        rank, size = self._place
-        rank = rank if rank is not None else dist.get_rank() if distributed else 0
-        size = size if size is not None else dist.get_world_size() if distributed else 1
+        rank, size = self._ranks()
         sampler = MultigridBatchSampler(self.schedule, self.seed, rank, size, self.iteration)
-        if distributed and size > 1 and not self._formed:
+        if dist.is_available() and dist.is_initialized() and size > 1 and not self._formed:
             form_groups(self.schedule)
             self._formed = True
-        self._register_hooks()
+        is_complete = self.iteration == self.schedule.iterations
+        if self.model is not None and self.optimizer is not None and not is_complete:
+            self._watch.attach(self.model, self.optimizer)
         options = {"collate_fn": collate, **options}
         return loader(CheckedClips(dataset), batch_sampler=sampler, **options)
 
@@ -171,88 +184,111 @@ class Training:
                 call also raises ValueError if the model does not accept all shapes
                 (`check_patches`), or if its BN layers were not converted by `convert_batchnorm`.
         """
-        if not isinstance(batch, int) and not (isinstance(batch, Mapping) and "iteration" in batch):
-            raise ValueError(
-                'the mini-batch has no "iteration". Use multigrid.collate or another collate_fn '
-                "that keeps this key, or call begin with the index of the iteration"
-            )
-        iteration = batch if isinstance(batch, int) else int(batch["iteration"])
-        if iteration < 0:
-            raise ValueError(
-                "the mini-batch has validation clips, but begin requires training clips. Iterate "
-                "over training.loader(dataset) instead of another DataLoader"
-            )
-        if iteration != self.iteration:
-            raise ValueError(
-                f"the mini-batch is of iteration {iteration}, but iteration {self.iteration} is "
-                "next. Do not skip or repeat mini-batches of the loader. To resume a training, "
-                "call load_state_dict before you create the loader"
-            )
+        iteration = check_iteration(batch, self.iteration)
         if self.model is None or self.optimizer is None:
             raise ValueError(
                 "Training has no model or no optimizer. Create it with both, or set the attributes "
                 "model and optimizer before you call begin"
             )
-        if self._checked is not self.model:
-            check_patches(self.model, self.schedule.shapes)
-            if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
-                check_converted(self.model)
-            self._checked = self.model
+        self._check_parts(self.model, self.optimizer)
         step = self.schedule.at(iteration)
+        self._watch.begin(
+            _rates(self.optimizer, step.lr),
+            is_last=iteration + 1 == self.schedule.iterations,
+            undivided=self.accumulation_steps if self.accumulation_steps > 1 else 0,
+        )
         prepare_step(step, self.model, self.optimizer)
-        # Clips of the baseline's shape have a coverage of 1. None then skips the interpolation.
-        own = step.shape
-        base = self.schedule.base
-        coarse = (own.frames, own.crop) != (base.frames, base.crop)
-        values: Mapping[str, Any] = batch if coarse and not isinstance(batch, int) else {}
-        set_coverage(self.model, values.get("coverage"))
+        self._step = step
+        self._set_coverage(batch if isinstance(batch, Mapping) else {})
         self.iteration += 1
-        self._begun = True
         return step
 
-    def _register_hooks(self) -> None:
-        """Register hooks that check that `begin` was called.
+    def micro_batches(self, batch: Mapping[str, Any]) -> Iterator[MicroBatch]:
+        """Divide the mini-batch into `accumulation_steps` micro-batches. Call this after `begin`.
 
-        `_end_step` removes them after the last iteration.
+            training.begin(batch)
+            optimizer.zero_grad()
+            for micro in training.micro_batches(batch):
+                loss = cross_entropy(model(network_input(micro.batch)), micro.batch["labels"])
+                (micro.weight * loss).backward()
+            optimizer.step()
+
+        Gradients and BN statistics equal those of the whole mini-batch, up to rounding. Each
+        micro-batch consists of whole BN groups. Before each micro-batch, the running statistics are
+        set to those before the mini-batch. After the last one, they are set to their mean.
+
+        Args:
+            batch: The mini-batch. Tensors with one row per clip are divided (`select_clips`).
+
+        Raises:
+            ValueError: No iteration has begun. Or a mini-batch of the schedule has fewer BN groups
+                than micro-batches, or the model has BN layers that were not converted.
         """
-        finished = self.iteration == self.schedule.iterations
-        if self.model is None or self.optimizer is None or self._hooks or finished:
-            return
-        self._hooks = [
-            self.model.register_forward_pre_hook(WeakHook(self._check_forward)),
-            self.optimizer.register_step_pre_hook(WeakHook(self._check_step)),
-            self.optimizer.register_step_post_hook(WeakHook(self._end_step)),
-        ]
+        if self._step is None or self.model is None:
+            raise ValueError("no iteration has begun. Call training.begin(batch) first")
+        count = self._step.shape.batch // self._ranks()[1]
+        boxes = len(batch["boxes"]) if "boxes" in batch else None
+        divided = self._divided(batch, self._step, self.model, count)
+        statistics = MicroBatchStats(self.model, len(divided))
+        for clips in divided:
+            statistics.restart()
+            micro = select_clips(batch, clips, count)
+            self._set_coverage(micro)
+            share = len(clips) / count
+            is_last = clips is divided[-1]
+            if is_last:
+                self._watch.undivided = 0
+            yield MicroBatch(micro, len(micro["boxes"]) / boxes if boxes else share, is_last)
+            statistics.add(share)
+        statistics.update()
 
-    def _check_forward(self, model: nn.Module, *_: Any) -> None:
-        """Raise ValueError if a training forward runs without a preceding `begin`.
-
-        Otherwise, the forward would use the BN group size of the previous iteration. Several
-        forwards between `begin` and `optimizer.step()` are allowed.
-        """
-        if model.training and torch.is_grad_enabled() and not self._begun:
+    def _divided(
+        self, batch: Mapping[str, Any], step: ScheduleStep, model: nn.Module, count: int
+    ) -> list[list[int]]:
+        """Return the indices of the clips of each micro-batch, of `count` clips on this process."""
+        parts = self.accumulation_steps
+        if parts == 1:
+            return [list(range(count))]
+        has_batchnorm = check_divisible(model)
+        check_accumulation(self.schedule, self._ranks()[1], parts, has_batchnorm)
+        if not any(isinstance(rows, Tensor) and len(rows) == count for rows in batch.values()):
             raise ValueError(
-                "the model is in training mode, but no iteration has begun. Call "
-                "training.begin(batch) for each mini-batch before the forward. For evaluation, "
-                "call model.eval() or use torch.no_grad()"
+                f"the mini-batch has no tensor of {count} rows, one for each clip of this process, "
+                "so it cannot be divided into micro-batches. Pass the mini-batch of the loader"
             )
+        return split_clips(count, step.bn_size if has_batchnorm else None, parts)
 
-    def _check_step(self, *_: Any) -> None:
-        """Raise ValueError if `optimizer.step()` is called without a preceding `begin`.
+    def _ranks(self) -> tuple[int, int]:
+        """Return the rank and the world size."""
+        rank, size = self._place
+        distributed = dist.is_available() and dist.is_initialized()
+        rank = rank if rank is not None else dist.get_rank() if distributed else 0
+        size = size if size is not None else dist.get_world_size() if distributed else 1
+        return rank, size
 
-        Otherwise, the step would use the learning rate of the previous iteration.
+    def _check_parts(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Check once that a model and an optimizer suit the schedule, and attach hooks to them."""
+        if self._checked != (model, optimizer):
+            check_patches(model, self.schedule.shapes)
+            if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
+                check_converted(model)
+            check_optimizer(model, optimizer)
+            for text in rate_rule_advice(self.schedule, type(unwrap(optimizer))):
+                warnings.warn(text, stacklevel=3)
+            self._checked = (model, optimizer)
+        self._watch.attach(model, optimizer)
+
+    def _set_coverage(self, batch: Mapping[str, Any]) -> None:
+        """Set the coverage of clips.
+
+        Clips of the baseline's shape have a coverage of 1. None then skips the interpolation.
         """
-        if not self._begun:
-            raise ValueError(
-                "optimizer.step() was called, but no iteration has begun. Call "
-                "training.begin(batch) for each mini-batch before the forward"
-            )
-
-    def _end_step(self, *_: Any) -> None:
-        self._begun = False
-        if self.iteration == self.schedule.iterations:
-            for hook in self._hooks:
-                hook.remove()
+        assert self._step is not None
+        assert self.model is not None
+        own = self._step.shape
+        base = self.schedule.base
+        coarse = (own.frames, own.crop) != (base.frames, base.crop)
+        set_coverage(self.model, batch.get("coverage") if coarse else None)
 
     def state_dict(self) -> dict[str, int]:
         """Return the state to resume from. Call this after the optimizer step of an iteration."""
@@ -272,6 +308,7 @@ class Training:
                     "with the same schedule and seed"
                 )
         self.iteration = state["iteration"]
+        self._watch = LoopWatch()
 
     def _identity(self) -> dict[str, int]:
         schedule = self.schedule
@@ -306,7 +343,7 @@ class MultigridLR(LRScheduler):
         PyTorch counts calls of `step()` in `last_epoch`. Here this is the iteration.
         """
         lr = self.schedule.at(min(self.last_epoch, self.schedule.iterations - 1)).lr
-        return [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+        return list[float | Tensor](_rates(self.optimizer, lr))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scheduler, excluding the schedule and the optimizer."""

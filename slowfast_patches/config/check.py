@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from multigrid.learning_rate import is_adaptive
 from slowfast_patches.config.fields import CYCLE
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.tasks import TASKS
@@ -130,9 +131,8 @@ def _warn(recipe: Recipe) -> None:
         )
     solver = recipe.solver
     multigrid = recipe.multigrid
-    adaptive = solver.optimizing_method in ("adam", "adamw")
     grows = multigrid.long_cycle and multigrid.batch_exponent > 0
-    if adaptive and grows and solver.batch_rate_rule == "linear":
+    if is_adaptive(solver.optimizing_method) and grows and solver.batch_rate_rule == "linear":
         logger.warning(
             f"SOLVER.BATCH_RATE_RULE linear is meant for sgd, but SOLVER.OPTIMIZING_METHOD is "
             f"{solver.optimizing_method}, and the long cycle scales the learning rate by this "

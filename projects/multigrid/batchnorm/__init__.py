@@ -1,6 +1,7 @@
 """Batch normalisation over a fixed number of clips, on one process or several."""
 
 from multigrid.batchnorm.micro_batches import (
+    MicroBatch,
     MicroBatchStats,
     float_buffers,
     keep_buffers,
@@ -27,6 +28,7 @@ from multigrid.batchnorm.shared import (
 
 __all__ = [
     "GroupedBatchNorm3d",
+    "MicroBatch",
     "MicroBatchStats",
     "arrangement",
     "average_running_stats",

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MicroBatchStats", "float_buffers", "keep_buffers", "split_clips"]
+__all__ = ["MicroBatch", "MicroBatchStats", "float_buffers", "keep_buffers", "split_clips"]
+
+
+class MicroBatch(NamedTuple):
+    """Part of a mini-batch, from `Training.micro_batches`.
+
+    Attributes:
+        batch: The mini-batch of some of the clips.
+        weight: Share of the clips, or of the boxes if there are any, that are in this part.
+            Multiply the loss by it if the loss is a mean. The losses then add up to the mean over
+            the mini-batch.
+        is_last: Whether this is the last part. Until then, `DistributedDataParallel.no_sync` saves
+            time.
+    """
+
+    batch: dict[str, Any]
+    weight: float
+    is_last: bool
 
 
 def split_clips(clips: int, group_size: int | None, parts: int) -> list[list[int]]:

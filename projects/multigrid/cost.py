@@ -171,7 +171,7 @@ def rate_rule_advice(schedule: Schedule, optimizer: type) -> tuple[str, ...]:
     if not is_linear or not any(is_adaptive(kind.__name__) for kind in optimizer.__mro__):
         return ()
     return (
-        f"the learning rate grows with the batch, up to {phase.lr_scale:g} times, by the linear "
-        f"rule, which is meant for SGD, but the optimizer is {optimizer.__name__}. Use "
+        f"the linear rule multiplies the learning rate by up to {phase.lr_scale:g}, because the "
+        f"batch grows. This rule is for SGD, but the optimizer is {optimizer.__name__}. Use "
         'make_schedule(..., batch_rate_rule="sqrt") (Malladi et al., 2022)',
     )

@@ -20,14 +20,19 @@ from multigrid.contract import modules_in_eval
 __all__ = ["LoopWatch", "WeakHook", "unwrap"]
 
 _WINDOW, _MOST_UNSTEPPED = 8, 4
-"""Report gradient accumulation if 4 of the last 8 iterations had no optimizer step."""
+"""Report a loop if 4 of the last 8 iterations had no optimizer step."""
 
-_NO_STEP = (
-    f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients, but did not call "
-    "optimizer.step() of the optimizer that Training has. Each iteration of the schedule needs one "
-    "step, because its learning rate is for one mini-batch. To accumulate gradients, use "
-    "Training(..., accumulation_steps=k) and training.micro_batches(batch), and call "
-    "optimizer.step() once per mini-batch"
+_ACCUMULATES = (
+    f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients without a call of "
+    "optimizer.step(). The learning rate of an iteration is for one mini-batch, so call "
+    "optimizer.step() in each iteration. To accumulate gradients, use "
+    "Training(..., accumulation_steps=k) and training.micro_batches(batch)"
+)
+_IS_UNUSED = (
+    f"the first {_MOST_UNSTEPPED} iterations did not call step() of the optimizer that Training "
+    "has. Give Training the model and the optimizer that the loop trains, and call "
+    "optimizer.step() in each iteration. To accumulate gradients, use "
+    "Training(..., accumulation_steps=k) and training.micro_batches(batch)"
 )
 
 _handles: WeakKeyDictionary[nn.Module | Optimizer, list[RemovableHandle]] = WeakKeyDictionary()
@@ -52,6 +57,7 @@ class LoopWatch:
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         self._has_begun = False
+        self._has_run = False
         self._has_stepped = False
         self._has_ended = False
         self._unstepped = deque[bool](maxlen=_WINDOW)
@@ -85,12 +91,7 @@ class LoopWatch:
         Raises:
             ValueError: The loop accumulates gradients over several iterations.
         """
-        assert self._model is not None
-        self._unstepped.append(self._has_begun and _has_gradients(self._model))
-        if sum(self._unstepped) >= _MOST_UNSTEPPED:
-            if self._has_stepped:
-                raise ValueError(_NO_STEP)
-            self._warn_once("steps", _NO_STEP)  # the step may be one that has no hooks
+        self._check_steps()
         self._check_rates(rates)
         self._rates = list(rates)
         self._has_begun = True
@@ -103,9 +104,10 @@ class LoopWatch:
         Otherwise, the forward would use the BN group size of the previous iteration. Several
         forwards between `begin` and `optimizer.step()` are allowed.
         """
-        if self._has_begun or self._has_ended:
+        if not (model.training and torch.is_grad_enabled()):
             return
-        if model.training and torch.is_grad_enabled():
+        self._has_run = True
+        if not (self._has_begun or self._has_ended):
             raise ValueError(
                 "the model is in training mode, but no iteration has begun. Call "
                 "training.begin(batch) for each mini-batch before the forward. For evaluation, "
@@ -138,6 +140,22 @@ class LoopWatch:
     def _end_step(self, *_: Any) -> None:
         self._has_begun = False
         self._has_stepped = True
+
+    def _check_steps(self) -> None:
+        """Check that the iterations before this one had a step.
+
+        torch.amp.GradScaler skips a step if gradients are not finite. Such steps are not missing.
+
+        Raises:
+            ValueError: Some iterations had a step, but many had none.
+        """
+        assert self._model is not None
+        is_unused = not (self._has_run or self._has_stepped)
+        self._unstepped.append(self._has_begun and (is_unused or _has_gradients(self._model)))
+        if sum(self._unstepped) >= _MOST_UNSTEPPED:
+            if self._has_stepped:
+                raise ValueError(_ACCUMULATES)
+            self._warn_once("steps", _IS_UNUSED)  # a compiled step calls no hooks
 
     def _check_rates(self, rates: Sequence[float]) -> None:
         """Warn if the optimizer has other rates than those of `begin`, and than `rates`."""
@@ -178,10 +196,7 @@ def unwrap(optimizer: Optimizer) -> Optimizer:
 
 
 def _has_gradients(model: nn.Module) -> bool:
-    """Return whether a model has gradients to step with, finite ones that are not all zero.
-
-    After a step that torch.amp.GradScaler has skipped, some gradients are not finite.
-    """
+    """Return whether a model has gradients that are finite and not all zero."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return 0 < sum(float(gradient.norm()) for gradient in gradients) < math.inf
 

@@ -70,19 +70,19 @@ def check_accumulation(
     if has_batchnorm and any(size is None for _, size in batches):
         raise ValueError(
             f"{steps} micro-batches would change the BN statistics, which are computed over all "
-            "clips of a process. Set the number of clips that share BN statistics"
+            "clips of a process. Set the number of clips that share BN statistics (bn_size)"
         )
     groups, shape = min(
         (shape.batch // processes // (size if size and has_batchnorm else 1), shape)
         for shape, size in batches
     )
     if groups < steps:
-        kind = "BN groups" if has_batchnorm else "clips"
+        kind = "whole BN groups" if has_batchnorm else "clips"
         raise ValueError(
-            f"a mini-batch of {shape} on {processes} process(es) has {groups} whole {kind} "
-            f"on each, which cannot be split into {steps} micro-batches. Use at most "
-            f"{max(1, groups)} micro-batches, or a larger batch, fewer processes"
-            f"{' or smaller BN groups' * has_batchnorm}"
+            f"a mini-batch of {shape} has {groups} {kind} on each of {processes} process(es), "
+            f"which cannot be split into {steps} micro-batches. Use at most {max(1, groups)} "
+            f"micro-batches, a larger batch{', smaller BN groups' * has_batchnorm} or fewer "
+            "processes"
         )
 
 

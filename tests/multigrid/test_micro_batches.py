@@ -1,0 +1,240 @@
+"""Tests that a training in micro-batches is the training in whole mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from multigrid import (
+    PAPER,
+    GroupedBatchNorm3d,
+    Patches,
+    Schedule,
+    Shape,
+    SteppedRate,
+    Training,
+    convert_batchnorm,
+    make_schedule,
+    network_input,
+)
+from multigrid.batchnorm import MicroBatchStats, split_clips
+from tests.multigrid.clips import Clips
+
+VIDEOS = 60
+RATE = SteppedRate((6.0, 8.0), (0.1, 0.01))
+
+
+def schedule(batch: int, bn_size: int | None = 2) -> Schedule:
+    """A schedule with all shapes of both cycles; the baseline has `batch` clips."""
+    cycles = replace(PAPER, epoch_factor=1.0)
+    return make_schedule(Shape(batch, 4, 8), VIDEOS, RATE, cycles, bn_size=bn_size)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv3d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm3d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x.to(self.head.weight.dtype))).relu()
+        return self.head(x.mean((2, 3, 4)))
+
+
+def train(schedule: Schedule, parts: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Return the gradients of each iteration, and the state at the end, in double precision."""
+    model = convert_batchnorm(Net()).double()
+    network = model
+    if dist.is_initialized():
+        network = DistributedDataParallel(model, broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    training = Training(schedule, model, optimizer, accumulation_steps=parts)
+    gradients = list[Tensor]()
+    for batch in training.loader(Clips(VIDEOS)):
+        training.begin(batch)
+        optimizer.zero_grad()
+        for micro in training.micro_batches(batch):
+            is_alone = micro.is_last or not isinstance(network, DistributedDataParallel)
+            with nullcontext() if is_alone else network.no_sync():
+                scores = network(network_input(micro.batch))
+                loss = nn.functional.cross_entropy(scores, micro.batch["labels"])
+                (micro.weight * loss).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        optimizer.step()
+    return gradients, model.state_dict()
+
+
+def assert_close(found: object, expected: object) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("batch", [6, 10])
+def test_a_training_in_micro_batches_is_the_training_in_one(batch):
+    """Mini-batches of the fine shape have 3 or 5 groups, which micro-batches share unequally."""
+    whole = train(schedule(batch), 1)
+    assert int(whole[1]["norm.num_batches_tracked"]) == schedule(batch).iterations
+    for parts in (2, 3):
+        assert_close(train(schedule(batch), parts), whole)
+
+
+def save_rank(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo")
+    torch.save(train(schedule(12), 3), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_in_micro_batches_train_what_one_does_in_whole(tmp_path, run_ranks):
+    run_ranks(2, save_rank, tmp_path)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    gradients, state = train(schedule(12), 1)
+    for found, _ in ranks:
+        assert_close(found, gradients)
+    for name, value in state.items():
+        assert_close(sum(found[name].double() for _, found in ranks) / 2, value.double())
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 4),
+    groups=st.integers(1, 7),
+    parts=st.integers(1, 7),
+    momentum=st.sampled_from([0.1, None]),
+)
+def test_micro_batches_have_the_groups_and_the_statistics_of_the_mini_batch(
+    size, groups, parts, momentum
+):
+    parts = min(parts, groups)
+    x = torch.randn(size * groups, 2, 1, 3, 3, dtype=torch.float64)
+    whole, divided = (GroupedBatchNorm3d(2, momentum=momentum).double() for _ in range(2))
+    whole.group_size = divided.group_size = size
+    for _ in range(2):
+        expected, found = whole(x), torch.full_like(x, torch.nan)
+        statistics = MicroBatchStats(divided, parts)
+        for clips in split_clips(len(x), size, parts):
+            statistics.restart()
+            found[clips] = divided(x[clips])
+            statistics.add(len(clips) / len(x))
+        statistics.update()
+        torch.testing.assert_close(found, expected)
+        for name, value in whole.state_dict().items():
+            torch.testing.assert_close(divided.state_dict()[name], value)
+
+
+class Follows(nn.Module):
+    """Network without BN that notes the coverage of the clips of each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def patches(self, frames: int, crop: int) -> Patches:
+        return Patches(frames, crop, crop)
+
+    def set_coverage(self, coverage: Tensor | None) -> None:
+        self.coverage = coverage
+
+
+def begun(parts: int) -> Training:
+    model = Follows()
+    training = Training(
+        schedule(4, bn_size=None),
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        accumulation_steps=parts,
+    )
+    assert training.begin(0).shape.batch == 64
+    return training
+
+
+def test_a_micro_batch_has_the_clips_of_all_tensors_and_the_boxes_of_its_clips():
+    """Micro-batch 2 of 3 has clips 2, 5, 8, ...; clip 5 has two boxes, clip 8 has one."""
+    training = begun(3)
+    batch = {
+        "pathways": [torch.arange(64), {"fast": torch.arange(64) * 2}],
+        "coverage": torch.arange(128).view(64, 2),
+        "clips": torch.arange(64),
+        "iteration": 0,
+        "failures": [("a.mp4", "is empty")],
+    }
+    parts = list(training.micro_batches(batch))
+    assert [micro.is_last for micro in parts] == [False, False, True]
+    assert [micro.weight for micro in parts] == [22 / 64, 21 / 64, 21 / 64]
+    last = parts[2].batch
+    assert last["pathways"][0].tolist() == list(range(2, 64, 3))
+    assert last["pathways"][1]["fast"].tolist() == list(range(4, 128, 6))
+    assert last["iteration"] == 0
+    assert last["failures"] == [("a.mp4", "is empty")]
+    assert torch.equal(training.model.coverage, batch["coverage"][2::3])
+    boxes = torch.tensor([[0.0, 1], [5, 2], [5, 3], [8, 4]])
+    boxed = {"clips": batch["clips"], "boxes": boxes, "labels": torch.arange(4)}
+    parts = list(training.micro_batches(boxed))
+    assert [micro.weight for micro in parts] == [0.25, 0.0, 0.75]
+    assert parts[2].batch["boxes"].tolist() == [[1, 2], [1, 3], [2, 4]]
+    assert parts[2].batch["labels"].tolist() == [1, 2, 3]
+
+
+def refused(model: nn.Module, parts: int, plan: Schedule, begins: bool = True, **batch) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    training = Training(plan, model, optimizer, accumulation_steps=parts)
+    if begins:
+        training.begin(0)
+    next(training.micro_batches(batch))
+
+
+def partly_converted() -> nn.Module:
+    return nn.Sequential(convert_batchnorm(Net()), nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: refused(convert_batchnorm(Net()), 4, schedule(6)), "3 whole BN groups .* most 3"),
+        (lambda: refused(convert_batchnorm(Net()), 2, schedule(6, None)), "bn_size"),
+        (lambda: refused(partly_converted(), 2, schedule(6)), "1 BatchNorm1d layers"),
+        (
+            lambda: refused(convert_batchnorm(Net()), 2, schedule(6), clips=torch.zeros(5)),
+            "no tensor of 96 rows",
+        ),
+        (lambda: refused(convert_batchnorm(Net()), 0, schedule(6)), "accumulation_steps is 0"),
+        (
+            lambda: refused(convert_batchnorm(Net()), 2, schedule(6), False),
+            r"Call training.begin\(batch\)",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(attempt: Callable[[], None], message: str):
+    with pytest.raises(ValueError, match=message):
+        attempt()
+
+
+def test_frozen_batchnorm_needs_no_groups():
+    model = convert_batchnorm(Net())
+    model.norm.eval()
+    refused(model, 5, schedule(6, None), labels=torch.zeros(96))
+
+
+def test_a_mini_batch_that_was_not_divided_is_not_stepped_on():
+    model = convert_batchnorm(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    training = Training(schedule(6), model, optimizer, accumulation_steps=2)
+    batch = next(iter(training.loader(Clips(VIDEOS))))
+    training.begin(batch)
+    next(training.micro_batches(batch))
+    with pytest.raises(ValueError, match=r"Iterate over training.micro_batches\(batch\)"):
+        optimizer.step()
+    for micro in training.micro_batches(batch):
+        if micro.is_last:
+            optimizer.step()

@@ -1,0 +1,333 @@
+"""Tests of loops that train something else than the schedule, and of loops that only seem to."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, RMSprop
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from multigrid import (
+    PAPER,
+    Batch,
+    MultigridLR,
+    Shape,
+    SteppedRate,
+    Training,
+    convert_batchnorm,
+    make_schedule,
+    network_input,
+)
+from tests.multigrid.clips import Clips
+
+VIDEOS = 100
+BASE, RATE = Shape(4, 4, 8), SteppedRate((6.0, 8.0), (0.1, 0.01))
+SCHEDULE = make_schedule(BASE, VIDEOS, RATE, replace(PAPER, epoch_factor=0.5), bn_size=2)
+
+
+def new_model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv3d(3, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU()]
+    return convert_batchnorm(
+        nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
+    )
+
+
+def new_training(model: nn.Module | None = None, schedule=SCHEDULE, optimizer=SGD) -> Training:
+    model = model or new_model()
+    return Training(schedule, model, optimizer(model.parameters(), lr=0.0), seed=3)
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(model(network_input(batch)), batch["labels"])
+
+
+def train(training: Training, model=None, optimizer=None, after=lambda step: None) -> None:
+    """Train as the README's loop does."""
+    model = model or training.model
+    optimizer = optimizer or training.optimizer
+    for batch in training.loader(Clips(VIDEOS)):
+        step = training.begin(batch)
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        after(step)
+
+
+@pytest.fixture
+def silent() -> None:
+    """Make warnings errors, but for those of the short schedule."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the (training ends|baseline has)")
+        yield
+
+
+# Gradient accumulation.
+
+
+def accumulate(training: Training, every: int, scaler: torch.amp.GradScaler) -> None:
+    for batch in training.loader(Clips(VIDEOS)):
+        training.begin(batch)
+        scaler.scale(loss_of(training.model, batch) / every).backward()
+        if training.iteration % every == 0:
+            scaler.step(training.optimizer)
+            scaler.update()
+            training.optimizer.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:the first 4 iterations")
+@pytest.mark.parametrize("scales", [False, True])
+@pytest.mark.parametrize("every", [2, 3, 9])
+def test_gradients_accumulated_over_iterations_are_noticed(every, scales):
+    training = new_training()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scales)
+    with pytest.raises(
+        ValueError, match=r"accumulation_steps=k.* training\.micro_batches\(batch\)"
+    ):
+        accumulate(training, every, scaler)
+    assert training.iteration < 8 + every
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("zeroes_at_the_end", [False, True])
+def test_steps_that_a_scaler_skips_are_not_missing_and_the_state_is_complete(zeroes_at_the_end):
+    training = new_training()
+    model, optimizer = training.model, training.optimizer
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    states = list[int]()
+    for batch in training.loader(Clips(VIDEOS)):
+        step = training.begin(batch)
+        loss = loss_of(model, batch)
+        if not zeroes_at_the_end:
+            optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if step.iteration < 6 or step.iteration == SCHEDULE.iterations - 1:
+            model[0].weight.grad[0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        if zeroes_at_the_end:
+            optimizer.zero_grad()
+        states.append(training.state_dict()["iteration"])
+    assert states == [*range(1, SCHEDULE.iterations + 1)]
+    assert training.state_dict()["iteration"] == SCHEDULE.iterations
+
+
+@pytest.mark.parametrize("copies_model", [False, True])
+def test_a_loop_that_steps_another_optimizer_is_warned(copies_model):
+    training = new_training()
+    model = copy.deepcopy(training.model) if copies_model else training.model
+    with pytest.warns(UserWarning, match="the model and the optimizer that the loop trains"):
+        train(training, model, SGD(model.parameters(), lr=0.1))
+
+
+def test_an_optimizer_of_another_model_is_warned_of():
+    training = Training(SCHEDULE, new_model(), SGD(new_model().parameters(), lr=0.0))
+    with pytest.warns(UserWarning, match="none of the model's parameters"):
+        training.begin(0)
+
+
+# Evaluation mode.
+
+
+class Whole(nn.Module):
+    """A network from elsewhere, in evaluation mode, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = new_model().eval()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+
+@pytest.mark.parametrize("model", [new_model().eval(), Whole()])
+def test_trained_modules_in_evaluation_mode_are_warned_of_once(model):
+    with pytest.warns(UserWarning, match=r"2 trained modules .* Call model.train\(\)") as warned:
+        train(new_training(model))
+    assert sum("trained modules" in str(warning.message) for warning in warned) == 1
+
+
+def test_a_missing_train_after_an_evaluation_is_warned_of():
+    training = new_training()
+    with pytest.warns(UserWarning, match=r"Call model.train\(\)"):
+        train(training, after=lambda step: training.model.train(step.iteration < 3))
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("part", ["norm", "backbone", "probe"])
+def test_parts_in_evaluation_mode_on_purpose_pass_without_a_word(part):
+    model = Whole()
+    trained = model
+    if part == "norm":
+        model.train().backbone[1].eval()
+    elif part == "backbone":
+        model.backbone.requires_grad_(False)
+    else:
+        trained = model.head
+    train(Training(SCHEDULE, model, SGD(trained.parameters(), lr=0.0)))
+
+
+# Hooks of a user.
+
+
+@pytest.mark.usefixtures("silent")
+def test_hooks_of_a_user_survive_the_last_iteration():
+    training = new_training()
+    model, optimizer = training.model, training.optimizer
+    seen = list[str]()
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: seen.append(name)
+
+    def add_one(step) -> None:
+        if step.iteration == 1:
+            optimizer.register_step_post_hook(note("late"))
+
+    handles = [
+        optimizer.register_step_pre_hook(note("pre")),
+        optimizer.register_step_post_hook(note("post")),
+        register_optimizer_step_post_hook(note("global")),
+        model.register_forward_pre_hook(note("forward")),
+        model[1].register_full_backward_hook(note("backward")),
+    ]
+    train(training, after=add_one)
+    for handle in handles:
+        handle.remove()
+    names = ("pre", "post", "global", "forward", "backward")
+    assert [seen.count(name) for name in names] == [SCHEDULE.iterations] * 5
+    assert seen.count("late") == SCHEDULE.iterations - 2
+
+
+@pytest.mark.usefixtures("silent")
+def test_another_training_of_the_same_model_takes_over():
+    first = new_training()
+    with pytest.raises(InterruptedError):
+        train(first, after=interrupt_at(3))
+    train(new_training(first.model))
+
+
+# Learning rates.
+
+
+@pytest.mark.parametrize("moment", ["before the step", "after the step"])
+def test_a_scheduler_beside_begin_is_warned_of_once(moment):
+    training = new_training()
+    optimizer = training.optimizer
+    optimizer.param_groups[0]["lr"] = 0.1
+    scheduler = ExponentialLR(optimizer, 0.5)
+    if moment == "before the step":
+        training.model[1].register_full_backward_hook(lambda *_: scheduler.step())
+    with pytest.warns(UserWarning, match="remove the scheduler") as warned:
+        train(training, after=lambda _: moment == "after the step" and scheduler.step())
+    assert sum("remove the scheduler" in str(warning.message) for warning in warned) == 1
+
+
+@pytest.mark.usefixtures("silent")
+def test_the_scheduler_of_the_schedule_beside_begin_passes_without_a_word():
+    training = new_training()
+    scheduler = MultigridLR(training.optimizer, SCHEDULE)
+    train(training, after=lambda _: scheduler.step())
+
+
+class Tuned(AdamW):
+    """Optimizer of a user."""
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, Tuned, RMSprop])
+def test_the_linear_rule_is_warned_of_with_adaptive_optimizers(optimizer):
+    """PAPER has 8 times the clips in its first shape."""
+    with pytest.warns(UserWarning, match="by up to 8, .* batch_rate_rule=.sqrt"):
+        new_training(optimizer=optimizer).begin(0)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(SGD, {}), (AdamW, {"batch_rate_rule": "sqrt"}), (AdamW, {"cycles": None})],
+)
+def test_rules_that_suit_the_optimizer_pass_without_a_word(optimizer, options):
+    schedule = make_schedule(BASE, VIDEOS, RATE, **{"cycles": SCHEDULE.cycles, **options})
+    new_training(schedule=schedule, optimizer=optimizer).begin(0)
+
+
+# The end, and what is saved.
+
+
+def interrupt_at(iteration: int) -> Callable[..., None]:
+    def interrupt(step) -> None:
+        if step.iteration == iteration:
+            raise InterruptedError
+
+    return interrupt
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_training_resumes_from_any_step_and_is_complete_after_the_loop():
+    whole = new_training()
+    train(whole)
+    for iteration in (0, 4, SCHEDULE.iterations - 1):
+        begun = new_training()
+        with pytest.raises(InterruptedError):
+            train(begun, after=interrupt_at(iteration))
+        resumed = new_training(begun.model)
+        resumed.load_state_dict(begun.state_dict())
+        if iteration < SCHEDULE.iterations - 1:
+            train(resumed)
+        assert resumed.state_dict() == whole.state_dict()
+        for name, value in whole.model.state_dict().items():
+            assert torch.equal(resumed.model.state_dict()[name], value)
+    assert whole.state_dict()["iteration"] == SCHEDULE.iterations
+
+
+# accelerate.
+
+
+def train_prepared(rank: int) -> None:
+    """Train with what accelerate prepared, the loader too."""
+    accelerator = Accelerator(cpu=True)
+    training = new_training()
+    optimizer = accelerator.prepare(training.optimizer)
+    loader = accelerator.prepare(training.loader(Clips(VIDEOS)))
+    training.loader = lambda _: loader
+    with pytest.raises(ValueError, match=r"Do not pass the loader to accelerator\.prepare"):
+        train(training, optimizer=optimizer)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_loader_that_accelerate_divides_again_is_refused(run_ranks):
+    run_ranks(2, train_prepared)
+
+
+def accumulate_prepared(accelerator: Accelerator, training: Training, network: nn.Module) -> None:
+    for batch in training.loader(Clips(VIDEOS)):
+        training.begin(batch)
+        with accelerator.accumulate(network):
+            accelerator.backward(loss_of(network, batch))
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+
+
+def accumulate_as_rank(_: int) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    training = new_training()
+    network, training.optimizer = accelerator.prepare(training.model, training.optimizer)
+    with pytest.raises(ValueError, match="accumulation_steps=k"):
+        accumulate_prepared(accelerator, training, network)
+
+
+@pytest.mark.slow
+def test_accumulation_of_accelerate_is_noticed_behind_its_wrappers(run_ranks):
+    run_ranks(1, accumulate_as_rank)

@@ -74,6 +74,25 @@ def test_the_example_runs_as_printed_and_goes_on_where_it_was_interrupted(interr
     assert rates == [schedule.at(schedule.iterations - 1).lr] * 2
 
 
+@pytest.mark.slow
+def test_the_loop_in_micro_batches_runs_as_printed(interrupted_run):
+    """One iteration, in two halves."""
+    _, names = interrupted_run
+    (loop,) = re.findall(
+        r"```python\n(schedule = .*?)```", CARD.read_text(encoding="utf-8"), re.DOTALL
+    )
+    seen = list[int]()
+    names["model"].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    names["optimizer"].register_step_post_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        exec(loop, names)
+    assert seen == [names["schedule"].at(0).shape.batch // 2] * 2
+
+
 def test_the_example_needs_the_method_alone(example):
     nodes = list(ast.walk(ast.parse(example)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR
@@ -294,9 +295,15 @@ def test_a_training_resumes_from_any_step_and_is_complete_after_the_loop():
 # accelerate.
 
 
+def new_accelerator(**options: object) -> Accelerator:
+    """An accelerator that does not remember another test of the process that was forked."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Accelerator(cpu=True, **options)
+
+
 def train_prepared(rank: int) -> None:
     """Train with what accelerate prepared, the loader too."""
-    accelerator = Accelerator(cpu=True)
+    accelerator = new_accelerator()
     training = new_training()
     optimizer = accelerator.prepare(training.optimizer)
     loader = accelerator.prepare(training.loader(Clips(VIDEOS)))
@@ -321,7 +328,7 @@ def accumulate_prepared(accelerator: Accelerator, training: Training, network: n
 
 
 def accumulate_as_rank(_: int) -> None:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    accelerator = new_accelerator(gradient_accumulation_steps=4)
     training = new_training()
     network, training.optimizer = accelerator.prepare(training.model, training.optimizer)
     with pytest.raises(ValueError, match="accumulation_steps=k"):

@@ -13,7 +13,9 @@ def main() -> None:
     base = mg.Shape(batch=8, frames=8, crop=32)
     clips, val = (VideoClips(f"{sys.argv[1]}/{s}.csv", base, stride=2) for s in ("train", "val"))
     rate = mg.SteppedRate((4.0, 5.0), (1e-3, 1e-4))
-    schedule = mg.make_schedule(base, len(clips), rate, mg.GENTLE, bn_size=None, size_divisor=8)
+    schedule = mg.make_schedule(
+        base, len(clips), rate, bn_size=None, size_divisor=8, batch_rate_rule="sqrt"
+    )
     set_seed(0)
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
     grid = {"num_frames": 8, "image_size": 32, "tubelet_size": 2, "patch_size": 8}

@@ -261,10 +261,9 @@ def select_clips(
 ) -> dict[str, Any]:
     """Select clips from a mini-batch.
 
-    Tensors with one row per clip are indexed, also inside lists, tuples and
-    dictionaries. In a mini-batch with
-    "boxes", tensors with one row per box keep the rows of the selected clips, and the clip index of
-    each box is renumbered. All other values are kept.
+    Tensors with one row per clip are indexed, also inside lists, tuples and dictionaries. In a
+    mini-batch with "boxes", tensors with one row per box keep the rows of the selected clips, and
+    the clip index of each box is renumbered. All other values are kept.
 
     Args:
         batch: The mini-batch.

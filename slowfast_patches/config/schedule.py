@@ -156,8 +156,8 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule) -> None:
         check_accumulation(schedule, world_size, steps, recipe.model.has_batchnorm)
     except ValueError as error:
         raise ValueError(
-            f"SOLVER.ACCUMULATION_STEPS is {steps}, but {error} (TRAIN.BATCH_SIZE "
-            f"{recipe.train.batch_size}, {recipe.bn_key} {recipe.bn_size})"
+            f"SOLVER.ACCUMULATION_STEPS is {steps}, but {error} ({recipe.bn_key} "
+            f"{recipe.bn_size}, TRAIN.BATCH_SIZE {recipe.train.batch_size})"
         ) from None
 
 

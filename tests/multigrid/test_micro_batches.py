@@ -133,6 +133,13 @@ def test_micro_batches_have_the_groups_and_the_statistics_of_the_mini_batch(
             torch.testing.assert_close(divided.state_dict()[name], value)
 
 
+def test_micro_batches_take_turns_in_the_groups():
+    """Of 6 clips in 3 groups of 2, clips 0 and 3 are the first group; 8 are more than one has."""
+    assert split_clips(6, 2, 2) == [[0, 2, 3, 5], [1, 4]]
+    assert split_clips(3, None, 2) == [[0, 2], [1]]
+    assert split_clips(4, 8, 1) == [[0, 1, 2, 3]]
+
+
 class Follows(nn.Module):
     """Network without BN that notes the coverage of the clips of each forward."""
 

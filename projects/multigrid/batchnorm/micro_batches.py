@@ -43,7 +43,7 @@ def split_clips(clips: int, group_size: int | None, parts: int) -> list[list[int
     Returns:
         The indices of the clips of each micro-batch.
     """
-    groups = clips // (group_size or 1)
+    groups = max(1, clips // (group_size or 1))  # a group may extend over several processes
     return [[i for i in range(clips) if i % groups % parts == part] for part in range(parts)]
 
 

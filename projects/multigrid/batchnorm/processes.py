@@ -70,7 +70,7 @@ def check_accumulation(
     if has_batchnorm and any(size is None for _, size in batches):
         raise ValueError(
             f"{steps} micro-batches would change the BN statistics, which are computed over all "
-            "clips of a process. Set the number of clips that share BN statistics (bn_size)"
+            "clips of a process. Set bn_size, the number of clips that share BN statistics"
         )
     groups, shape = min(
         (shape.batch // processes // (size if size and has_batchnorm else 1), shape)

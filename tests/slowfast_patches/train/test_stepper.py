@@ -201,7 +201,7 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "bn_size", "processes", "said"),
     [
-        (2, None, 1, "Set the number of clips that share BN statistics .*BN_BASE_SIZE"),
+        (2, None, 1, r"the number of clips that share BN statistics \(MULTIGRID.BN_BASE_SIZE"),
         (4, 2, 2, r"ACCUMULATION_STEPS is 4, but .* 2 whole BN groups .* at most 2 micro-batches"),
     ],
 )

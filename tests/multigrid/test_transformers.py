@@ -1,6 +1,6 @@
-"""Tests of the integrations: options that conflict with the schedule are refused.
+"""Tests of MultigridTrainer: arguments that conflict with the schedule are refused.
 
-tests/test_loops.py checks that they train the same as a plain loop.
+tests/test_loops.py checks that it trains the same as a plain loop, on one process and on two.
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from __future__ import annotations
 from itertools import count
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 import transformers
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
 from multigrid import ClipRequest, Cycles, Shape, SteppedRate, convert_positions, make_schedule
-from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import (
     MultigridTrainer,
     processor_colours,
@@ -60,84 +57,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-class Module(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = new_model()
-
-    def training_step(self, batch, number):
-        return self.model(pixel_values=batch["pixel_values"], labels=batch["labels"]).loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accumulate_grad_batches": 2}, "[Ll]eave it out"),
-        ({"max_epochs": 2}, "max_epochs=1"),
-        ({"loader": torch.utils.data.DataLoader([0, 1])}, "use_distributed_sampler=False"),
-        ({"limit_train_batches": 0.5}, "a shorter learning rate"),
-        ({"limit_train_batches": 1}, "a shorter learning rate"),
-        ({"overfit_batches": 1}, "a shorter learning rate"),
-        ({"callbacks": []}, "has no MultigridCallback"),
-        ({"changing": {0: 4}}, "accumulate_grad_batches"),
-    ],
-)
-def test_what_would_have_lightning_train_something_else_is_refused(options, message):
-    multigrid = MultigridCallback(SCHEDULE, SEED)
-    loader = options.pop("loader", multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs))
-    callbacks = [multigrid]
-    if changing := options.pop("changing", None):
-        callbacks.append(GradientAccumulationScheduler(changing))
-    trainer = new_trainer(**{"callbacks": callbacks, **options})
-    with pytest.raises(ValueError, match=message):
-        trainer.fit(Module(), loader)
-
-
-def new_trainer(**options):
-    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-    settings = {"max_epochs": 1, "accelerator": "cpu"} | dict.fromkeys(quiet, False)
-    return L.Trainer(**{**settings, **options})
-
-
-def test_a_callback_that_has_trained_is_refused_and_a_short_try_is_not():
-    multigrid = MultigridCallback(SCHEDULE, SEED)
-    loader = multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs)
-    new_trainer(callbacks=[multigrid], fast_dev_run=2).fit(Module(), loader)
-    assert multigrid.training.iteration == 2
-    with pytest.raises(ValueError, match="Create a new callback"):
-        new_trainer(callbacks=[multigrid]).fit(Module(), multigrid.loader(Clips(VIDEOS)))
-
-
-class SavesWithin(Module):
-    """Module that saves a checkpoint within an iteration, as at an exception."""
-
-    def __init__(self, path=None) -> None:
-        super().__init__()
-        self.path, self.losses = path, list[float]()
-
-    def training_step(self, batch, number):
-        if self.path and number == LATER:
-            self.trainer.save_checkpoint(self.path)
-        loss = super().training_step(batch, number)
-        self.losses.append(loss.item())
-        return loss
-
-
-def test_lightning_resumes_from_a_checkpoint_that_was_saved_within_an_iteration(tmp_path):
-    def fit(module, checkpoint=None):
-        multigrid = MultigridCallback(SCHEDULE, SEED)
-        module.train_dataloader = lambda: multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs)
-        new_trainer(callbacks=[multigrid]).fit(module, ckpt_path=checkpoint)
-        return module.losses
-
-    path = tmp_path / "within.ckpt"
-    whole = fit(SavesWithin(path))
-    assert fit(SavesWithin(), path) == whole[LATER:]
 
 
 class Losses(transformers.TrainerCallback):

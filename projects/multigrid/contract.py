@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from multigrid.batchnorm import GroupedBatchNorm3d
 if TYPE_CHECKING:
     from multigrid.sampler import ClipRequest
 
-__all__ = ["CheckedClips", "WeakHook", "check_converted", "check_item"]
+__all__ = ["CheckedClips", "WeakHook", "check_converted", "check_item", "check_transformers"]
 
 _FIELDS = ("clip", "label", "flip", "iteration")
 _EXAMPLE = """Write the data set as follows
@@ -107,6 +108,22 @@ def check_converted(model: nn.Module) -> None:
             "statistics over groups of clips. Call model = multigrid.convert_batchnorm(model) "
             "before you create the optimizer. To keep the layers and normalise the clips of each "
             "process together, use make_schedule(..., bn_size=None)"
+        )
+
+
+def check_transformers(installed: str | None = None) -> None:
+    """Raise ImportError if the package transformers is older than version 5.18.
+
+    Versions 5.0 to 5.17 load the weights q_bias and v_bias of VideoMAE as zeros.
+
+    Args:
+        installed: The version. None means the version of the installed package.
+    """
+    version = installed or importlib.metadata.version("transformers")
+    if tuple(map(int, version.split(".")[:2])) < (5, 18):
+        raise ImportError(
+            f"transformers {version} is too old, because it loads some weights of VideoMAE as "
+            "zeros. Run pip install --upgrade 'transformers>=5.18'"
         )
 
 

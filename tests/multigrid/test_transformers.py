@@ -14,10 +14,10 @@ import transformers
 from torch import nn
 
 from multigrid import ClipRequest, Cycles, Shape, SteppedRate, convert_positions, make_schedule
+from multigrid.contract import check_transformers
 from multigrid.integrations.transformers import (
     MultigridTrainer,
     processor_colours,
-    video_inputs,
 )
 from tests.multigrid.clips import Clips
 
@@ -72,7 +72,7 @@ class Losses(transformers.TrainerCallback):
 
 
 def arguments(folder, **options):
-    common = {
+    common: dict = {
         "use_cpu": True,
         "report_to": [],
         "logging_steps": 1,
@@ -82,7 +82,7 @@ def arguments(folder, **options):
         "max_grad_norm": 0.0,
         "seed": SEED,
     }
-    return transformers.TrainingArguments(str(folder), **common, **options)
+    return transformers.TrainingArguments(str(folder), **common | options)
 
 
 def train(folder, checkpoint=None, **options):
@@ -176,6 +176,10 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        *(
+            ({f"{name}_strategy": "epoch"}, f"{name}_strategy='steps' and {name}_steps=N")
+            for name in ("eval", "save", "logging")
+        ),
         ({"gradient_accumulation_steps": 2}, "[Ll]eave it out"),
         ({"ignore_data_skip": True}, "[Ll]eave it out"),
         ({"max_steps": 3}, "max_steps differs from the 18 iterations of the schedule"),
@@ -184,6 +188,26 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
 def test_arguments_that_would_train_something_else_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         train(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"save_steps": 500}, "save_steps is 500, but the training has 18 iterations"),
+        ({"num_train_epochs": 7, "warmup_steps": 2}, "num_train_epochs, warmup_steps have no eff"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy have no effect"),
+    ],
+)
+def test_arguments_without_effect_are_named(tmp_path, options, message):
+    settings = arguments(tmp_path, **options)
+    with pytest.warns(UserWarning, match=message):
+        MultigridTrainer(schedule=SCHEDULE, model=new_model(), args=settings)
+
+
+def test_a_transformers_that_loses_weights_is_refused_with_what_to_do():
+    check_transformers("5.18.0.dev0")
+    with pytest.raises(ImportError, match=r"5\.17\.2 is too old.* --upgrade 'transformers>=5\.18'"):
+        check_transformers("5.17.2")
 
 
 def test_vivits_processor_scales_to_minus_one_and_one_first():

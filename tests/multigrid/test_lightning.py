@@ -180,6 +180,7 @@ def test_a_callback_that_has_trained_is_refused_and_a_short_try_is_not(tmp_path)
         ({"val_check_interval": 50, "check_val_every_n_epoch": None}, []),
         ({"max_steps": 7, "max_epochs": -1, "val_check_interval": 4}, []),
         ({}, [ModelCheckpoint(every_n_train_steps=5)]),
+        ({}, [ModelCheckpoint(every_n_train_steps=5, save_last=True)]),
         ({}, [ModelCheckpoint(every_n_train_steps=50, save_last=True)]),
         ({"val_check_interval": 4}, [ModelCheckpoint(monitor="score", mode="max")]),
         ({"val_check_interval": 4}, [EarlyStopping("score", mode="max", patience=1)]),
@@ -193,6 +194,8 @@ def test_the_last_iteration_is_validated_and_saved(tmp_path, options, callbacks)
     assert module.validated[-1] == last
     weights = saved_steps(tmp_path)[last]["state_dict"]
     assert all(torch.equal(tensor, weights[name]) for name, tensor in module.state_dict().items())
+    for file in tmp_path.rglob("last*.ckpt"):
+        assert torch.load(file, weights_only=False)["global_step"] == last
 
 
 def test_without_checkpoints_nothing_is_saved(tmp_path):

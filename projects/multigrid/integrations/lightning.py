@@ -222,11 +222,15 @@ class MultigridCallback(Callback):
         self._saved_step = trainer.global_step
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last iteration if no other callback has saved it."""
+        """Save the last iteration if no other callback has saved it.
+
+        This replaces the file of `ModelCheckpoint(save_last=True)` if there is one.
+        """
         step = trainer.global_step
-        savers = [saver for saver in trainer.checkpoint_callbacks if hasattr(saver, "dirpath")]
+        savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
         if savers and self._saved_step != step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            trainer.save_checkpoint(f"{savers[-1].dirpath}/multigrid-step={step}.ckpt")
+            last = [saver.last_model_path for saver in savers if saver.last_model_path]
+            trainer.save_checkpoint((*last, f"{savers[0].dirpath}/multigrid-step={step}.ckpt")[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training, as returned by `Training.state_dict`.

@@ -52,11 +52,14 @@ def main() -> None:
         {"params": [p], "weight_decay": 0.05 * (p.ndim > 1), "lr_scale": LAYER_DECAY**above}
         for p, above in ((p, max(depths.values()) - depth) for p, depth in depths.items())
     ]
-    mean, std = processor_colours(json.loads((folder / "preprocessor_config.json").read_text()))
+    colours = json.loads((folder / "preprocessor_config.json").read_text())
+    mean, std = processor_colours(colours)
+    # Save and evaluate after each tenth of the training.
+    steps = {"save_steps": 0.1, "save_total_limit": 1, "eval_steps": 0.1, "eval_strategy": "steps"}
     trainer = MultigridTrainer(
         schedule=schedule,
         model=model,
-        args=TrainingArguments(output, bf16=torch.cuda.is_available(), save_strategy="no"),
+        args=TrainingArguments(output, bf16=torch.cuda.is_available(), **steps),
         train_dataset=train,
         eval_dataset=val,
         optimizers=(torch.optim.AdamW(groups, lr=0.0), None),

@@ -1,4 +1,5 @@
-"""A plain loop, Lightning, the Trainer of transformers, run_net: one seed, one stream of clips."""
+"""A plain loop, Lightning, accelerate, the Trainer of transformers, run_net: one seed, one stream
+of clips, on one process and on two."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from accelerate import Accelerator
 from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import PAPER, Schedule, Training, convert_batchnorm
+from multigrid import PAPER, Schedule, Training, average_running_stats, convert_batchnorm
 from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import MultigridTrainer, video_inputs
 from slowfast_patches.config.recipe import Recipe
@@ -64,7 +67,9 @@ class Task(NamedTuple):
 
 def plain(task: Task, goes_on: bool) -> Net:
     net = Net()
-    network = DistributedDataParallel(net) if dist.is_initialized() else net
+    network = net
+    if dist.is_initialized():
+        network = DistributedDataParallel(net, broadcast_buffers=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     training = Training(task.schedule, net, optimizer, task.seed)
     parts, file = (net, optimizer, training), task.folder / f"{os.environ.get('RANK', 0)}.pt"
@@ -78,6 +83,27 @@ def plain(task: Task, goes_on: bool) -> Net:
         optimizer.step()
         if training.iteration == LATER:
             torch.save([part.state_dict() for part in parts], file)
+    average_running_stats(net)
+    return net
+
+
+def in_accelerate(task: Task, goes_on: bool) -> Net:
+    """The loop of docs/integrations.md."""
+    net, accelerator = Net(), Accelerator(cpu=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    network, stepped = accelerator.prepare(net, optimizer)
+    training = Training(task.schedule, net, optimizer, task.seed)
+    accelerator.register_for_checkpointing(training)
+    if goes_on:
+        accelerator.load_state(str(task.folder / "state"))
+    for batch in training.loader(task.clips, collate_fn=video_inputs):
+        training.begin(batch)
+        stepped.zero_grad()
+        accelerator.backward(network(batch["pixel_values"], batch["labels"])["loss"])
+        stepped.step()
+        average_running_stats(net)
+        if training.iteration == LATER:
+            accelerator.save_state(str(task.folder / "state"))
     return net
 
 
@@ -131,7 +157,18 @@ def in_transformers(task: Task, goes_on: bool) -> Net:
     return trainer.model
 
 
-LOOPS = {"plain": plain, "lightning": in_lightning, "transformers": in_transformers}
+LOOPS = {
+    "plain": plain,
+    "accelerate": in_accelerate,
+    "lightning": in_lightning,
+    "transformers": in_transformers,
+}
+SAVED = {
+    "accelerate": "state/model.safetensors",
+    "lightning": f"step={LATER}.ckpt",
+    "transformers": f"checkpoint-{LATER}/model.safetensors",
+}
+"""What each loop saves after iteration LATER."""
 
 
 class Trained(NamedTuple):
@@ -194,14 +231,14 @@ def trained(task: Task, run_ranks: Callable[..., None]) -> dict[int, list[Any]]:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_four_loops_train_the_same_clips_in_the_same_order(recipe, task, trained, processes):
+def test_all_loops_train_the_same_clips_in_the_same_order(recipe, task, trained, processes):
     data = ClipDataset(recipe, "train")
     for rank, found in enumerate(trained[processes]):
         loader = training_loader(recipe, data, task.schedule, 0, rank, processes)
         batches = [video_inputs(batch) for batch in loader]
         expected = [mark_of(batch["pixel_values"], batch["labels"]) for batch in batches]
         assert len(set(expected)) == task.schedule.iterations > 2 * LATER
-        assert [found[name, False].seen == expected for name in LOOPS] == [True] * 3
+        assert [found[name, False].seen == expected for name in LOOPS] == [True] * 4
 
 
 def test_one_process_trains_the_same_numbers_in_all_loops(trained):
@@ -217,6 +254,27 @@ def test_two_processes_train_what_one_does(trained, name):
     whole, *ranks = (found[name, False].losses for found in (*trained[1], *trained[2]))
     means = [sum(both) / 2 for both in zip(*ranks, strict=True)]
     assert means == pytest.approx(whole, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_two_processes_have_the_running_statistics_of_one(task, trained, name):
+    """Each process has the average at the end, and saves it in the middle."""
+    (alone,), ranks = trained[1], trained[2]
+    pairs = [(alone[name, False].weights, rank[name, False].weights) for rank in ranks]
+    if name in SAVED:
+        files = (task.folder / one / name / SAVED[name] for one in ("one", ""))
+        pairs.append(tuple(map(saved_weights, files)))
+    for expected, found in pairs:
+        stats = [key for key in expected if key.endswith(("running_mean", "running_var"))]
+        assert len(stats) == 2
+        for key in stats:
+            torch.testing.assert_close(found[key], expected[key], rtol=1e-5, atol=1e-6)
+
+
+def saved_weights(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    return torch.load(file, weights_only=False)["state_dict"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from multigrid.contract import check_transformers
 from multigrid.shapes import Shape
 
 __all__ = [
@@ -179,12 +180,15 @@ def convert_positions(model: nn.Module) -> nn.Module:
         The same model.
 
     Raises:
+        ImportError: The package transformers is older than version 5.18.
         ValueError: The model is of another type or for pre-training, or its frames or patches are
             not square.
     """
     converted = any(isinstance(module, _Follower) for module in model.modules())
     for module in list[Any](model.modules()):
         if (follower := _FOLLOWERS.get(type(module).__name__)) is not None:
+            if type(module).__module__.startswith("transformers."):
+                check_transformers()
             module.__class__ = _following_class(follower, type(module))
             module.start(model)
             converted = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NoReturn, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -164,6 +164,18 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
 
     def __len__(self) -> int:
         return self.schedule.iterations - self.start
+
+    @property
+    def batch_size(self) -> NoReturn:
+        """Raise ValueError, because tools read this to divide the mini-batches over processes.
+
+        They are divided already, and their size changes.
+        """
+        raise ValueError(
+            "the mini-batches of MultigridBatchSampler have no fixed size, and they are already "
+            "divided over the processes. Do not pass the loader to accelerator.prepare. In "
+            "Lightning, use Trainer(use_distributed_sampler=False)"
+        )
 
     def state_dict(self, trained_iterations: int) -> dict[str, int]:
         """Return the state to resume from after `trained_iterations` iterations.

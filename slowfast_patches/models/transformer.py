@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from multigrid import FollowsGrid, convert_positions
+from multigrid.contract import check_transformers
 from slowfast_patches.config.data_keys import Data
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.weights.fit import not_finite
@@ -81,11 +82,13 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     convert input and output, so the parameters keep their names.
 
     Raises:
-        ValueError: The package transformers is not installed, or the model does not exist. Or the
-            configuration or the weights do not match the recipe.
+        ValueError: The package transformers is missing or too old, or the model does not exist.
+            Or the configuration or the weights do not match the recipe.
     """
     try:
         from transformers import AutoModelForVideoClassification as Auto
+
+        check_transformers()
     except ImportError as error:
         raise ValueError(
             f"MODEL.ARCH hf needs the package transformers ({error}). Run "

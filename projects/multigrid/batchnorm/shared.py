@@ -183,7 +183,7 @@ def average_running_stats(model: nn.Module) -> None:
     stats = [s for m in norms for s in (m.running_mean, m.running_var) if s is not None]
     if not stats:
         return
-    flat = torch.cat([s.double() for s in stats])
+    flat = torch.cat(stats).double()
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
     for stat, mean in zip(stats, torch.split(flat, [s.numel() for s in stats]), strict=True):

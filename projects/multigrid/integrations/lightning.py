@@ -6,8 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    EarlyStopping,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from multigrid.batchnorm import average_running_stats
 from multigrid.sampler import Batch, MultigridBatchSampler
 from multigrid.schedule import Schedule
 from multigrid.training import Training
@@ -19,6 +31,9 @@ _NO_ACCUMULATION = (
     "accumulate_grad_batches would merge several iterations of the schedule into one. Leave it "
     "out, and choose a smaller batch for make_schedule"
 )
+
+_ONE_EPOCH = "for Lightning, the whole training is one epoch"
+_BY_STEPS = "Pass val_check_interval=N to the Trainer, where N is a number of iterations"
 
 
 class _WholeLoader(DataLoader[Batch]):
@@ -67,11 +82,19 @@ class MultigridCallback(Callback):
 
         multigrid = MultigridCallback(schedule)
         module.train_dataloader = lambda: multigrid.loader(dataset, num_workers=4)
-        Trainer(max_epochs=1, use_distributed_sampler=False, callbacks=[multigrid]).fit(module)
+        Trainer(
+            max_epochs=1,
+            use_distributed_sampler=False,
+            val_check_interval=1000,
+            callbacks=[multigrid, ModelCheckpoint(every_n_train_steps=1000)],
+        ).fit(module)
 
     For Lightning, the whole training is one epoch. It can be resumed from Lightning's checkpoints,
     also within the epoch. The callback sets the learning rates, so `configure_optimizers` must not
-    return a scheduler.
+    return a scheduler. Unless checkpoints are turned off by `enable_checkpointing=False`, the
+    callback saves the last iteration. Without a `ModelCheckpoint` by steps or time, it adds one
+    that saves about once per pass over the data set. It validates after the last iteration. It
+    averages the running statistics of BN over the devices in each iteration.
 
     Args:
         schedule: The schedule to train.
@@ -81,6 +104,7 @@ class MultigridCallback(Callback):
     def __init__(self, schedule: Schedule, seed: int = 0) -> None:
         self.training = Training(schedule, seed=seed)
         self._trainer: Trainer | None = None
+        self._saved_step = -1
 
     def loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Batch]:
         """Return the data loader for `train_dataloader`.
@@ -92,15 +116,27 @@ class MultigridCallback(Callback):
         return loader
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Store the module. Lightning calls this before it creates the data loaders."""
-        self.training.model = pl_module
-        self._trainer = trainer
+        """Store the module, check the arguments of the Trainer, and add missing checkpoints.
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the arguments of the Trainer agree with the schedule.
+        Lightning calls this before it creates the data loaders.
 
         Raises:
-            ValueError: An argument does not agree. The message says how to change it.
+            ValueError: An argument or another callback does not agree with the schedule. The
+                message says what to change.
+        """
+        self.training.model = pl_module
+        self._trainer = trainer
+        if stage == "fit":
+            _check_arguments(trainer, self.training.schedule.iterations)
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                _check_callback(trainer, callback)
+            _save_by_steps(trainer, self.training.schedule)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the loader, the model and the optimizers agree with the schedule.
+
+        Raises:
+            ValueError: One does not agree. The message says what to change.
         """
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
         whole = self.training.schedule.iterations
@@ -110,11 +146,6 @@ class MultigridCallback(Callback):
                 "the data loader was not created by the callback, or Lightning has replaced its "
                 "sampler. Return multigrid.loader(...) from train_dataloader, and pass "
                 "use_distributed_sampler=False to the Trainer",
-            ),
-            (trainer.accumulate_grad_batches != 1, _NO_ACCUMULATION),
-            (
-                trainer.max_epochs != 1 and trainer.max_steps not in range(whole + 1),
-                "for Lightning, the whole training is one epoch. Pass max_epochs=1 to the Trainer",
             ),
             (
                 # overfit_batches sets this limit, too.
@@ -133,14 +164,18 @@ class MultigridCallback(Callback):
                 "optimizer from configure_optimizers",
             ),
             (
-                bool(trainer.lr_scheduler_configs),
-                "the scheduler of the module would override the learning rates of the schedule. "
-                "Return only the optimizer from configure_optimizers",
+                any(isinstance(module, nn.SyncBatchNorm) for module in pl_module.modules()),
+                "sync_batchnorm would replace the BN layers of multigrid.convert_batchnorm, which "
+                "already share their statistics between devices. Leave it out",
             ),
         ):
             if wrong:
                 raise ValueError(advice)
         self.training.optimizer = trainer.optimizers[0]
+        if trainer.enable_validation and trainer.val_check_batch == whole:
+            rank_zero_warn(
+                f"{_ONE_EPOCH}, so the only validation is after the last iteration. {_BY_STEPS}"
+            )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -148,11 +183,54 @@ class MultigridCallback(Callback):
         """Call `Training.begin` for the mini-batch.
 
         Raises:
-            ValueError: Another callback has turned on gradient accumulation.
+            ValueError: Another callback has turned on gradient accumulation, or the module or a
+                callback has a learning-rate scheduler.
         """
         if trainer.accumulate_grad_batches != 1:
             raise ValueError(_NO_ACCUMULATION)
+        if trainer.lr_scheduler_configs:
+            raise ValueError(
+                "a scheduler would override the learning rates of the schedule. Return only the "
+                "optimizer from configure_optimizers"
+            )
         self.training.begin(batch)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Average the running statistics of BN over the devices.
+
+        The model is then right whenever it is evaluated or saved. DDP's broadcast of the buffers of
+        rank 0 changes nothing, because they are equal on all ranks.
+        """
+        average_running_stats(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop after the last iteration, so that Lightning validates whatever the interval is."""
+        iterations = self.training.schedule.iterations
+        if trainer.max_steps >= 0:
+            iterations = min(iterations, trainer.max_steps)
+        if self.training.iteration == iterations:
+            trainer.should_stop = True
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Note which iteration a checkpoint has."""
+        self._saved_step = trainer.global_step
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last iteration if no other callback has saved it.
+
+        This replaces the file of `ModelCheckpoint(save_last=True)` if there is one.
+        """
+        step = trainer.global_step
+        savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+        if savers and self._saved_step != step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            last = [saver.last_model_path for saver in savers if saver.last_model_path]
+            trainer.save_checkpoint((*last, f"{savers[0].dirpath}/multigrid-step={step}.ckpt")[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training, as returned by `Training.state_dict`.
@@ -166,3 +244,70 @@ class MultigridCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the training with `Training.load_state_dict`."""
         self.training.load_state_dict(state_dict)
+
+
+def _check_arguments(trainer: Trainer, iterations: int) -> None:
+    """Raise ValueError for arguments of the Trainer that do not fit a training of one epoch."""
+    for wrong, advice in (
+        (trainer.accumulate_grad_batches != 1, _NO_ACCUMULATION),
+        (
+            trainer.max_epochs != 1 and trainer.max_steps not in range(iterations + 1),
+            f"{_ONE_EPOCH}. Pass max_epochs=1 to the Trainer",
+        ),
+        (
+            trainer.check_val_every_n_epoch not in (None, 1),
+            f"{_ONE_EPOCH}, so check_val_every_n_epoch={trainer.check_val_every_n_epoch} would "
+            f"never validate. {_BY_STEPS}",
+        ),
+        (
+            trainer.reload_dataloaders_every_n_epochs != 0,  # type: ignore[attr-defined]
+            f"{_ONE_EPOCH}, so reload_dataloaders_every_n_epochs has no effect. Leave it out",
+        ),
+    ):
+        if wrong:
+            raise ValueError(advice)
+
+
+def _check_callback(trainer: Trainer, callback: Callback) -> None:
+    """Raise ValueError for a callback that acts by epochs or changes what the schedule sets."""
+    name = type(callback).__name__
+    if isinstance(callback, ModelCheckpoint) and (callback.every_n_epochs or 0) > 1:
+        raise ValueError(f"{_ONE_EPOCH}, so {name} would never save. Use every_n_train_steps")
+    if isinstance(callback, EarlyStopping) and (
+        callback._check_on_train_epoch_end or getattr(trainer, "val_check_interval", 0) == 1.0
+    ):
+        raise ValueError(f"{_ONE_EPOCH}, so {name} would act only at its end. {_BY_STEPS}")
+    if isinstance(callback, BackboneFinetuning) or getattr(
+        callback, "update_starting_at_epoch", None
+    ):
+        raise ValueError(
+            f"{_ONE_EPOCH}, so {name} would never act. Use a callback that acts by steps"
+        )
+    if isinstance(callback, (BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging)):
+        raise ValueError(
+            f"{name} would change the batch size or the learning rate, which the schedule sets. "
+            "Leave it out"
+        )
+
+
+def _save_by_steps(trainer: Trainer, schedule: Schedule) -> None:
+    """Add a ModelCheckpoint if no other saves by steps or time, unless checkpoints are off."""
+    savers = trainer.checkpoint_callbacks
+    if not savers or any(
+        # A saver that monitors a metric waits for a validation.
+        isinstance(saver, ModelCheckpoint) and saver.every_n_epochs == 0 and saver.monitor is None
+        for saver in savers
+    ):
+        return
+    interval = max(1, round(schedule.iterations / schedule.epochs))
+    trainer.callbacks.append(  # type: ignore[attr-defined]
+        ModelCheckpoint(
+            getattr(savers[0], "dirpath", None),
+            filename="multigrid-{step}",
+            every_n_train_steps=interval,
+        )
+    )
+    rank_zero_info(
+        f"{_ONE_EPOCH}. A checkpoint is saved every {interval} iterations. For another interval, "
+        "pass ModelCheckpoint(every_n_train_steps=N) to the Trainer."
+    )

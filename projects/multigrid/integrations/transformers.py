@@ -4,24 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import fields
 from functools import partial
 from typing import Any
+from warnings import warn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
+from multigrid.batchnorm import average_running_stats
+from multigrid.contract import check_transformers
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
 from multigrid.training import MultigridLR, Training
 
 __all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
+check_transformers()
+
 _KEYS_OF_BEGIN = ("iteration", "coverage")
 """Keys of a mini-batch that are passed to `Training.begin`, not to the model."""
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
+_NO_EFFECT = (
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "train_sampling_strategy",
+    "auto_find_batch_size",
+    "dataloader_drop_last",
+)
+"""Training arguments that the schedule replaces."""
 
 
 def video_inputs(
@@ -97,10 +114,12 @@ class _ResumableLR(MultigridLR):
 class MultigridTrainer(Trainer):
     """Trainer of transformers that trains with a multigrid schedule.
 
-    The schedule sets the mini-batches, the learning rates and the size of BN groups. These training
-    arguments are ignored: num_train_epochs, per_device_train_batch_size, learning_rate and
-    lr_scheduler_type. A training can be resumed from the Trainer's checkpoints, also within an
-    epoch.
+    The schedule sets the mini-batches, the learning rates and the size of BN groups. Training
+    arguments for these, such as num_train_epochs and learning_rate, have no effect. For the
+    Trainer, the whole training is one epoch, so evaluate, save and log by steps. The Trainer also
+    evaluates and saves after the last step. A training can be resumed from the Trainer's
+    checkpoints, also within an epoch. The running statistics of BN are averaged over the processes
+    in each step.
 
     Args:
         schedule: The schedule to train.
@@ -143,6 +162,7 @@ class MultigridTrainer(Trainer):
         ):
             if wrong:
                 raise ValueError(advice)
+        _check_intervals(args, schedule.iterations)
         args.max_steps = schedule.iterations
         args.remove_unused_columns = False
         super().__init__(**options | {"args": args, "data_collator": own_collator or video_inputs})
@@ -196,13 +216,15 @@ class MultigridTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Tensor:
-        """Call `Training.begin`, then train on the mini-batch as the base class does."""
+        """Call `Training.begin`, train on the mini-batch as the base class does, and average BN."""
         # If model_init is given, the Trainer creates a new model at the start of the training.
         self.training.model = self.model
         self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
         self.training.begin({name: inputs.pop(name) for name in _KEYS_OF_BEGIN if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
+        # The model is then right whenever it is evaluated or saved, also if DDP broadcasts buffers.
+        average_running_stats(model)
         return loss
 
     def prediction_step(
@@ -235,3 +257,28 @@ class MultigridTrainer(Trainer):
             self._load_from_checkpoint(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()
+
+
+def _check_intervals(args: TrainingArguments, iterations: int) -> None:
+    """Check that the Trainer evaluates, saves and logs by steps, and warn of unused arguments.
+
+    Raises:
+        ValueError: It evaluates, saves or logs by epochs.
+    """
+    for name in ("eval", "save", "logging"):
+        if getattr(args, f"{name}_strategy") == "epoch":
+            raise ValueError(
+                f"for the Trainer, the whole training is one epoch, so {name}_strategy='epoch' "
+                f"would act only at its end. Use {name}_strategy='steps' and {name}_steps=N"
+            )
+    if args.save_strategy == "steps" and args.save_steps >= iterations:
+        warn(
+            f"save_steps is {args.save_steps}, but the training has {iterations} iterations, so "
+            "the only checkpoint is at its end. Pass a smaller save_steps",
+            stacklevel=3,
+        )
+    defaults = {field.name: field.default for field in fields(TrainingArguments)}
+    if unused := [name for name in _NO_EFFECT if getattr(args, name) != defaults[name]]:
+        warn(
+            f"{', '.join(unused)} have no effect, because the schedule replaces them", stacklevel=3
+        )

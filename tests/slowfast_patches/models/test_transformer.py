@@ -122,6 +122,30 @@ def test_drop_path_rises_from_zero_changes_no_name_and_belongs_to_the_clips(kind
 # Loading.
 
 
+def test_weights_with_the_names_of_older_versions_are_taken(folder, tmp_path):
+    """Until version 5 of transformers, the biases of VideoMAE were called q_bias and v_bias."""
+    from safetensors.torch import save_file
+    from transformers import VideoMAEForVideoClassification
+
+    model = VideoMAEForVideoClassification.from_pretrained(folder).eval()
+    for name, bias in model.named_parameters():
+        if name.endswith(("query.bias", "value.bias")):
+            nn.init.normal_(bias)
+    older = {
+        name.replace("query.bias", "q_bias").replace("value.bias", "v_bias"): tensor
+        for name, tensor in model.state_dict().items()
+    }
+    assert len(older.keys() - model.state_dict().keys()) == 2 * TINY["num_hidden_layers"]
+    shutil.copy(folder / "config.json", tmp_path)
+    save_file(older, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = VideoMAEForVideoClassification.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        expected = model(clips(2)[0].transpose(1, 2)).logits
+        assert torch.equal(loaded(clips(2)[0].transpose(1, 2)).logits, expected)
+        ours = built(tmp_path, "MODEL.NUM_CLASSES", 5).eval()(clips(2))
+    torch.testing.assert_close(ours, expected.softmax(1), rtol=0, atol=1e-5)
+
+
 def test_a_folders_weights_are_taken_and_another_number_of_classes_has_a_new_head(folder, caplog):
     from transformers import VideoMAEForVideoClassification
 

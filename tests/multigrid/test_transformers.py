@@ -1,6 +1,6 @@
-"""Tests of the integrations: options that conflict with the schedule are refused.
+"""Tests of MultigridTrainer: arguments that conflict with the schedule are refused.
 
-tests/test_loops.py checks that they train the same as a plain loop.
+tests/test_loops.py checks that it trains the same as a plain loop, on one process and on two.
 """
 
 from __future__ import annotations
@@ -8,19 +8,16 @@ from __future__ import annotations
 from itertools import count
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 import transformers
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
 from multigrid import ClipRequest, Cycles, Shape, SteppedRate, convert_positions, make_schedule
-from multigrid.integrations.lightning import MultigridCallback
+from multigrid.contract import check_transformers
 from multigrid.integrations.transformers import (
     MultigridTrainer,
     processor_colours,
-    video_inputs,
 )
 from tests.multigrid.clips import Clips
 
@@ -62,84 +59,6 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-class Module(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = new_model()
-
-    def training_step(self, batch, number):
-        return self.model(pixel_values=batch["pixel_values"], labels=batch["labels"]).loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accumulate_grad_batches": 2}, "[Ll]eave it out"),
-        ({"max_epochs": 2}, "max_epochs=1"),
-        ({"loader": torch.utils.data.DataLoader([0, 1])}, "use_distributed_sampler=False"),
-        ({"limit_train_batches": 0.5}, "a shorter learning rate"),
-        ({"limit_train_batches": 1}, "a shorter learning rate"),
-        ({"overfit_batches": 1}, "a shorter learning rate"),
-        ({"callbacks": []}, "has no MultigridCallback"),
-        ({"changing": {0: 4}}, "accumulate_grad_batches"),
-    ],
-)
-def test_what_would_have_lightning_train_something_else_is_refused(options, message):
-    multigrid = MultigridCallback(SCHEDULE, SEED)
-    loader = options.pop("loader", multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs))
-    callbacks = [multigrid]
-    if changing := options.pop("changing", None):
-        callbacks.append(GradientAccumulationScheduler(changing))
-    trainer = new_trainer(**{"callbacks": callbacks, **options})
-    with pytest.raises(ValueError, match=message):
-        trainer.fit(Module(), loader)
-
-
-def new_trainer(**options):
-    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-    settings = {"max_epochs": 1, "accelerator": "cpu"} | dict.fromkeys(quiet, False)
-    return L.Trainer(**{**settings, **options})
-
-
-def test_a_callback_that_has_trained_is_refused_and_a_short_try_is_not():
-    multigrid = MultigridCallback(SCHEDULE, SEED)
-    loader = multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs)
-    new_trainer(callbacks=[multigrid], fast_dev_run=2).fit(Module(), loader)
-    assert multigrid.training.iteration == 2
-    with pytest.raises(ValueError, match="Create a new callback"):
-        new_trainer(callbacks=[multigrid]).fit(Module(), multigrid.loader(Clips(VIDEOS)))
-
-
-class SavesWithin(Module):
-    """Module that saves a checkpoint within an iteration, as at an exception."""
-
-    def __init__(self, path=None) -> None:
-        super().__init__()
-        self.path, self.losses = path, list[float]()
-
-    def training_step(self, batch, number):
-        if self.path and number == LATER:
-            self.trainer.save_checkpoint(self.path)
-        loss = super().training_step(batch, number)
-        self.losses.append(loss.item())
-        return loss
-
-
-def test_lightning_resumes_from_a_checkpoint_that_was_saved_within_an_iteration(tmp_path):
-    def fit(module, checkpoint=None):
-        multigrid = MultigridCallback(SCHEDULE, SEED)
-        module.train_dataloader = lambda: multigrid.loader(Clips(VIDEOS), collate_fn=video_inputs)
-        new_trainer(callbacks=[multigrid]).fit(module, ckpt_path=checkpoint)
-        return module.losses
-
-    path = tmp_path / "within.ckpt"
-    whole = fit(SavesWithin(path))
-    assert fit(SavesWithin(), path) == whole[LATER:]
-
-
 class Losses(transformers.TrainerCallback):
     def __init__(self) -> None:
         self.losses, self.told = list[float](), list[bool]()
@@ -153,7 +72,7 @@ class Losses(transformers.TrainerCallback):
 
 
 def arguments(folder, **options):
-    common = {
+    common: dict = {
         "use_cpu": True,
         "report_to": [],
         "logging_steps": 1,
@@ -163,7 +82,7 @@ def arguments(folder, **options):
         "max_grad_norm": 0.0,
         "seed": SEED,
     }
-    return transformers.TrainingArguments(str(folder), **common, **options)
+    return transformers.TrainingArguments(str(folder), **common | options)
 
 
 def train(folder, checkpoint=None, **options):
@@ -257,6 +176,10 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        *(
+            ({f"{name}_strategy": "epoch"}, f"{name}_strategy='steps' and {name}_steps=N")
+            for name in ("eval", "save", "logging")
+        ),
         ({"gradient_accumulation_steps": 2}, "[Ll]eave it out"),
         ({"ignore_data_skip": True}, "[Ll]eave it out"),
         ({"max_steps": 3}, "max_steps differs from the 18 iterations of the schedule"),
@@ -265,6 +188,26 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
 def test_arguments_that_would_train_something_else_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         train(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"save_steps": 500}, "save_steps is 500, but the training has 18 iterations"),
+        ({"num_train_epochs": 7, "warmup_steps": 2}, "num_train_epochs, warmup_steps have no eff"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy have no effect"),
+    ],
+)
+def test_arguments_without_effect_are_named(tmp_path, options, message):
+    settings = arguments(tmp_path, **options)
+    with pytest.warns(UserWarning, match=message):
+        MultigridTrainer(schedule=SCHEDULE, model=new_model(), args=settings)
+
+
+def test_a_transformers_that_loses_weights_is_refused_with_what_to_do():
+    check_transformers("5.18.0.dev0")
+    with pytest.raises(ImportError, match=r"5\.17\.2 is too old.* --upgrade 'transformers>=5\.18'"):
+        check_transformers("5.17.2")
 
 
 def test_vivits_processor_scales_to_minus_one_and_one_first():

@@ -18,7 +18,7 @@ from pathlib import Path
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
-from slowfast_patches.datasets.reading.containers import video_files
+from slowfast_patches.datasets.reading.formats import video_files
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.tables import shorten_list
 
@@ -233,7 +233,8 @@ def _classes(folder: Path) -> _Classes:
     for name, videos in classes.items():
         if not videos:
             raise ValueError(
-                f"{folder / name} has no videos, but each folder here must be a class with videos"
+                f"{folder / name} has no videos, but each folder here must be a class with videos. "
+                "docs/data.md lists the suffixes of video files"
             )
         paths = (str(path) for path in (folder / name).iterdir() if path.name[0] != ".")
         if beside := sorted(set(paths) - set(videos)):

@@ -18,10 +18,11 @@ From folders named after the classes:
     multigrid-prepare --folder videos --output videos_prepared
 
 The videos are in videos/<class>/*.mp4 or videos/{train,val,test}/<class>/*.mp4. docs/data.md lists
-the other suffixes. Classes are numbered in alphabetical order, so class10 comes before class2. If there are no folders train, val and test, a
-fraction of the videos of each class is held out for validation, always the same videos. Folders
-inside a class folder are reported and skipped. Without --output, no video is encoded, and only the
-lists and classes.json (from class name to class index) are written to the folder of the videos.
+the other suffixes. Classes are numbered in alphabetical order, so class10 comes before class2. If
+there are no folders train, val and test, a fraction of the videos of each class is held out for
+validation, always the same videos. Folders inside a class folder are reported and skipped. Without
+--output, no video is encoded, and only the lists and classes.json (from class name to class index)
+are written to the folder of the videos.
 
 From the JSON files of Something-Something V2:
 

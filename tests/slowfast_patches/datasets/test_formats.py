@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import av
 import pytest
 
 from slowfast_patches.datasets.reading.formats import SUFFIXES, video_files, video_name

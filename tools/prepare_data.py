@@ -62,7 +62,8 @@ if __name__ == "__main__":
     start_program()
 
 from slowfast_patches.datasets.lists.class_names import named_classes
-from slowfast_patches.datasets.lists.dataset_lists import repeated_videos
+from slowfast_patches.datasets.lists.list_checks import repeated_videos
+from slowfast_patches.datasets.preparing.copies import find_copies
 from slowfast_patches.datasets.preparing.prepare import format_report, prepare
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
@@ -120,6 +121,8 @@ def main(argv: list[str] | None = None) -> int:
         lists, classes = find_lists(args)
         if args.output is None:
             write_class_lists(lists, classes, args.folder, args.separator)
+            for overlap in find_copies(lists):
+                print(f"warning: {overlap}", file=sys.stderr)
             keys = ["DATA.PATH_TO_DATA_DIR", str(args.folder.absolute())]
             keys += ["MODEL.NUM_CLASSES", str(len(classes))]
             print(f"To train on this data set, add these keys: {shlex.join(keys)}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
 import shlex
@@ -29,6 +30,7 @@ from typing import NamedTuple
 import av
 from tqdm import tqdm
 
+from slowfast_patches.datasets.preparing.copies import find_copies, source_state
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
@@ -36,7 +38,6 @@ from slowfast_patches.datasets.preparing.video_lists import (
     list_titles,
     write_classes,
 )
-from slowfast_patches.datasets.reading.containers import frame_files
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
@@ -47,6 +48,8 @@ from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from slowfast_patches.utils.tables import format_duration
+
+logger = logging.getLogger(__name__)
 
 _MOST_REASONS = 10
 _SAMPLE = 8
@@ -82,6 +85,8 @@ class Report:
     """Number of prepared files that an earlier run had written."""
     unreadable: Sequence[dict[str, str]]
     """`path` and `reason` of each video that is left out because it cannot be read."""
+    overlaps: Sequence[str]
+    """Warnings about videos that are in several lists, also as copies of the same content."""
     source_size: int
     """Total size of the source files in bytes."""
     size: int
@@ -138,6 +143,9 @@ def prepare(
         format_csv(((source.target, 0) for source in sources.values()), separator)
         if classes:
             write_classes(classes, out)
+        overlaps = [str(overlap) for overlap in find_copies(lists)]
+        for text in overlaps:
+            logger.warning("warning: %s", text)
         every = list(dict.fromkeys(sources.values()))
         left = [source for source in every if not _is_made(out, source)]
         work = partial(_prepare_one, out, short_side, limits)
@@ -156,6 +164,7 @@ def prepare(
         lists=counts,
         from_earlier_runs=len(every) - len(left),
         unreadable=[{"path": s.path, "reason": reasons[s]} for s in every if s in reasons],
+        overlaps=overlaps,
         source_size=sum(source.size for source in made),
         size=sum((out / source.target).stat().st_size for source in made),
         seconds=time.perf_counter() - start,
@@ -246,19 +255,8 @@ def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
                 f"{file} and {of_target[target]} would both be written to {target}. Prepare the "
                 "lists that contain them into separate folders"
             )
-        of_path[path] = Source(file, target, *_state(file))
+        of_path[path] = Source(file, target, *source_state(file))
     return of_path
-
-
-def _state(path: str) -> tuple[int, int | None]:
-    """Return `Source.size` and `Source.modified` of a file or of a folder of JPEG files."""
-    try:
-        status = [os.stat(path)]
-        if os.path.isdir(path):
-            status += [os.stat(os.path.join(path, name)) for name in frame_files(path)]
-    except OSError:
-        return 0, None
-    return sum(s.st_size for s in status), int(max(s.st_mtime for s in status))
 
 
 def _is_made(out: Path, source: Source) -> bool:
@@ -266,7 +264,7 @@ def _is_made(out: Path, source: Source) -> bool:
 
     A prepared file whose source has been deleted counts as up to date.
     """
-    _, modified = _state(str(out / source.target))
+    _, modified = source_state(str(out / source.target))
     return modified is not None and source.modified in (modified, None)
 
 

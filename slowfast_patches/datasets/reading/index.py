@@ -20,7 +20,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import broadcast_from_main
-from slowfast_patches.utils.files import atomic_write
+from slowfast_patches.utils.files import atomic_write, map_files
 from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.tables import shorten_list
 
@@ -44,9 +43,6 @@ _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be
 killed before the end."""
 _STOPPED = "while videos were scanned; repeat the command to continue"
-_THREADS = 32
-"""Number of threads that query file sizes and modification times. On a network disk, the threads
-wait most of the time."""
 
 
 class Entry(NamedTuple):
@@ -123,11 +119,7 @@ def _open(
     began = time.monotonic()
     names = _names(csv, paths)
     path_of = dict(zip(names, paths, strict=True))
-    with ThreadPoolExecutor(_THREADS) as threads:
-        parts = threads.map(
-            lambda first: {n: _status(path_of[n]) for n in names[first::_THREADS]}, range(_THREADS)
-        )
-        status = {name: state for part in parts for name, state in part.items()}
+    status = map_files(lambda name: _status(path_of[name]), list(path_of))
     known = dict[str, Entry]()
     for entries in _load(csv):
         known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}

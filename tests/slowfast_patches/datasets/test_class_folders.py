@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from tests.slowfast_patches.datasets.made_videos import noise, rows, times, write_video
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo
+from slowfast_patches.datasets.preparing.copies import find_copies
+from slowfast_patches.datasets.preparing.video_lists import VideoList
+from tests.slowfast_patches.datasets.made_videos import (
+    noise,
+    rows,
+    times,
+    write_jpeg,
+    write_video,
+)
 
 
 @pytest.fixture
@@ -99,3 +108,39 @@ def test_folders_are_prepared(run, tmp_path):
     write_empty(folder, "a/x.mp4")
     status, output = run("--folder", folder, "--output", out)
     assert (status, "classes.json already exists" in output) == (2, True)
+
+
+def test_copies_in_several_splits_are_named(run, tmp_path):
+    """The same content, under any name and in any class; not the same size, name or one list."""
+    folder = tmp_path / "set"
+    contents = {
+        "train/a/1.mp4": b"one",
+        "train/a/2.mp4": b"two",
+        "train/b/1.mp4": b"two",
+        "train/b/empty.mp4": b"",
+        "val/a/1.mp4": b"six",
+        "val/a/7.mp4": b"one",
+        "val/b/8.mp4": b"one",
+        "val/b/empty.mp4": b"",
+    }
+    for name, content in contents.items():
+        write_empty(folder, name)
+        (folder / name).write_bytes(content)
+    status, output = run("--folder", folder)
+    assert status == 0
+    (warning,) = (line for line in output.splitlines() if line.startswith("warning: "))
+    assert "1 of the 3 videos of val are also in train (1 of them with another label)" in warning
+    assert f"{folder}/train/a/1.mp4 = {folder}/val/b/8.mp4" in warning
+
+
+def test_copies_of_folders_of_frames_are_found(tmp_path):
+    lists = []
+    for name, levels in {"train": (1, 2), "val": (3, 1), "test": (4, 5)}.items():
+        for number, level in enumerate(levels):
+            for frame in range(2):
+                write_jpeg(tmp_path / name / str(number) / f"{frame}.jpg", level=40 * level)
+        videos = [LabelledVideo(f"{tmp_path}/{name}/{n}", 0) for n in range(2)]
+        lists.append(VideoList(f"{name}.csv", tmp_path, tmp_path, videos))
+    (overlap,) = find_copies(lists)
+    assert overlap.remark == "1 of the 2 videos of val are also in train"
+    assert [pair[1].path for pair in overlap.shared] == [f"{tmp_path}/val/1"]

@@ -227,7 +227,12 @@ def _check_crops(recipe: Recipe) -> None:
 
 
 def _check_batch(recipe: Recipe) -> None:
-    """Check that the batch can be split over the processes, and check AUG and MIXUP."""
+    """Check that the batch of a training can be split over the processes, and check AUG and MIXUP.
+
+    A test alone has no such batch, so its number of processes is free.
+    """
+    if not recipe.train.enable:
+        return
     world_size = recipe.world_size
     clips = recipe.train.batch_size
     machines = recipe.num_shards

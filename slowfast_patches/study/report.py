@@ -215,7 +215,10 @@ def _format(paragraphs: Iterable[str | Table], *, markdown: bool) -> str:
 def run_warnings(runs: pd.DataFrame) -> list[str]:
     """Return warnings about runs whose lists overlap, and about runs from different machines."""
     overlaps = dict.fromkeys(text for run in runs["result"] for text in run.get("overlaps", ()))
-    texts = [f"The accuracy is not that on new videos: {text}." for text in overlaps]
+    texts = [
+        f"Lists have videos in common, so the accuracy may be too high: {text}."
+        for text in overlaps
+    ]
     if runs["machine"].nunique() > 1:
         texts.append(
             "The runs come from different machines, so the times of the runs are not comparable."

@@ -10,7 +10,8 @@ From csv files with a line "path label" per video:
     multigrid-prepare --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \
         --output k400_prepared
 
-A video in several lists is encoded once. Class names are copied from classes.json or classes.txt in
+A video in several lists is encoded once. A warning names the videos that several lists have in
+common, also as copies under other names. Class names are copied from classes.json or classes.txt in
 the folder of the first list.
 
 From folders named after the classes:
@@ -63,11 +64,11 @@ if __name__ == "__main__":
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.list_checks import repeated_videos
-from slowfast_patches.datasets.preparing.copies import find_copies
 from slowfast_patches.datasets.preparing.prepare import format_report, prepare
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
     find_classes,
+    list_overlaps,
     list_titles,
     read_lists,
     read_ssv2_lists,
@@ -121,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
         lists, classes = find_lists(args)
         if args.output is None:
             write_class_lists(lists, classes, args.folder, args.separator)
-            for overlap in find_copies(lists):
+            for overlap in list_overlaps(lists):
                 print(f"warning: {overlap}", file=sys.stderr)
             keys = ["DATA.PATH_TO_DATA_DIR", str(args.folder.absolute())]
             keys += ["MODEL.NUM_CLASSES", str(len(classes))]

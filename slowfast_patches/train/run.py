@@ -25,7 +25,7 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     read_list,
 )
 from slowfast_patches.datasets.lists.list_checks import list_warnings
-from slowfast_patches.datasets.lists.overlaps import Overlap, by_resolved_path, find_overlaps
+from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.launch.device import check_gpus, set_up_device
 from slowfast_patches.launch.launch import launch
 from slowfast_patches.launch.placement import Placement
@@ -202,7 +202,7 @@ def _check_lists(recipe: Recipe, splits: Sequence[str], world: World) -> list[Ov
             _check_same_list(recipe, split, videos)
     if not world.is_main:
         return []
-    overlaps = find_overlaps({name: by_resolved_path(videos) for name, videos in lists.items()})
+    overlaps = find_overlaps(lists)
     for split, videos in lists.items():
         for text in list_warnings(recipe, split, videos):
             logger.warning("%s", text)

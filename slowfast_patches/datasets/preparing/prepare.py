@@ -30,14 +30,15 @@ from typing import NamedTuple
 import av
 from tqdm import tqdm
 
-from slowfast_patches.datasets.preparing.copies import find_copies, source_state
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
     format_csv,
+    list_overlaps,
     list_titles,
     write_classes,
 )
+from slowfast_patches.datasets.reading.containers import frame_files
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
@@ -143,7 +144,7 @@ def prepare(
         format_csv(((source.target, 0) for source in sources.values()), separator)
         if classes:
             write_classes(classes, out)
-        overlaps = [str(overlap) for overlap in find_copies(lists)]
+        overlaps = [str(overlap) for overlap in list_overlaps(lists)]
         for text in overlaps:
             logger.warning("warning: %s", text)
         every = list(dict.fromkeys(sources.values()))
@@ -255,8 +256,19 @@ def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
                 f"{file} and {of_target[target]} would both be written to {target}. Prepare the "
                 "lists that contain them into separate folders"
             )
-        of_path[path] = Source(file, target, *source_state(file))
+        of_path[path] = Source(file, target, *_state(file))
     return of_path
+
+
+def _state(path: str) -> tuple[int, int | None]:
+    """Return `Source.size` and `Source.modified` of a file or of a folder of JPEG files."""
+    try:
+        status = [os.stat(path)]
+        if os.path.isdir(path):
+            status += [os.stat(os.path.join(path, name)) for name in frame_files(path)]
+    except OSError:
+        return 0, None
+    return sum(s.st_size for s in status), int(max(s.st_mtime for s in status))
 
 
 def _is_made(out: Path, source: Source) -> bool:
@@ -264,7 +276,7 @@ def _is_made(out: Path, source: Source) -> bool:
 
     A prepared file whose source has been deleted counts as up to date.
     """
-    _, modified = source_state(str(out / source.target))
+    _, modified = _state(str(out / source.target))
     return modified is not None and source.modified in (modified, None)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
+from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.formats import video_files
 from slowfast_patches.utils.files import write_text
@@ -123,6 +124,11 @@ def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
     if "test.csv" in videos and videos["test.csv"] == videos.get("val.csv"):
         titles["test.csv"] += f" ({TEST_IS_VAL})"
     return titles
+
+
+def list_overlaps(lists: Iterable[VideoList]) -> list[Overlap]:
+    """Find the videos that several lists have in common, including copies of the same content."""
+    return find_overlaps({Path(listed.name).stem: listed.videos for listed in lists})
 
 
 def find_classes(

@@ -4,14 +4,10 @@ import json
 
 import pytest
 
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo
-from slowfast_patches.datasets.preparing.copies import find_copies
-from slowfast_patches.datasets.preparing.video_lists import VideoList
 from tests.slowfast_patches.datasets.made_videos import (
     noise,
     rows,
     times,
-    write_jpeg,
     write_video,
 )
 
@@ -131,16 +127,3 @@ def test_copies_in_several_splits_are_named(run, tmp_path):
     (warning,) = (line for line in output.splitlines() if line.startswith("warning: "))
     assert "1 of the 3 videos of val are also in train (1 of them with another label)" in warning
     assert f"{folder}/train/a/1.mp4 = {folder}/val/b/8.mp4" in warning
-
-
-def test_copies_of_folders_of_frames_are_found(tmp_path):
-    lists = []
-    for name, levels in {"train": (1, 2), "val": (3, 1), "test": (4, 5)}.items():
-        for number, level in enumerate(levels):
-            for frame in range(2):
-                write_jpeg(tmp_path / name / str(number) / f"{frame}.jpg", level=40 * level)
-        videos = [LabelledVideo(f"{tmp_path}/{name}/{n}", 0) for n in range(2)]
-        lists.append(VideoList(f"{name}.csv", tmp_path, tmp_path, videos))
-    (overlap,) = find_copies(lists)
-    assert overlap.remark == "1 of the 2 videos of val are also in train"
-    assert [pair[1].path for pair in overlap.shared] == [f"{tmp_path}/val/1"]

@@ -1,5 +1,7 @@
 """What is said of lists that can be read: repeated videos, classes without any, common videos."""
 
+import os
+
 import pytest
 import torch
 
@@ -7,9 +9,10 @@ from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.datasets.lists.list_checks import list_warnings
-from slowfast_patches.datasets.lists.overlaps import by_resolved_path, find_overlaps
+from slowfast_patches.datasets.lists.overlaps import find_overlaps
 from slowfast_patches.train import run as run_module
 from slowfast_patches.utils.distributed import World
+from tests.slowfast_patches.datasets.made_videos import write_jpeg
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
 CLASSES = "MODEL.NUM_CLASSES"
@@ -80,7 +83,7 @@ def test_lists_without_most_classes_are_warned_of(tmp_path, split, labels, class
 
 
 def overlaps(**lists):
-    return find_overlaps({name: by_resolved_path(videos) for name, videos in lists.items()})
+    return find_overlaps(lists)
 
 
 def videos(*names, label=0):
@@ -90,7 +93,8 @@ def videos(*names, label=0):
 def test_common_videos_are_counted_once_by_the_files_that_the_paths_lead_to(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "linked").symlink_to("real")
-    (tmp_path / "real/a.mp4").touch()
+    for name in "ab":
+        (tmp_path / f"real/{name}.mp4").write_text(name)
     (tmp_path / "c.mp4").symlink_to("real/a.mp4")
     train = videos(tmp_path / "real/a.mp4", tmp_path / "real/b.mp4", "x.mp4")
     val = videos(tmp_path / "linked/b.mp4", tmp_path / "c.mp4", tmp_path / "c.mp4", "y.mp4")
@@ -100,6 +104,50 @@ def test_common_videos_are_counted_once_by_the_files_that_the_paths_lead_to(tmp_
     assert "another label" not in str(found)
     (found,) = overlaps(train=train, val=videos(tmp_path / "real/b.mp4", label=1))
     assert "1 of the 1 videos of val are also in train (1 of them with another label)" in str(found)
+
+
+def test_copies_are_common_videos_and_what_only_looks_alike_is_not(tmp_path):
+    head, zeros = os.urandom(70_000), bytes(100_000)
+    contents = {
+        "train/1.mp4": b"one",
+        "train/2.mp4": b"two",
+        "train/twice.mp4": b"two",
+        "train/raw.avi": head + zeros,
+        "train/empty.mp4": b"",
+        "val/copy.mp4": b"one",
+        "val/same_size.mp4": b"six",
+        "val/raw.avi": head + zeros[1:] + b"1",
+        "val/longer.avi": head + zeros + b"0",
+        "val/empty.mp4": b"",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    os.mkfifo(tmp_path / "val/pipe.mp4")
+    train, val = (sorted((tmp_path / name).iterdir()) for name in ("train", "val"))
+    (found,) = overlaps(train=videos(*train, "\0"), val=videos(*val, "\0x"))
+    assert [(one.path, other.path) for one, other in found.shared] == [
+        (f"{tmp_path}/train/1.mp4", f"{tmp_path}/val/copy.mp4")
+    ]
+    (tmp_path / "val/link.mp4").hardlink_to(tmp_path / "train/2.mp4")
+    (found,) = overlaps(train=videos(*train), val=videos(tmp_path / "val/link.mp4"))
+    assert found.remark == "1 of the 1 videos of val are also in train"
+
+
+def test_copies_of_folders_of_frames_are_common_videos(tmp_path):
+    for name, levels in {
+        "0": (1, 2),
+        "1": (1, 3),
+        "2": (1, 2),
+        "3": (1, 2, 2),
+        "empty": (),
+    }.items():
+        (tmp_path / name).mkdir()
+        for number, level in enumerate(levels):
+            write_jpeg(tmp_path / name / f"{number}.jpg", level=40 * level)
+    train = videos(tmp_path / "0", tmp_path / "empty")
+    (found,) = overlaps(train=train, val=videos(tmp_path / "1", tmp_path / "2", tmp_path / "3"))
+    assert [other.path for _, other in found.shared] == [f"{tmp_path}/2"]
 
 
 def test_a_test_on_the_validation_list_is_not_an_overlap_but_a_part_of_it_is():

@@ -202,7 +202,9 @@ def test_what_is_not_finite_is_not_saved_and_a_lower_rate_goes_on_from_what_is(
 def test_common_videos_of_the_lists_are_in_the_log_and_beside_the_accuracy(
     command_line: Command, lists: Path, demo_data: Path, tmp_path: Path, opened: type
 ):
-    change_line(lists / "val.csv", 2, (lists / "train.csv").read_text().splitlines()[0])
+    name, label = (lists / "train.csv").read_text().splitlines()[0].split()
+    shutil.copy(demo_data / name, lists / "copy.mp4")
+    change_line(lists / "val.csv", 2, f"{lists}/copy.mp4 {label}")
     change_line(lists / "val.csv", 3, (lists / "val.csv").read_text().splitlines()[0])
     shutil.copy(lists / "val.csv", lists / "test.csv")
     keys = ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0], "SOLVER.LRS", [0.1], "TEST.ENABLE", True)

@@ -244,22 +244,23 @@ def load_index(file: Path) -> dict[str, Entry]:
 
 
 def _report(csv: Path, index: VideoIndex) -> None:
-    """Warn about unreadable and damaged videos, and list all unreadable ones in a file."""
-    for file in index_files(csv, ".unreadable.txt"):
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
-    if bad := [f"{path}\t{' '.join(reason.split())}" for path, reason in index.unreadable]:
-        content = "".join(f"{line}\n" for line in bad).encode("utf-8", "backslashreplace")
+    """Warn about unreadable and damaged videos, and list all of them in a file for each kind."""
+    kinds = {
+        ".unreadable.txt": ("cannot be read", index.unreadable),
+        ".damaged.txt": ("can be read only in part", index.damaged),
+    }
+    for suffix, (wrong, videos) in kinds.items():
+        for file in index_files(csv, suffix):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+        if not videos:
+            continue
+        rows = [(path, " ".join(reason.split())) for path, reason in videos]
+        content = "".join(map("{0[0]}\t{0[1]}\n".format, rows)).encode("utf-8", "backslashreplace")
         logger.warning(
-            "%d of the %d videos of %s cannot be read: %s. The full list is in %s",
-            *(len(bad), len(index), csv, shorten_list(bad)),
-            _write(csv, ".unreadable.txt", content) or "no file, because no folder is writable",
-        )
-    if index.damaged:
-        logger.warning(
-            "%d of the %d videos of %s can be read only in part: %s",
-            *(len(index.damaged), len(index), csv),
-            shorten_list([f"{path} {damage}" for path, damage in index.damaged]),
+            "%d of the %d videos of %s %s: %s. The full list is in %s",
+            *(len(rows), len(index), csv, wrong, shorten_list(list(map(" ".join, rows)))),
+            _write(csv, suffix, content) or "no file, because no folder is writable",
         )
 
 

@@ -29,6 +29,7 @@ _ADVICE = {
     ".": "is in an archive. Unpack the archive, and write the path of the video file",
 }
 """What to write instead of an unusual path, by the characters that make it unusual."""
+_MORE_COLUMNS = "there are more than two columns. Remove all columns except path and label"
 
 
 class LabelledVideo(NamedTuple):
@@ -120,26 +121,29 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
     line = line.strip()
     if found := _try_split(line, separator):
         return found
+    raise ValueError(f"{line!r:.200} is not a path and a label: {_explain(line, separator)}")
+
+
+def _explain(line: str, separator: str) -> str:
+    """Explain why a line cannot be split, and what to do."""
     name, _, label = line.rpartition(separator)
     advice = (
-        "Set the separator with the key DATA.PATH_LABEL_SEPARATOR, or with --separator of "
+        "set the separator with the key DATA.PATH_LABEL_SEPARATOR, or with --separator of "
         "multigrid-prepare"
     )
     if other := next((mark for mark in _SEPARATORS if _try_split(line, mark)), ""):
-        wrong = f"the separator is {other!r}, not {separator!r}. {advice}"
-    elif _try_split(name.strip(), separator):
-        wrong = _MORE_COLUMNS
-    elif name.strip():
-        wrong = (
+        return f"the separator is {other!r}, not {separator!r}. To change it, {advice}"
+    if _try_split(name.strip(), separator):
+        return _MORE_COLUMNS
+    if name.strip():
+        return (
             f"the label after the last {separator!r}, {label!r:.60}, is not a class index. Write "
-            f"class indices from 0, and no header. If the separator is another one: {advice}"
+            f"class indices from 0 without a header line, or {advice}"
         )
-    else:
-        wrong = f"the separator {separator!r} is not between a path and a label. {advice}"
-    raise ValueError(f"{line!r:.200} is not a path and a label: {wrong}")
-
-
-_MORE_COLUMNS = "there are more than two columns. Remove all columns except path and label"
+    return (
+        f"the separator {separator!r} is not between a path and a label. Correct the line, or "
+        f"{advice}"
+    )
 
 
 def _try_split(line: str, separator: str) -> tuple[str, int] | None:

@@ -128,7 +128,7 @@ def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
 
 def list_overlaps(lists: Iterable[VideoList]) -> list[Overlap]:
     """Find the videos that several lists have in common, including copies of the same content."""
-    return find_overlaps({Path(listed.name).stem: listed.videos for listed in lists})
+    return find_overlaps({listed.name.removesuffix(".csv"): listed.videos for listed in lists})
 
 
 def find_classes(

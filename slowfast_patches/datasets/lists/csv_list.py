@@ -20,12 +20,14 @@ _QUOTES = ('"', "'")
 _ODD = re.compile(r"\\|:/|\.(?:zip|tar|tgz|gz|7z|rar)(?=$|[/@:!#|?])")
 """Matches lower-case paths that cannot be read, unless a file or folder has this unusual name.
 
-A path that starts with ~ is unusual as well."""
+A path that starts with a character of `_EXPANDED` is unusual as well."""
+_EXPANDED = ("~", "$")
+"""Characters at the start of a path that a shell would replace."""
 _ADVICE = {
     "://": "is an address, but only files are read. Write the path of the downloaded file",
     ":/": "is not a path on this machine. Write the path on this machine",
     "\\": "is not a path on this machine. Write the path on this machine, with / instead of \\",
-    "~": "starts with ~, which is not replaced. Write the path of the home directory instead",
+    **dict.fromkeys(_EXPANDED, "starts with ~ or $, which is not replaced. Write the whole path"),
     ".": "is in an archive. Unpack the archive, and write the path of the video file",
 }
 """What to write instead of an unusual path, by the characters that make it unusual."""
@@ -135,6 +137,8 @@ def _explain(line: str, separator: str) -> str:
         return f"the separator is {other!r}, not {separator!r}. To change it, {advice}"
     if _try_split(name.strip(), separator):
         return _MORE_COLUMNS
+    if is_video_name(label.strip()):
+        return "the label comes before the path. Write the path first"
     if name.strip():
         return (
             f"the label after the last {separator!r}, {label!r:.60}, is not a class index. Write "
@@ -173,12 +177,14 @@ def _check_path(name: str, folder: Path, separator: str) -> None:
             column of the list.
     """
     found = _ODD.search(name.lower())
-    odd = name if name[0] == "~" else name[found.start() :] if found else ""
+    odd = name if name[0] in _EXPANDED else name[found.start() :] if found else ""
     if odd and (
         not (folder / name).exists() or (found and (folder / name[: found.end()]).is_file())
     ):
         advice = next(text for start, text in _ADVICE.items() if odd.startswith(start))
         raise ValueError(f"{name!r:.200} {advice}")
+    if name[-1] in _SEPARATORS and not (folder / name).exists():
+        raise ValueError(f"{name!r:.200} ends with a separator. Remove it from all lines")
     if is_video_name(name) or separator not in name or (folder / name).exists():
         return
     above, last = os.path.split(name)

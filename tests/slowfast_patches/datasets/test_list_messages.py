@@ -60,7 +60,10 @@ def read(recipe):
         ("kinetics", "train.csv", "x.zip 1", "line 4: .*in an archive. Unpack"),
         ("kinetics", "train.csv", "x.ZIP/c.mp4 1", "line 4: .*in an archive. Unpack"),
         ("kinetics", "train.csv", "x.tar.gz@c.mp4 1", "line 4: .*in an archive. Unpack"),
-        ("kinetics", "train.csv", "~/c.mp4 1", "line 4: .*starts with ~, which is not replaced"),
+        ("kinetics", "train.csv", "~/c.mp4 1", "line 4: .*starts with ~ or .*, which is not repl"),
+        ("kinetics", "train.csv", "$DATA/c.mp4 1", "line 4: .*starts with ~ or .*, which is not"),
+        ("kinetics", "train.csv", "1 c.mp4", "line 4: .*the label comes before the path"),
+        ("kinetics", "train.csv", "c.mp4, 1", "line 4: 'c.mp4,' ends with a separator"),
         ("kinetics", "train.csv", "ö.mp4 1".encode("latin1"), "line 4: .* iconv -f latin1 -t utf"),
         ("charades", "train.csv", "b 1 1 3.jpg", "video b: .* the 5 fields of 'original_vido_id"),
         (

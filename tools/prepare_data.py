@@ -10,18 +10,20 @@ From csv files with a line "path label" per video:
     multigrid-prepare --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \
         --output k400_prepared
 
-A video in several lists is encoded once. Class names are copied from classes.json or classes.txt in
+A video in several lists is encoded once. A warning names the videos that several lists have in
+common, also as copies under other names. Class names are copied from classes.json or classes.txt in
 the folder of the first list.
 
 From folders named after the classes:
 
     multigrid-prepare --folder videos --output videos_prepared
 
-The videos are in videos/<class>/*.mp4 or videos/{train,val,test}/<class>/*.mp4. Other suffixes such
-as .avi, .mkv, .webm, .mov and .mpg are accepted. If there are no folders train, val and test, a
-fraction of the videos of each class is held out for validation, always the same videos. Folders
-inside a class folder are reported and skipped. Without --output, no video is encoded, and only the
-lists and classes.json (from class name to class index) are written to the folder of the videos.
+The videos are in videos/<class>/*.mp4 or videos/{train,val,test}/<class>/*.mp4. docs/data.md lists
+the other suffixes. Classes are numbered in alphabetical order, so class10 comes before class2. If
+there are no folders train, val and test, a fraction of the videos of each class is held out for
+validation, always the same videos. Folders inside a class folder are reported and skipped. Without
+--output, no video is encoded, and only the lists and classes.json (from class name to class index)
+are written to the folder of the videos.
 
 From the JSON files of Something-Something V2:
 
@@ -61,11 +63,12 @@ if __name__ == "__main__":
     start_program()
 
 from slowfast_patches.datasets.lists.class_names import named_classes
-from slowfast_patches.datasets.lists.dataset_lists import repeated_videos
+from slowfast_patches.datasets.lists.list_checks import repeated_videos
 from slowfast_patches.datasets.preparing.prepare import format_report, prepare
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
     find_classes,
+    list_overlaps,
     list_titles,
     read_lists,
     read_ssv2_lists,
@@ -119,6 +122,8 @@ def main(argv: list[str] | None = None) -> int:
         lists, classes = find_lists(args)
         if args.output is None:
             write_class_lists(lists, classes, args.folder, args.separator)
+            for overlap in list_overlaps(lists):
+                print(f"warning: {overlap}", file=sys.stderr)
             keys = ["DATA.PATH_TO_DATA_DIR", str(args.folder.absolute())]
             keys += ["MODEL.NUM_CLASSES", str(len(classes))]
             print(f"To train on this data set, add these keys: {shlex.join(keys)}")

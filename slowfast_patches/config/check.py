@@ -122,6 +122,12 @@ def _warn(recipe: Recipe) -> None:
         value = plain(recipe[key])
         if value != default:
             logger.warning(f"{key} {value} has no effect {reason}. Remove it, or set {default}.")
+    if recipe.train.enable and recipe.test.enable and recipe.train.dataset != recipe.test.dataset:
+        logger.warning(
+            f"The test reads its list as TEST.DATASET {recipe.test.dataset}, but TRAIN.DATASET is "
+            f"{recipe.train.dataset}. Set TEST.DATASET {recipe.train.dataset} if both lists are "
+            "alike."
+        )
     batch = recipe.base_shape.batch
     if recipe.bn_size > batch:
         logger.warning(
@@ -227,7 +233,12 @@ def _check_crops(recipe: Recipe) -> None:
 
 
 def _check_batch(recipe: Recipe) -> None:
-    """Check that the batch can be split over the processes, and check AUG and MIXUP."""
+    """Check that the batch of a training can be split over the processes, and check AUG and MIXUP.
+
+    A test alone has no such batch, so its number of processes is free.
+    """
+    if not recipe.train.enable:
+        return
     world_size = recipe.world_size
     clips = recipe.train.batch_size
     machines = recipe.num_shards

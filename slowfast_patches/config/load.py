@@ -287,7 +287,9 @@ def _adapt(raw: Any, kind: Any) -> Any:
     value = _decode(raw)
     origin = get_origin(kind) or kind
     if origin is tuple and isinstance(value, str) and get_args(kind)[0] is str:
-        value = value.replace(",", " ").split()  # "s1, s2" or a single name
+        # "s1, s2", a single name, or "[s1, s2]", which a shell passes on without its quotes
+        inner = value[1:-1] if value[:1] + value[-1:] in ("[]", "()") else value
+        value = [name.strip("'\"") for name in inner.replace(",", " ").split()]
     if origin is tuple and isinstance(value, list):
         try:
             return tuple(_adapt(item, get_args(kind)[0]) for item in value)
@@ -328,6 +330,8 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
         values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
     task = task_name(detects=values["DETECTION.ENABLE"], multi_label=values["DATA.MULTI_LABEL"])
     values |= {key: value for key, value in TASKS[task].defaults.items() if key not in given}
+    if "TEST.DATASET" not in given:
+        values["TEST.DATASET"] = values["TRAIN.DATASET"]
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:

@@ -229,7 +229,9 @@ class Train:
 @dataclass(frozen=True)
 class Test:
     enable: bool = key(True, "Test the model after training.", may_differ=True)
-    dataset: str = key("kinetics", "Data set to test on.", may_differ=True)
+    dataset: str = key(
+        "kinetics", "Data set to test on. By default that of TRAIN.DATASET.", may_differ=True
+    )
     batch_size: int = key(
         8,
         "Number of clips in the mini-batch of one machine during evaluation.",

@@ -22,7 +22,7 @@ from slowfast_patches.study.curves import (
     levels_of,
     levels_table,
 )
-from slowfast_patches.study.report import Report, Results, Table, machine_warnings
+from slowfast_patches.study.report import Report, Results, Table, run_warnings
 from slowfast_patches.study.verdict import at_chance, explain_errors, title_of, verdict
 from slowfast_patches.utils.pictures import MUTED, time_unit
 from slowfast_patches.utils.tables import format_list
@@ -197,7 +197,7 @@ def _warnings(comparison: Comparison) -> list[str]:
             f"The accuracy of {format_list(names)} is not clearly above chance. A speed-up at this "
             "accuracy means nothing."
         )
-    texts += machine_warnings(runs)
+    texts += run_warnings(runs)
     waiting = runs.groupby("arm", sort=False)["waiting"].mean()
     busy = [f"{name} {100 * share:.0f} %" for name, share in waiting.items() if share > _BUSY]
     if busy and not comparison.step_times:

@@ -22,6 +22,7 @@ from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, cycle_keys
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
+from slowfast_patches.datasets.lists.overlaps import find_overlaps
 from slowfast_patches.launch.device import process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
@@ -92,8 +93,8 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
             "(DETECTION.ENABLE True). Compare full trainings of the baseline and of a multigrid "
             "recipe with multigrid-compare instead."
         )
-    for split in ("train", "val"):
-        read_list(recipe, split)
+    for overlap in find_overlaps({split: read_list(recipe, split) for split in ("train", "val")}):
+        logger.warning("%s", overlap)
     keys: dict[str, object] = {
         "TEST.ENABLE": False,
         "TRAIN.EVAL_MAX_SHARE": 1e-6,  # Evaluate only after the last iteration.

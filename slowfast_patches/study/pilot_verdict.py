@@ -19,7 +19,7 @@ from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.config.schedule import cycle_keys
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.report import Report, Results, machine_warnings
+from slowfast_patches.study.report import Report, Results, run_warnings
 from slowfast_patches.study.runs import mean
 from slowfast_patches.study.verdict import scored_videos, videos_error
 from slowfast_patches.utils.tables import Mean, format_duration
@@ -152,7 +152,7 @@ class Pilot(Results):
 def pilot_report(pilot: Pilot) -> Report:
     """Return the report of a pilot."""
     name = pilot.best.name
-    result = machine_warnings(pilot.runs)
+    result = run_warnings(pilot.runs)
     if pilot.waiting >= _WAITING:
         result.append(
             f'Warning: "{name}" spent {100 * pilot.waiting:.0f} % of its training time waiting for '

@@ -212,8 +212,15 @@ def _format(paragraphs: Iterable[str | Table], *, markdown: bool) -> str:
     return "\n\n".join(filter(None, texts))
 
 
-def machine_warnings(runs: pd.DataFrame) -> list[str]:
-    """Return a list with a warning if the runs come from different machines, else an empty list."""
-    if runs["machine"].nunique() < 2:
-        return []
-    return ["The runs come from different machines, so the times of the runs are not comparable."]
+def run_warnings(runs: pd.DataFrame) -> list[str]:
+    """Return warnings about runs whose lists overlap, and about runs from different machines."""
+    overlaps = dict.fromkeys(text for run in runs["result"] for text in run.get("overlaps", ()))
+    texts = [
+        f"Lists have videos in common, so the accuracy may be too high: {text}."
+        for text in overlaps
+    ]
+    if runs["machine"].nunique() > 1:
+        texts.append(
+            "The runs come from different machines, so the times of the runs are not comparable."
+        )
+    return texts

@@ -28,7 +28,7 @@ from slowfast_patches.study.report import (
     Report,
     Results,
     Table,
-    machine_warnings,
+    run_warnings,
 )
 from slowfast_patches.study.runs import mean
 from slowfast_patches.study.verdict import title_of
@@ -256,7 +256,7 @@ def paper_report(table: PaperTable) -> Report:
         title=experiment.title,
         results=table,
         tables=[Table(headers, [_cells(table, row) for row in experiment.rows])],
-        result=machine_warnings(table.runs),
+        result=run_warnings(table.runs),
         notes=[notes, experiment.note],
         picture=experiment.title,
         draw=partial(_draw, table) if table.name.startswith("figure") else None,

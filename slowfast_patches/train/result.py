@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from multigrid import baseline_cost, schedule_cost
 from slowfast_patches.config.metrics import EMA, format_metrics, metric_names, with_suffix
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL, is_tested_on_val
+from slowfast_patches.datasets.lists.overlaps import Overlap
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
@@ -36,7 +37,9 @@ from slowfast_patches.utils.machine import machine, versions
 logger = logging.getLogger(__name__)
 
 
-def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> dict[str, float]:
+def multi_view_test(
+    recipe: Recipe, world: World, trainer: Trainer | None, overlaps: Sequence[Overlap]
+) -> dict[str, float]:
     """Test a trained model, and write tables and predictions to OUTPUT_DIR.
 
     Args:
@@ -44,6 +47,7 @@ def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> di
         world: Rank, world size and device of this process.
         trainer: The finished training whose model is tested. With MODEL.EMA_DECAY, its averaged
             weights are tested as well. If None, the model is loaded from `tested_file`.
+        overlaps: Videos that several lists have in common, to log beside the metrics.
 
     Returns:
         Maps the name of a metric to its value. Names end in "_ema" for the averaged weights.
@@ -55,6 +59,7 @@ def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> di
     dataset = build_dataset(recipe, "test")
     metrics = dict[str, float]()
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
+    remarks = [TEST_IS_VAL] * is_tested_on_val(recipe) + [lists.remark for lists in overlaps]
     models = [_tested_model(recipe, world)] if trainer is None else trainer.models
     stop = None if trainer is None else trainer.stop
     for model, suffix in zip(models, ("", EMA), strict=False):
@@ -65,7 +70,7 @@ def multi_view_test(recipe: Recipe, world: World, trainer: Trainer | None) -> di
             " of the averaged weights" if suffix else "",
             *(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
             format_metrics(evaluation.metrics),
-            f" ({TEST_IS_VAL})" if is_tested_on_val(recipe) else "",
+            f" ({'; '.join(remarks)})" if remarks else "",
         )
         if suffix or not world.is_main:
             continue
@@ -110,7 +115,11 @@ def tested_file(recipe: Recipe) -> tuple[str, str, str]:
 
 
 def write_result(
-    recipe: Recipe, world: World, trainer: Trainer | None, metrics: Mapping[str, float] | None
+    recipe: Recipe,
+    world: World,
+    trainer: Trainer | None,
+    metrics: Mapping[str, float] | None,
+    overlaps: Sequence[Overlap],
 ) -> None:
     """Write result.json after a training, or test.json after a test without training.
 
@@ -119,6 +128,7 @@ def write_result(
         world: Rank, world size and device of this process.
         trainer: The finished training, or None after a test without training.
         metrics: The metrics of the test. If None, the metrics of the last validation are written.
+        overlaps: Videos that several lists have in common.
     """
     result: dict[str, Any] = {
         "config": yaml.safe_load(recipe.text),
@@ -130,6 +140,8 @@ def write_result(
         "finished": True,
         "metric": metric_names(recipe)[0],
     }
+    if overlaps:
+        result["overlaps"] = [lists.remark for lists in overlaps]
     if trainer is not None:
         progress = trainer.progress
         cost = schedule_cost(trainer.schedule, trainer.flops)

@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe
@@ -21,9 +22,10 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     list_digest,
     list_path,
-    list_warnings,
     read_list,
 )
+from slowfast_patches.datasets.lists.list_checks import list_warnings
+from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.launch.device import check_gpus, set_up_device
 from slowfast_patches.launch.launch import launch
 from slowfast_patches.launch.placement import Placement
@@ -100,7 +102,7 @@ def _check(recipe: Recipe, placement: Placement) -> None:
     if trains:
         _check_training(recipe, starts_main)
     if recipe.test.enable:
-        _count_videos(recipe, "test", starts_main)
+        _count_videos(recipe, "test")
     if starts_main and trains:
         with locked(
             recipe.output_dir
@@ -116,8 +118,8 @@ def _check_training(recipe: Recipe, starts_main: bool) -> None:
     resumes = continues(recipe) and last_checkpoint(recipe.output_dir)
     if not resumes:
         class_names(recipe)  # raises an error if the number of names is not MODEL.NUM_CLASSES
-    schedule = schedule_of(recipe, _count_videos(recipe, "train", starts_main))
-    _count_videos(recipe, "val", starts_main)
+    schedule = schedule_of(recipe, _count_videos(recipe, "train"))
+    _count_videos(recipe, "val")
     check_world_size(recipe, schedule)
     check_shapes(recipe, schedule.shapes)
     given = recipe.train.checkpoint_file_path
@@ -139,13 +141,8 @@ def _check_training(recipe: Recipe, starts_main: bool) -> None:
         check_file(given, recipe.train.checkpoint_type)
 
 
-def _count_videos(recipe: Recipe, split: str, warns: bool) -> int:
+def _count_videos(recipe: Recipe, split: str) -> int:
     """Return the number of videos in the list of a split.
-
-    Args:
-        recipe: The recipe.
-        split: "train", "val" or "test".
-        warns: Whether to log warnings about the content of the list.
 
     Raises:
         ValueError: The list cannot be parsed, or none of the first videos in the list exists.
@@ -159,9 +156,6 @@ def _count_videos(recipe: Recipe, split: str, warns: bool) -> int:
             f"example {paths[0]}. Set DATA.PATH_PREFIX to the folder that precedes the paths in "
             "the list."
         )
-    if warns:
-        for text in list_warnings(recipe, split, videos):
-            logger.warning("%s", text)
     return len(videos)
 
 
@@ -182,34 +176,56 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
             recipe.train.mixed_precision,
         )
         tests = recipe.test.enable
-        _check_same_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
+        overlaps = _check_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
         with _dead_workers_explained(output_dir), stop if trains else nullcontext():
             trained = _train(recipe, world, stop, hooks) if trains else None
             with trained.record.clock.time("testing") if trained else nullcontext():
-                metrics = multi_view_test(recipe, world, trained) if tests else None
+                metrics = multi_view_test(recipe, world, trained, overlaps) if tests else None
         if world.is_main:
             with explain_write_errors("The result", output_dir):
-                write_result(recipe, world, trained, metrics)
+                write_result(recipe, world, trained, metrics, overlaps)
 
 
-def _check_same_lists(recipe: Recipe, splits: Sequence[str], world: World) -> None:
-    """Check that all ranks have the same lists of videos.
+def _check_lists(recipe: Recipe, splits: Sequence[str], world: World) -> list[Overlap]:
+    """Check that all ranks have the same lists, and log warnings about the lists on the main rank.
+
+    Returns:
+        The videos that several lists have in common. On other ranks, an empty list.
 
     Raises:
         JoiningError: The lists of two ranks differ. All ranks raise the error.
     """
-    for split in splits if world.size > 1 else ():
-        videos = read_list(recipe, split)
-        of_rank = (len(videos), list_digest(recipe, videos, split), str(list_path(recipe, split)))
-        (count, digest, path), *others = gather_objects(of_rank)
-        for rank, (other_count, other_digest, other_path) in enumerate(others, 1):
-            if (other_count, other_digest) != (count, digest):
-                raise JoiningError(
-                    f"The list {other_path} of rank {rank} ({other_count} videos) differs from the "
-                    f"list {path} of rank 0 ({count} videos). Use the same list on all machines, "
-                    "with the same paths, labels and order."
-                )
+    lists = {split: read_list(recipe, split) for split in splits}
+    if world.size > 1:
+        for split, videos in lists.items():
+            _check_same_list(recipe, split, videos)
+    if not world.is_main:
+        return []
+    overlaps = find_overlaps(lists)
+    for split, videos in lists.items():
+        for text in list_warnings(recipe, split, videos):
+            logger.warning("%s", text)
+    for overlap in overlaps:
+        logger.warning("%s", overlap)
+    return overlaps
+
+
+def _check_same_list(recipe: Recipe, split: str, videos: Sequence[Any]) -> None:
+    """Check that all ranks have the same list of videos.
+
+    Raises:
+        JoiningError: The lists of two ranks differ. All ranks raise the error.
+    """
+    of_rank = (len(videos), list_digest(recipe, videos, split), str(list_path(recipe, split)))
+    (count, digest, path), *others = gather_objects(of_rank)
+    for rank, (other_count, other_digest, other_path) in enumerate(others, 1):
+        if (other_count, other_digest) != (count, digest):
+            raise JoiningError(
+                f"The list {other_path} of rank {rank} ({other_count} videos) differs from the "
+                f"list {path} of rank 0 ({count} videos). Use the same list on all machines, "
+                "with the same paths, labels and order."
+            )
 
 
 def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook]) -> Trainer:

@@ -27,7 +27,7 @@ from slowfast_patches.datasets.lists.csv_list import (
     read_utf8,
 )
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
-from slowfast_patches.datasets.reading.containers import video_name
+from slowfast_patches.datasets.reading.formats import video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.utils.tables import shorten_list
 

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import codecs
+import os
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.reading.formats import is_video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
 
 _SEPARATORS = (",", ";", "\t", " ")
 """Common separators. An error message suggests one of them if a line cannot be parsed."""
+_QUOTES = ('"', "'")
+_ODD = re.compile(r"\\|:/|\.(?:zip|tar|tgz|gz|7z|rar)(?=$|[/@:!#|?])")
+"""Matches lower-case paths that cannot be read, unless a file or folder has this unusual name.
+
+A path that starts with a character of `_EXPANDED` is unusual as well."""
+_EXPANDED = ("~", "$")
+"""Characters at the start of a path that a shell would replace."""
+_ADVICE = {
+    "://": "is an address, but only files are read. Write the path of the downloaded file",
+    ":/": "is not a path on this machine. Write the path on this machine",
+    "\\": "is not a path on this machine. Write the path on this machine, with / instead of \\",
+    **dict.fromkeys(_EXPANDED, "starts with ~ or $, which is not replaced. Write the whole path"),
+    ".": "is in an archive. Unpack the archive, and write the path of the video file",
+}
+"""What to write instead of an unusual path, by the characters that make it unusual."""
+_MORE_COLUMNS = "there are more than two columns. Remove all columns except path and label"
 
 
 class LabelledVideo(NamedTuple):
@@ -36,7 +55,8 @@ def read_csv(
 ) -> SharedList[LabelledVideo]:
     r"""Read the videos of a list.
 
-    The last separator of a line divides path and label, so paths may contain the separator.
+    The last separator of a line divides path and label, so paths may contain the separator. Paths
+    and labels may be quoted.
 
     Args:
         path: The list.
@@ -46,11 +66,13 @@ def read_csv(
         num_classes: Number of classes. Labels must be smaller.
 
     Raises:
-        ValueError: The file is missing, empty or not UTF-8, or a line cannot be parsed or has an
-            invalid label.
+        ValueError: The file is missing, empty or not UTF-8, or a line cannot be parsed, has an
+            invalid label, or names something other than a file.
     """
     check_list(path)
+    separator = separator.replace("\\t", "\t")
     folder = Path(prefix) if prefix else path.parent
+    places = dict[int, str]()
 
     def parse(lines: Iterable[str]) -> Iterator[LabelledVideo]:
         for number, line in enumerate(lines, start=1):
@@ -58,9 +80,11 @@ def read_csv(
                 continue
             try:
                 name, label = split_line(line, separator)
-                check_label(label, num_classes)
+                _check_path(name, folder, separator)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
+            if label not in places:
+                places[label] = f"line {number}"
             yield LabelledVideo(str(folder / name), label)
 
     try:
@@ -71,6 +95,7 @@ def read_csv(
         raise
     if not videos:
         raise ValueError(f"the list {path} contains no videos")
+    check_labels(path, places, num_classes)
     return videos
 
 
@@ -98,23 +123,75 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
     line = line.strip()
     if found := _try_split(line, separator):
         return found
+    raise ValueError(f"{line!r:.200} is not a path and a label: {_explain(line, separator)}")
+
+
+def _explain(line: str, separator: str) -> str:
+    """Explain why a line cannot be split, and what to do."""
     name, _, label = line.rpartition(separator)
+    advice = (
+        "set the separator with the key DATA.PATH_LABEL_SEPARATOR, or with --separator of "
+        "multigrid-prepare"
+    )
     if other := next((mark for mark in _SEPARATORS if _try_split(line, mark)), ""):
-        wrong = f"the separator is {other!r}, not {separator!r}"
-    elif name.strip():
-        wrong = f"the label after the last {separator!r}, {label!r:.60}, is not a class index"
-    else:
-        wrong = f"the separator {separator!r} is not between a path and a label"
-    raise ValueError(
-        f"{line!r:.200} is not a path and a label: {wrong}. Set the separator with the key "
-        "DATA.PATH_LABEL_SEPARATOR, or with --separator of multigrid-prepare"
+        return f"the separator is {other!r}, not {separator!r}. To change it, {advice}"
+    if _try_split(name.strip(), separator):
+        return _MORE_COLUMNS
+    if is_video_name(label.strip()):
+        return "the label comes before the path. Write the path first"
+    if name.strip():
+        return (
+            f"the label after the last {separator!r}, {label!r:.60}, is not a class index. Write "
+            f"class indices from 0 without a header line, or {advice}"
+        )
+    return (
+        f"the separator {separator!r} is not between a path and a label. Correct the line, or "
+        f"{advice}"
     )
 
 
 def _try_split(line: str, separator: str) -> tuple[str, int] | None:
     """Split a line at the last separator. Return None if it is not a path and a class index."""
     name, _, label = (part.strip() for part in line.rpartition(separator))
+    if line[:1] in _QUOTES:
+        name, label = _unquoted(name), _unquoted(label)
     return (name, int(label)) if name and label.isdecimal() else None
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 2 and text[0] in _QUOTES and text[0] == text[-1] else text
+
+
+def _check_path(name: str, folder: Path, separator: str) -> None:
+    """Check that a path in a list may be that of a file or folder.
+
+    Only unusual paths are looked up in the file system, because lists may be long.
+
+    Args:
+        name: The path as written in the list.
+        folder: The folder to which the path is relative.
+        separator: The separator between path and label.
+
+    Raises:
+        ValueError: The path is an address, lies in an archive or on another machine, or includes a
+            column of the list.
+    """
+    found = _ODD.search(name.lower())
+    odd = name if name[0] in _EXPANDED else name[found.start() :] if found else ""
+    if odd and (
+        not (folder / name).exists() or (found and (folder / name[: found.end()]).is_file())
+    ):
+        advice = next(text for start, text in _ADVICE.items() if odd.startswith(start))
+        raise ValueError(f"{name!r:.200} {advice}")
+    if name[-1] in _SEPARATORS and not (folder / name).exists():
+        raise ValueError(f"{name!r:.200} ends with a separator. Remove it from all lines")
+    if is_video_name(name) or separator not in name or (folder / name).exists():
+        return
+    above, last = os.path.split(name)
+    parts = last.split(separator)
+    heads = [os.path.join(above, separator.join(parts[:n])) for n in range(1, len(parts))]
+    if any(is_video_name(head) or (folder / head).exists() for head in heads):
+        raise ValueError(f"{name!r:.200} is not the path of a video: {_MORE_COLUMNS}")
 
 
 def read_utf8(path: Path) -> str:
@@ -151,14 +228,30 @@ def check_list(path: Path) -> None:
     raise ValueError(f"the list {path} does not exist. {advice}")
 
 
-def check_label(label: int, num_classes: int) -> None:
-    """Check that a label is in [0, num_classes).
+def check_labels(path: Path, places: Mapping[int, str], num_classes: int) -> None:
+    """Check that all labels of a list are in [0, num_classes).
+
+    Args:
+        path: The list.
+        places: Maps each label to the place in the list where it first occurs, such as "line 3".
+        num_classes: Number of classes.
 
     Raises:
-        ValueError: The label is outside this range.
+        ValueError: A label is outside this range. The message says if the labels start at 1.
     """
-    if not 0 <= label < num_classes:
-        raise ValueError(
-            f"the label is {label}, but must be from 0 to {num_classes - 1}, because "
-            f"MODEL.NUM_CLASSES is {num_classes}"
+    smallest, largest = min(places, default=0), max(places, default=0)
+    if 0 <= smallest <= largest < num_classes:
+        return
+    label = smallest if smallest < 0 else largest
+    advice = f"Correct the label, or set MODEL.NUM_CLASSES {largest + 1}"
+    if smallest == 1:
+        advice = (
+            "No label in the list is 0. If its labels start at 1, subtract 1 from each label of "
+            f"all lists, and set MODEL.NUM_CLASSES {largest}"
         )
+    elif smallest < 0:
+        advice = "Correct the label"
+    raise ValueError(
+        f"{path}, {places[label]}: the label is {label}, but must be from 0 to {num_classes - 1}, "
+        f"because MODEL.NUM_CLASSES is {num_classes}. {advice}"
+    )

@@ -24,11 +24,11 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.tasks import TASKS
 from slowfast_patches.datasets.lists.ava_list import ava_classes, ava_path, read_ava
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics, read_utf8
+from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.datasets.protocol import ListedVideo, VideoDataset
-from slowfast_patches.utils.tables import format_list, shorten_list
+from slowfast_patches.utils.tables import format_list
 
 __all__ = [
     "DATASETS",
@@ -40,13 +40,12 @@ __all__ = [
     "fitting_dataset",
     "is_tested_on_val",
     "label_counts",
+    "labels_of",
     "list_digest",
     "list_path",
-    "list_warnings",
     "load_with_classes",
     "read_list",
     "register_dataset",
-    "repeated_videos",
 ]
 
 _CLASSES = "MODEL.NUM_CLASSES"
@@ -85,7 +84,7 @@ def _count_classes(recipe: Recipe) -> int | None:
     if dataset.build is not None or not list_path(recipe, "train").is_file():
         return None
     videos = read_list(recipe.replaced({_CLASSES: sys.maxsize}), "train")
-    return 1 + max(_labels(videos), default=-1)
+    return 1 + max(labels_of(videos), default=-1)
 
 
 def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
@@ -141,7 +140,8 @@ def dataset_of(recipe: Recipe, split: str) -> DataSet:
     if (name := section.dataset.lower()) not in DATASETS:
         key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
         raise ValueError(
-            f"{key} is {name!r}, but the registered data sets are {', '.join(DATASETS)}. If your "
+            f"{key} is {name!r}, but the registered data sets are {', '.join(DATASETS)}. For lists "
+            f"of your own videos with a line 'path label' for each, set {key} kinetics. If your "
             "module registers the data set, add --import MODULE."
         )
     return DATASETS[name]
@@ -225,55 +225,13 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     return names
 
 
-# Warnings about a list.
-
-
-def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
-    """Return warnings about a list of videos.
-
-    Report videos that are listed more than once. For the training list, also report classes without
-    a video, and lists in which all videos have the same label. A test list that is the validation
-    list as well gets no warnings, to avoid repeating them.
-    """
-    path = list_path(recipe, split)
-    if split == "test" and recipe.train.enable and path == list_path(recipe, "val"):
-        return []
-    texts = repeated_videos(path, videos)
-    labels = set(_labels(videos))
-    missing = sorted(set(range(recipe.model.num_classes)) - labels)
-    if split == "train" and labels and missing:
-        last = max(labels)
-        texts.append(
-            f"{path}: {len(missing)} of MODEL.NUM_CLASSES {recipe.model.num_classes} classes have "
-            f"no training video: {shorten_list(missing)}. The largest label is {last}. If "
-            f"class {last} is the last one, set MODEL.NUM_CLASSES {last + 1}"
-        )
-    elif split == "train" and len(labels) == 1 and not recipe.multi_label:
-        texts.append(
-            f"{path}: all videos have the label {min(labels)}, so there is nothing to learn"
-        )
-    return texts
-
-
-def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
-    """Return one warning if a csv file lists videos more than once, or else an empty list."""
-    counts = Counter(video.path for video in videos if isinstance(video, LabelledVideo))
-    again = [f"{path} ({count} times)" for path, count in counts.items() if count > 1]
-    if not again:
-        return []
-    return [
-        f"{csv}: {len(again)} video(s) are listed more than once and are used as often per epoch: "
-        f"{shorten_list(again)}"
-    ]
-
-
 def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
     """Return the number of videos of each class, in the order of the class indices.
 
     Raises:
         ValueError: None of the videos has a method `classes`.
     """
-    counts = Counter(_labels(videos))
+    counts = Counter(labels_of(videos))
     if not counts:
         raise ValueError(
             f"SOLVER.CLASS_WEIGHTS needs the labels of all videos, but the data set "
@@ -282,7 +240,7 @@ def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
     return [counts[number] for number in range(recipe.model.num_classes)]
 
 
-def _labels(videos: Sequence[Any]) -> Iterator[int]:
+def labels_of(videos: Sequence[Any]) -> Iterator[int]:
     """Yield every label of every video that has a method `classes`."""
     for video in videos:
         yield from getattr(video, "classes", set)()

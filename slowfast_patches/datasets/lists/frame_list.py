@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from multigrid import Video
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.csv_list import check_label, check_list, read_utf8
+from slowfast_patches.datasets.lists.csv_list import check_labels, check_list, read_utf8
 from slowfast_patches.datasets.reading.containers import jpeg_size
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.shared_list import SharedList
@@ -151,9 +151,11 @@ def _parsed(
     A run reads the training and the validation list twice: to check them before it starts, and in
     the data sets. `changed` is part of the cache key, so that a modified file is read again.
     """
-    videos = SharedList(_parse(path, folder, num_classes, fps))
+    places = dict[int, str]()
+    videos = SharedList(_parse(path, folder, fps, places))
     if not videos:
         raise ValueError(f"the frame list {path} contains no frames")
+    check_labels(path, places, num_classes)
     return videos
 
 
@@ -163,7 +165,8 @@ def is_frame_list(path: Path) -> bool:
         return _is_header(next(_split(file), []))
 
 
-def _parse(path: Path, folder: str, num_classes: int, fps: float) -> Iterator[FrameVideo]:
+def _parse(path: Path, folder: str, fps: float, places: dict[int, str]) -> Iterator[FrameVideo]:
+    """Yield the videos of a list. Add the video in which each label first occurs to `places`."""
     seen = set[bytes]()
     with path.open("rb") as file:
         rows = _split(file)
@@ -175,10 +178,12 @@ def _parse(path: Path, folder: str, num_classes: int, fps: float) -> Iterator[Fr
                 if name in seen:
                     raise ValueError("the lines of the video are not consecutive")
                 paths, labels = _columns(list(group))
-                runs = tuple(_runs(labels, num_classes))
+                runs = tuple(_runs(labels))
             except ValueError as error:
                 raise ValueError(f"{path}, video {os.fsdecode(name)}: {error}") from None
             seen.add(name)
+            for label in {label for run in runs for label in run.labels} - places.keys():
+                places[label] = f"video {os.fsdecode(name)}"
             packed = zlib.compress(b"\n".join(paths), 1)
             yield FrameVideo(os.fsdecode(name), folder, packed, runs, fps)
 
@@ -213,11 +218,8 @@ def _labels(field: bytes) -> tuple[int, ...]:
     return tuple(map(int, field.strip(b'"').split(b","))) if field.strip(b'"') else ()
 
 
-def _runs(fields: Sequence[bytes], num_classes: int) -> Iterator[LabelledFrames]:
+def _runs(fields: Sequence[bytes]) -> Iterator[LabelledFrames]:
     end = 0
     for field, group in groupby(fields):
-        labels = _labels(field)
-        for label in labels:
-            check_label(label, num_classes)
         end += len(list(group))
-        yield LabelledFrames(end, labels)
+        yield LabelledFrames(end, _labels(field))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
 import shlex
@@ -33,6 +34,7 @@ from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
     format_csv,
+    list_overlaps,
     list_titles,
     write_classes,
 )
@@ -47,6 +49,8 @@ from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from slowfast_patches.utils.tables import format_duration
+
+logger = logging.getLogger(__name__)
 
 _MOST_REASONS = 10
 _SAMPLE = 8
@@ -82,6 +86,8 @@ class Report:
     """Number of prepared files that an earlier run had written."""
     unreadable: Sequence[dict[str, str]]
     """`path` and `reason` of each video that is left out because it cannot be read."""
+    overlaps: Sequence[str]
+    """Warnings about videos that are in several lists, also as copies of the same content."""
     source_size: int
     """Total size of the source files in bytes."""
     size: int
@@ -138,6 +144,9 @@ def prepare(
         format_csv(((source.target, 0) for source in sources.values()), separator)
         if classes:
             write_classes(classes, out)
+        overlaps = [str(overlap) for overlap in list_overlaps(lists)]
+        for text in overlaps:
+            logger.warning("warning: %s", text)
         every = list(dict.fromkeys(sources.values()))
         left = [source for source in every if not _is_made(out, source)]
         work = partial(_prepare_one, out, short_side, limits)
@@ -156,6 +165,7 @@ def prepare(
         lists=counts,
         from_earlier_runs=len(every) - len(left),
         unreadable=[{"path": s.path, "reason": reasons[s]} for s in every if s in reasons],
+        overlaps=overlaps,
         source_size=sum(source.size for source in made),
         size=sum((out / source.target).stat().st_size for source in made),
         seconds=time.perf_counter() - start,

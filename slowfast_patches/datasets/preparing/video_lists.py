@@ -17,8 +17,9 @@ from pathlib import Path
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
+from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
-from slowfast_patches.datasets.reading.containers import video_files
+from slowfast_patches.datasets.reading.formats import video_files
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.tables import shorten_list
 
@@ -123,6 +124,11 @@ def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
     if "test.csv" in videos and videos["test.csv"] == videos.get("val.csv"):
         titles["test.csv"] += f" ({TEST_IS_VAL})"
     return titles
+
+
+def list_overlaps(lists: Iterable[VideoList]) -> list[Overlap]:
+    """Find the videos that several lists have in common, including copies of the same content."""
+    return find_overlaps({listed.name.removesuffix(".csv"): listed.videos for listed in lists})
 
 
 def find_classes(
@@ -233,7 +239,8 @@ def _classes(folder: Path) -> _Classes:
     for name, videos in classes.items():
         if not videos:
             raise ValueError(
-                f"{folder / name} has no videos, but each folder here must be a class with videos"
+                f"{folder / name} has no videos, but each folder here must be a class with videos. "
+                "docs/data.md lists the suffixes of video files"
             )
         paths = (str(path) for path in (folder / name).iterdir() if path.name[0] != ".")
         if beside := sorted(set(paths) - set(videos)):

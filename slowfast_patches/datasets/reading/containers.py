@@ -17,19 +17,9 @@ from av.stream import Discard
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from slowfast_patches.datasets.reading.formats import CONTAINERS
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-
-CONTAINERS = (
-    *("mov", "matroska", "avi", "mpeg", "mpegts", "asf", "flv", "ogg", "mxf", "gxf", "nut", "rm"),
-    *("wtv", "dv", "ivf", "obu", "gif", "mjpeg", "mpegvideo", "m4v", "h264", "hevc", "vc1"),
-    "yuv4mpegpipe",
-)
-"""Names of the allowed FFmpeg demuxers, all of which read a single self-contained file.
-
-Demuxers not named here may open other files through a playlist, render text as pictures, or
-interpret the file name as a pattern.
-"""
 
 _DECODE_ERRORS = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
 """Error types that a damaged file can cause. All other errors, such as TypeError, are bugs and end
@@ -40,10 +30,6 @@ _LENIENT: dict[str, Any] = (
 """Arguments for `av.open` that make PyAV 18 accept metadata that is not UTF-8. PyAV 19 always
 accepts such metadata."""
 _JPEG = (".jpg", ".jpeg")
-_VIDEOS = (
-    *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"),
-    *(".ogv", ".ts", ".webm", ".wmv"),
-)
 _FFMPEG_MAX_PIXELS = 2**31 - 1
 """Largest value of FFmpeg's `max_pixels` option. Its default is lower."""
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -150,20 +136,6 @@ def check_regular(path: str, name: str = "") -> None:
 def frame_files(folder: str) -> list[str]:
     """Return the sorted names of the JPEG files in a folder."""
     return sorted(name for name in os.listdir(folder) if name.lower().endswith(_JPEG))
-
-
-def video_name(path: str) -> str:
-    """Return the file name without its video extensions: `a.webm.mp4` becomes `a`."""
-    name = os.path.basename(path)
-    while name.lower().endswith(_VIDEOS):
-        name = os.path.splitext(name)[0]
-    return name
-
-
-def video_files(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the sorted paths of the video files in a folder, chosen by their extensions."""
-    paths = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name[0] != ".")
-    return [path for path in paths if path.lower().endswith(_VIDEOS)]
 
 
 def read_jpeg(

@@ -20,7 +20,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import broadcast_from_main
-from slowfast_patches.utils.files import atomic_write
+from slowfast_patches.utils.files import atomic_write, map_files
 from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.tables import shorten_list
 
@@ -44,9 +43,6 @@ _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be
 killed before the end."""
 _STOPPED = "while videos were scanned; repeat the command to continue"
-_THREADS = 32
-"""Number of threads that query file sizes and modification times. On a network disk, the threads
-wait most of the time."""
 
 
 class Entry(NamedTuple):
@@ -123,11 +119,7 @@ def _open(
     began = time.monotonic()
     names = _names(csv, paths)
     path_of = dict(zip(names, paths, strict=True))
-    with ThreadPoolExecutor(_THREADS) as threads:
-        parts = threads.map(
-            lambda first: {n: _status(path_of[n]) for n in names[first::_THREADS]}, range(_THREADS)
-        )
-        status = {name: state for part in parts for name, state in part.items()}
+    status = map_files(lambda name: _status(path_of[name]), list(path_of))
     known = dict[str, Entry]()
     for entries in _load(csv):
         known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}
@@ -252,22 +244,23 @@ def load_index(file: Path) -> dict[str, Entry]:
 
 
 def _report(csv: Path, index: VideoIndex) -> None:
-    """Warn about unreadable and damaged videos, and list all unreadable ones in a file."""
-    for file in index_files(csv, ".unreadable.txt"):
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
-    if bad := [f"{path}\t{' '.join(reason.split())}" for path, reason in index.unreadable]:
-        content = "".join(f"{line}\n" for line in bad).encode("utf-8", "backslashreplace")
+    """Warn about unreadable and damaged videos, and list all of them in a file for each kind."""
+    kinds = {
+        ".unreadable.txt": ("cannot be read", index.unreadable),
+        ".damaged.txt": ("can be read only in part", index.damaged),
+    }
+    for suffix, (wrong, videos) in kinds.items():
+        for file in index_files(csv, suffix):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+        if not videos:
+            continue
+        rows = [(path, " ".join(reason.split())) for path, reason in videos]
+        content = "".join(map("{0[0]}\t{0[1]}\n".format, rows)).encode("utf-8", "backslashreplace")
         logger.warning(
-            "%d of the %d videos of %s cannot be read: %s. The full list is in %s",
-            *(len(bad), len(index), csv, shorten_list(bad)),
-            _write(csv, ".unreadable.txt", content) or "no file, because no folder is writable",
-        )
-    if index.damaged:
-        logger.warning(
-            "%d of the %d videos of %s can be read only in part: %s",
-            *(len(index.damaged), len(index), csv),
-            shorten_list([f"{path} {damage}" for path, damage in index.damaged]),
+            "%d of the %d videos of %s %s: %s. The full list is in %s",
+            *(len(rows), len(index), csv, wrong, shorten_list(list(map(" ".join, rows)))),
+            _write(csv, suffix, content) or "no file, because no folder is writable",
         )
 
 

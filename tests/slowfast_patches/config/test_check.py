@@ -188,9 +188,18 @@ def test_what_has_no_effect_is_said_once(overrides, message, caplog):
     assert message in record.getMessage()
 
 
-def test_the_global_batch_divides_over_the_processes():
+def test_a_test_on_another_data_set_is_said(caplog):
+    check("TRAIN.DATASET ssv2 DATA.RANDOM_FLIP False TEST.DATASET kinetics")
+    assert "Set TEST.DATASET ssv2" in caplog.text
+    caplog.clear()
+    check("TRAIN.DATASET ssv2 DATA.RANDOM_FLIP False TEST.DATASET kinetics TRAIN.ENABLE False")
+    assert not caplog.text
+
+
+def test_the_global_batch_of_a_training_divides_over_the_processes():
     sizes = "TRAIN.BATCH_SIZE 6 NUM_SHARDS 2"
     for per_machine in (1, 2, 3, 6):
         check(sizes, per_machine)
     assert "global batch of 12 clips" in refusal(sizes, 5)
     assert "10 processes. Set TRAIN.BATCH_SIZE 10," in refusal(sizes, 5)
+    check(f"{sizes} TRAIN.ENABLE False", 5)

@@ -63,6 +63,12 @@ def value_of(key: str, text: object) -> Any:
         ("DATA_LOADER.NUM_WORKERS", "'auto'", "auto"),
         ("TRAIN.MIXED_PRECISION", "True", True),
         ("TRAIN.MIXED_PRECISION", "auto", "auto"),
+        *(
+            ("TRAIN.FREEZE", text, ["s1", "s2"])
+            for text in ("s1,s2", "s1, s2", "[s1,s2]", "[s1, s2]", "(s1,s2)", "['s1', s2]")
+        ),
+        ("TRAIN.FREEZE", "s1,s[2-3]_fuse", ["s1", "s[2-3]_fuse"]),
+        ("TRAIN.FREEZE", "[s1,s[23]_fuse]", ["s1", "s[23]_fuse"]),
     ],
 )
 def test_values_take_the_type_of_the_default(key, text, value):
@@ -75,6 +81,12 @@ def test_values_take_the_type_of_the_default(key, text, value):
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_number_survives_the_way_through_text(number):
     assert load_recipe(None, ["SOLVER.GAMMA", repr(number)]).solver.gamma == number
+
+
+def test_the_test_uses_the_data_set_of_the_training_unless_another_is_set():
+    keys = ["TRAIN.DATASET", "ssv2", "DATA.RANDOM_FLIP", False]
+    assert load_recipe(None, keys).test.dataset == "ssv2"
+    assert load_recipe(None, [*keys, "TEST.DATASET", "kinetics"]).test.dataset == "kinetics"
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,45 @@ def test_paths_and_labels_in_the_order_of_the_list(tmp_path):
         (" ", "my video (1).mp4 3", "my video (1).mp4"),
         (r"\t", "a b.mp4\t3", "a b.mp4"),
         (" ", "日本.mp4 3\r", "日本.mp4"),
+        (" ", '"my video.mp4" 3', "my video.mp4"),
+        (",", "'a, b.mp4', '3'", "a, b.mp4"),
+        (",", '"a.mp4","3"', "a.mp4"),
+        (" ", "no 'quotes' 3", "no 'quotes'"),
+        (" ", "clip 12 3", "clip 12"),
     ],
 )
 def test_the_last_separator_parts_path_and_label(tmp_path, separator, line, name):
     videos = read_csv(write(tmp_path, line + "\n"), separator=separator, num_classes=4)
     assert list(videos) == [LabelledVideo(f"{tmp_path}/{name}", 3)]
+
+
+def test_files_and_folders_of_unusual_names_are_read(tmp_path):
+    names = ["a\\b.mp4", "~c.mp4", "d.zip/e.mp4", "f.zip", "g 1", "g 1 2"]
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+    lines = "".join(f"{name} 0\n" for name in names)
+    assert [video.path for video in read_csv(write(tmp_path, lines))] == [
+        f"{tmp_path}/{name}" for name in names
+    ]
+    (tmp_path / "f.zip").rmdir()
+    (tmp_path / "f.zip").touch()
+    with pytest.raises(ValueError, match=r"line 4: 'f.zip' is in an archive"):
+        read_csv(tmp_path / "train.csv")
+    (tmp_path / "f.zip").unlink()
+    write(tmp_path, "g 1 3 0\n")
+    with pytest.raises(ValueError, match=r"line 1: 'g 1 3' .* more than two columns"):
+        read_csv(tmp_path / "train.csv")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "advice"),
+    [
+        ((1, 2, 3), 3, "line 3: the label is 3, .*subtract 1 from each .* MODEL.NUM_CLASSES 3"),
+        ((2, 1, 5), 3, "line 3: the label is 5, .*subtract 1 from each .* MODEL.NUM_CLASSES 5"),
+        ((0, 9, 4), 8, "line 2: the label is 9, .*Correct the label, or set MODEL.NUM_CLASSES 10"),
+    ],
+)
+def test_the_advice_on_a_label_out_of_range_fits_the_whole_list(tmp_path, labels, classes, advice):
+    lines = "".join(f"{number}.mp4 {label}\n" for number, label in enumerate(labels))
+    with pytest.raises(ValueError, match=advice):
+        read_csv(write(tmp_path, lines), num_classes=classes)

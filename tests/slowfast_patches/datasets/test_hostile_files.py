@@ -17,7 +17,7 @@ from slowfast_patches.datasets.clips import reading_limits
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.clip_reader import read_clip
-from slowfast_patches.datasets.reading.containers import CONTAINERS
+from slowfast_patches.datasets.reading.formats import CONTAINERS
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.scan import scan

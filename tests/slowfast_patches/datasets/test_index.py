@@ -186,6 +186,8 @@ def test_videos_that_can_be_read_in_part_are_named_by_each_list(tmp_path, scanne
         warning = the_warning(caplog)
         assert warning.startswith(f"1 of the 2 videos of {tmp_path}/train.csv can be read only")
         assert f"{path} cannot be decoded completely: 1 of 24 frames" in warning
+        listing = (tmp_path / "train.index.damaged.txt").read_text()
+        assert listing.startswith(f"{path}\tcannot be decoded completely: 1 of 24 frames")
     assert len(scanned) == 2
 
 

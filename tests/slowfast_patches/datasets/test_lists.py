@@ -2,12 +2,10 @@
 
 import re
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import (
     DATASETS,
     DataSet,
@@ -16,7 +14,6 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     is_tested_on_val,
     list_digest,
     list_path,
-    list_warnings,
     load_with_classes,
     read_list,
 )
@@ -162,45 +159,6 @@ def test_charades_names_its_classes_a_line_each(tmp_path):
     assert class_names(recipe(tmp_path, "charades")) == names
 
 
-# Oddities of a list.
-
-
-@pytest.mark.parametrize(
-    ("dataset", "text", "message"),
-    [
-        ("kinetics", "a.mp4 0\nb.mp4 1\n", "If class 1 is the last one, set MODEL.NUM_CLASSES 2"),
-        ("charades", f'{HEADER}\na 0 0 1.jpg "0,2"\na 0 1 2.jpg ""\n', "1 of MODEL.NUM_CLASSES 3"),
-        ("kinetics", "a.mp4 0\n\nb.mp4 1\nc.mp4 2\na.mp4 0\n", "a.mp4 (2 times)"),
-    ],
-)
-def test_repeated_videos_and_classes_without_any_are_named_in_training(
-    tmp_path, dataset, text, message
-):
-    for split in ("train", "val"):
-        (tmp_path / f"{split}.csv").write_text(text)
-    cfg = recipe(tmp_path, dataset)
-    (warning,) = list_warnings(cfg, "train", read_list(cfg, "train"))
-    assert message in warning
-    assert dataset == "kinetics" or not list_warnings(cfg, "test", read_list(cfg, "test"))
-
-
-def test_a_training_list_of_one_class_is_warned_of(tmp_path):
-    videos = [LabelledVideo("a.mp4", 0), LabelledVideo("b.mp4", 0)]
-    (warning,) = list_warnings(recipe(tmp_path, "kinetics", CLASSES, 1), "train", videos)
-    assert "all videos have the label 0, so there is nothing to learn" in warning
-
-
-@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
-def test_the_process_that_is_or_starts_the_first_warns(tmp_path, monkeypatch, caplog, rank, times):
-    for name in ("check_gpus", "tested_file", "check_file"):
-        monkeypatch.setattr(run_module, name, lambda *_, **__: ("", "", ""))
-    (tmp_path / "val.csv").write_text(f"{__file__} 0\n" * 2)
-    (tmp_path / "test.csv").symlink_to(tmp_path / "val.csv")
-    recipe_to_test = recipe(tmp_path, "kinetics", "TRAIN.ENABLE", False, "TEST.ENABLE", True)
-    run_module._check(recipe_to_test, SimpleNamespace(first_rank=rank))
-    assert caplog.text.count("(2 times)") == times
-
-
 # What follows from the lists.
 
 
@@ -283,5 +241,5 @@ def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, text, tol
             refused = pytest.raises(JoiningError, match=re.escape(message))
         world = World(rank, 2, torch.device("cpu"))
         with refused:
-            run_module._check_same_lists(recipe(path.parent, "kinetics"), ["train"], world)
+            run_module._check_lists(recipe(path.parent, "kinetics"), ["train"], world)
     assert len(gathered) == 2

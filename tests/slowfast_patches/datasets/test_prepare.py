@@ -70,7 +70,7 @@ def write_list(csv, *names):
 # What comes out.
 
 
-def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, out, monkeypatch):
+def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, out, monkeypatch, caplog):
     monkeypatch.setattr(preparing, "run_each", run_each)
     (data / "classes.txt").write_text("a\nb\nc\nd\n")  # the lists have no video of the last
     lists = ("--csv", data / "train.csv", "--csv", data / "val.csv", "--output", out)
@@ -87,6 +87,9 @@ def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, out, monkeypat
     report = json.loads(run(*lists, "--json")[1])
     assert (report["videos"], report["from_earlier_runs"], report["unreadable"]) == (5, 5, [])
     assert report["lists"] == {"train.csv": 5, "val.csv": 2}
+    (overlap,) = report["overlaps"]
+    assert "2 of the 2 videos of val are also in train" in overlap
+    assert overlap in caplog.text
     before = set(out.iterdir())
     train = ClipDataset(recipe_of(out, *itertools.chain(*report["keys"].items())), "train")
     for video in range(5):

@@ -106,8 +106,9 @@ def cells_of(text: str, name: str) -> list[str]:
 def test_a_report_by_hand(study, write_run):
     baseline, multigrid = study.arms
     other = {"processor": "slide rule", "cores": 1, "gpus": []}
-    write_run(study, baseline, 0, 300, top1=80.0, top5=90.0)
-    write_run(study, baseline, 1, 400, top1=84.0, top5=90.0)
+    common = "3 of the 8 videos of val are also in train"
+    write_run(study, baseline, 0, 300, top1=80.0, top5=90.0, overlaps=[common])
+    write_run(study, baseline, 1, 400, top1=84.0, top5=90.0, overlaps=[common])
     write_run(study, multigrid, 0, 100, top1=83.0, top5=90.0)
     write_run(study, multigrid, 1, 200, top1=83.0, top5=90.0, machine=other)
     report, text = report_of(study, "multigrid-compare --cfg x")
@@ -132,6 +133,7 @@ def test_a_report_by_hand(study, write_run):
         "90.0 ± 0.0",
     ]
     assert "different machines" in text
+    assert text.count(common) == 1
     assert "    multigrid-compare --cfg x" in text
     assert (study.output / "report.png").read_bytes().startswith(b"\x89PNG")
 

@@ -40,6 +40,13 @@ def whole_arms(tmp_path_factory: pytest.TempPathFactory) -> list[Arm]:
     return pilot_arms(DEMO, ["DATA.PATH_TO_DATA_DIR", str(folder)])
 
 
+def test_common_videos_of_the_lists_are_named_before_the_training(tmp_path, caplog):
+    (tmp_path / "train.csv").write_text("".join(f"{number}.mp4 0\n" for number in range(640)))
+    (tmp_path / "val.csv").write_text("7.mp4 0\nnew.mp4 0\n")
+    pilot_arms(DEMO, ["DATA.PATH_TO_DATA_DIR", str(tmp_path)])
+    assert "1 of the 2 videos of val are also in train" in caplog.text
+
+
 @pytest.fixture
 def made_up(whole_arms, tmp_path, write_run) -> Callable[..., Pilot]:
     """`made_up(20.0, 30.0, videos=400)`: a pilot of a minute with these scores; a baseline of 16

@@ -199,6 +199,26 @@ def test_what_is_not_finite_is_not_saved_and_a_lower_rate_goes_on_from_what_is(
     assert_refused(command_line(tmp_path, *keys), "another recipe", "BASE_LR: 0.001 in the")
 
 
+def test_common_videos_of_the_lists_are_in_the_log_and_beside_the_accuracy(
+    command_line: Command, lists: Path, demo_data: Path, tmp_path: Path, opened: type
+):
+    name, label = (lists / "train.csv").read_text().splitlines()[0].split()
+    shutil.copy(demo_data / name, lists / "copy.mp4")
+    change_line(lists / "val.csv", 2, f"{lists}/copy.mp4 {label}")
+    change_line(lists / "val.csv", 3, (lists / "val.csv").read_text().splitlines()[0])
+    shutil.copy(lists / "val.csv", lists / "test.csv")
+    keys = ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0], "SOLVER.LRS", [0.1], "TEST.ENABLE", True)
+    status, _ = command_line(tmp_path, *OFF, *keys, *lists_of(lists, demo_data))
+    assert status == 0
+    run = opened(tmp_path)
+    (remark,) = run.result["overlaps"]
+    assert re.fullmatch(r"1 of the \d+ videos of val are also in train", remark)
+    assert run.log.count(f"WARNING {remark}, so the accuracy on val is not that on new") == 1
+    assert f"WARNING {lists}/val.csv: 1 video(s) are listed more" in run.log
+    (tested,) = (line for line in run.log.splitlines() if " test on " in line)
+    assert tested.endswith(f"(test is val; {remark})")
+
+
 def test_videos_that_cannot_be_read_are_named_once_replaced_and_counted_up_to_a_limit(
     command_line: Command, lists: Path, demo_data: Path, tmp_path: Path, opened: type
 ):

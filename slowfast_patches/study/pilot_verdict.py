@@ -3,7 +3,7 @@
 The advice depends on the probability that the best cycle is more accurate than the baseline after
 equal time. The probability is computed from the standard errors of both scores. A standard error
 has two sources: the finite number of videos and the small number of seeds. The variation between
-seeds is large early in a training, where accuracy changes fast (projects/real_video/README.md).
+seeds is large early in a training, where accuracy changes fast (benchmarks/real_video/README.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEEDS = 40.0
 """Standard deviation of an accuracy p over seeds, in percentage points, divided by p (1 − p).
 
 The value is the root mean square over twenty trainings on two data sets of words and digits
-(projects/real_video/README.md).
+(benchmarks/real_video/README.md).
 """
 
 _PROBABLE = 0.75

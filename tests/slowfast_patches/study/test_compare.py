@@ -329,7 +329,7 @@ def test_all_arms_are_trained_with_a_seed_before_the_next_and_none_twice(
             ],
         ),
         (STEP_SECONDS, 2, None, ["4 runs left, about 40 s"] * 2),
-        (STEP_SECONDS, 2, 48, ["4 runs left, about 98.7 s"] * 2),
+        (STEP_SECONDS, 2, 48, ["4 runs left, about 2.12 min"] * 2),
     ],
 )
 def test_the_time_that_is_left_goes_to_standard_error(
@@ -340,11 +340,11 @@ def test_the_time_that_is_left_goes_to_standard_error(
     Their 102 and 36 iterations have about as many pixels each. After a run of 102, the others take
     (102 + 2 · 36) · 107 / 102 s. Two runs side by side begin before either ends.
 
-    The baseline trains on 816 clips, which cost 2,448 forwards. With 48 videos, 5 evaluations cost
-    240 forwards, and the test with 30 views costs 1,440: in all 16.9 s for each 10 s of training.
-    Multigrid trains for 864 forwards at most, with one evaluation and the test: 82 s for each 30 s.
+    The baseline trains on 816 clips, which cost 2,448 forwards. With 48 videos, 6 evaluations cost
+    288 forwards, and the test with 30 views costs 1,440: in all 17.1 s for each 10 s of training.
+    Multigrid trains for 864 forwards, with 3 evaluations in each of 6 phases: 110 s for each 30 s.
     """
-    monkeypatch.setattr("slowfast_patches.study.runs.count_list", lambda *_: videos)
+    monkeypatch.setattr("slowfast_patches.plan.evaluations.count_list", lambda *_: videos)
     study = replace(study, step_seconds=seconds)
     if at_once == 2:
         fake_run_net.with_name("side by side").touch()

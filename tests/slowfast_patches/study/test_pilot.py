@@ -186,7 +186,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
             study()
         return
     made = study()
-    besides = pilot._START + pilot.evaluation_share(whole_arms[0]) * seconds[0]
+    besides = pilot._START + pilot.share_of_evaluations(whole_arms[0]) * seconds[0]
     took = len(made.arms) * (made.step_seconds["baseline"] + besides)
     assert took == pytest.approx(outcome, rel=0.05)
 

@@ -191,7 +191,7 @@ def test_fewer_evaluations_train_the_same_weights(
     train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
 ):
     """Precise BN passes fewer mini-batches, which BN's counters alone show."""
-    few = opened(train(tmp_path, "TRAIN.EVAL_MAX_SHARE", 0.1))
+    few = opened(train(tmp_path, "MULTIGRID.EVAL_FREQ", 0, "TRAIN.EVAL_PERIOD", 1000))
     many = opened(multigrid_run)
     assert [e["iteration"] for e in few.result["evaluations"]] == [few.result["iterations"]]
     assert few.result["evaluations"][-1]["top1"] == many.result["evaluations"][-1]["top1"]

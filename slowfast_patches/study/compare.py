@@ -182,10 +182,6 @@ def _curves(comparison: Comparison) -> list[str | Table]:
     ]
 
 
-_BUSY = 0.05
-"""Warn if a training waits for a CPU core for more than this share of its time."""
-
-
 def _warnings(comparison: Comparison) -> list[str]:
     """Return warnings about speed-ups and accuracies that may be misleading."""
     runs = comparison.runs
@@ -198,15 +194,6 @@ def _warnings(comparison: Comparison) -> list[str]:
             "accuracy means nothing."
         )
     texts += machine_warnings(runs)
-    waiting = runs.groupby("arm", sort=False)["waiting"].mean()
-    busy = [f"{name} {100 * share:.0f} %" for name, share in waiting.items() if share > _BUSY]
-    if busy and not comparison.step_times:
-        texts.append(
-            "The machine was busy, so wall-clock times are not comparable. Share of the training "
-            f"time spent waiting for a CPU core: {', '.join(busy)}. To compare step times that "
-            "were measured on an idle machine instead, give --step-times FILE "
-            "(docs/performance.md)."
-        )
     slow = runs.loc[runs["evaluating"] > runs["seconds"], "arm"].unique()
     if len(slow):
         texts.append(

@@ -31,7 +31,7 @@ _POLL = 0.1
 
 _COLUMNS = (
     *("arm", "label", "length", "seed", "iterations", "epochs", "clips", "flops"),
-    *("seconds", "loading", "evaluating", "total", "waiting", "machine", "versions", "result"),
+    *("seconds", "loading", "evaluating", "total", "machine", "versions", "result"),
 )
 
 
@@ -100,8 +100,6 @@ class Study:
             - loading: Share of `seconds` spent waiting for data.
             - evaluating: Wall-clock time of the evaluations and the test.
             - total: Sum of `seconds` and `evaluating`.
-            - waiting: Share of the training time, excluding data loading, spent waiting for a CPU
-              core. Measured only for a single process on the CPU.
             - machine, versions: Hardware and package versions.
             - result: Content of result.json.
             - One column per metric, in per cent.
@@ -170,7 +168,6 @@ def _row(arm: Arm, seed: int, result: dict[str, Any], metrics: Iterable[str]) ->
         "loading": seconds["loading"] / training,
         "evaluating": evaluating,
         "total": training + evaluating,
-        "waiting": seconds["waiting"] / seconds["training"],
         "machine": where,
         "versions": ", ".join(f"{name} {v}" for name, v in result["versions"].items()),
         "result": result,

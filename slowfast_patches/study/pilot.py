@@ -2,7 +2,7 @@
 
 A pilot shows whether multigrid is worth using in a long training. All runs are ordinary runs of the
 recipe with fewer epochs. Step times are measured first, to choose lengths that take equal times.
-`pilot_verdict` evaluates the results.
+`pilot_report` evaluates the results.
 """
 
 from __future__ import annotations

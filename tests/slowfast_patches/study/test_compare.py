@@ -12,7 +12,7 @@ from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
 from slowfast_patches.study.runs import RunFailedError, Study, train
-from slowfast_patches.study.verdict import chance_of
+from slowfast_patches.study.score import chance_of
 
 BASE = """
 TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}

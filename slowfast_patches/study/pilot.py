@@ -30,7 +30,7 @@ from slowfast_patches.plan.step_times import shapes_to_measure, write_step_times
 from slowfast_patches.study.arms import Arm, check_study, cost_of, make_arm, measured_times, scaled
 from slowfast_patches.study.runs import RunFailedError, Study, share_of_evaluations, train
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.train.warm_up import time_steps
+from slowfast_patches.train.step_timer import time_steps
 from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from slowfast_patches.study.pilot import (
 from slowfast_patches.study.pilot_report import _SEEDS, Pilot, pilot_report, recipe_text
 from slowfast_patches.study.runs import RunFailedError, Study
 from slowfast_patches.study.score import score_of
-from slowfast_patches.train import warm_up
+from slowfast_patches.train import step_timer
 
 DEMO = Path("configs/Demo/SLOWFAST_DEMO.yaml")
 
@@ -233,7 +233,7 @@ def small(monkeypatch):
     """A pilot of a few iterations."""
     for name, value in (("_ITERATIONS", 2), ("_FINAL", 2), ("_START", 0.0)):
         monkeypatch.setattr(pilot, name, value)
-    monkeypatch.setattr(warm_up, "_ROUNDS", 1)
+    monkeypatch.setattr(step_timer, "_ROUNDS", 1)
 
 
 @pytest.fixture

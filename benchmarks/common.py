@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from slowfast_patches.train.step_timer import StepClock, wait_for
 from slowfast_patches.utils import command_line
 from slowfast_patches.utils.machine import machine, versions
 from slowfast_patches.utils.tables import format_table
@@ -168,80 +168,10 @@ def write_result(
     path.write_text(text + "\n", encoding="utf-8")
 
 
-Mark = Callable[[str], None]
-"""Function that takes the name of a part of a step. It is called when the work of this part has
-been queued on the device."""
-
-
-class Timed(NamedTuple):
-    """Mean time of a step and of the parts of a step, in seconds.
-
-    Attributes:
-        seconds: Mean seconds of a step.
-        parts: Maps each part, in order of execution, to its mean seconds.
-    """
-
-    seconds: float
-    parts: dict[str, float]
-
-
-class StepClock:
-    """Measures the time of training steps and of their parts.
-
-    On a GPU, the clock records CUDA events in the current stream and does not wait for them. The
-    times are those of the work on the GPU, including gaps in which the GPU waits for the CPU. On
-    the CPU, the clock calls `now`, which returns seconds.
-    """
-
-    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._now = now
-        self._steps = list[list[tuple[str, Any]]]()
-
-    def start(self) -> None:
-        """Record the start of a step."""
-        self._steps.append([("start", self._stamp())])
-
-    def mark(self, part: str) -> None:
-        """Record the end of a part. Call this when the work of the part has been queued."""
-        self._steps[-1].append((part, self._stamp()))
-
-    def _stamp(self) -> Any:
-        if not self._on_gpu:
-            return self._now()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def read(self) -> Timed:
-        """Return the mean times over all steps. The work of all steps must be finished.
-
-        The time of a step includes the time between steps: it is the time from the start of the
-        first step to the end of the last step, divided by the number of steps.
-        """
-        parts = dict[str, float]()
-        for stamps in self._steps:
-            for (_, before), (part, after) in pairwise(stamps):
-                parts[part] = parts.get(part, 0.0) + self._between(before, after)
-        whole = self._between(self._steps[0][0][1], self._steps[-1][-1][1])
-        count = len(self._steps)
-        return Timed(whole / count, {part: seconds / count for part, seconds in parts.items()})
-
-    def _between(self, before: Any, after: Any) -> float:
-        seconds = before.elapsed_time(after) / 1000 if self._on_gpu else after - before
-        return float(seconds)
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has finished its queued work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def seconds_of(action: Callable[[], object], device: torch.device = CPU) -> float:
     """Call a function, and return the seconds that its work takes on a device."""
     wait_for(device)
-    clock = StepClock(device)
+    clock = StepClock(device, time.perf_counter)
     clock.start()
     action()
     clock.mark("all")

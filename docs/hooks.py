@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": "index.md",
     "projects/multigrid/README.md": "method.md",
-    "projects/real_video/README.md": "real_video.md",
+    "benchmarks/real_video/README.md": "real_video.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
 }

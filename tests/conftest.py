@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # and every phase but the last ends in the middle of an epoch. Without ZERO_INIT_FINAL_BN, so thin a
 # network on groups of 4 clips turns rounding errors into per cents within ten iterations.
 RECIPE = """
-TRAIN: {ENABLE: True, DATASET: kinetics, BATCH_SIZE: 4, EVAL_PERIOD: 1, EVAL_MAX_SHARE: 0,
+TRAIN: {ENABLE: True, DATASET: kinetics, BATCH_SIZE: 4, EVAL_PERIOD: 1,
         CHECKPOINT_PERIOD: 4}
 TEST: {ENABLE: True, DATASET: kinetics, BATCH_SIZE: 8, NUM_ENSEMBLE_VIEWS: 2, NUM_SPATIAL_CROPS: 1}
 DATA: {NUM_FRAMES: 8, SAMPLING_RATE: 2, TRAIN_JITTER_SCALES: [36, 40], TRAIN_CROP_SIZE: 32,

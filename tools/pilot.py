@@ -53,7 +53,7 @@ from slowfast_patches.study.pilot import (
     step_seconds,
     train_pilot,
 )
-from slowfast_patches.study.pilot_verdict import Pilot, pilot_report, recipe_text
+from slowfast_patches.study.pilot_report import Pilot, pilot_report, recipe_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 

@@ -6,14 +6,13 @@ A case is one shape that is measured with one implementation.
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import Mark, StepClock, Timed, quartiles, take_turns, wait_for
+from common import quartiles, take_turns
 from torch import Tensor, nn
 
 from multigrid import Batch, ScheduleStep, Shape
@@ -26,6 +25,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.plan.step_times import device_of
 from slowfast_patches.train.step import Stepper, expect_graphs
+from slowfast_patches.train.step_timer import Mark, Timed, time_step, timed_step
 from slowfast_patches.train.warm_up import made_up_batch
 
 WARM_UP = 2
@@ -39,9 +39,6 @@ The default of 1,024 is enough for the kernels of three shapes of a SlowFast mod
 training. The benchmark alternates between many more shapes and variants. With the default capacity,
 their kernels would be compiled again in each round.
 """
-
-RATE = 1e-4
-"""Learning rate. It is so low that activations stay in the usual range in training on noise."""
 
 
 def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
@@ -83,16 +80,7 @@ class Steps(ABC):
             torch.OutOfMemoryError: The shape does not fit into the memory of the GPU.
         """
         set_up_device(self.recipe)  # the previous variant may have changed global settings
-        wait_for(self.device)
-        # With a single thread, measure CPU time, which excludes waiting for a core on a busy
-        # machine.
-        single = torch.get_num_threads() == 1
-        clock = StepClock(self.device, time.process_time if single else time.perf_counter)
-        for _ in range(iterations):
-            clock.start()
-            self.take(step, batch, clock.mark)
-        wait_for(self.device)
-        return clock.read()
+        return time_step(self.take, step, batch, iterations, self.device)
 
     @abstractmethod
     def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
@@ -179,8 +167,7 @@ class Case:
         self.shape = shape
         self.bn_size = bn_size
         self.clips = shape.batch // bench.recipe.world_size
-        shared = None if bn_size is None else min(bn_size, self.clips)
-        self.step = ScheduleStep(0, 0, shape, RATE, shared, 0, 0.0)
+        self.step = timed_step(shape, self.clips, bn_size)
         self.batch = made_up_batch(bench.recipe, self.clips, shape) if batch is None else batch
         self.iterations = 0
         self.rounds = list[float]()

@@ -9,7 +9,6 @@ be trained at one shape only. A separate model is therefore built for each shape
 from __future__ import annotations
 
 import torch
-from common import Mark
 from torch import Tensor, nn
 
 from multigrid import Batch, ScheduleStep, Shape
@@ -17,6 +16,7 @@ from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.tasks import task_of
+from slowfast_patches.train.step_timer import Mark
 from steps.case import Steps
 
 _STRIDE = 32

@@ -114,7 +114,7 @@ const CYCLES = {
   "PAPER, short cycle only": { longCycle: [], shortCycle: SHORT_CYCLE, epochFactor: 1.5, exponent: 1 },
 };
 
-// Recipes of configs/ and projects/real_video. `drops` are the parts of the epochs after which the rate is divided by 10.
+// Recipes of configs/ and benchmarks/real_video. `drops` are the parts of the epochs after which the rate is divided by 10.
 const PRESETS = [
   { name: "Kinetics-400, SlowFast R50", recipe: "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml", cycles: "PAPER",
     batch: 64, frames: 32, crop: 224, videos: 239933, epochs: 239, drops: [44 / 112, 72 / 112, 92 / 112], rate: 0.1 },

@@ -30,7 +30,7 @@ MIN_FINAL_ITERATIONS = 100
 
 Measured: a network trained on smaller shapes first scores at chance level at the baseline's shape.
 It needs about this many iterations to reach the accuracy that it had at the smaller shapes
-(projects/real_video/README.md).
+(benchmarks/real_video/README.md).
 """
 
 FlopsPerClip = Callable[[int, int], float]

@@ -79,8 +79,8 @@ PAPER_ITERATIONS = 25_000
 
 This threshold is an estimate. On real video, `PAPER` was 2.5 to 65 points less accurate than
 `GENTLE` in trainings of up to 9,000 iterations, and equally accurate at 18,000 iterations
-(projects/real_video/README.md). The shortest published training for which `PAPER` helped has 28,000
-iterations (Charades).
+(benchmarks/real_video/README.md). The shortest published training for which `PAPER` helped has
+28,000 iterations (Charades).
 """
 
 

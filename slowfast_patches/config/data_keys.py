@@ -57,7 +57,10 @@ class Multigrid:
         AT_LEAST_ONE,
     )
     eval_freq: int = key(
-        3, "Number of evaluations in each phase of the long cycle.", from_to(1, 1000)
+        3,
+        "Number of evaluations in each phase of the long cycle. 0 evaluates every "
+        "TRAIN.EVAL_PERIOD epochs, as without a long cycle.",
+        from_to(0, 1000),
     )
     size_divisor: int = key(
         1,

@@ -177,16 +177,9 @@ class Train:
     )
     eval_period: int = key(
         1,
-        "Number of epochs between evaluations if the long cycle is off.",
+        "Number of epochs between evaluations if the long cycle is off or MULTIGRID.EVAL_FREQ "
+        "is 0.",
         AT_LEAST_ONE,
-        may_differ=True,
-    )
-    eval_max_share: float = key(
-        0.1,
-        "Maximum FLOPs of all evaluations, as a fraction of the training FLOPs. If "
-        "TRAIN.EVAL_PERIOD or MULTIGRID.EVAL_FREQ ask for more evaluations, evenly spaced "
-        "evaluations are skipped, but never the last one. 0 skips no evaluation.",
-        FROM_ZERO,
         may_differ=True,
     )
     checkpoint_period: int = key(

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import logging
+import math
 
 from multigrid import Schedule, schedule_cost
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.flops import TRAINING_FACTOR
-
-logger = logging.getLogger(__name__)
 
 
 def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> list[int]:
     """Return when to evaluate, as numbers of finished iterations in ascending order.
 
-    With a long cycle, each phase has MULTIGRID.EVAL_FREQ evaluations. Without a long cycle, there
-    is an evaluation after every TRAIN.EVAL_PERIOD epochs and at the end of the training.
+    With a long cycle, each phase has MULTIGRID.EVAL_FREQ evaluations. Without a long cycle, or if
+    MULTIGRID.EVAL_FREQ is 0, there is an evaluation after every TRAIN.EVAL_PERIOD epochs and at the
+    end of the training.
     """
-    if not recipe.multigrid.long_cycle:
-        return epoch_ends(recipe.train.eval_period, schedule)
     times = recipe.multigrid.eval_freq
+    if not recipe.multigrid.long_cycle or not times:
+        return epoch_ends(recipe.train.eval_period, schedule)
     ends = {
         phase.start + max(1, round(phase.iterations * (k + 1) / times))
         for phase in schedule.phases
@@ -52,36 +52,25 @@ def phase_ends(schedule: Schedule) -> frozenset[int]:
     return frozenset(phase.stop for phase in schedule.phases)
 
 
-def affordable_evaluations(
-    recipe: Recipe, schedule: Schedule, clips: int, flops_per_clip: FlopsPerClip
-) -> list[int]:
-    """Return when to evaluate within the limit TRAIN.EVAL_MAX_SHARE.
+def evaluation_share(
+    recipe: Recipe, schedule: Schedule, flops_per_clip: FlopsPerClip
+) -> tuple[int, float]:
+    """Return the number of evaluations, and the FLOPs of the evaluations and the test.
 
-    If all `evaluation_iterations` together would exceed this share of the training FLOPs, return an
-    evenly spaced subset that includes the last evaluation. The limit is in FLOPs instead of
-    seconds, so that all processes and resumed runs choose the same evaluations.
+    The FLOPs are a fraction of the training FLOPs. The number of clips is taken from the lists.
+    Without list files, the FLOPs are 0.
 
     Args:
         recipe: The recipe.
         schedule: The schedule of the recipe.
-        clips: Number of clips in the validation set.
         flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
     """
-    asked = evaluation_iterations(recipe, schedule)
-    share = recipe.train.eval_max_share
-    if not share:
-        return asked
-    one = evaluation_flops(recipe, schedule, clips, flops_per_clip)
-    training = schedule_cost(schedule, flops_per_clip).flops or 0.0
-    if one * len(asked) <= share * training or len(asked) == 1:
-        return asked
-    kept = max(1, int(share * training / one))
-    logger.info(
-        "%d evaluations would take %.0f %% of the training FLOPs. TRAIN.EVAL_MAX_SHARE keeps %d of "
-        "them (%.0f %%), including the last one. To keep all, set TRAIN.EVAL_MAX_SHARE 0.",
-        *(len(asked), 100 * one * len(asked) / training, kept, 100 * one * kept / training),
-    )
-    return [asked[len(asked) * (k + 1) // kept - 1] for k in range(kept)]
+    validated = count_list(recipe, "val") or 0
+    count = len(evaluation_iterations(recipe, schedule))
+    flops = multi_view_flops(recipe, count_list(recipe, "test") or 0, flops_per_clip)
+    if validated:
+        flops += count * evaluation_flops(recipe, schedule, validated, flops_per_clip)
+    return count, flops / (schedule_cost(schedule, flops_per_clip).flops or math.inf)
 
 
 def evaluation_flops(

@@ -22,6 +22,7 @@ from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import count_list
+from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, Timing
 from slowfast_patches.utils.tables import (
@@ -47,6 +48,7 @@ class Plan:
             loading and evaluation.
         baseline: Cost of training the baseline.
         phases: Dicts of plain data, one for each phase.
+        evaluations: Result of `evaluation_share`, or None if it is unknown.
     """
 
     schedule: Schedule
@@ -54,6 +56,7 @@ class Plan:
     cost: Cost
     baseline: Cost
     phases: Sequence[Mapping[str, Any]]
+    evaluations: tuple[int, float] | None = None
 
     @property
     def speed_up(self) -> float | None:
@@ -81,6 +84,8 @@ class Plan:
             "base_shape": asdict(self.schedule.base),
             "num_videos": self.schedule.num_videos,
             "min_final_iterations": MIN_FINAL_ITERATIONS,
+            "evaluations": self.evaluations and self.evaluations[0],
+            "evaluation_share": self.evaluations and self.evaluations[1],
             "warnings": plan_warnings(self.schedule),
             "phases": self.phases,
         }
@@ -136,16 +141,23 @@ def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTI
     schedule = schedule_of(recipe, dataset_size(recipe, num_videos))
     check_shapes(recipe, schedule.shapes)
     check_world_size(recipe, schedule)
-    return make_plan(schedule, flops_per_clip(recipe), timing)
+    flops = flops_per_clip(recipe)
+    return make_plan(schedule, flops, timing, evaluation_share(recipe, schedule, flops))
 
 
-def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing = UNTIMED) -> Plan:
+def make_plan(
+    schedule: Schedule,
+    flops_per_clip: FlopsPerClip,
+    timing: Timing = UNTIMED,
+    evaluations: tuple[int, float] | None = None,
+) -> Plan:
     """Return the plan of a schedule.
 
     Args:
         schedule: The schedule.
         flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
         timing: Seconds per iteration.
+        evaluations: Result of `evaluation_share`, or None to leave it out of the plan.
     """
     cost = schedule_cost(schedule, flops_per_clip, timing.ours)
     baseline = baseline_cost(schedule, flops_per_clip, timing.baseline)
@@ -172,7 +184,7 @@ def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing =
         }
         for number, phase in enumerate(schedule.phases, start=1)
     ]
-    return Plan(schedule, timing, cost, baseline, phases)
+    return Plan(schedule, timing, cost, baseline, phases, evaluations)
 
 
 def plan_warnings(schedule: Schedule) -> list[str]:
@@ -225,6 +237,12 @@ def format_plan(plan: Plan) -> str:
         "TRAIN.BATCH_SIZE, which is per machine, times NUM_SHARDS. The LR is for the global batch.",
         f"Training set: {schedule.num_videos:,} videos.",
     ]
+    if plan.evaluations is not None and plan.evaluations[1]:
+        count, share = plan.evaluations
+        notes.append(
+            f"Evaluations: {count}. Together with the test, they take {100 * share:.0f} % of the "
+            "training FLOPs in addition."
+        )
     if plan.speed_up is not None:
         notes.append(
             f"Wall-clock speed-up: {plan.speed_up:.2f}×, not counting data loading and evaluation. "

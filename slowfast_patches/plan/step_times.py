@@ -24,6 +24,7 @@ from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
+from slowfast_patches.plan.flops import flops_per_clip as count_flops
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine
 
@@ -143,6 +144,29 @@ def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, S
         except MisfitError as error:
             reasons.append(str(error))
     raise MisfitError("; ".join(reasons))
+
+
+def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) -> Timing:
+    """Return the times of a recipe and of its baseline, or `UNTIMED` without `seconds` and `files`.
+
+    Args:
+        recipe: The recipe.
+        seconds: Seconds per iteration at the baseline's shape, from which the times at the other
+            shapes are estimated. None reads the files instead.
+        files: Files of step times.
+
+    Raises:
+        ValueError: No file applies to the recipe.
+    """
+    if seconds is not None:
+        return estimated_timing(recipe, seconds, count_flops(recipe))
+    try:
+        return measured_timing(list(map(read_step_times, files)), recipe) if files else UNTIMED
+    except MisfitError as error:
+        raise ValueError(
+            f"{error}. Measure the step times of this recipe (docs/performance.md), or estimate "
+            "them with --step-seconds S."
+        ) from error
 
 
 def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerClip) -> Timing:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from multigrid.cost import short_ends
-from slowfast_patches.config.metrics import metric_names
+from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.study.arms import Arm, at_lengths, check_study, make_arm, scaled
 from slowfast_patches.study.curves import (
     LONG_TITLES,
@@ -22,8 +22,9 @@ from slowfast_patches.study.curves import (
     levels_of,
     levels_table,
 )
-from slowfast_patches.study.report import Report, Results, Table, run_warnings
-from slowfast_patches.study.verdict import at_chance, explain_errors, title_of, verdict
+from slowfast_patches.study.report import Report, Results, Table, run_warnings, title_of
+from slowfast_patches.study.runs import mean
+from slowfast_patches.study.score import Score, score_of, scored_videos
 from slowfast_patches.utils.pictures import MUTED, time_unit
 from slowfast_patches.utils.tables import format_list
 
@@ -102,11 +103,46 @@ class Comparison(Results):
 
     step_times: str | None = None
 
+    @cached_property
+    def scores(self) -> dict[str, Score]:
+        """Maps the name of each arm with finished runs to its score."""
+        scores = {name: score_of(self.runs, name, self.metrics[0]) for name in self.runs["arm"]}
+        return {name: score for name, score in scores.items() if score}
+
     @property
     def verdict(self) -> str:
-        """One sentence with speed-ups, changes in accuracy, and the chance level."""
-        arms, metric = self.study.arms, self.metrics[0]
-        return verdict(arms, self.runs, metric, self.chance, by_clock=not self.step_times)
+        """One sentence that compares arms with their baseline.
+
+        Arms that are longer or shorter than the baseline are left out. The sentence is empty until
+        the baseline and another arm have finished runs.
+        """
+        baseline = next(arm for arm in self.study.arms if arm.name == arm.baseline)
+        clauses = [
+            f"{arm.name} is {self._speed_ups(arm)} and {self._change(baseline, arm)}"
+            for arm in self.study.arms
+            if arm is not baseline and arm.length == baseline.length
+            if {arm.name, baseline.name} <= self.scores.keys()
+            if mean(self.runs, arm.name, "speed_up")
+        ]
+        if not clauses:
+            return ""
+        last = [] if self.chance is None else [f"chance is {self.chance:.1f} %"]
+        return f"Compared with {baseline.name}, {'; '.join([*clauses, *last])}."
+
+    def _speed_ups(self, arm: Arm) -> str:
+        names = ("speed_up", "total_speed_up")
+        alone, total = (_speed(float(self.of_arm(arm)[name].mean())) for name in names)
+        return alone if self.step_times else f"{alone} ({total} with evaluation and test)"
+
+    def _change(self, baseline: Arm, arm: Arm) -> str:
+        before, after = (self.scores[each.name] for each in (baseline, arm))
+        change, is_clear = after.minus(before)
+        size = change._replace(mean=abs(change.mean)).format(0 if change.error >= 2 else 1)
+        return (
+            f"{'loses' if change.mean < 0 else 'gains'} {size} points of "
+            f"{metric_title(self.metrics[0])} ({after.format()} % against {before.format()} %"
+            f"{'' if is_clear else ', undecided'})"
+        )
 
     @property
     def levels(self) -> list[dict[str, Any]]:
@@ -152,7 +188,7 @@ def comparison_report(comparison: Comparison) -> Report:
     )
     result = [f"Warning: {text}" for text in _warnings(comparison)]
     if comparison.verdict:
-        result.append(explain_errors(comparison.runs, comparison.metrics[0]))
+        result.append(_explain_errors(comparison))
         result.append(f"Verdict: {comparison.verdict}")
     return Report(
         name="report",
@@ -164,6 +200,25 @@ def comparison_report(comparison: Comparison) -> Report:
         picture=f"{LONG_TITLES[comparison.metrics[0]].capitalize()} against training time",
         draw=partial(_draw, comparison),
     )
+
+
+def _speed(factor: float) -> str:
+    if f"{factor:.2f}" == "1.00":
+        return "as fast"
+    return f"{factor:.2f}× faster" if factor > 1 else f"{1 / factor:.2f}× slower"
+
+
+def _explain_errors(comparison: Comparison) -> str:
+    """Return a sentence that explains the ± in the verdict."""
+    seeds = int(comparison.runs.groupby("arm").size().min())
+    parts = [f"{seeds} seed{'s' if seeds > 1 else ''}"]
+    videos = scored_videos(comparison.runs["result"])
+    metric = comparison.metrics[0]
+    if metric == "top1" and videos:
+        parts.insert(0, f"{videos} videos")
+    elif seeds == 1:
+        return f"The standard error of {metric_title(metric)} is unknown for a single seed."
+    return f"± in the verdict is the standard error, estimated from {format_list(parts)}."
 
 
 def _curves(comparison: Comparison) -> list[str | Table]:
@@ -182,31 +237,20 @@ def _curves(comparison: Comparison) -> list[str | Table]:
     ]
 
 
-_BUSY = 0.05
-"""Warn if a training waits for a CPU core for more than this share of its time."""
-
-
 def _warnings(comparison: Comparison) -> list[str]:
     """Return warnings about speed-ups and accuracies that may be misleading."""
     runs = comparison.runs
     texts = [
         f"{arm.name}: {text}." for arm in comparison.study.arms for text in short_ends(arm.schedule)
     ]
-    if names := at_chance(runs, comparison.metrics[0], comparison.chance):
+    chance = 0.0 if comparison.chance is None else comparison.chance
+    scores = comparison.scores if chance else {}
+    if names := [name for name, score in scores.items() if not score.is_clearly_above(chance)]:
         texts.append(
             f"The accuracy of {format_list(names)} is not clearly above chance. A speed-up at this "
             "accuracy means nothing."
         )
     texts += run_warnings(runs)
-    waiting = runs.groupby("arm", sort=False)["waiting"].mean()
-    busy = [f"{name} {100 * share:.0f} %" for name, share in waiting.items() if share > _BUSY]
-    if busy and not comparison.step_times:
-        texts.append(
-            "The machine was busy, so wall-clock times are not comparable. Share of the training "
-            f"time spent waiting for a CPU core: {', '.join(busy)}. To compare step times that "
-            "were measured on an idle machine instead, give --step-times FILE "
-            "(docs/performance.md)."
-        )
     slow = runs.loc[runs["evaluating"] > runs["seconds"], "arm"].unique()
     if len(slow):
         texts.append(

@@ -2,7 +2,7 @@
 
 A pilot shows whether multigrid is worth using in a long training. All runs are ordinary runs of the
 recipe with fewer epochs. Step times are measured first, to choose lengths that take equal times.
-`pilot_verdict` evaluates the results.
+`pilot_report` evaluates the results.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_times import shapes_to_measure, write_step_times
 from slowfast_patches.study.arms import Arm, check_study, cost_of, make_arm, measured_times, scaled
-from slowfast_patches.study.runs import RunFailedError, Study, evaluation_share, train
+from slowfast_patches.study.runs import RunFailedError, Study, share_of_evaluations, train
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.train.warm_up import time_steps
+from slowfast_patches.train.step_timer import time_steps
 from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,9 @@ _SMALLEST_CROP = 32
 
 _PRECISE = 6
 """Maximum number of mini-batches for precise BN. More are not needed to compare arms."""
+
+_NEVER = 10**6
+"""Number of epochs between evaluations that is longer than any training."""
 
 _START = 10.0
 """Estimated start-up time of a run in seconds."""
@@ -97,7 +100,9 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
         logger.warning("%s", overlap)
     keys: dict[str, object] = {
         "TEST.ENABLE": False,
-        "TRAIN.EVAL_MAX_SHARE": 1e-6,  # Evaluate only after the last iteration.
+        # Evaluate only after the last iteration.
+        "MULTIGRID.EVAL_FREQ": 0,
+        "TRAIN.EVAL_PERIOD": _NEVER,
         "MODEL.EMA_DECAY": 0.0,
         "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
     }
@@ -198,7 +203,7 @@ def pilot_study(
         ValueError: `minutes` is too short for a useful result.
     """
     whole = seconds_of_steps[0]
-    besides = _START + evaluation_share(arms[0]) * whole
+    besides = _START + share_of_evaluations(arms[0]) * whole
     needs = [besides + _least(arm) * s for arm, s in zip(arms, seconds_of_steps, strict=True)]
     least = 2 * max(needs[:2])
     seconds = max(least, whole / 10) if minutes is None else 60 * minutes

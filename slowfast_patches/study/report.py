@@ -15,9 +15,8 @@ from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study, mean
-from slowfast_patches.study.verdict import chance_of
+from slowfast_patches.study.score import Score, chance_of
 from slowfast_patches.utils.tables import (
-    Mean,
     format_count,
     format_duration,
     format_flops,
@@ -82,6 +81,10 @@ class Results:
         """
         return chance_of(self.study.arms[0].recipe)
 
+    def of_arm(self, arm: Arm) -> pd.DataFrame:
+        """Return the rows of `runs` of an arm."""
+        return self.runs[self.runs["arm"] == arm.name]
+
     def cell(self, arm: Arm, name: str) -> str:
         """Return the mean of a column over seeds as text, or `MISSING` if no run has finished."""
         found = mean(self.runs, arm.name, name)
@@ -93,7 +96,7 @@ class Results:
             return "1×" if arm.name == arm.baseline else f"{found.format(2)}×"
         return found.format()
 
-    def table(self, columns: Sequence[str], scores: Mapping[str, Mean] | None = None) -> Table:
+    def table(self, columns: Sequence[str], scores: Mapping[str, Score] | None = None) -> Table:
         """Return a table with one row per arm.
 
         If the chance level is known, the last row shows the chance level.
@@ -108,7 +111,7 @@ class Results:
         headers = ["config", "seeds", *(titles[name] for name in columns)]
         rows = list[list[str]]()
         for arm in self.study.arms:
-            finished = int((self.runs["arm"] == arm.name).sum())
+            finished = len(self.of_arm(arm))
             absent = len(self.study.seeds) - finished
             cells = [arm.name, f"{finished} ({absent} {MISSING})" if absent else f"{finished}"]
             cells += [self.cell(arm, name) for name in columns]
@@ -128,7 +131,7 @@ class Results:
         """
         names = (*COLUMNS, "speed_up", *metrics)
         means = {name: mean(self.runs, arm.name, name) for name in names}
-        runs = self.runs[self.runs["arm"] == arm.name]
+        runs = self.of_arm(arm)
         ratios = runs["speed_up"].astype(object).where(runs["speed_up"].notna(), None)
         return {
             "name": arm.name,
@@ -210,6 +213,11 @@ def _format(paragraphs: Iterable[str | Table], *, markdown: bool) -> str:
         for part in paragraphs
     ]
     return "\n\n".join(filter(None, texts))
+
+
+def title_of(metrics: Iterable[str]) -> str:
+    """Join the titles of metrics, for example to "top-1 and top-5"."""
+    return " and ".join(map(metric_title, metrics))
 
 
 def run_warnings(runs: pd.DataFrame) -> list[str]:

@@ -29,9 +29,9 @@ from slowfast_patches.study.report import (
     Results,
     Table,
     run_warnings,
+    title_of,
 )
 from slowfast_patches.study.runs import mean
-from slowfast_patches.study.verdict import title_of
 from slowfast_patches.utils.tables import format_duration, format_table
 
 if TYPE_CHECKING:

@@ -19,12 +19,7 @@ import pandas as pd
 from multigrid import schedule_cost
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import differences, stored_keys, values_by_key
-from slowfast_patches.datasets.lists.dataset_lists import count_list
-from slowfast_patches.plan.evaluations import (
-    affordable_evaluations,
-    evaluation_flops,
-    multi_view_flops,
-)
+from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
@@ -36,7 +31,7 @@ _POLL = 0.1
 
 _COLUMNS = (
     *("arm", "label", "length", "seed", "iterations", "epochs", "clips", "flops"),
-    *("seconds", "loading", "evaluating", "total", "waiting", "machine", "versions", "result"),
+    *("seconds", "loading", "evaluating", "total", "machine", "versions", "result"),
 )
 
 
@@ -105,8 +100,6 @@ class Study:
             - loading: Share of `seconds` spent waiting for data.
             - evaluating: Wall-clock time of the evaluations and the test.
             - total: Sum of `seconds` and `evaluating`.
-            - waiting: Share of the training time, excluding data loading, spent waiting for a CPU
-              core. Measured only for a single process on the CPU.
             - machine, versions: Hardware and package versions.
             - result: Content of result.json.
             - One column per metric, in per cent.
@@ -175,7 +168,6 @@ def _row(arm: Arm, seed: int, result: dict[str, Any], metrics: Iterable[str]) ->
         "loading": seconds["loading"] / training,
         "evaluating": evaluating,
         "total": training + evaluating,
-        "waiting": seconds["waiting"] / seconds["training"],
         "machine": where,
         "versions": ", ".join(f"{name} {v}" for name, v in result["versions"].items()),
         "result": result,
@@ -293,7 +285,7 @@ def _time_left(
     """
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
     steps = study.step_seconds or {arm.name: _training_pixels(arm) for arm in study.arms}
-    work = {arm.name: steps[arm.name] * (1 + evaluation_share(arm)) for arm in study.arms}
+    work = {arm.name: steps[arm.name] * (1 + share_of_evaluations(arm)) for arm in study.arms}
     seconds = sum(work[arm.name] for arm, _ in runs)
     if len(finished):
         seconds *= finished["total"].sum() / finished["arm"].map(work).sum()
@@ -302,18 +294,12 @@ def _time_left(
     return f"{number}, about {format_duration(seconds / min(at_once, len(runs)))}"
 
 
-def evaluation_share(arm: Arm) -> float:
+def share_of_evaluations(arm: Arm) -> float:
     """Return the time of evaluations and test, as a multiple of the training time of a run.
 
     Time is assumed to be proportional to the number of pixels. Without list files, the result is 0.
     """
-    recipe = arm.recipe
-    validated = count_list(recipe, "val") or 0
-    tested = count_list(recipe, "test") or 0
-    evaluations = affordable_evaluations(recipe, arm.schedule, validated, _pixels)
-    one = evaluation_flops(recipe, arm.schedule, validated, _pixels)
-    pixels = len(evaluations) * one + multi_view_flops(recipe, tested, _pixels)
-    return pixels / _training_pixels(arm)
+    return evaluation_share(arm.recipe, arm.schedule, _pixels)[1]
 
 
 def _training_pixels(arm: Arm) -> float:

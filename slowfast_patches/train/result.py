@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import zlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,32 +163,20 @@ def write_result(
             metrics = {k: v for k, v in progress.evaluations[-1].items() if k not in when}
     result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
     path = Path(recipe.output_dir, "test.json" if trainer is None else "result.json")
-    save_result(path, result)
-
-
-def save_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a dict as JSON, with the additional key "checksum"."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {**result, "checksum": _checksum(result)}
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(result, indent=2) + "\n")
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read a file that `save_result` wrote, and return its dict without "checksum".
+    """Read result.json or test.json.
 
     Raises:
-        ValueError: The file is not a JSON object, or its checksum does not match.
+        ValueError: The file is not a JSON object.
     """
     result = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(result, dict):
         raise ValueError("not a JSON object")
-    if result.pop("checksum", None) != _checksum(result):
-        raise ValueError("damaged or edited, because the checksum does not match")
     return result
-
-
-def _checksum(result: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(result, sort_keys=True).encode()):08x}"
 
 
 def _tested_model(recipe: Recipe, world: World) -> nn.Module:

@@ -38,6 +38,7 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.transformer import has_start_weights
 from slowfast_patches.models.weights import check_file
+from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
@@ -275,7 +276,8 @@ def _is_of(best: Path, progress: Progress) -> bool:
 
 def _write_plan(trainer: Trainer, folder: Path) -> None:
     """Write the plan as text, JSON and a picture, and log a summary of the plan."""
-    plan = make_plan(trainer.schedule, trainer.flops)
+    share = evaluation_share(trainer.recipe, trainer.schedule, trainer.flops)
+    plan = make_plan(trainer.schedule, trainer.flops, evaluations=share)
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=2), encoding="utf-8")
     plot_plan(trainer.schedule, learning_rate_of(trainer.recipe), folder / "plan.png")

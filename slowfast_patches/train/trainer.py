@@ -32,8 +32,8 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.plan.evaluations import (
-    affordable_evaluations,
     checkpoint_iterations,
+    evaluation_iterations,
     phase_ends,
 )
 from slowfast_patches.plan.flops import flops_per_clip
@@ -146,9 +146,7 @@ class Trainer:
             recipe, world, self.schedule, loading_advice(recipe, self.dataset)
         )
         self.flops = flops_per_clip(recipe)
-        videos = len(self.validation.videos)
-        evaluated = affordable_evaluations(recipe, self.schedule, videos, self.flops)
-        self.evaluated_after = frozenset(evaluated)
+        self.evaluated_after = frozenset(evaluation_iterations(recipe, self.schedule))
         self.saved_after = checkpoint_iterations(recipe, self.schedule)
         self._list_digest = list_digest(recipe, self.dataset.videos) if world.is_main else ""
         self._class_names = names_of_data(recipe) if world.is_main else None

@@ -1,17 +1,14 @@
-"""Run steps of each clip shape on random clips: dry steps before a training, or timed steps.
+"""Run a dry step of each clip shape on random clips before a training.
 
-Dry steps compile and tune the kernels, and measure the memory. Timed steps measure the speed.
+Dry steps compile and tune the kernels, and measure the memory.
 """
 
 from __future__ import annotations
 
 import logging
 import textwrap
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from statistics import median
 from typing import Any, cast
 
 import torch
@@ -36,13 +33,6 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 """Parts of the error messages of CUDA libraries that run out of memory."""
-_ROUNDS, _STEPS = 2, 3
-"""Number of rounds over all shapes, and number of timed steps of each shape in a round.
-
-An untimed warm-up step precedes the timed steps.
-"""
-_RATE = 1e-4
-"""Learning rate of timed steps. It is low, so that random clips do not make the model diverge."""
 _STATE = {"sgd": 1, "adam": 2, "adamw": 2}
 """Number of state tensors that each optimizer allocates per parameter at its first step."""
 
@@ -96,7 +86,7 @@ def dry_run(
     with _undone(stepper):
         for step in steps:
             begin(f"the dry step of {step.shape}")
-            with _explained(stepper, step):
+            with explain_failures(stepper, step):
                 peaks[step] = _peak(stepper, step, rank, world_size)
     if stepper.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -148,7 +138,7 @@ def _reserved(stepper: Stepper, world_size: int) -> list[Tensor]:
 
 
 @contextmanager
-def _explained(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
+def explain_failures(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
     """Convert out-of-memory and compiler errors in the body to ValueError."""
     try:
         yield
@@ -180,46 +170,6 @@ def _undone(stepper: Stepper) -> Iterator[None]:
         put_back()
         set_group_size(stepper.model, None)
         stepper.optimizer.zero_grad(set_to_none=True)
-
-
-def time_steps(
-    stepper: Stepper, kinds: Sequence[tuple[Shape, int | None]]
-) -> dict[tuple[Shape, int | None], float]:
-    """Measure the seconds of a training step of each shape and BN group size.
-
-    Run the steps in this process only, with the clips that one process has in a training. The
-    shapes take turns. The weights of the model change.
-
-    Args:
-        stepper: The model and its optimizer.
-        kinds: Pairs of shape and BN group size to measure.
-
-    Returns:
-        Maps each pair to the median seconds of a step.
-
-    Raises:
-        ValueError: A shape does not fit into the memory of the device, or cannot be compiled.
-    """
-    expect_graphs(2 * len(kinds))
-    # The CPU time of a single thread excludes waits for a free core on a busy machine.
-    alone = stepper.device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
-    times: dict[tuple[Shape, int | None], list[float]] = defaultdict(list)
-    for _ in range(_ROUNDS):
-        for shape, bn_size in kinds:
-            clips = shape.batch // stepper.recipe.world_size
-            group = None if bn_size is None else min(bn_size, clips)
-            step = ScheduleStep(0, 0, shape, _RATE, group, 0, 0.0)
-            batch = made_up_batch(stepper.recipe, clips, shape)
-            with _explained(stepper, step):
-                for number in range(1 + _STEPS):
-                    began = clock()
-                    stepper(step, batch)
-                    if stepper.device.type == "cuda":
-                        torch.cuda.synchronize(stepper.device)
-                    if number:
-                        times[shape, bn_size].append(clock() - began)
-    return {kind: median(seconds) for kind, seconds in times.items()}
 
 
 def without_compiling() -> AbstractContextManager[Any]:

@@ -212,6 +212,21 @@ def add_pairs(group: argparse._ActionsContainer, name: str) -> None:
     add_option(group, name, "KEY=VALUE", text, key_value, [], action="append")
 
 
+def add_step_times(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Add --step-times and --step-seconds, which exclude each other."""
+    group = parser.add_mutually_exclusive_group(required=required)
+    text = (
+        "result file of benchmarks/step_time.py with the times at all shapes; if this option is "
+        "repeated, the first file that fits the recipe is used"
+    )
+    add_list(group, "--step-times", text)
+    text = (
+        "seconds per iteration at the baseline's shape; times at other shapes are estimated from "
+        "their FLOPs"
+    )
+    add_option(group, "--step-seconds", "S", text, above_zero)
+
+
 def add_cfg(group: argparse._ActionsContainer) -> None:
     """Add --cfg, the recipe."""
     add_option(group, "--cfg", "FILE", "recipe, a YAML file", Path, required=True)

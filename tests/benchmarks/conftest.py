@@ -5,9 +5,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from common import Timed
 from steps import rates
 from steps.case import Steps
+
+from slowfast_patches.train.step_timer import Timed
 
 SECONDS = Callable[[Steps], float]
 

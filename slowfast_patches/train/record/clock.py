@@ -14,18 +14,12 @@ _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving", "test
 
 
 class Clock:
-    """Measure the seconds spent on each activity of a run, summed over all restarts.
+    """Measure the seconds spent on each activity of a run, summed over all restarts."""
 
-    Args:
-        alone: Whether the run is a single process on the CPU. If so, also measure "waiting": the
-            part of the training time in which the process waits for a free CPU core.
-    """
-
-    def __init__(self, alone: bool = False) -> None:
-        self._seconds = dict.fromkeys((*_ACTIVITIES, "waiting"), 0.0)
-        self._alone = alone
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(_ACTIVITIES, 0.0)
         self._activity: str | None = None
-        self._since = (time.perf_counter(), time.thread_time())
+        self._since = time.perf_counter()
 
     def load(self, seconds: Mapping[str, float]) -> None:
         """Set the seconds to the values in a checkpoint."""
@@ -75,14 +69,11 @@ class Clock:
     def _switch(self, activity: str | None) -> str | None:
         """Start to measure another activity, and return the previous activity."""
         before = self._activity
-        now = (time.perf_counter(), time.thread_time())
-        passed, computed = (end - start for end, start in zip(now, self._since, strict=True))
+        now = time.perf_counter()
+        if before is not None:
+            self._seconds[before] += now - self._since
         self._activity = activity
         self._since = now
-        if before is not None:
-            self._seconds[before] += passed
-        if before == "training" and self._alone:
-            self._seconds["waiting"] += passed - computed
         return before
 
 

@@ -60,7 +60,7 @@ class MetricsLogger:
         self._world = world
         self._schedule = schedule
         self._advice = advice
-        self.clock = Clock(alone=world.size == 1 and world.device.type == "cpu")
+        self.clock = Clock()
         self._progress = Progress()
         self._iterations = list[tuple[Tensor, Tensor, int, int]]()  # since the last report
         # Each of these is (finished iterations, seconds of training, seconds of loading).

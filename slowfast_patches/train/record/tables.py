@@ -20,8 +20,6 @@ from slowfast_patches.utils.pictures import new_figure, save_figure
 
 logger = logging.getLogger(__name__)
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of a cell that spreadsheets interpret as a formula."""
 _COUNTED = 20
 """Maximum number of classes for which the confusion matrix shows a number in each cell."""
 
@@ -177,12 +175,6 @@ def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]
     path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(map(_cell, row) for row in (header, *rows))
+    writer.writerows([printable(str(value)) for value in row] for row in (header, *rows))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode())
-
-
-def _cell(value: object) -> str:
-    """Convert a value to text. Prefix an apostrophe if spreadsheets would interpret a formula."""
-    text = printable(str(value))
-    return f"'{text}" if text.startswith(_FORMULA) else text

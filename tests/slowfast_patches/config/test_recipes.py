@@ -118,7 +118,7 @@ def test_multigrid_is_two_lines_more_than_its_baseline_and_three_with_a_warm_up(
         ("Demo/OWN_VIDEOS_R50_MULTIGRID", GENTLE),
         ("Demo/SLOWFAST_DEMO_MULTIGRID", PAPERS_CYCLES),
         (f"{SLOWFAST}_MULTIGRID", PAPERS_CYCLES),
-        ("../projects/real_video/recipes/SLOWFAST_WORDS_MULTIGRID", GENTLE),
+        ("../benchmarks/real_video/recipes/SLOWFAST_WORDS_MULTIGRID", GENTLE),
         ("Demo/OWN_VIDEOS", None),
     ],
 )

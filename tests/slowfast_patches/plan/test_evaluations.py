@@ -1,16 +1,14 @@
 """After which iterations a run evaluates and saves, and what that costs, worked out by hand."""
 
-import logging
-
 import pytest
 
 from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.plan.evaluations import (
-    affordable_evaluations,
     checkpoint_iterations,
     evaluation_flops,
     evaluation_iterations,
+    evaluation_share,
     multi_view_flops,
     phase_ends,
 )
@@ -42,6 +40,8 @@ def test_without_the_long_cycle_evaluations_come_by_epochs():
     cfg = config(MULTIGRID_LONG_CYCLE=False, MULTIGRID_EVAL_FREQ=9, TRAIN_EVAL_PERIOD=1)
     # 60 clips by eights are 7 or 8 iterations; 20 clips are passed in the third, 40 by the fifth
     assert evaluation_iterations(cfg, schedule) == [3, 5, schedule.iterations]
+    by_epochs = config(MULTIGRID_EVAL_FREQ=0, TRAIN_EVAL_PERIOD=2)
+    assert evaluation_iterations(by_epochs, schedule) == [5, schedule.iterations]
 
 
 def _clips(frames: int, crop: int) -> float:
@@ -49,41 +49,15 @@ def _clips(frames: int, crop: int) -> float:
     return 3 * (frames / 16) * (crop / 64) ** 2
 
 
-TRAINING = 36 * 8 * 3
-"""FLOPs of the 36 iterations above, each with the pixels of 8 clips at the baseline's shape."""
-
-
-@pytest.mark.parametrize(
-    ("clips", "freq", "share", "kept"),
-    [
-        (14, 1, 0.1, [6, 12, 18, 24, 30, 36]),  # 6 · 14 of 864: 9.7 %
-        (15, 1, 0.1, [6, 12, 18, 24, 36]),  # 6 · 15 are 10.4 %, 5 · 15 are 8.7 %
-        (30, 1, 0.1, [18, 36]),
-        (14, 3, 0.1, [6, 12, 18, 24, 30, 36]),
-        (1000, 1, 0.1, [36]),
-        (1000, 1, 0.0, [6, 12, 18, 24, 30, 36]),
-        (30, 1, 0.25, [6, 12, 18, 24, 30, 36]),
-    ],
-)
-def test_evaluations_cost_a_tenth_of_the_training_at_most(schedule, clips, freq, share, kept):
-    recipe = config(MULTIGRID_EVAL_FREQ=freq, TRAIN_EVAL_MAX_SHARE=share)
-    assert affordable_evaluations(recipe, schedule, clips, _clips) == kept
-
-
-def test_a_thinned_schedule_names_the_key_that_turns_it_off(schedule, caplog):
-    recipe = config(MULTIGRID_EVAL_FREQ=1)
-    with caplog.at_level(logging.INFO):
-        affordable_evaluations(recipe, schedule, 14, _clips)
-        affordable_evaluations(
-            config(MULTIGRID_LONG_CYCLE=False, TRAIN_EVAL_PERIOD=1000), schedule, 1000, _clips
-        )
-        assert not caplog.messages
-        affordable_evaluations(recipe, schedule, 30, _clips)
-    [message] = caplog.messages
-    assert message.startswith(
-        "6 evaluations would take 21 % of the training FLOPs. TRAIN.EVAL_MAX_SHARE keeps 2 of them"
-    )
-    assert "TRAIN.EVAL_MAX_SHARE 0" in message
+def test_the_share_of_evaluations_by_hand(schedule, tmp_path):
+    """Six evaluations of 14 videos and a test of 10 videos, 3 FLOPs of training for each 1."""
+    (tmp_path / "val.csv").write_text("v.mp4 0\n" * 14)
+    (tmp_path / "test.csv").write_text("v.mp4 0\n" * 10)
+    data = {"DATA.PATH_TO_DATA_DIR": str(tmp_path), "TEST.NUM_SPATIAL_CROPS": 1}
+    views = {"TEST.NUM_ENSEMBLE_VIEWS": 1, "DATA.NUM_FRAMES": 16, "DATA.TEST_CROP_SIZE": 64}
+    recipe = config(MULTIGRID_EVAL_FREQ=1).replaced(data | views)
+    count, share = evaluation_share(recipe, schedule, _clips)
+    assert (count, share) == (6, pytest.approx((6 * 14 + 10) / (36 * 8 * 3), rel=0.01))
 
 
 def test_precise_bn_averaged_weights_and_views_are_counted(schedule):

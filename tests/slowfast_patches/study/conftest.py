@@ -1,5 +1,6 @@
 """Fixtures with made-up results of runs."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import yaml
 
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study
-from slowfast_patches.train.result import save_result
+from slowfast_patches.utils.files import write_text
 
 
 def result_of(arm: Arm, seed: int, seconds: float, /, **values: Any) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def result_of(arm: Arm, seed: int, seconds: float, /, **values: Any) -> dict[str
         {"seconds": seconds * n / 4} | {name: value * n / 4 for name, value in metrics.items()}
         for n in (1, 2, 3, 4)
     ]
-    spent = {"training": 0.75 * seconds, "loading": 0.25 * seconds, "waiting": 0.0}
+    spent = {"training": 0.75 * seconds, "loading": 0.25 * seconds}
     return {
         "config": yaml.safe_load(arm.recipe.text) | {"RNG_SEED": seed, "OUTPUT_DIR": "elsewhere"},
         "versions": {"torch": "2.0"},
@@ -46,6 +47,7 @@ def write_run() -> Callable[..., None]:
 
     def write(study: Study, arm: Arm, seed: int, seconds: float, /, **values: Any) -> None:
         path = study.folder(arm, seed) / "result.json"
-        save_result(path, result_of(arm, seed, seconds, **values))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(result_of(arm, seed, seconds, **values)))
 
     return write

@@ -12,8 +12,7 @@ from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
 from slowfast_patches.study.runs import RunFailedError, Study, train
-from slowfast_patches.study.verdict import chance_of
-from slowfast_patches.train.result import save_result
+from slowfast_patches.study.score import chance_of
 
 BASE = """
 TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
@@ -65,7 +64,6 @@ if seed in ("15", "60"):
     time.sleep(60)
 result = json.loads((here / (folder.parent.name + ".json")).read_text())
 result["config"] |= {"RNG_SEED": int(seed), "OUTPUT_DIR": str(folder)}
-result["checksum"] = f"{zlib.crc32(json.dumps(result, sort_keys=True).encode()):08x}"
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "result.json").write_text(json.dumps(result))
 """
@@ -163,17 +161,13 @@ def test_step_times_take_the_place_of_seconds_in_table_json_and_plot(study, writ
     assert set(chance.get_ydata()) == {12.5}
 
 
-def test_why_wall_clock_times_may_mislead(study, write_run):
-    """A machine that was busy, and evaluations that took longer than the training."""
+def test_evaluations_that_took_longer_than_the_training_are_named(study, write_run):
     baseline, multigrid = study.arms
     write_run(study, baseline, 0, 300, top1=80.0, top5=90.0)
     spent = {"training": 5.0, "loading": 1.0, "evaluating": 7.0}
-    for waiting, is_busy in ((2.5, True), (0.2, False)):
-        seconds = spent | {"waiting": waiting}
-        write_run(study, multigrid, 0, 6, top1=83.0, top5=90.0, seconds=seconds)
-        text = str(comparison_report(Comparison(study, study.runs(), "command")))
-        assert ("waiting for a CPU core: multigrid 50 %. To" in text) == is_busy
-        assert "Evaluation and test took longer than training in multigrid. The" in text
+    write_run(study, multigrid, 0, 6, top1=83.0, top5=90.0, seconds=spent)
+    text = str(comparison_report(Comparison(study, study.runs(), "command")))
+    assert "Evaluation and test took longer than training in multigrid. The" in text
 
 
 def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
@@ -331,7 +325,7 @@ def test_all_arms_are_trained_with_a_seed_before_the_next_and_none_twice(
             ],
         ),
         (STEP_SECONDS, 2, None, ["4 runs left, about 40 s"] * 2),
-        (STEP_SECONDS, 2, 48, ["4 runs left, about 98.7 s"] * 2),
+        (STEP_SECONDS, 2, 48, ["4 runs left, about 2.12 min"] * 2),
     ],
 )
 def test_the_time_that_is_left_goes_to_standard_error(
@@ -342,11 +336,11 @@ def test_the_time_that_is_left_goes_to_standard_error(
     Their 102 and 36 iterations have about as many pixels each. After a run of 102, the others take
     (102 + 2 · 36) · 107 / 102 s. Two runs side by side begin before either ends.
 
-    The baseline trains on 816 clips, which cost 2,448 forwards. With 48 videos, 5 evaluations cost
-    240 forwards, and the test with 30 views costs 1,440: in all 16.9 s for each 10 s of training.
-    Multigrid trains for 864 forwards at most, with one evaluation and the test: 82 s for each 30 s.
+    The baseline trains on 816 clips, which cost 2,448 forwards. With 48 videos, 6 evaluations cost
+    288 forwards, and the test with 30 views costs 1,440: in all 17.1 s for each 10 s of training.
+    Multigrid trains for 864 forwards, with 3 evaluations in each of 6 phases: 110 s for each 30 s.
     """
-    monkeypatch.setattr("slowfast_patches.study.runs.count_list", lambda *_: videos)
+    monkeypatch.setattr("slowfast_patches.plan.evaluations.count_list", lambda *_: videos)
     study = replace(study, step_seconds=seconds)
     if at_once == 2:
         fake_run_net.with_name("side by side").touch()
@@ -384,17 +378,17 @@ def test_a_run_of_another_config_is_refused_before_anything_is_trained(
     """A key that did not exist yet was at its default."""
     result = make_result(study.arms[0], 0, 100, top1=80.0, top5=90.0)
     del result["config"]["DATA"]["ENSEMBLE_METHOD"]
-    save_result(study.folder(study.arms[0], 0) / "result.json", result)
+    path = study.folder(study.arms[0], 0) / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(result))
     assert study.runs()["top1"].tolist() == [80.0]
     after = replace(study, arms=make_arms(configs, ["DATA.ENSEMBLE_METHOD", "max"]))
     with pytest.raises(ValueError, match=r"ENSEMBLE_METHOD sum there, max now.*another --output"):
         train_all(after, fake_run_net)
     longer = replace(study, arms=make_arms(configs, ["DATA.NUM_TRAIN_VIDEOS", 272]))
     assert longer.arms[0].iterations > study.arms[0].iterations
-    path = study.folder(study.arms[0], 0) / "result.json"
-    content = json.loads(path.read_text())
-    content["config"]["DATA"]["NUM_TRAIN_VIDEOS"] = 272
-    save_result(path, {key: value for key, value in content.items() if key != "checksum"})
+    result["config"]["DATA"]["NUM_TRAIN_VIDEOS"] = 272
+    path.write_text(json.dumps(result))
     with pytest.raises(ValueError, match="because the training list has changed"):
         train_all(longer, fake_run_net)
     assert not calls(fake_run_net)
@@ -416,8 +410,8 @@ def test_a_damaged_result_and_one_of_several_rates_are_refused(study, write_run)
     ):
         study.runs()
     path = study.folder(baseline, 0) / "result.json"
-    path.write_text(path.read_text().replace("80.0", "90.0"))
-    with pytest.raises(ValueError, match=r"not a valid result .*checksum does not match"):
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match="not a valid result"):
         study.runs()
 
 

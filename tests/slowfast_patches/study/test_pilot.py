@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from multigrid import GENTLE, PAPER
@@ -23,9 +24,10 @@ from slowfast_patches.study.pilot import (
     step_seconds,
     train_pilot,
 )
-from slowfast_patches.study.pilot_verdict import Pilot, pilot_report, recipe_text
+from slowfast_patches.study.pilot_report import _SEEDS, Pilot, pilot_report, recipe_text
 from slowfast_patches.study.runs import RunFailedError, Study
-from slowfast_patches.train import warm_up
+from slowfast_patches.study.score import score_of
+from slowfast_patches.train import step_timer
 
 DEMO = Path("configs/Demo/SLOWFAST_DEMO.yaml")
 
@@ -56,7 +58,7 @@ def made_up(whole_arms, tmp_path, write_run) -> Callable[..., Pilot]:
         arms = [pilot._shortened(arm, 4.0 * length) for arm in whole_arms[: len(scores)]]
         arms[0] = pilot._shortened(whole_arms[0], length)
         study = Study(arms, [0], tmp_path, {arm.name: 23.0 for arm in arms})
-        spent = {"training": 23.0, "loading": loading, "waiting": 0.0, "evaluating": 7.0}
+        spent = {"training": 23.0, "loading": loading, "evaluating": 7.0}
         for arm, score in zip(arms, scores, strict=True):
             write_run(study, arm, 0, 23.0, top1=score, videos=videos, seconds=spent)
         return Pilot(study, study.runs(), "command", 960.0)
@@ -69,20 +71,24 @@ def test_the_standard_error_of_a_score_by_hand(made_up):
 
     No hit at all is as uncertain as one hit. Four seeds halve the second error.
     """
-    found = made_up(20.0, 20.0)
-    assert found.errors(20.0) == pytest.approx((2.0, 6.4))
-    assert found.errors(0.0) == found.errors(0.25)
-    four = replace(found, study=replace(found.study, seeds=[0, 1, 2, 3]))
-    assert four.errors(20.0) == pytest.approx((2.0, 3.2))
+    found = made_up(20.0, 0.0, 0.25)
+    one, none, hit = found.scores.values()
+    assert one == pytest.approx((20.0, 2.0, 6.4))
+    assert none[1:] == hit[1:]
+    four = pd.concat([found.runs[found.runs["arm"] == "baseline"]] * 4)
+    assert score_of(four, "baseline", "top1", 40.0) == pytest.approx((20.0, 2.0, 3.2))
 
 
-def test_seeds_differ_by_about_what_the_error_counts_with(made_up):
-    """Of a million videos, beside the spread over seeds in the curves of the words and digits."""
-    errors = made_up(0.0, 0.0, videos=10**6).errors
+def test_seeds_differ_by_about_what_the_error_counts_with():
+    """Beside the spread over seeds in the curves of the words and digits."""
     for study in ("words", "digits"):
         configs = json.loads(Path(f"benchmarks/results/{study}.json").read_text())["configs"]
         scores = [config["top1"] for config in configs]
-        ratios = [score["std"] / errors(score["mean"])[1] for score in scores]
+        variances = [score["mean"] / 100 * (1 - score["mean"] / 100) for score in scores]
+        ratios = [
+            score["std"] / (_SEEDS * variance)
+            for score, variance in zip(scores, variances, strict=True)
+        ]
         assert 0.6 < (sum(r * r for r in ratios) / len(ratios)) ** 0.5 < 1.3
 
 
@@ -193,7 +199,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
             study()
         return
     made = study()
-    besides = pilot._START + pilot.evaluation_share(whole_arms[0]) * seconds[0]
+    besides = pilot._START + pilot.share_of_evaluations(whole_arms[0]) * seconds[0]
     took = len(made.arms) * (made.step_seconds["baseline"] + besides)
     assert took == pytest.approx(outcome, rel=0.05)
 
@@ -234,7 +240,7 @@ def small(monkeypatch):
     """A pilot of a few iterations."""
     for name, value in (("_ITERATIONS", 2), ("_FINAL", 2), ("_START", 0.0)):
         monkeypatch.setattr(pilot, name, value)
-    monkeypatch.setattr(warm_up, "_ROUNDS", 1)
+    monkeypatch.setattr(step_timer, "_ROUNDS", 1)
 
 
 @pytest.fixture

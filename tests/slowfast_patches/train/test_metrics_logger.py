@@ -40,15 +40,12 @@ def test_unreadable_videos_are_limited_by_what_was_read_in_mini_batches_of_an_ep
 
 
 class Time:
-    """Goes on when it is told to; `waited` of it this process had no core."""
+    """Goes on when it is told to."""
 
-    now = waited = 0.0
+    now = 0.0
 
     def perf_counter(self) -> float:
         return self.now
-
-    def thread_time(self) -> float:
-        return self.now - self.waited
 
 
 @pytest.fixture(autouse=True)
@@ -165,17 +162,14 @@ def test_the_time_left_follows_from_the_iterations_of_the_phase(train):
 # The clock.
 
 
-def test_seconds_of_training_without_a_core(now: Time):
-    """2 of 8 s of training; what loading waits for is no busy machine."""
-    clock = Clock(alone=True)
+def test_loading_inside_training_is_counted_as_loading_alone(now: Time):
+    clock = Clock()
     with clock.time("training"):
         now.now += 5
         with clock.time("loading"):
             now.now += 10
-            now.waited += 10
         now.now += 3
-        now.waited += 2
-    assert (clock.seconds["training"], clock.seconds["waiting"]) == (8, 2)
+    assert (clock.seconds["training"], clock.seconds["loading"]) == (8, 10)
 
 
 @pytest.mark.gpu

@@ -26,16 +26,12 @@ def evaluation(labels: list, precisions: list | None = None) -> Evaluation:
     return Evaluation({}, SCORES, torch.tensor(labels), scored, precisions)
 
 
-def test_no_cell_is_a_formula_or_has_control_characters(tmp_path: Path):
-    path, names = tmp_path / "predictions.csv", ("=cmd|'/c calc'!A1", "a=b", "\x1b[2J\a")
-    videos = ["@x.mp4", "-x.mp4", "+x.mp4", "\tx.mp4", "1-x\udcff.mp4"]
-    write_predictions(path, videos, [SCORES[0], None, None, None, SCORES[2]], names)
-    shown = ["'=cmd|'/c calc'!A1", "a=b", r"\x1b[2J\x07"]
+def test_no_cell_has_control_characters(tmp_path: Path):
+    path, names = tmp_path / "predictions.csv", ("a", "\x1b[2J\a", "b")
+    write_predictions(path, ["x\udcff.mp4"], [SCORES[2]], names)
     assert rows(path) == [
-        ["video", "prediction", "probability", *shown],
-        ["'@x.mp4", "'=cmd|'/c calc'!A1", "0.7", "0.7", "0.2", "0.1"],
-        *(["'-x.mp4"], ["'+x.mp4"], ["'\tx.mp4"]),
-        [r"1-x\udcff.mp4", r"\x1b[2J\x07", "0.6", "0.1", "0.3", "0.6"],
+        ["video", "prediction", "probability", "a", r"\x1b[2J\x07", "b"],
+        [r"x\udcff.mp4", "b", "0.6", "0.1", "0.3", "0.6"],
     ]
 
 

@@ -1,45 +1,36 @@
-"""`plan --gpus`: the model and its hours by hand, what docs/cluster.md shows, what is refused."""
+"""Hours on a cluster by hand, what docs/cluster.md shows, and what is refused."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
+import cluster as tool
 import pytest
+from cluster import Cluster, gpu_counts, on_cluster
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.plan.cluster import Cluster, gpu_counts, on_cluster
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
 
 GB = 1e9
 FREE = ("--network", "inf", "--latency", "0")
 
 
-@pytest.fixture(scope="module")
-def tool(load_program: Callable[[str], ModuleType]) -> ModuleType:
-    return load_program("tools/plan.py")
-
-
 @pytest.fixture
-def plan(
-    tool: ModuleType, short_cycle_recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., dict]:
+def plan(short_cycle_recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
     """Return the function `plan("--gpus", 2, ...)`, which returns the JSON of the tool.
 
-    An iteration of the recipe takes 75 s. With --gpus, the row of that number of GPUs and its
-    trainings are merged into the result.
+    An iteration of the recipe takes 75 s. The row of that number of GPUs and its trainings are
+    merged into the result.
     """
 
     def call(*arguments: object, cfg: Path = short_cycle_recipe, step: float = 75) -> dict:
         options = ("--cfg", cfg, "--step-seconds", step, "--json", *arguments)
         assert tool.main([*map(str, options)]) == 0
         found = json.loads(capsys.readouterr().out)
-        if "--gpus" in arguments:
-            (row,) = [r for r in found["rows"] if r["gpus"] == found["cluster"]["gpus"]]
-            found |= row | row["trainings"]
-        return found
+        (row,) = [r for r in found["rows"] if r["gpus"] == found["cluster"]["gpus"]]
+        return found | row | row["trainings"]
 
     return call
 
@@ -105,7 +96,7 @@ def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan):
     assert "too short" in found["refused"]["2048"]
 
 
-def documented(tool: ModuleType, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def documented(capsys: pytest.CaptureFixture[str], command: str) -> None:
     """Check that docs/cluster.md shows a command and, verbatim, rows of the table that it prints.
 
     The row of the wanted number of GPUs has to be among them.
@@ -125,9 +116,8 @@ def documented(tool: ModuleType, capsys: pytest.CaptureFixture[str], command: st
 
 
 @pytest.mark.slow
-def test_the_worked_example_is_what_the_document_shows(tool, capsys):
+def test_the_worked_example_is_what_the_document_shows(capsys):
     documented(
-        tool,
         capsys,
         "--cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml --step-seconds 0.427 --gpus 128 "
         "--gpus-per-node 8 --network 1.25 TRAIN.BATCH_SIZE 32 SOLVER.BASE_LR 0.05 "
@@ -136,10 +126,10 @@ def test_the_worked_example_is_what_the_document_shows(tool, capsys):
 
 
 @pytest.mark.slow
-def test_the_plan_for_1536_gpus_is_what_the_document_shows(tool, capsys):
+def test_the_plan_for_1536_gpus_is_what_the_document_shows(capsys):
     recipe = "--cfg configs/Kinetics/TSM_8x8_R50_1536GPU_MULTIGRID.yaml"
     summit = "--gpus 1536 --gpus-per-node 6 --network 23 --node-network 50"
-    documented(tool, capsys, f"{recipe} --step-seconds 0.359 {summit}")
+    documented(capsys, f"{recipe} --step-seconds 0.359 {summit}")
 
 
 @pytest.mark.parametrize(
@@ -179,27 +169,5 @@ TIMED = ("--gpus", "8", "--gpus-per-node", "8", "--network", "1", "--step-second
         (["NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 is not divisible by"),
     ],
 )
-def test_mistakes_are_one_line_and_status_2(tool, short_cycle_recipe, refused, arguments, message):
+def test_mistakes_are_one_line_and_status_2(short_cycle_recipe, refused, arguments, message):
     assert message in refused(tool, ["--cfg", str(short_cycle_recipe), *TIMED, *arguments])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--network", "1"],
-        ["--gpus", "8", "--gpus-per-node", "8", "--step-seconds", "1"],
-        TIMED[:-2],
-        [*TIMED, "--gpus", "0"],
-        [*TIMED, "--loader", "nan"],
-        [*TIMED, "--plot", "x.png"],
-    ],
-)
-def test_options_that_miss_something_are_refused(tool, arguments):
-    with pytest.raises(SystemExit):
-        tool.parse_args(["--cfg", "x.yaml", *arguments])
-
-
-def test_the_options_give_a_cluster_in_bytes_and_seconds(tool):
-    options = [*TIMED, "--node-network", "50", "--latency", "30"]
-    args = tool.parse_args(["--cfg", "x.yaml", *options])
-    assert tool.cluster_of(args) == Cluster(8, 8, 1e9, 50e9, pytest.approx(30e-6))

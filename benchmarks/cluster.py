@@ -1,14 +1,22 @@
-"""Predicted training time of a recipe on clusters of 1 to 2,048 GPUs.
+r"""Predict the training time of a recipe on clusters of 1 to 2,048 GPUs.
 
-All times are computed from a cost model, not measured. docs/cluster.md explains the cost model and
-shows two examples.
+    python benchmarks/cluster.py --cfg RECIPE.yaml --step-times steps.json --gpus 128 \
+        --gpus-per-node 8 --network 12.5
+
+The prediction includes computation, gradient exchange and data loading. The program also prints how
+many clips per second the storage must deliver. All times are computed from a cost model, not
+measured. docs/cluster.md explains the cost model and shows two examples.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -19,9 +27,14 @@ from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_world_size
 from slowfast_patches.config.schedule import check_world_size, schedule_of, without_multigrid
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
+from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
-from slowfast_patches.plan.step_times import Timing
+from slowfast_patches.plan.plan import dataset_size
+from slowfast_patches.plan.step_times import Timing, find_timing
+from slowfast_patches.utils import command_line
+from slowfast_patches.utils.command_line import above_zero, at_least_one, from_zero
 from slowfast_patches.utils.tables import format_duration, format_table
 
 LATENCY = 20e-6
@@ -321,3 +334,49 @@ def _cells(row: Mapping[str, Any], marked: bool) -> list[str]:
     needed = row["clips_per_second"]
     cells += [f"{row['speed_up']:.2f}×", f"{needed / row['nodes']:,.0f}", f"{needed:,.0f}"]
     return [*cells, "; ".join(row["notes"])]
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = command_line.command_parser(__doc__)
+    add = partial(command_line.add_option, parser)
+    command_line.add_cfg(parser)
+    add("--dataset-size", "N", "number of training videos (default: the number in the list)", int)
+    command_line.add_json(parser)
+    command_line.add_step_times(parser, required=True)
+    add("--gpus", "N", "total number of GPUs", at_least_one, required=True)
+    add("--gpus-per-node", "M", "number of GPUs per node", at_least_one, required=True)
+    text = (
+        "network bandwidth of a node in each direction, where 10 Gb/s are 1.25 GB/s, or inf for "
+        "no limit"
+    )
+    add("--network", "GB/s", text, above_zero, required=True)
+    text = "bandwidth between two GPUs of the same node (default: no limit)"
+    add("--node-network", "GB/s", text, above_zero, math.inf)
+    add("--latency", "US", "latency of a message in µs (%(default)g)", from_zero, 1e6 * LATENCY)
+    text = "clips that a node can load per second (default: loading takes no time)"
+    add("--loader", "CLIPS/s", text, above_zero)
+    command_line.add_overrides(parser, "keys to set in the config")
+    return parser.parse_intermixed_args(argv)
+
+
+@command_line.tool()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the predicted training times, and return the exit status."""
+    args = parse_args(argv)
+    recipe = with_precision(load_with_classes(args.cfg, args.overrides), on_gpu=True)
+    cluster = Cluster(
+        *(args.gpus, args.gpus_per_node),
+        network=1e9 * args.network,
+        node_network=1e9 * args.node_network,
+        latency=1e-6 * args.latency,
+    )
+    videos = dataset_size(recipe, args.dataset_size)
+    timing_of = partial(find_timing, seconds=args.step_seconds, files=args.step_times)
+    plan = plan_on_cluster(recipe, cluster, videos, timing_of, args.loader)
+    print(json.dumps(plan, indent=2) if args.json else format_cluster_plan(plan))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,13 +3,14 @@
 The advice depends on the probability that the best cycle is more accurate than the baseline after
 equal time. The probability is computed from the standard errors of both scores. A standard error
 has two sources: the finite number of videos and the small number of seeds. The variation between
-seeds is large early in a training, where accuracy changes fast (projects/real_video/README.md).
+seeds is large early in a training, where accuracy changes fast (benchmarks/real_video/README.md).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -21,14 +22,14 @@ from slowfast_patches.config.schedule import cycle_keys
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.report import Report, Results, run_warnings
 from slowfast_patches.study.runs import mean
-from slowfast_patches.study.verdict import scored_videos, videos_error
-from slowfast_patches.utils.tables import Mean, format_duration
+from slowfast_patches.study.score import Score, score_of, scored_videos
+from slowfast_patches.utils.tables import format_duration
 
 _SEEDS = 40.0
 """Standard deviation of an accuracy p over seeds, in percentage points, divided by p (1 − p).
 
 The value is the root mean square over twenty trainings on two data sets of words and digits
-(projects/real_video/README.md).
+(benchmarks/real_video/README.md).
 """
 
 _PROBABLE = 0.75
@@ -58,26 +59,12 @@ class Pilot(Results):
         """Number of validation videos that were scored."""
         return scored_videos(self.runs["result"])
 
-    @property
-    def scores(self) -> dict[str, Mean]:
-        """Maps the name of each arm to its mean score in per cent and its standard error."""
-        means = self.runs.groupby("arm")[self.metrics[0]].mean()
-        return {
-            str(arm): Mean(score, math.hypot(*self.errors(score))) for arm, score in means.items()
-        }
-
-    def errors(self, score: float) -> tuple[float, float]:
-        """Return the standard errors of a score due to few videos and due to few seeds.
-
-        Args:
-            score: Accuracy in per cent.
-
-        Returns:
-            A tuple (from videos, from seeds), both in percentage points.
-        """
-        of_videos = videos_error(score, self.videos)
-        variance = (of_videos / 100) ** 2 * self.videos
-        return of_videos, _SEEDS * variance / math.sqrt(len(self.study.seeds))
+    @cached_property
+    def scores(self) -> dict[str, Score]:
+        """Maps the name of each arm to its score."""
+        names = self.runs["arm"].unique()
+        scores = {str(arm): score_of(self.runs, arm, self.metrics[0], _SEEDS) for arm in names}
+        return {name: score for name, score in scores.items() if score}
 
     @property
     def best(self) -> Arm:
@@ -92,8 +79,7 @@ class Pilot(Results):
         the best may be ahead by chance.
         """
         before, after = (self.scores[name] for name in ("baseline", self.best.name))
-        spread = math.hypot(before.std or 0.0, after.std or 0.0)
-        ahead = 0.5 * (1 + math.erf((after.mean - before.mean) / spread / math.sqrt(2)))
+        ahead = after.probability_above(before)
         if ahead > 0.5:
             ahead = max(0.5, 1 - (len(self.study.arms) - 1) * (1 - ahead))
         return min(max(ahead, 1 - _SUREST), _SUREST)
@@ -138,7 +124,7 @@ class Pilot(Results):
 
     def to_json(self) -> dict[str, Any]:
         """Return the pilot as JSON-compatible data."""
-        errors = {name: score.std for name, score in self.scores.items()}
+        errors = {name: score.error for name, score in self.scores.items()}
         names = ("videos", "speed_up", "baseline_seconds", "seconds", "ahead")
         return {
             **super().to_json(),
@@ -205,14 +191,13 @@ def _more_evidence(pilot: Pilot) -> str:
     if 2 * pilot.seconds >= pilot.baseline_seconds:
         return "For a clear result, compare full trainings: train both with multigrid-compare."
     score = pilot.scores[pilot.best.name]
-    of_videos, of_seeds = pilot.errors(score.mean)
     seeds = " ".join(map(str, range(max(pilot.study.seeds) + 2)))
     return (
         f"For a clearer result, double the time (--minutes {math.ceil(pilot.seconds / 30)}), add a "
         f"seed (--seeds {seeds}), use more validation videos, or compare full trainings with "
-        f"multigrid-compare. The standard error of the best score is ±{score.std:.1f}: "
-        f"±{of_seeds:.1f} from {_count(len(pilot.study.seeds))} and ±{of_videos:.1f} from "
-        f"{pilot.videos} videos."
+        f"multigrid-compare. The standard error of the best score is ±{score.error:.1f}: "
+        f"±{score.of_seeds:.1f} from {_count(len(pilot.study.seeds))} and "
+        f"±{score.of_videos:.1f} from {pilot.videos} videos."
     )
 
 

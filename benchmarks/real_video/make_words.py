@@ -1,6 +1,6 @@
 """Make a data set of short clips of a mouth saying one of 22 words, from the GRID corpus.
 
-    python projects/real_video/make_words.py --videos s1 --alignments alignments/s1 --output words
+    python benchmarks/real_video/make_words.py --videos s1 --alignments alignments/s1 --output words
 
 The input is the .mpg files of one speaker of the corpus and the .align files of the same names
 (Cooke, Barker, Cunningham, Shao: "An audio-visual corpus for speech perception and automatic speech

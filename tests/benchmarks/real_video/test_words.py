@@ -69,7 +69,7 @@ def made(load_program, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     rng = np.random.default_rng(0)
     folder = write_corpus(tmp_path_factory.mktemp("grid"), lambda t: scene(rng, t))
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        assert load_program("projects/real_video/make_words.py").main(command(folder)) == 0
+        assert load_program("benchmarks/real_video/make_words.py").main(command(folder)) == 0
     return folder, said.getvalue()
 
 
@@ -168,7 +168,7 @@ def test_the_set_has_four_clips_of_each_sentence_in_one_list(made) -> None:
 def test_only_what_is_missing_is_cut_again_and_another_set_is_refused(
     load_program, refused, made, capsys
 ) -> None:
-    tool, folder = load_program("projects/real_video/make_words.py"), made[0]
+    tool, folder = load_program("benchmarks/real_video/make_words.py"), made[0]
     clips = folder / "words" / "clips"
     times = {path: path.stat().st_mtime_ns for path in clips.iterdir()}
     (clips / "bbaf2n_digit.mp4").unlink()
@@ -185,7 +185,7 @@ def test_only_what_is_missing_is_cut_again_and_another_set_is_refused(
 def test_videos_that_cannot_be_used_are_left_out_and_named(load_program, corpus, capsys) -> None:
     (corpus / "align" / "bbaf3s.align").unlink()
     (corpus / "s1" / "swbazn.mpg").write_bytes(b"nothing")
-    assert load_program("projects/real_video/make_words.py").main(command(corpus)) == 1
+    assert load_program("benchmarks/real_video/make_words.py").main(command(corpus)) == 1
     said = capsys.readouterr().out
     assert "2 videos are left out:" in said
     assert f"{corpus}/s1/bbaf3s.mpg: {corpus}/align/bbaf3s.align does not exist" in said
@@ -229,7 +229,7 @@ def test_mistakes_are_said_in_one_line(load_program, refused, corpus, spoil, opt
         spoil(corpus)
     arguments = [*command(corpus), *options.format(corpus).split()]
     assert said.format(corpus) in refused(
-        load_program("projects/real_video/make_words.py"), arguments
+        load_program("benchmarks/real_video/make_words.py"), arguments
     )
 
 

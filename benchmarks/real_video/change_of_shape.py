@@ -1,7 +1,7 @@
 r"""Score a network at other crop sizes than the crop size that it was trained on.
 
-    python projects/real_video/change_of_shape.py \
-        --cfg projects/real_video/recipes/SLOWFAST_WORDS_MULTIGRID.yaml \
+    python benchmarks/real_video/change_of_shape.py \
+        --cfg benchmarks/real_video/recipes/SLOWFAST_WORDS_MULTIGRID.yaml \
         --checkpoint checkpoints/checkpoint_iter_00000964.pyth \
         --crop 32 --at 36 40 48 64 --output change_of_shape.json DATA.PATH_TO_DATA_DIR words
 

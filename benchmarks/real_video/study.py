@@ -1,7 +1,7 @@
 r"""Run the trainings for the curves and tables of README.md with multigrid-compare.
 
-    python projects/real_video/study.py words digits --words data/words --seeds 0 1 2
-    python projects/real_video/study.py all --words data/words --digits data/digits \
+    python benchmarks/real_video/study.py words digits --words data/words --seeds 0 1 2
+    python benchmarks/real_video/study.py all --words data/words --digits data/digits \
         --faces data/faces --demo data/demo
 
 Reports and runs are written to runs/real_video/NAME. To continue an interrupted study, repeat the

@@ -1,6 +1,6 @@
 """Write lists with a subset of the words of make_words.py, by default the ten digits.
 
-python projects/real_video/subset.py --words data/words --output data/digits
+python benchmarks/real_video/subset.py --words data/words --output data/digits
 """
 
 from __future__ import annotations

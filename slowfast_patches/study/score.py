@@ -1,0 +1,116 @@
+"""Scores of arms with their standard errors, and the chance level. All reports use them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
+from slowfast_patches.study.runs import mean
+from slowfast_patches.utils.tables import Mean
+
+_CLEAR = 2
+"""Minimum number of standard errors for a difference to count as clear."""
+
+
+class Score(NamedTuple):
+    """Mean score of an arm in per cent, with its standard errors in percentage points.
+
+    Attributes:
+        mean: Mean over seeds.
+        of_videos: Standard error due to the finite number of videos. 0 if it is unknown, as for
+            mean average precision.
+        of_seeds: Standard error due to the finite number of seeds. 0 if it is unknown.
+    """
+
+    mean: float
+    of_videos: float = 0.0
+    of_seeds: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error due to videos and seeds."""
+        return math.hypot(self.of_videos, self.of_seeds)
+
+    def format(self, digits: int = 1) -> str:
+        """Format as `76.4 ± 0.2`, or as `76.4` if the standard error is unknown."""
+        return Mean(self.mean, self.error or None).format(digits)
+
+    def probability_above(self, other: Score) -> float:
+        """Return the probability that the true score is higher than that of `other`.
+
+        The difference is assumed to be normally distributed.
+        """
+        deviations = (self.mean - other.mean) / math.hypot(self.error, other.error)
+        return 0.5 * (1 + math.erf(deviations / math.sqrt(2)))
+
+    def is_clearly_above(self, level: float) -> bool:
+        """Return whether the score exceeds a level by more than two standard errors."""
+        return self.mean - _CLEAR * self.error > level
+
+    def minus(self, other: Score) -> tuple[Score, bool]:
+        """Return the difference to another score, and whether the difference is clear.
+
+        A difference is clear if it is at least two standard errors. A difference of unknown
+        standard error is not clear.
+        """
+        errors = (math.hypot(a, b) for a, b in zip(self[1:], other[1:], strict=True))
+        change = Score(self.mean - other.mean, *errors)
+        return change, change.error > 0 and abs(change.mean) >= _CLEAR * change.error
+
+
+def score_of(
+    runs: pd.DataFrame, arm: str, metric: str, seed_spread: float | None = None
+) -> Score | None:
+    """Return the score of an arm, or None if no run has finished.
+
+    Args:
+        runs: Table returned by `Study.runs`.
+        arm: Name of the arm.
+        metric: Name of the metric. Only top-1 accuracy has a standard error due to videos.
+        seed_spread: Standard deviation of an accuracy p over seeds in percentage points, divided by
+            p (1 − p). None uses the sample standard deviation.
+    """
+    found = mean(runs, arm, metric)
+    if found is None:
+        return None
+    results = runs.loc[runs["arm"] == arm, "result"]
+    videos = scored_videos(results)
+    of_videos = 0.0
+    of_seeds = found.std or 0.0
+    if metric == "top1" and videos:
+        # If no or all videos are correct, assume one, because the binomial formula would give 0.
+        part = min(max(found.mean / 100, 1 / videos), 1 - 1 / videos)
+        of_videos = 100 * math.sqrt(part * (1 - part) / videos)
+        if seed_spread is not None:
+            of_seeds = seed_spread * part * (1 - part)
+    return Score(found.mean, of_videos, of_seeds / math.sqrt(len(results)))
+
+
+def scored_videos(results: Iterable[Mapping[str, Any]]) -> int:
+    """Return the smallest number of videos that any of the runs was scored on."""
+    return min(int(run.get("videos", 0) - run.get("unreadable", 0)) for run in results)
+
+
+def chance_of(recipe: Recipe) -> float | None:
+    """Return the accuracy of always predicting the most common class.
+
+    If the list file does not exist, all classes are assumed to be equally common.
+
+    Returns:
+        The accuracy in per cent, or None for a recipe with several labels per video.
+    """
+    if recipe.multi_label:
+        return None
+    split = "test" if recipe.test.enable else "val"
+    videos = read_list(recipe, split) if list_path(recipe, split).is_file() else []
+    labels = Counter(getattr(video, "label", None) for video in videos)
+    del labels[None]
+    if not labels:
+        return 100 / recipe.model.num_classes
+    return 100 * max(labels.values()) / labels.total()

@@ -5,9 +5,12 @@ It writes what it saw into OUTPUT_DIR: each training and evaluation step, as JSO
 
 import json
 import os
+import random
 import sys
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import slowfast.models.optimizer as optim
 import slowfast.utils.checkpoint as cu
 import torch
@@ -23,16 +26,19 @@ from torch import nn
 seen = {"train": [], "eval": [], "schedule": None}
 
 
+def set_seeds(value):
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(value)
+
+
 def shape_of(inputs):
     return [len(inputs[-1]), *inputs[-1].shape[2:]]
 
 
 def group_sizes(model):
-    return sorted({getattr(m, "group_size", "plain") or 0 for m in norms(model)}, key=str)
-
-
-def norms(model):
-    return [module for module in model.modules() if isinstance(module, nn.BatchNorm3d)]
+    """Clips that share BN statistics in the layers: 0 for all of a process, -1 for plain BN."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm3d)]
+    return list({getattr(norm, "group_size", -1) or 0 for norm in norms})
 
 
 def train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg):
@@ -52,19 +58,30 @@ def train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg):
         train_meter.log_iter_stats(cur_epoch, cur_iter)
         rates = [group["lr"] for group in optimizer.param_groups]
         place = [cur_epoch, cur_iter, size]
-        seen["train"].append([place, shape, lr, rates, group_sizes(model), index.tolist()])
+        seen["train"].append(
+            {
+                "place": place,
+                "shape": shape,
+                "lr": lr,
+                "rates": rates,
+                "sizes": group_sizes(model),
+                "videos": index.tolist(),
+                "loss": loss.item(),
+            }
+        )
     train_meter.reset()
 
 
 @torch.no_grad()
 def forward(loader, model, what):
-    for inputs, *_ in loader:
+    set_seeds(0)
+    for inputs, *_ in islice(loader, 1):
         seen["eval"].append([what, shape_of(inputs), group_sizes(model)])
         model(inputs)
 
 
 def train(cfg):
-    torch.manual_seed(cfg.RNG_SEED)
+    set_seeds(cfg.RNG_SEED)
     logging.setup_logging()
     multigrid = None
     if cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE:

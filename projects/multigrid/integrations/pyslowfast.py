@@ -14,6 +14,7 @@ In a loop that `enable` does not know, use `PySlowFastMultigrid`.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,22 +25,25 @@ from multigrid.integrations.pyslowfast_loop import PySlowFastMultigrid
 __all__ = ["PySlowFastMultigrid", "add_multigrid_config", "enable"]
 
 
-def _script() -> Path:
+_SCRIPT = "MULTIGRID_SCRIPT"
+"""Environment variable with the path of the script, for processes that the script spawns."""
+
+
+def _take_script() -> None:
     """Make the first argument of this program the script, as `python SCRIPT` does."""
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
         sys.exit("usage: python -m multigrid.integrations.pyslowfast SCRIPT [ARGUMENT ...]")
     del sys.argv[0]
-    script = Path(sys.argv[0])
-    if not script.is_file():
-        sys.exit(f"{script} is not a file. Give the path of the training script.")
-    sys.path.insert(0, str(script.resolve().parent))
-    return script
+    script = Path(sys.argv[0]).resolve()
+    sys.path.insert(0, str(script.parent))
+    os.environ[_SCRIPT] = str(script)
 
 
-# A process that the script spawns runs this module again, as __mp_main__. It then needs the
-# functions of the script, and multigrid enabled, just as its parent.
+# A process that the script spawns imports this module as __mp_main__. It needs the same names as
+# its parent, and multigrid enabled.
+if __name__ == "__main__":
+    _take_script()
 if __name__ in ("__main__", "__mp_main__"):
-    _path = _script() if __name__ == "__main__" else Path(sys.argv[0])
     enable()
-    __file__ = str(_path)
-    exec(compile(_path.read_bytes(), _path, "exec"), globals())
+    __file__ = os.environ[_SCRIPT]
+    exec(compile(Path(__file__).read_bytes(), __file__, "exec"), globals())

@@ -234,7 +234,8 @@ def learning_rate_of(cfg: Any) -> LearningRate:
     if solver.LR_POLICY not in ("steps_with_relative_lrs", "steps_with_lrs"):
         raise ValueError(
             f"SOLVER.LR_POLICY {solver.LR_POLICY} is not supported. Use cosine, "
-            "steps_with_relative_lrs or steps_with_lrs, or pass learning_rate=CosineRate(...) to PySlowFastMultigrid"
+            "steps_with_relative_lrs or steps_with_lrs, or pass learning_rate=CosineRate(...) to "
+            "PySlowFastMultigrid"
         )
     # Ignore surplus LRS and steps at or after MAX_EPOCH, because no iteration uses them.
     starts = [float(step) for step in solver.STEPS if step < end] or [0.0]

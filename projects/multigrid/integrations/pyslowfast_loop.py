@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -60,8 +61,8 @@ class PySlowFastMultigrid:
 
     The constructor sets SOLVER.MAX_EPOCH to `num_epochs`, MULTIGRID.DEFAULT_B, T and S to the
     baseline's shape, and BN.NORM_TYPE to batchnorm, whose layers `convert` replaces. If both cycles
-    are off, it changes no key, `convert` changes no layer, and the loader returns the mini-batches
-    of the baseline.
+    are off, only SOLVER.MAX_EPOCH is set, `convert` changes no layer, and the loader returns the
+    mini-batches of the baseline.
 
     Args:
         cfg: The config as it was loaded.
@@ -88,16 +89,16 @@ class PySlowFastMultigrid:
         self._loaded = copy.deepcopy(cfg)
         self._given = 0
         self._phase: int | None = None
-        if self._is_on:
-            set_keys(cfg, self._constant_keys())
+        set_keys(cfg, self._constant_keys())
 
     def _constant_keys(self) -> dict[str, Any]:
-        return {
-            "SOLVER.MAX_EPOCH": self.num_epochs,
+        epochs = {"SOLVER.MAX_EPOCH": self.num_epochs}
+        base = {
             "MULTIGRID.DEFAULT_B": self._loaded.TRAIN.BATCH_SIZE,
             "MULTIGRID.DEFAULT_T": self._loaded.DATA.NUM_FRAMES,
             "MULTIGRID.DEFAULT_S": self._loaded.DATA.TRAIN_CROP_SIZE,
         }
+        return epochs | base if self._is_on else epochs
 
     @property
     def num_epochs(self) -> int:
@@ -138,6 +139,8 @@ class PySlowFastMultigrid:
             if not grouped and self.schedule.at(0).bn_size is not None:
                 raise ValueError("The model has no nn.BatchNorm3d. Set MULTIGRID.BN_BASE_SIZE 0.")
             fit_model(model, self._loaded, self.schedule)
+            if isinstance(model, DistributedDataParallel):
+                model.broadcast_buffers = False  # average_running_stats takes all processes' stats
             model.register_forward_pre_hook(WeakHook(self._check_evaluation))
         self.training.model = model
         return model
@@ -184,9 +187,9 @@ class PySlowFastMultigrid:
         if iteration != self.training.iteration:
             raise ValueError(
                 f"The loader is at iteration {iteration}, but {self.training.iteration} is the "
-                "next to begin. Call multigrid.begin for each mini-batch, and resume before the "
+                "next to begin. Call begin for each mini-batch, and resume before the "
                 "loader is created. For other uses of training clips, such as precise BN, create "
-                "another loader within multigrid.evaluation(cfg)."
+                "another loader, of baseline_config(cfg)."
             )
         self._given = iteration + 1
 
@@ -204,11 +207,11 @@ class PySlowFastMultigrid:
         """
         iteration = self.training.iteration
         if self.training.model is None:
-            raise ValueError("Call multigrid.convert(model) before the first begin.")
+            raise ValueError("Call convert(model) before the first begin.")
         if self._given != iteration + 1:
             raise ValueError(
                 f"The loader has not returned the mini-batch of iteration {iteration}. Call begin "
-                "once for each mini-batch of multigrid.loader."
+                "once for each mini-batch of the loader."
             )
         self.training.optimizer = optimizer
         step = self.training.begin(iteration)

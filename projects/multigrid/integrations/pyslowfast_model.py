@@ -87,7 +87,7 @@ def warn_about_evaluation(inputs: Any, coarse: Shape, base: Shape) -> None:
         warnings.warn(
             f"The model is evaluated on clips of {coarse.frames} frames of {coarse.crop}² pixels "
             f"instead of the baseline's {base.frames} frames of {base.crop}². Iterate over "
-            "validation loaders within multigrid.evaluation(cfg).",
+            "validation loaders within evaluation(cfg) of PySlowFastMultigrid.",
             stacklevel=2,
         )
 

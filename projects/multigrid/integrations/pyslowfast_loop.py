@@ -122,9 +122,9 @@ class PySlowFastMultigrid:
         """Convert the BN layers and the average pools of a model for clips of any shape.
 
         BN layers compute statistics over a fixed number of clips. Average pools over a whole
-        feature map fit any feature map. Both are unchanged in evaluation mode. Parameters and
-        buffers stay the same objects, so an optimizer or a DistributedDataParallel that holds them
-        remains valid. The model is run once on every shape of the schedule (see `fit_model`).
+        feature map fit any map (see `fit_model`). Both are unchanged in evaluation mode. Parameters
+        and buffers stay the same objects, so an optimizer or a DistributedDataParallel that holds
+        them remains valid.
 
         Returns:
             The model, which is changed in place.
@@ -134,11 +134,11 @@ class PySlowFastMultigrid:
                 batch normalisation of another kind. Or a module does not accept a shape.
         """
         if self._is_on:
+            fit_model(model, self._loaded, self.schedule)
             model = convert_batchnorm(model)
             grouped = any(isinstance(module, GroupedBatchNorm3d) for module in model.modules())
             if not grouped and self.schedule.at(0).bn_size is not None:
                 raise ValueError("The model has no nn.BatchNorm3d. Set MULTIGRID.BN_BASE_SIZE 0.")
-            fit_model(model, self._loaded, self.schedule)
             if isinstance(model, DistributedDataParallel):
                 model.broadcast_buffers = False  # average_running_stats takes all processes' stats
             model.register_forward_pre_hook(WeakHook(self._check_evaluation))
@@ -179,17 +179,12 @@ class PySlowFastMultigrid:
         return loader
 
     def _give(self, iteration: int) -> None:
-        """Record that the loader returns the mini-batch of an iteration.
-
-        Raises:
-            ValueError: `begin` was not called for the previous mini-batch.
-        """
+        """Record that the loader returns the mini-batch of an iteration, or raise ValueError."""
         if iteration != self.training.iteration:
             raise ValueError(
                 f"The loader is at iteration {iteration}, but {self.training.iteration} is the "
-                "next to begin. Call begin for each mini-batch, and resume before the "
-                "loader is created. For other uses of training clips, such as precise BN, create "
-                "another loader, of baseline_config(cfg)."
+                "next to begin. Call begin for each mini-batch, and resume before the loader is "
+                "created. For precise BN, create another loader with baseline_config(cfg)."
             )
         self._given = iteration + 1
 

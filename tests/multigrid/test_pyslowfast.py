@@ -646,6 +646,7 @@ def test_a_model_may_be_in_distributed_data_parallel():
             cfg = new_config()
             multigrid = new_multigrid(cfg)
             model = multigrid.convert(wrap(Net()))
+            assert not getattr(model, "broadcast_buffers", False), "each process has statistics"
             seen, _ = train(multigrid, cfg, multigrid.loader(Asked(cfg)), 12, model)
             losses.append([row[-1] for row in seen])
         assert losses[0] == losses[1]

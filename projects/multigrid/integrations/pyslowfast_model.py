@@ -48,7 +48,7 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
     """
     network = getattr(model, "module", model)
     base = schedule.base
-    sizes = dict.fromkeys((shape.frames, shape.crop) for shape in schedule.shapes)
+    sizes = {(shape.frames, shape.crop) for shape in schedule.shapes} - {(base.frames, base.crop)}
     trace = _Trace()
     with _training_without_updates(network), trace.recorded():
         try:
@@ -60,7 +60,7 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
             )
             return
         _replace(network, {pool: _TrainingPool(pool) for pool in trace.covering})
-        for frames, crop in sizes:
+        for frames, crop in sorted(sizes):
             trace.running.clear()
             try:
                 scores = _run(network, cfg, frames, crop)
@@ -176,10 +176,11 @@ def _replace(network: nn.Module, replacements: dict[Any, nn.Module]) -> None:
 
 
 def _described(network: nn.Module, running: list[nn.Module]) -> str:
-    """Describe the innermost running module, by its name in the network and its class."""
+    """Return the name and the class of the innermost running module."""
     innermost = running[-1] if running else network
     names = {module: name for name, module in network.named_modules()}
-    return f"module {names.get(innermost) or 'model'} ({type(innermost).__name__})"
+    name = f"module {names[innermost]}" if names.get(innermost) else "the model"
+    return f"{name} ({type(innermost).__name__})"
 
 
 class _TrainingPool(nn.AvgPool3d):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from itertools import islice
 from pathlib import Path
 
 import cv2
@@ -280,6 +281,27 @@ def test_the_loop_follows_the_schedule_and_the_config_its_phases():
     assert cfg.is_frozen()
 
 
+def test_layer_wise_rates_are_found_by_pyslowfast_s_own_function(recwarn):
+    def set_lr(optimizer, rate):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["layer_decay"]
+
+    cfg = new_config()
+    multigrid, model = new_multigrid(cfg), Net()
+    multigrid.convert(model)
+    groups = [
+        {"params": model.conv.parameters(), "layer_decay": 0.25},
+        {"params": [*model.bn.parameters(), *model.head.parameters()], "layer_decay": 1.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    for inputs, labels, *_ in islice(multigrid.loader(Asked(cfg)), 3):
+        step = multigrid.begin(cfg, optimizer, set_lr)
+        assert [group["lr"] for group in optimizer.param_groups] == [step.lr * 0.25, step.lr]
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    assert not [w for w in recwarn if "training.begin set" in str(w.message)]
+
+
 def items_of(multigrid, cfg, **options):
     """Yield the numbers of the videos of each mini-batch, and what its items drew."""
     optimizer = torch.optim.SGD(multigrid.convert(Net()).parameters(), lr=0.0)
@@ -314,14 +336,15 @@ def test_every_epoch_has_an_iteration_and_the_last_is_max_epoch(videos, batch, e
     except ValueError as error:
         assume("too short" not in str(error))
         raise
-    starts = [multigrid.epoch_start(epoch) for epoch in range(multigrid.num_epochs + 1)]
+    table = multigrid.epoch_table
+    starts = [table.start(epoch) for epoch in range(len(table) + 1)]
     assert (starts[0], starts[-1]) == (0, multigrid.schedule.iterations)
-    lengths = [multigrid.epoch_length(epoch) for epoch in range(multigrid.num_epochs)]
+    lengths = [table.length(epoch) for epoch in range(len(table))]
     assert min(lengths) > 0
-    assert (sum(lengths), max(lengths)) == (starts[-1], multigrid.longest_epoch)
-    assert multigrid.num_epochs == cfg.SOLVER.MAX_EPOCH
+    assert (sum(lengths), max(lengths)) == (starts[-1], table.longest)
+    assert len(table) == cfg.SOLVER.MAX_EPOCH
     for epoch, start in enumerate(starts[1:-1], 1):
-        assert [multigrid.epoch_of(start - 1), multigrid.epoch_of(start)] == [epoch - 1, epoch]
+        assert [table.epoch_of(start - 1), table.epoch_of(start)] == [epoch - 1, epoch]
         step = multigrid.schedule.at(start)
         assert step.first_clip // videos > multigrid.schedule.at(start - 1).first_clip // videos
 
@@ -511,7 +534,8 @@ def test_a_validation_outside_of_the_evaluation_context_is_noticed():
     with warnings.catch_warnings(), multigrid.evaluation(cfg):
         warnings.simplefilter("error")
         model([data[0][0][-1][None]])
-        model.train()([clip])
+        with torch.no_grad():
+            model.train()([clip])
 
 
 def test_a_model_without_bn_is_refused_unless_its_size_is_zero():

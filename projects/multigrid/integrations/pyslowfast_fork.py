@@ -119,7 +119,7 @@ class _Fork:
         phases = dict[int, tuple[int, list[int], int]]()
         for phase in self._multigrid.schedule.phases:
             shape = phase.base_shape
-            end = self._multigrid.epoch_of(phase.stop - 1) + 1
+            end = self._multigrid.epoch_table.epoch_of(phase.stop - 1) + 1
             sizes = [shape.batch // self._cfg.NUM_SHARDS, shape.frames, shape.crop]
             phases.setdefault(end, (phase.stage, sizes, end))
         return list(phases.values())
@@ -160,9 +160,12 @@ class _Fork:
         return lr
 
     def _set_lr(self, optimizer: Optimizer, new_lr: float) -> None:
+        host = self._host["models.optimizer.set_lr"]
         if self._multigrid and _has_parameters_of(optimizer, self._multigrid.training.model):
-            self._multigrid.begin(self._cfg, optimizer)
-        self._host["models.optimizer.set_lr"](optimizer, new_lr)
+            step = self._multigrid.begin(self._cfg, optimizer, host)
+            if step.lr == new_lr:
+                return
+        host(optimizer, new_lr)
 
     def _aggregate_sub_bn_stats(self, module: nn.Module) -> Any:
         if self._multigrid and any(m is self._multigrid.training.model for m in module.modules()):
@@ -191,7 +194,7 @@ class _EpochLoader:
         The mini-batches of all epochs come from one pass over one loader, so that its workers live
         through the whole training.
         """
-        is_next = self._multigrid.epoch_start(epoch) == self._multigrid.training.iteration
+        is_next = self._multigrid.epoch_table.start(epoch) == self._multigrid.training.iteration
         if self._batches is None or not is_next:
             names = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
             options = {name: getattr(self._inner, name) for name in names}
@@ -201,12 +204,12 @@ class _EpochLoader:
 
     def __len__(self) -> int:
         if self._epoch is None:
-            return self._multigrid.longest_epoch
-        return self._multigrid.epoch_length(self._epoch)
+            return self._multigrid.epoch_table.longest
+        return self._multigrid.epoch_table.length(self._epoch)
 
     def __iter__(self) -> Iterator[Any]:
         multigrid = self._multigrid
-        start = None if self._epoch is None else multigrid.epoch_start(self._epoch)
+        start = None if self._epoch is None else multigrid.epoch_table.start(self._epoch)
         if self._batches is None or start != multigrid.training.iteration:
             raise ValueError("Call shuffle_dataset(train_loader, cur_epoch) before each epoch.")
         yield from islice(self._batches, len(self))

@@ -10,9 +10,7 @@ This module does not import PySlowFast.
 from __future__ import annotations
 
 import copy
-import math
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -24,8 +22,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import GroupedBatchNorm3d, convert_batchnorm, set_group_size
-from multigrid.contract import WeakHook
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
+from multigrid.integrations.pyslowfast_epochs import EpochTable
 from multigrid.integrations.pyslowfast_keys import (
     changed,
     cycles_off,
@@ -40,8 +38,9 @@ from multigrid.integrations.pyslowfast_keys import (
 from multigrid.integrations.pyslowfast_model import fit_model, warn_about_evaluation
 from multigrid.learning_rate import LearningRate
 from multigrid.sampler import MultigridBatchSampler
-from multigrid.schedule import Schedule, ScheduleStep
+from multigrid.schedule import ScheduleStep
 from multigrid.training import Training
+from multigrid.watch import WeakHook
 
 __all__ = ["PySlowFastMultigrid"]
 
@@ -72,6 +71,7 @@ class PySlowFastMultigrid:
     Attributes:
         schedule: The multigrid schedule.
         training: The `Training` object, which counts the iterations.
+        epoch_table: First iteration and length of each epoch.
 
     Raises:
         ValueError: The config describes no valid schedule, or a training has changed its values.
@@ -83,7 +83,7 @@ class PySlowFastMultigrid:
         self.schedule = schedule_of(cfg, num_videos, learning_rate)
         self.training = Training(self.schedule, seed=cfg.RNG_SEED)
         self._is_on = uses_multigrid(cfg)
-        self._epoch_ends = _epoch_ends(self.schedule)
+        self.epoch_table = EpochTable.of(self.schedule)
         if self._is_on:
             use_plain_batchnorm(cfg)
         self._loaded = copy.deepcopy(cfg)
@@ -102,21 +102,8 @@ class PySlowFastMultigrid:
 
     @property
     def num_epochs(self) -> int:
-        """Number of epochs, each with at least one iteration. The last may be incomplete.
-
-        An epoch is a pass over the data. If no iteration begins in a pass, because a mini-batch has
-        more clips than the data set, the pass belongs to the epoch before.
-        """
-        return len(self._epoch_ends)
-
-    @property
-    def longest_epoch(self) -> int:
-        """Number of iterations in the longest epoch, for meters that need one number for all."""
-        return max(map(self.epoch_length, range(self.num_epochs)))
-
-    def epoch_length(self, epoch: int) -> int:
-        """Return the number of iterations in an epoch."""
-        return self._epoch_ends[epoch] - self.epoch_start(epoch)
+        """Number of epochs."""
+        return len(self.epoch_table)
 
     def convert(self, model: nn.Module) -> nn.Module:
         """Convert the BN layers and the average pools of a model for clips of any shape.
@@ -188,11 +175,21 @@ class PySlowFastMultigrid:
             )
         self._given = iteration + 1
 
-    def begin(self, cfg: Any, optimizer: Optimizer) -> ScheduleStep:
+    def begin(
+        self,
+        cfg: Any,
+        optimizer: Optimizer,
+        set_lr: Callable[[Optimizer, float], Any] | None = None,
+    ) -> ScheduleStep:
         """Prepare the model, the optimizer and the config for the latest mini-batch of the loader.
 
         Call this before the forward pass. At the start of a phase, this method sets the config
         to the values of `config_at`, unless both cycles are off.
+
+        Args:
+            cfg: The config to change.
+            optimizer: The optimizer.
+            set_lr: `set_lr` of PySlowFast, if it scales the learning rates of layers.
 
         Returns:
             The step of the schedule, with shape and learning rate.
@@ -208,6 +205,12 @@ class PySlowFastMultigrid:
                 f"The loader has not returned the mini-batch of iteration {iteration}. Call begin "
                 "once for each mini-batch of the loader."
             )
+        if set_lr is not None:
+            rates = [group["lr"] for group in optimizer.param_groups]
+            set_lr(optimizer, 1.0)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr_scale"] = group["lr"]
+                group["lr"] = rate
         self.training.optimizer = optimizer
         step = self.training.begin(iteration)
         if self._is_on and step.phase != self._phase:
@@ -281,7 +284,7 @@ class PySlowFastMultigrid:
         """
         if (iteration is None) == (epoch is None):
             raise ValueError("Pass either an iteration or an epoch to resume.")
-        start = self.epoch_start(epoch) if epoch is not None else iteration or 0
+        start = self.epoch_table.start(epoch) if epoch is not None else iteration or 0
         if not 0 <= start <= self.schedule.iterations:
             raise ValueError(
                 f"Cannot resume at iteration {start}, because the schedule has only "
@@ -290,38 +293,12 @@ class PySlowFastMultigrid:
         self.training.iteration = start
 
     def epochs(self, loader: DataLoader[Any]) -> Iterator[tuple[int, _Epoch]]:
-        """Yield (index of the epoch, its mini-batches) for the rest of the training.
-
-        An epoch begins with the first iteration all of whose clips belong to it.
-        """
+        """Yield (index of the epoch, its mini-batches) for the rest of the training."""
         batches = iter(loader)
-        for epoch, end in enumerate(self._epoch_ends):
+        for epoch, end in enumerate(self.epoch_table.ends):
             left = end - self.training.iteration
             if left > 0:
                 yield epoch, _Epoch(batches, left)
-
-    def epoch_of(self, iteration: int) -> int:
-        """Return the index of the epoch in which an iteration begins."""
-        return bisect_right(self._epoch_ends, iteration)
-
-    def epoch_start(self, epoch: int) -> int:
-        """Return the first iteration of an epoch, or the end of the training after the last.
-
-        Raises:
-            ValueError: There is no such epoch.
-        """
-        if not 0 <= epoch <= self.num_epochs:
-            raise ValueError(
-                f"Epoch {epoch} does not exist. The training has {self.num_epochs} epochs."
-            )
-        return (0, *self._epoch_ends)[epoch]
-
-
-def _epoch_ends(schedule: Schedule) -> tuple[int, ...]:
-    """Return the iterations at which the epochs end, in ascending order and without repetition."""
-    passes = range(1, math.ceil(round(schedule.epochs, 6)))
-    ends = {schedule.first_iteration_after(count * schedule.num_videos) for count in passes}
-    return tuple(sorted(ends | {schedule.iterations}))
 
 
 @dataclass(frozen=True)

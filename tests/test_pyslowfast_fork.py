@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def run_later(rank: int, folder: Path, arguments: list[str], enabled: bool) -> N
 @pytest.fixture
 def train_later(run_ranks: Callable[..., None], demo_data: Path, tmp_path: Path):
     """`train_later(name, processes, KEY, value, ...)`: run the script; return its folder."""
+    import_module("slowfast.utils.meters")  # for the packages that it imports, in all forks
 
     def run(name: str, processes: int, *pairs: object, enabled: bool = True, start: str = ""):
         folder = tmp_path / name

@@ -33,8 +33,9 @@ def run_as_rank(rank, folder, data, one_block, pairs) -> None:
     shapes, convert = [], PySlowFastMultigrid.convert
 
     def noting_convert(self, model):
+        converted = convert(self, model)
         model.register_forward_pre_hook(lambda _, inputs: shapes.append(shape_of(inputs, model)))
-        return convert(self, model)
+        return converted
 
     PySlowFastMultigrid.convert = noting_convert
     sys.argv = [EXAMPLE.name, str(data), *pairs]
@@ -69,4 +70,4 @@ def test_the_example_trains_what_the_trainer_would(
         tested = {tuple(shape) for _, *shape, training in found if not training}
         assert tested == {(8, 32, 32)}, "evaluations are at the baseline's shape"
     said = (tmp_path / "0.log").read_text()
-    assert '"_type": "val_epoch", "epoch": "8/8"' in said
+    assert '"_type": "val_epoch", "epoch": "7/7"' in said

@@ -177,6 +177,8 @@ class CosineRate(_Policy):
         warmup: Warm-up at the start of the training.
         cycles: Number of long cycles.
         fine_tuning: Fraction of the training for fine-tuning.
+        after_warmup: If True, the cosine starts with `base` at the end of the warm-up. If False, it
+            starts at epoch 0, so that the warm-up ends below `base`.
 
     Raises:
         ValueError: `epochs` or `cycles` is not positive, or `fine_tuning` is not between 0 and 1.
@@ -188,6 +190,7 @@ class CosineRate(_Policy):
     warmup: Warmup = Warmup()
     cycles: int = 3
     fine_tuning: float = 0.2
+    after_warmup: bool = False
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.cycles < 1 or not 0 < self.fine_tuning < 1:
@@ -195,6 +198,8 @@ class CosineRate(_Policy):
                 f"{self} is not valid: epochs must be above 0, cycles at least 1, and fine_tuning "
                 "between 0 and 1"
             )
+        if self.after_warmup and self.warmup.epochs >= self.epochs:
+            raise ValueError(f"{self} is not valid: the cosine starts after the training ends")
 
     @property
     def stage_ends(self) -> tuple[float, ...]:
@@ -206,7 +211,8 @@ class CosineRate(_Policy):
         return ()
 
     def rate(self, epoch: float) -> float:
-        share = (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        start = self.warmup.epochs if self.after_warmup else 0.0
+        share = (1 + math.cos(math.pi * (epoch - start) / (self.epochs - start))) / 2
         return self.end + (self.base - self.end) * share
 
     def with_late_last_drop(self) -> CosineRate:

@@ -94,7 +94,7 @@ class Multigrid:
         needs=CYCLE,
     )
     warmup_in_epochs: bool = key(
-        False,
+        True,
         "True ends the warm-up after SOLVER.WARMUP_EPOCHS epochs, as in later releases of "
         "PySlowFast. False gives the warm-up the same fraction of all iterations as in the "
         "baseline. If the warm-up would be longer with True than with False, it ends as with "

@@ -14,6 +14,7 @@ from multigrid import (
     make_schedule,
 )
 from multigrid.batchnorm import check_accumulation
+from multigrid.integrations.pyslowfast_keys import phase_keys
 from slowfast_patches.config.recipe import Recipe
 
 
@@ -38,6 +39,7 @@ def learning_rate_of(recipe: Recipe) -> LearningRate:
             epochs=solver.max_epoch,
             end=solver.cosine_end_lr,
             warmup=warmup,
+            after_warmup=solver.cosine_after_warmup,
         )
     starts = tuple(float(step) for step in solver.steps) or (0.0,)
     factors = solver.lrs or tuple(solver.gamma**j for j in range(len(starts)))
@@ -167,15 +169,5 @@ def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
     Logs and checkpoints contain this copy. Training does not use it.
     """
     phase = schedule.phases[schedule.phase_at(iteration)]
-    shape = phase.base_shape
-    solver = recipe.solver
-    values: dict[str, object] = {
-        "SOLVER.REFERENCE_BATCH_SIZE": 0,
-        "TRAIN.BATCH_SIZE": shape.batch // recipe.num_shards,
-        "DATA.NUM_FRAMES": shape.frames,
-        "DATA.TRAIN_CROP_SIZE": shape.crop,
-        "SOLVER.BASE_LR": solver.base_lr * phase.lr_scale,
-        "SOLVER.WARMUP_START_LR": solver.warmup_start_lr * phase.lr_scale,
-        "SOLVER.COSINE_END_LR": solver.cosine_end_lr * phase.lr_scale,
-    }
-    return recipe.replaced(values)
+    values = phase_keys(phase, recipe.num_shards, recipe.__getitem__)
+    return recipe.replaced({"SOLVER.REFERENCE_BATCH_SIZE": 0, **values})

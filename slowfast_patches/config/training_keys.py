@@ -44,6 +44,12 @@ class Solver:
     )
     base_lr: float = key(0.1, "Learning rate after the warm-up.", ABOVE_ZERO)
     cosine_end_lr: float = key(0.0, "Final learning rate of the cosine policy.", FROM_ZERO)
+    cosine_after_warmup: bool = key(
+        False,
+        "Start the cosine with BASE_LR at the end of the warm-up. With False, the cosine starts at "
+        "epoch 0, so that the warm-up ends below BASE_LR.",
+        needs="SOLVER.LR_POLICY cosine",
+    )
     batch_rate_rule: str = key(
         "linear",
         "Rule that scales the learning rate when the batch size changes. If the batch is k times "

@@ -6,6 +6,7 @@ import math
 
 from multigrid import Schedule, schedule_cost
 from multigrid.cost import FlopsPerClip
+from multigrid.integrations.pyslowfast_keys import phase_evaluations
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.flops import TRAINING_FACTOR
@@ -21,12 +22,7 @@ def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> list[int]:
     times = recipe.multigrid.eval_freq
     if not recipe.multigrid.long_cycle or not times:
         return epoch_ends(recipe.train.eval_period, schedule)
-    ends = {
-        phase.start + max(1, round(phase.iterations * (k + 1) / times))
-        for phase in schedule.phases
-        for k in range(times)
-    }
-    return sorted(ends)
+    return sorted(set[int]().union(*(phase_evaluations(p, times) for p in schedule.phases)))
 
 
 def epoch_ends(epochs: int, schedule: Schedule) -> list[int]:

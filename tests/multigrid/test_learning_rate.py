@@ -59,6 +59,14 @@ def test_cosine_by_hand():
     assert policy.with_late_last_drop() is policy
 
 
+def test_a_cosine_after_the_warm_up_by_hand():
+    policy = CosineRate(0.1, 10, warmup=Warmup(0.02, 2), after_warmup=True)
+    # half of the warm-up, its end, cos 0, cos 90° and cos 180° of the 8 epochs that remain
+    assert [policy.at(e) for e in (0, 1, 2, 6, 10)] == pytest.approx([0.02, 0.06, 0.1, 0.05, 0])
+    with pytest.raises(ValueError, match="the cosine starts after the training ends"):
+        CosineRate(0.1, 2, warmup=Warmup(0.02, 2), after_warmup=True)
+
+
 def test_where_a_cosine_holds_its_cycles():
     assert CosineRate(0.1, 150).stage_ends == pytest.approx((40, 80, 120, 150))
     policy = CosineRate(0.1, 100, cycles=2, fine_tuning=0.4)

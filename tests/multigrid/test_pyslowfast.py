@@ -4,8 +4,10 @@ The example, which trains by PySlowFast 1.0's own parts, is in tests/test_pyslow
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
+from itertools import islice
 from pathlib import Path
 
 import cv2
@@ -14,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -38,7 +42,7 @@ DATA: {PATH_TO_DATA_DIR: '', PATH_PREFIX: '', NUM_FRAMES: 8, SAMPLING_RATE: 2,
 BN: {NORM_TYPE: batchnorm, NUM_SPLITS: 1, NUM_SYNC_DEVICES: 1, WEIGHT_DECAY: 0.0}
 SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 4, 6],
          LRS: [1, 0.1, 0.01, 0.001], GAMMA: 0.1, MAX_EPOCH: 6, WARMUP_EPOCHS: 0.5,
-         WARMUP_START_LR: 0.02, COSINE_END_LR: 0.0}
+         WARMUP_START_LR: 0.02, COSINE_END_LR: 0.0, COSINE_AFTER_WARMUP: False}
 DATA_LOADER: {NUM_WORKERS: 0, PIN_MEMORY: False}
 NUM_GPUS: 1
 NUM_SHARDS: 1
@@ -55,10 +59,10 @@ def new_config(*pairs: object) -> CfgNode:
     return cfg
 
 
-def new_multigrid(cfg: CfgNode, **options: object) -> PySlowFastMultigrid:
+def new_multigrid(cfg: CfgNode, videos: int = VIDEOS, **options: object) -> PySlowFastMultigrid:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*iterations at the baseline")
-        return PySlowFastMultigrid(cfg, VIDEOS, **options)
+        warnings.simplefilter("ignore", UserWarning)
+        return PySlowFastMultigrid(cfg, videos, **options)
 
 
 class Asked(Dataset):
@@ -109,6 +113,7 @@ class Net(nn.Module):
 # --- the schedule of a config is the trainer's
 
 
+COSINE = ("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_END_LR", 0.001, "SOLVER.MAX_EPOCH", 24)
 CYCLES_OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 
 
@@ -119,17 +124,18 @@ CYCLES_OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
         CYCLES_OFF,
         ("MULTIGRID.LONG_CYCLE", False),
         ("MULTIGRID.SHORT_CYCLE", False),
-        ("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_END_LR", 0.001, "SOLVER.MAX_EPOCH", 24),
+        COSINE,
         ("SOLVER.LRS", []),
         ("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2),
-        ("MULTIGRID.SIZE_DIVISOR", 8, "MULTIGRID.WARMUP_IN_EPOCHS", True),
+        ("MULTIGRID.SIZE_DIVISOR", 8, "MULTIGRID.WARMUP_IN_EPOCHS", False),
+        (*COSINE, "SOLVER.COSINE_AFTER_WARMUP", True),
         ("MULTIGRID.BATCH_EXPONENT", 0.5, "SOLVER.BATCH_RATE_RULE", "sqrt"),
     ],
     ids=str,
 )
 def test_schedule_and_rewritten_keys_are_the_trainer_s(pairs):
     cfg = new_config(*pairs)
-    recipe = parse_recipe(cfg.dump() + f"SOLVER.BATCH_RATE_RULE: {rule_of(pairs)}\n", "the test")
+    recipe = parse_recipe(cfg.dump(), "the test")
     schedule = schedule_of(recipe, VIDEOS)
     multigrid = new_multigrid(cfg)
     assert [*multigrid.schedule.steps()] == [*schedule.steps()]
@@ -138,10 +144,6 @@ def test_schedule_and_rewritten_keys_are_the_trainer_s(pairs):
         for key, value in multigrid.config_at(phase.start).items():
             if not key.startswith(("BN.", "MULTIGRID.", "SOLVER.MAX")):
                 assert value == theirs[key], key
-
-
-def rule_of(pairs):
-    return pairs[-1] if "SOLVER.BATCH_RATE_RULE" in pairs else "linear"
 
 
 def test_absolute_rates_are_taken_as_they_are():
@@ -161,11 +163,9 @@ def test_evaluations_are_the_trainer_s():
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (("SOLVER.LR_POLICY", "exponential"), "exponential is not supported"),
-        (("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_AFTER_WARMUP", True), "pass learning_rate"),
+        (("SOLVER.LR_POLICY", "exponential"), "exponential is not supported.*pass learning_rate"),
         (("SOLVER.STEPS", [1, 4]), "must start with 0"),
         (("SOLVER.LRS", [1]), "one value per step"),
-        (("BN.NORM_TYPE", "sub_batchnorm"), "Set BN.NORM_TYPE batchnorm"),
         (("MULTIGRID.DEFAULT_B", 4), "as it was loaded"),
         (("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0, 0.5]), "too short"),
     ],
@@ -274,11 +274,32 @@ def test_the_loop_follows_the_schedule_and_the_config_its_phases():
         with multigrid.evaluation(cfg):
             inside = (cfg.TRAIN.BATCH_SIZE, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE)
             assert (*inside, cfg.SOLVER.BASE_LR, cfg.MULTIGRID.DEFAULT_B) == (4, 8, 32, 0.1, 0)
-            assert (cfg.SOLVER.MAX_EPOCH, model.bn.group_size) == (12, None)
+            assert (cfg.SOLVER.MAX_EPOCH, model.bn.group_size) == (9, None)
     assert len(seen) == multigrid.schedule.iterations
     assert [*dict.fromkeys(seen)] == [(32, 2, 23), (16, 4, 23), (8, 4, 32), (4, 8, 32)]
     assert (cfg.MULTIGRID.DEFAULT_B, cfg.MULTIGRID.DEFAULT_T, cfg.MULTIGRID.DEFAULT_S) == (4, 8, 32)
     assert cfg.is_frozen()
+
+
+def test_layer_wise_rates_are_found_by_pyslowfast_s_own_function(recwarn):
+    def set_lr(optimizer, rate):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["layer_decay"]
+
+    cfg = new_config()
+    multigrid, model = new_multigrid(cfg), Net()
+    multigrid.convert(model)
+    groups = [
+        {"params": model.conv.parameters(), "layer_decay": 0.25},
+        {"params": [*model.bn.parameters(), *model.head.parameters()], "layer_decay": 1.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    for inputs, labels, *_ in islice(multigrid.loader(Asked(cfg)), 3):
+        step = multigrid.begin(cfg, optimizer, set_lr)
+        assert [group["lr"] for group in optimizer.param_groups] == [step.lr * 0.25, step.lr]
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    assert not [w for w in recwarn if "training.begin set" in str(w.message)]
 
 
 def items_of(multigrid, cfg, **options):
@@ -299,21 +320,69 @@ def test_a_training_goes_on_inside_a_phase_and_workers_read_the_same_clips():
     assert again_cfg.dump() == cfg.dump()
 
 
-def test_epochs_hold_every_iteration_once_and_end_where_the_data_do():
+CYCLES = st.sampled_from([(True, True), (True, False), (False, True), (False, False)])
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(1, 200), st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 12), CYCLES)
+@example(96, 16, 9, (False, True))
+def test_every_epoch_has_an_iteration_and_the_last_is_max_epoch(videos, batch, epochs, cycles):
+    pairs = ("TRAIN.BATCH_SIZE", batch, "SOLVER.MAX_EPOCH", epochs, "SOLVER.WARMUP_EPOCHS", 0)
+    steps = ("SOLVER.STEPS", [0, epochs / 2], "SOLVER.LRS", [1, 0.1], "MULTIGRID.BN_BASE_SIZE", 1)
+    cfg = new_config(*pairs, *steps)
+    cfg.MULTIGRID.LONG_CYCLE, cfg.MULTIGRID.SHORT_CYCLE = cycles
+    try:
+        multigrid = new_multigrid(cfg, videos=videos)
+    except ValueError as error:
+        assume("too short" not in str(error))
+        raise
+    table = multigrid.epoch_table
+    starts = [table.start(epoch) for epoch in range(len(table) + 1)]
+    assert (starts[0], starts[-1]) == (0, multigrid.schedule.iterations)
+    lengths = [table.length(epoch) for epoch in range(len(table))]
+    assert min(lengths) > 0
+    assert (sum(lengths), max(lengths)) == (starts[-1], table.longest)
+    assert len(table) == cfg.SOLVER.MAX_EPOCH
+    for epoch, start in enumerate(starts[1:-1], 1):
+        assert [table.epoch_of(start - 1), table.epoch_of(start)] == [epoch - 1, epoch]
+        step = multigrid.schedule.at(start)
+        assert step.first_clip // videos > multigrid.schedule.at(start - 1).first_clip // videos
+
+
+def test_epochs_follow_each_other_and_each_can_be_resumed():
     cfg = new_config()
     multigrid = new_multigrid(cfg)
     optimizer = torch.optim.SGD(multigrid.convert(Net()).parameters(), lr=0.0)
-    starts = {}
+    starts = []
     for epoch, batches in multigrid.epochs(multigrid.loader(Asked(cfg))):
-        steps = [multigrid.begin(cfg, optimizer) for _ in batches]
-        assert len(batches) == len(steps)
-        starts[epoch] = steps[0]
+        assert epoch == len(starts)
+        starts.append(multigrid.training.iteration)
+        assert len(batches) == len([multigrid.begin(cfg, optimizer) for _ in batches])
     assert multigrid.training.iteration == multigrid.schedule.iterations
-    assert max(starts) == multigrid.num_epochs - 1 == 11
-    for epoch, step in starts.items():
-        assert epoch * VIDEOS <= step.first_clip < (epoch + 1) * VIDEOS
+    assert len(starts) == cfg.SOLVER.MAX_EPOCH == 9
+    for epoch, start in enumerate(starts):
         multigrid.resume(epoch=epoch)
-        assert multigrid.training.iteration == step.iteration
+        assert multigrid.training.iteration == start
+
+
+def test_the_constructor_prepares_the_config_and_refuses_to_do_so_twice(caplog):
+    cfg = new_config("BN.NORM_TYPE", "sub_batchnorm")
+    new_multigrid(cfg)
+    assert (cfg.SOLVER.MAX_EPOCH, cfg.BN.NORM_TYPE) == (9, "batchnorm")
+    assert "BN.NORM_TYPE sub_batchnorm is replaced by batchnorm" in caplog.text
+    with pytest.raises(ValueError, match=r"MULTIGRID\.DEFAULT_B is 4"):
+        new_multigrid(cfg)
+
+
+def test_without_a_cycle_config_and_model_stay_as_they_are():
+    cfg = new_config(*CYCLES_OFF, "BN.NORM_TYPE", "sync_batchnorm", "BN.NUM_SPLITS", 2)
+    before = cfg.dump()
+    multigrid, model = new_multigrid(cfg), Net()
+    kinds = [type(module) for module in model.modules()]
+    assert [type(module) for module in multigrid.convert(model).modules()] == kinds
+    seen, _ = train(multigrid, cfg, multigrid.loader(Asked(cfg)), model=model)
+    assert len(seen) == 36
+    assert cfg.dump() == before
 
 
 @pytest.mark.parametrize(
@@ -328,7 +397,7 @@ def test_mini_batches_that_do_not_begin_once_each_are_refused():
     cfg = new_config()
     multigrid = new_multigrid(cfg)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
-    with pytest.raises(ValueError, match=r"Call multigrid\.convert"):
+    with pytest.raises(ValueError, match=r"Call convert\(model\)"):
         multigrid.begin(cfg, optimizer)
     multigrid.convert(Net())
     loader = multigrid.loader(Asked(cfg))
@@ -365,9 +434,108 @@ def test_heads_pool_any_map_in_training_and_their_window_in_evaluation():
     assert model.state_dict().keys() == Net().state_dict().keys()
 
 
+class Boxes(nn.Module):
+    """Pools over time alone, as the head of a detector does, and then the rest by another pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn, self.pool = nn.BatchNorm3d(3), nn.AvgPool3d((8, 1, 1), stride=1)
+
+    def forward(self, pathways):
+        return self.pool(self.bn(pathways[-1])).amax((2, 3, 4))
+
+
 def test_a_window_of_one_value_leaves_its_axis_alone():
-    model = new_multigrid(new_config()).convert(Net((8, 1, 1)))
-    assert model.train().head.pathway0_avgpool(torch.zeros(1, 4, 2, 5, 6)).shape[2:] == (1, 5, 6)
+    model = new_multigrid(new_config()).convert(Boxes())
+    assert model.train().pool(torch.zeros(1, 4, 2, 5, 6)).shape[2:] == (1, 5, 6)
+
+
+class Fixed(nn.Module):
+    """A model that adds an embedding of the baseline's shape, under any name of its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = nn.Conv3d(3, 4, 1), nn.Sequential(nn.BatchNorm3d(4), Embedding())
+
+    def forward(self, pathways):
+        return self.blocks(self.stem(pathways[-1])).mean((2, 3, 4))
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(4, 8, 32, 32))
+
+    def forward(self, x):
+        return x + self.positions
+
+
+class TwoPathways(Net):
+    def forward(self, pathways):
+        assert len(pathways) == 2
+        return super().forward(pathways)
+
+
+class Unpooled(Net):
+    """A head whose scores are of each place of the map: as many as the map is large."""
+
+    def __init__(self) -> None:
+        super().__init__((8, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Fixed, r"module blocks\.1 \(Embedding\) does not accept clips of 2 frames of 16² pixels"),
+        (TwoPathways, r"2 frames of 16².*SLOWFAST\.ALPHA 4 leaves no frame to the slow pathway"),
+        (Unpooled, r"returns scores of shape \(1, 32\) for clips of 2 frames of 16² pixels"),
+    ],
+)
+def test_a_model_that_does_not_fit_a_shape_is_refused_by_its_module(kind, message):
+    cfg = new_config()
+    cfg.SLOWFAST = CfgNode({"ALPHA": 4})
+    arch = "slowfast" if kind is TwoPathways else "other"
+    cfg.MODEL = CfgNode({"ARCH": arch, "MULTI_PATHWAY_ARCH": ["slowfast"]})
+    with pytest.raises(ValueError, match=message):
+        new_multigrid(cfg).convert(kind())
+
+
+class Strange(Net):
+    def forward(self, pathways, query):
+        return super().forward(pathways)
+
+
+def test_a_model_of_other_inputs_is_left_alone_with_a_warning(caplog):
+    model = new_multigrid(new_config()).convert(Strange())
+    assert type(model.head.pathway0_avgpool) is nn.AvgPool3d
+    assert "could not be run on a clip of the baseline's shape" in caplog.text
+
+
+def test_probing_changes_neither_model_nor_generators():
+    model = Net().train()
+    model.head.eval()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    new_multigrid(new_config()).convert(model)
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+    assert torch.equal(state, torch.get_rng_state())
+    assert (model.training, model.head.training) == (True, False)
+
+
+def test_a_validation_outside_of_the_evaluation_context_is_noticed():
+    cfg = new_config()
+    multigrid, model = new_multigrid(cfg), Net()
+    model.head.pathway0_avgpool = nn.AdaptiveAvgPool3d(1)
+    multigrid.convert(model)
+    train(multigrid, cfg, multigrid.loader(Asked(cfg)), stop=0, model=model)
+    data = Asked(cfg)
+    clip = data[0][0][-1][None]
+    with pytest.warns(UserWarning, match=r"2 frames of 23².*within evaluation\(cfg\)"):
+        model.eval()([clip])
+    with warnings.catch_warnings(), multigrid.evaluation(cfg):
+        warnings.simplefilter("error")
+        model([data[0][0][-1][None]])
+        with torch.no_grad():
+            model.train()([clip])
 
 
 def test_a_model_without_bn_is_refused_unless_its_size_is_zero():
@@ -437,7 +605,8 @@ def train(multigrid, cfg, loader, stop=None, model=None):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        size = next(m.group_size for m in model.modules() if isinstance(m, GroupedBatchNorm3d))
+        sizes = (m.group_size for m in model.modules() if isinstance(m, GroupedBatchNorm3d))
+        size = next(sizes, None)
         rate = optimizer.param_groups[0]["lr"]
         shape = Shape(len(labels), *inputs[-1].shape[2:4])
         seen.append((step, shape, rate, size, index.tolist(), meta, loss.item()))
@@ -501,6 +670,7 @@ def test_a_model_may_be_in_distributed_data_parallel():
             cfg = new_config()
             multigrid = new_multigrid(cfg)
             model = multigrid.convert(wrap(Net()))
+            assert not getattr(model, "broadcast_buffers", False), "each process has statistics"
             seen, _ = train(multigrid, cfg, multigrid.loader(Asked(cfg)), 12, model)
             losses.append([row[-1] for row in seen])
         assert losses[0] == losses[1]

@@ -1,303 +1,49 @@
-"""Multigrid training in the training loop of PySlowFast, including later releases and forks.
+"""Multigrid training in PySlowFast: its released version, later releases and forks.
 
-The schedule is built from the config. Its sampler requests clips from the data set, whose config is
-adapted to the shape of each clip. The items of the data set keep their format, and are collated as
-in PySlowFast. In each iteration, `begin` sets the learning rate, the BN group size and the config.
+`enable` makes the unchanged training script of a later release train the multigrid schedule. Call
+it at the top of the script, before its other imports:
 
-This module does not import PySlowFast.
+    from multigrid.integrations.pyslowfast import enable; enable()
+
+Or run the script through this module, with no change at all:
+
+    python -m multigrid.integrations.pyslowfast tools/run_net.py --cfg ...
+
+In a loop that `enable` does not know, use `PySlowFastMultigrid`.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+import os
+import sys
+from pathlib import Path
 
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.modules.utils import _triple
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from multigrid.integrations.pyslowfast_fork import enable
+from multigrid.integrations.pyslowfast_keys import add_multigrid_config
+from multigrid.integrations.pyslowfast_loop import PySlowFastMultigrid
 
-from multigrid.batchnorm import GroupedBatchNorm3d, convert_batchnorm, set_group_size
-from multigrid.integrations.pyslowfast_clips import ConfiguredClips
-from multigrid.integrations.pyslowfast_keys import (
-    add_multigrid_config,
-    changed,
-    get_key,
-    schedule_of,
-    set_keys,
-)
-from multigrid.learning_rate import LearningRate
-from multigrid.sampler import MultigridBatchSampler
-from multigrid.schedule import ScheduleStep
-from multigrid.training import Training
-
-__all__ = ["PySlowFastMultigrid", "add_multigrid_config"]
+__all__ = ["PySlowFastMultigrid", "add_multigrid_config", "enable"]
 
 
-class PySlowFastMultigrid:
-    """Multigrid training in a training loop like PySlowFast's, with a PySlowFast config.
-
-        multigrid = PySlowFastMultigrid(cfg, num_videos=len(dataset))
-        model = multigrid.convert(build_model(cfg))
-        loader = multigrid.loader(dataset)
-        for inputs, labels, index, meta in loader:
-            step = multigrid.begin(cfg, optimizer)
-            ...                                       # forward, backward, optimizer.step()
-
-    One pass over the loader is the whole training. `epochs` divides this pass into epochs. If both
-    cycles are off, the loader returns the mini-batches of the baseline. With several processes,
-    create the object after torch.distributed has started.
-
-    Args:
-        cfg: The config as it was loaded.
-        num_videos: Number of videos in the training set.
-        learning_rate: Learning rate of the baseline. By default, it follows the keys of SOLVER.
-
-    Attributes:
-        schedule: The multigrid schedule.
-        training: The `Training` object, which counts the iterations.
-
-    Raises:
-        ValueError: The config describes no valid schedule, or a training has changed its values.
-    """
-
-    def __init__(
-        self, cfg: Any, num_videos: int, learning_rate: LearningRate | None = None
-    ) -> None:
-        self.schedule = schedule_of(cfg, num_videos, learning_rate)
-        self.training = Training(self.schedule, seed=cfg.RNG_SEED)
-        self._loaded = copy.deepcopy(cfg)
-        self._given = 0
-        self._phase: int | None = None
-
-    @property
-    def num_epochs(self) -> int:
-        """Number of passes over the data. The last pass may be incomplete."""
-        return math.ceil(round(self.schedule.epochs, 6))
-
-    def convert(self, model: nn.Module) -> nn.Module:
-        """Convert the BN layers and the average pools of the head for clips of any shape.
-
-        BN layers compute statistics over a fixed number of clips. Average pools fit any feature
-        map. Both are unchanged in evaluation mode. Parameters and buffers stay the same objects, so
-        an optimizer or a DistributedDataParallel that holds them remains valid.
-
-        Returns:
-            The model, which is changed in place.
-
-        Raises:
-            ValueError: The model has no `nn.BatchNorm3d` where the schedule has BN sizes, or
-                batch normalisation of another kind.
-        """
-        model = convert_batchnorm(model)
-        grouped = any(isinstance(module, GroupedBatchNorm3d) for module in model.modules())
-        if not grouped and self.schedule.at(0).bn_size is not None:
-            raise ValueError("The model has no nn.BatchNorm3d. Set MULTIGRID.BN_BASE_SIZE 0.")
-        for name, module in list(model.named_modules()):
-            if any(part.endswith("head") for part in name.split(".")):
-                for child, pool in list(module.named_children()):
-                    if type(pool) is nn.AvgPool3d and _triple(pool.stride) == (1, 1, 1):
-                        setattr(module, child, _TrainingPool(_triple(pool.kernel_size), 1))
-        self.training.model = model
-        return model
-
-    def loader(
-        self, dataset: Dataset[Any], *, by_request: bool = False, **options: Any
-    ) -> DataLoader[Any]:
-        """Return a loader of the remaining mini-batches of this process.
-
-        Args:
-            dataset: Data set that reads the config in `__getitem__` (see `ConfiguredClips`).
-            by_request: Whether the data set takes a `ClipRequest`, as `VideoClips` does.
-            options: Options of `DataLoader`. By default, num_workers and pin_memory are taken from
-                the config. The default collate_fn is PyTorch's or, with `by_request`,
-                `multigrid.collate`.
-
-        Raises:
-            ValueError: See `Training.loader` and `ConfiguredClips`.
-        """
-        defaults: dict[str, Any] = {
-            "num_workers": get_key(self._loaded, "DATA_LOADER.NUM_WORKERS", 0),
-            "pin_memory": get_key(self._loaded, "DATA_LOADER.PIN_MEMORY", False),
-        }
-        if not by_request:
-            dataset = ConfiguredClips(dataset, self._loaded, self.schedule.base)
-            defaults["collate_fn"] = None
-        loader = self.training.loader(dataset, loader=_Loader, **{**defaults, **options})
-        assert isinstance(loader, _Loader)
-        loader.multigrid = self
-        return loader
-
-    def _give(self, iteration: int) -> None:
-        """Record that the loader returns the mini-batch of an iteration.
-
-        Raises:
-            ValueError: `begin` was not called for the previous mini-batch.
-        """
-        if iteration != self.training.iteration:
-            raise ValueError(
-                f"The loader is at iteration {iteration}, but {self.training.iteration} is the "
-                "next to begin. Call multigrid.begin for each mini-batch, and resume before the "
-                "loader is created. For other uses of training clips, such as precise BN, create "
-                "another loader within multigrid.evaluation(cfg)."
-            )
-        self._given = iteration + 1
-
-    def begin(self, cfg: Any, optimizer: Optimizer) -> ScheduleStep:
-        """Prepare the model, the optimizer and the config for the latest mini-batch of the loader.
-
-        Call this before the forward pass. At the start of a phase, this method sets the config
-        to the values of `config_at`.
-
-        Returns:
-            The step of the schedule, with shape and learning rate.
-
-        Raises:
-            ValueError: `convert` was not called, or the mini-batch is not there or was begun.
-        """
-        iteration = self.training.iteration
-        if self.training.model is None:
-            raise ValueError("Call multigrid.convert(model) before the first begin.")
-        if self._given != iteration + 1:
-            raise ValueError(
-                f"The loader has not returned the mini-batch of iteration {iteration}. Call begin "
-                "once for each mini-batch of multigrid.loader."
-            )
-        self.training.optimizer = optimizer
-        step = self.training.begin(iteration)
-        if step.phase != self._phase:
-            set_keys(cfg, self.config_at(iteration))
-            self._phase = step.phase
-        return step
-
-    def config_at(self, iteration: int) -> dict[str, Any]:
-        """Return the config values of an iteration's phase as a dictionary from key to value.
-
-        The values are the shape of the long cycle, the learning rates, the distribution of BN
-        groups over processes, the baseline's shape (MULTIGRID.DEFAULT_B, T and S), and `num_epochs`
-        as SOLVER.MAX_EPOCH. `begin` does not add keys that the config lacks.
-        """
-        loaded = self._loaded
-        phase = self.schedule.phases[self.schedule.phase_at(iteration)]
-        shape = phase.base_shape
-        clips = max(1, shape.batch // (loaded.NUM_SHARDS * max(1, loaded.NUM_GPUS)))
-        size = phase.bn_sizes[-1] or clips
-        values = {
-            "TRAIN.BATCH_SIZE": shape.batch // loaded.NUM_SHARDS,
-            "DATA.NUM_FRAMES": shape.frames,
-            "DATA.TRAIN_CROP_SIZE": shape.crop,
-            "SOLVER.MAX_EPOCH": self.num_epochs,
-            "BN.NUM_SPLITS": max(1, clips // size),
-            "BN.NUM_SYNC_DEVICES": max(1, size // clips),
-            "MULTIGRID.DEFAULT_B": loaded.TRAIN.BATCH_SIZE,
-            "MULTIGRID.DEFAULT_T": loaded.DATA.NUM_FRAMES,
-            "MULTIGRID.DEFAULT_S": loaded.DATA.TRAIN_CROP_SIZE,
-        }
-        for key in ("BASE_LR", "WARMUP_START_LR", "COSINE_END_LR"):
-            values[f"SOLVER.{key}"] = get_key(loaded, f"SOLVER.{key}", 0.0) * phase.lr_scale
-        if loaded.SOLVER.LR_POLICY == "steps_with_lrs":
-            values["SOLVER.LRS"] = [lr * phase.lr_scale for lr in loaded.SOLVER.LRS]
-        return values
-
-    @contextmanager
-    def evaluation(self, cfg: Any) -> Iterator[None]:
-        """Restore the original config values, except SOLVER.MAX_EPOCH, within a context.
-
-        Iterate over validation loaders within the context. In training mode, as for precise BN, BN
-        layers then compute statistics over all clips of the process, not over BN groups.
-        """
-        if self.training.model is not None:
-            set_group_size(self.training.model, None)
-        names = self.config_at(0).keys() - {"SOLVER.MAX_EPOCH"}
-        with changed(cfg, {name: get_key(self._loaded, name) for name in names}):
-            yield
-
-    def evaluates_after(self, step: ScheduleStep) -> bool:
-        """Return whether one of the MULTIGRID.EVAL_FREQ evaluations of a phase is due."""
-        phase = self.schedule.phases[step.phase]
-        times = self._loaded.MULTIGRID.EVAL_FREQ
-        due = (max(1, round(phase.iterations * (k + 1) / times)) for k in range(times))
-        return step.iteration + 1 - phase.start in due
-
-    def resume(self, *, iteration: int | None = None, epoch: int | None = None) -> None:
-        """Resume at an iteration or at the start of an epoch. Call it before creating the loader.
-
-        Raises:
-            ValueError: Neither or both are given, or the value is outside the schedule.
-        """
-        if (iteration is None) == (epoch is None):
-            raise ValueError("Pass either an iteration or an epoch to resume.")
-        start = self._start_of(epoch) if epoch is not None else iteration or 0
-        if not 0 <= start <= self.schedule.iterations:
-            raise ValueError(
-                f"Cannot resume at iteration {start}, because the schedule has only "
-                f"{self.schedule.iterations}. Check that the checkpoint is from this schedule."
-            )
-        self.training.iteration = start
-
-    def epochs(self, loader: DataLoader[Any]) -> Iterator[tuple[int, _Epoch]]:
-        """Yield (index of the epoch, its mini-batches) for the rest of the training.
-
-        An epoch begins with the first iteration all of whose clips belong to it. An epoch in which
-        no iteration begins is skipped.
-        """
-        batches = iter(loader)
-        for epoch in range(self.num_epochs):
-            left = self._start_of(epoch + 1) - self.training.iteration
-            if left > 0:
-                yield epoch, _Epoch(batches, left)
-
-    def _start_of(self, epoch: int) -> int:
-        """Return the first iteration of an epoch, or the end of the training after the last."""
-        if epoch == self.num_epochs:
-            return self.schedule.iterations
-        if not 0 <= epoch < self.num_epochs:
-            raise ValueError(
-                f"Epoch {epoch} does not exist. The training has {self.num_epochs} epochs."
-            )
-        return self.schedule.first_iteration_after(epoch * self.schedule.num_videos)
+_SCRIPT = "MULTIGRID_SCRIPT"
+"""Environment variable with the path of the script, for processes that the script spawns."""
 
 
-@dataclass(frozen=True)
-class _Epoch:
-    """The next `length` mini-batches of a loader that is being iterated over."""
-
-    batches: Iterator[Any]
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self.batches, self.length)
+def _take_script() -> None:
+    """Make the first argument of this program the script, as `python SCRIPT` does."""
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
+        sys.exit("usage: python -m multigrid.integrations.pyslowfast SCRIPT [ARGUMENT ...]")
+    del sys.argv[0]
+    script = Path(sys.argv[0]).resolve()
+    sys.path.insert(0, str(script.parent))
+    os.environ[_SCRIPT] = str(script)
 
 
-class _Loader(DataLoader[Any]):
-    """Loader that requires a call of `begin` for each mini-batch before the next one."""
-
-    multigrid: PySlowFastMultigrid
-
-    def __iter__(self) -> Any:
-        assert isinstance(self.batch_sampler, MultigridBatchSampler)
-        for iteration, batch in enumerate(super().__iter__(), self.batch_sampler.start):
-            self.multigrid._give(iteration)
-            yield batch
-
-
-class _TrainingPool(nn.AvgPool3d):
-    """`nn.AvgPool3d` that pools over the whole feature map in training mode.
-
-    Axes with a window of 1 are not pooled.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(input)
-        sides = zip(input.shape[2:], _triple(self.kernel_size), strict=True)
-        return F.avg_pool3d(input, [whole if side > 1 else 1 for whole, side in sides], 1)
+# A process that the script spawns imports this module as __mp_main__. It needs the same names as
+# its parent, and multigrid enabled.
+if __name__ == "__main__":
+    _take_script()
+if __name__ in ("__main__", "__mp_main__"):
+    enable()
+    __file__ = os.environ[_SCRIPT]
+    exec(compile(Path(__file__).read_bytes(), __file__, "exec"), globals())

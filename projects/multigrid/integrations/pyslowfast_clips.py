@@ -13,22 +13,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from multigrid.integrations.pyslowfast_keys import changed, get_key
+from multigrid.integrations.pyslowfast_keys import CYCLES_OFF, changed, get_key
 from multigrid.sampler import ClipRequest
 from multigrid.sampling import SamplingOptions, clip_generator, make_grid
 from multigrid.shapes import Shape
 
-__all__ = ["ConfiguredClips"]
-
-_OFF = {
-    "MULTIGRID.LONG_CYCLE": False,
-    "MULTIGRID.SHORT_CYCLE": False,
-    "MULTIGRID.LONG_CYCLE_SAMPLING_RATE": 0,
-    "MULTIGRID.DEFAULT_B": 0,
-    "MULTIGRID.DEFAULT_T": 0,
-    "MULTIGRID.DEFAULT_S": 0,
-}
-"""Keys that turn off the multigrid code in the data sets of later releases."""
+__all__ = ["ConfiguredClips", "arrays"]
 
 
 class ConfiguredClips(Dataset[Any]):
@@ -90,7 +80,7 @@ class ConfiguredClips(Dataset[Any]):
             "DATA.SAMPLING_RATE": int(rng.integers(*grid.strides, endpoint=True)),
             "DATA.TRAIN_JITTER_SCALES": list(grid.short_sides),
         }
-        with changed(self.dataset.cfg, values | _OFF), _seeded(*seeds):
+        with changed(self.dataset.cfg, {**values, **CYCLES_OFF}), _seeded(*seeds):
             item = self.dataset[request.video]
         _check_clip(item, shape, type(self.dataset).__name__)
         return item
@@ -117,7 +107,7 @@ def _check_clip(item: Any, shape: Shape, name: str) -> None:
 
     The four dimensions of the clip may have any order.
     """
-    sides = max((a.shape for a in _arrays(item) if a.ndim == 4), key=math.prod, default=None)
+    sides = max((a.shape for a in arrays(item) if a.ndim == 4), key=math.prod, default=None)
     if sides is not None and not {shape.frames, shape.crop} <= set(sides):
         raise ValueError(
             f"{name} returned a clip of shape {tuple(sides)}, but {shape.frames} frames of "
@@ -126,10 +116,10 @@ def _check_clip(item: Any, shape: Shape, name: str) -> None:
         )
 
 
-def _arrays(item: Any) -> Iterator[Any]:
+def arrays(item: Any) -> Iterator[Any]:
     """Yield all arrays and tensors in an item, which may be nested."""
     if hasattr(item, "ndim"):
         yield item
     elif isinstance(item, (list, tuple, Mapping)):
         for part in item.values() if isinstance(item, Mapping) else item:
-            yield from _arrays(part)
+            yield from arrays(part)

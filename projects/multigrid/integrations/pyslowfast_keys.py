@@ -7,28 +7,37 @@ later release or a fork.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from multigrid.cycles import PAPER, Cycles
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
-from multigrid.schedule import Schedule, make_schedule
+from multigrid.schedule import Phase, Schedule, make_schedule
 from multigrid.shapes import Shape
 
 __all__ = [
+    "CYCLES_OFF",
     "add_multigrid_config",
     "changed",
+    "cycles_off",
     "get_key",
     "learning_rate_of",
+    "phase_evaluations",
+    "phase_keys",
     "schedule_of",
     "set_keys",
+    "use_plain_batchnorm",
+    "uses_multigrid",
 ]
+
+logger = logging.getLogger(__name__)
 
 _OPTIONS: Mapping[str, Any] = {
     "SIZE_DIVISOR": 1,
     "EQUAL_TIME": False,
-    "WARMUP_IN_EPOCHS": False,
+    "WARMUP_IN_EPOCHS": True,
     "FINE_TUNING": True,
 }
 """Keys that no release of PySlowFast has. They are options of `make_schedule`."""
@@ -50,6 +59,19 @@ _DEFAULTS: Mapping[str, Any] = {
     "KEEP_FIELD_OF_VIEW": False,
 }
 """Default values of the keys in the section MULTIGRID."""
+
+CYCLES_OFF: Mapping[str, Any] = {
+    "MULTIGRID.LONG_CYCLE": False,
+    "MULTIGRID.SHORT_CYCLE": False,
+    "MULTIGRID.LONG_CYCLE_SAMPLING_RATE": 0,
+    "MULTIGRID.DEFAULT_B": 0,
+    "MULTIGRID.DEFAULT_T": 0,
+    "MULTIGRID.DEFAULT_S": 0,
+}
+"""Values that turn off the multigrid code in the data sets and loaders of later releases."""
+
+_RATES = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR")
+"""Keys whose values are learning rates."""
 
 
 def get_key(cfg: Any, name: str, default: Any = None) -> Any:
@@ -89,15 +111,45 @@ def changed(cfg: Any, values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def add_multigrid_config(cfg: Any) -> None:
-    """Add the section MULTIGRID to a config, or the keys that this section lacks.
+    """Add the keys of MULTIGRID, and SOLVER.BATCH_RATE_RULE, that a config lacks.
 
     Call this before you merge a recipe into the config.
     """
-    section = getattr(cfg, "MULTIGRID", None) or type(cfg)()
-    for key, value in _DEFAULTS.items():
+    _add(cfg, "MULTIGRID", _DEFAULTS)
+    _add(cfg, "SOLVER", {"BATCH_RATE_RULE": "linear"})
+
+
+def _add(cfg: Any, name: str, defaults: Mapping[str, Any]) -> None:
+    if not hasattr(cfg, name):
+        setattr(cfg, name, type(cfg)())
+    section = getattr(cfg, name)
+    for key, value in defaults.items():
         if not hasattr(section, key):
             setattr(section, key, copy.deepcopy(value))
-    cfg.MULTIGRID = section
+
+
+def cycles_off(cfg: Any) -> Any:
+    """Return a copy of a config with the multigrid code of PySlowFast turned off."""
+    baseline = copy.deepcopy(cfg)
+    set_keys(baseline, CYCLES_OFF)
+    return baseline
+
+
+def uses_multigrid(cfg: Any) -> bool:
+    """Return whether the long or the short cycle is on."""
+    cycles = ("MULTIGRID.LONG_CYCLE", "MULTIGRID.SHORT_CYCLE")
+    return any(get_key(cfg, cycle, False) for cycle in cycles)
+
+
+def use_plain_batchnorm(cfg: Any) -> None:
+    """Set BN.NORM_TYPE batchnorm, the layers that multigrid converts, and log a change."""
+    norm = get_key(cfg, "BN.NORM_TYPE", "batchnorm")
+    if norm != "batchnorm":
+        logger.warning(
+            f"BN.NORM_TYPE {norm} is replaced by batchnorm. In multigrid training, "
+            "MULTIGRID.BN_BASE_SIZE clips share BN statistics, on one or several processes."
+        )
+        set_keys(cfg, {"BN.NORM_TYPE": "batchnorm"})
 
 
 def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = None) -> Schedule:
@@ -120,7 +172,7 @@ def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = 
         cfg.TRAIN.BATCH_SIZE * cfg.NUM_SHARDS, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE
     )
     rate = learning_rate_of(cfg) if learning_rate is None else learning_rate
-    if not (cycles.LONG_CYCLE or cycles.SHORT_CYCLE):
+    if not uses_multigrid(cfg):
         return make_schedule(base, num_videos, rate, cycles=None, bn_size=None)
     options = {key.lower(): getattr(cycles, key, value) for key, value in _OPTIONS.items()}
     long_cycle = tuple((t, s) for t, s in cycles.LONG_CYCLE_FACTORS)
@@ -144,8 +196,7 @@ def _check(cfg: Any) -> None:
     """Check that `schedule_of` can use a config.
 
     Raises:
-        ValueError: The config has no section MULTIGRID, uses an unsupported BN type, or was changed
-            by the multigrid code of a later release.
+        ValueError: The config has no section MULTIGRID, or has been used for multigrid already.
     """
     if not hasattr(cfg, "MULTIGRID"):
         raise ValueError(
@@ -154,15 +205,9 @@ def _check(cfg: Any) -> None:
         )
     if get_key(cfg, "MULTIGRID.DEFAULT_B", 0):
         raise ValueError(
-            f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}, so the multigrid code of a later "
-            "release has changed the config. Pass the config as it was loaded, and do not use that "
-            "code"
-        )
-    norm = get_key(cfg, "BN.NORM_TYPE", "batchnorm")
-    if norm != "batchnorm":
-        raise ValueError(
-            f"BN.NORM_TYPE is {norm}, which cannot normalise over MULTIGRID.BN_BASE_SIZE clips at "
-            "every shape. Set BN.NORM_TYPE batchnorm. The method convert then replaces the layers"
+            f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}, so multigrid has already changed "
+            "the config. Pass the config as it was loaded, and do not call the multigrid code of "
+            "PySlowFast"
         )
 
 
@@ -176,17 +221,21 @@ def learning_rate_of(cfg: Any) -> LearningRate:
         ValueError: LR_POLICY is not supported, or STEPS and LRS do not agree.
     """
     solver = cfg.SOLVER
-    policy = solver.LR_POLICY
     end = float(solver.MAX_EPOCH)
     warmup = Warmup(solver.WARMUP_START_LR, solver.WARMUP_EPOCHS)
-    if get_key(cfg, "SOLVER.COSINE_AFTER_WARMUP", False):
-        policy += " with COSINE_AFTER_WARMUP True"
-    if policy == "cosine":
-        return CosineRate(solver.BASE_LR, end, get_key(cfg, "SOLVER.COSINE_END_LR", 0.0), warmup)
+    if solver.LR_POLICY == "cosine":
+        return CosineRate(
+            base=solver.BASE_LR,
+            epochs=end,
+            end=get_key(cfg, "SOLVER.COSINE_END_LR", 0.0),
+            warmup=warmup,
+            after_warmup=get_key(cfg, "SOLVER.COSINE_AFTER_WARMUP", False),
+        )
     if solver.LR_POLICY not in ("steps_with_relative_lrs", "steps_with_lrs"):
         raise ValueError(
-            f"SOLVER.LR_POLICY {policy} is not supported. Use cosine, steps_with_relative_lrs or "
-            "steps_with_lrs, or pass learning_rate=CosineRate(...) to PySlowFastMultigrid"
+            f"SOLVER.LR_POLICY {solver.LR_POLICY} is not supported. Use cosine, "
+            "steps_with_relative_lrs or steps_with_lrs, or pass learning_rate=CosineRate(...) to "
+            "PySlowFastMultigrid"
         )
     # Ignore surplus LRS and steps at or after MAX_EPOCH, because no iteration uses them.
     starts = [float(step) for step in solver.STEPS if step < end] or [0.0]
@@ -198,3 +247,26 @@ def learning_rate_of(cfg: Any) -> LearningRate:
         )
     unit = 1.0 if solver.LR_POLICY == "steps_with_lrs" and solver.LRS else solver.BASE_LR
     return SteppedRate((*starts[1:], end), tuple(unit * rate for rate in rates), warmup)
+
+
+def phase_keys(phase: Phase, num_shards: int, value_of: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the shape and the learning rates of a phase, as config values by full key.
+
+    Args:
+        phase: Phase of the schedule.
+        num_shards: Number of machines. TRAIN.BATCH_SIZE is the batch size of one machine.
+        value_of: Function that returns the baseline's value of a key.
+    """
+    shape = phase.base_shape
+    return {
+        "TRAIN.BATCH_SIZE": shape.batch // num_shards,
+        "DATA.NUM_FRAMES": shape.frames,
+        "DATA.TRAIN_CROP_SIZE": shape.crop,
+        **{key: value_of(key) * phase.lr_scale for key in _RATES},
+    }
+
+
+def phase_evaluations(phase: Phase, times: int) -> set[int]:
+    """Return when a phase has one of `times` evaluations, as numbers of finished iterations."""
+    parts = (phase.iterations * (k + 1) / times for k in range(times))
+    return {phase.start + max(1, round(part)) for part in parts}

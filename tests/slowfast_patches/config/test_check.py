@@ -169,8 +169,8 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
             "EQUAL_TIME True has no effect with MULTIGRID.BATCH",
         ),
         (
-            f"{CYCLE} MULTIGRID.WARMUP_IN_EPOCHS True SOLVER.WARMUP_EPOCHS 0",
-            "WARMUP_IN_EPOCHS True has no effect without a warm-up",
+            f"{CYCLE} MULTIGRID.WARMUP_IN_EPOCHS False SOLVER.WARMUP_EPOCHS 0",
+            "WARMUP_IN_EPOCHS False has no effect without a warm-up",
         ),
         (f"{CYCLE} SOLVER.OPTIMIZING_METHOD adamw", "Set SOLVER.BATCH_RATE_RULE sqrt"),
         ("AUG.ENABLE True AUG.COLOR_JITTER 0.5", "0.5 has no effect with AUG.AA_TYPE rand-m9"),

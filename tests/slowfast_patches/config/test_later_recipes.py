@@ -213,3 +213,12 @@ def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
     assert [phase.stage for phase in cycled.phases] == [0] * 4 + [1] * 4 + [2] * 2
     longer = load("Kinetics/I3D_8x8_IN1K", tmp_path, "SOLVER.MAX_EPOCH", 130)
     assert longer.solver.steps == (0, 44, 88, 118)
+
+
+def test_the_warm_up_keeps_its_epochs(tmp_path):
+    """34 epochs of clips, from 8 times the start to 8 times BASE_LR 0.1, within the first shape."""
+    run = schedule("Kinetics/SLOWFAST_8x8_multigrid", tmp_path)
+    rates = [run.at(i).lr for i in range(run.phases[0].stop)]
+    assert (rates[0], max(rates)) == pytest.approx((0.08, 0.8))
+    end = rates.index(max(rates))
+    assert run.at(end).epoch == pytest.approx(34, abs=0.01)

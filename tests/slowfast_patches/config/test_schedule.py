@@ -66,7 +66,7 @@ def test_steps_take_relative_rates_or_powers_of_gamma():
             {"batch_exponent": 0.5},
             {"equal_time": True},
         ),
-        (("WARMUP_IN_EPOCHS", True), {}, {"warmup_in_epochs": True}),
+        (("WARMUP_IN_EPOCHS", False), {}, {"warmup_in_epochs": False}),
         (("FINE_TUNING", False), {}, {"fine_tuning": False}),
     ],
     ids=str,
@@ -75,7 +75,8 @@ def test_keys_are_the_arguments_of_the_schedule(keys, cycles, options):
     pairs = [f"MULTIGRID.{key}" if isinstance(key, str) else key for key in keys]
     recipe = config(*BOTH, "SOLVER.WARMUP_EPOCHS", 2, "NUM_SHARDS", 2, *pairs)
     base, rate = Shape(16, 16, 64), learning_rate_of(recipe)
-    expected = make_schedule(base, 800, rate, replace(PAPER, **cycles), **{"bn_size": 8} | options)
+    options = {"bn_size": 8, "warmup_in_epochs": True} | options
+    expected = make_schedule(base, 800, rate, replace(PAPER, **cycles), **options)
     assert schedule_of(recipe, 800) == expected
 
 

@@ -1,0 +1,244 @@
+"""Multigrid training in the unchanged training script of a later PySlowFast release."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from multigrid.batchnorm import average_running_stats, set_group_size
+from multigrid.integrations.pyslowfast_keys import (
+    add_multigrid_config,
+    cycles_off,
+    use_plain_batchnorm,
+    uses_multigrid,
+)
+from multigrid.integrations.pyslowfast_loop import PySlowFastMultigrid
+
+__all__ = ["enable"]
+
+logger = logging.getLogger(__name__)
+
+
+def enable() -> None:
+    """Let the training script of a later PySlowFast release train the multigrid schedule.
+
+    The script, data sets, models, launcher, meters, checkpoints, evaluation and test stay those of
+    the fork. The keys of `cfg.MULTIGRID` keep their meaning. Without a cycle, everything is
+    unchanged. These names of the package `slowfast` are replaced, in all modules that have them:
+
+    | name | with a cycle |
+    |---|---|
+    | config.defaults.get_cfg | adds the keys that only multigrid has |
+    | utils.multigrid.MultigridSchedule | builds the schedule from config and data set |
+    | datasets.loader.construct_loader | training: clips of the schedule; others: the baseline's |
+    | datasets.loader.shuffle_dataset | starts the epoch |
+    | models.build.build_model | converts the model (`PySlowFastMultigrid.convert`) |
+    | models.optimizer.get_epoch_lr | returns the learning rate of the schedule |
+    | models.optimizer.set_lr | begins the iteration, and sets the learning rate as before |
+    | utils.misc.aggregate_sub_bn_stats | averages BN running statistics over processes |
+
+    Call this before the script imports from `slowfast`. A second call does nothing.
+
+    Raises:
+        ImportError: The installed PySlowFast has not all of these names.
+    """
+    _Fork().install()
+
+
+class _Fork:
+    """State of multigrid training in a fork, and the functions that replace those of the fork."""
+
+    def __init__(self) -> None:
+        self._multigrid: PySlowFastMultigrid | None = None
+        self._cfg: Any = None
+        self._loader: Any = None
+        self._replacements: dict[str, Callable[..., Any]] = {
+            "config.defaults.get_cfg": self._get_cfg,
+            "utils.multigrid.MultigridSchedule": self._new_schedule,
+            "datasets.loader.construct_loader": self._construct_loader,
+            "datasets.loader.shuffle_dataset": self._shuffle_dataset,
+            "models.build.build_model": self._build_model,
+            "models.optimizer.get_epoch_lr": self._get_epoch_lr,
+            "models.optimizer.set_lr": self._set_lr,
+            "utils.misc.aggregate_sub_bn_stats": self._aggregate_sub_bn_stats,
+        }
+        self._host = {name: _find(name) for name in self._replacements}
+
+    def install(self) -> None:
+        """Replace the functions of the fork, unless `enable` has done so before."""
+        if isinstance(getattr(self._host["models.build.build_model"], "__self__", None), _Fork):
+            return
+        for name, replacement in self._replacements.items():
+            original = self._host[name]
+            for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
+                for alias, value in list(vars(module).items()):
+                    if value is original:
+                        setattr(module, alias, replacement)
+
+    def _get_cfg(self) -> Any:
+        cfg = self._host["config.defaults.get_cfg"]()
+        add_multigrid_config(cfg)
+        return cfg
+
+    def _new_schedule(self) -> _Fork:
+        return self
+
+    def init_multigrid(self, cfg: Any) -> Any:
+        """Build the schedule and the training loader for a config, and return the config."""
+        add_multigrid_config(cfg)
+        use_plain_batchnorm(cfg)
+        loader = self._host["datasets.loader.construct_loader"](cycles_off(cfg), "train")
+        self._multigrid = PySlowFastMultigrid(cfg, len(loader.dataset))
+        self._loader = _EpochLoader(self._multigrid, loader)
+        self._cfg = cfg
+        logger.info(
+            "Multigrid training replaces these names of PySlowFast: %s. The training has %d "
+            "iterations in %d epochs.",
+            *(", ".join(self._replacements), self._multigrid.schedule.iterations),
+            self._multigrid.num_epochs,
+        )
+        return cfg
+
+    @property
+    def schedule(self) -> list[tuple[int, list[int], int]]:
+        """For each phase: learning-rate stage, [batch size, frames, crop], epochs until its end.
+
+        The batch size is that of one machine. Of the phases that end in one epoch, the first is
+        listed.
+        """
+        assert self._multigrid is not None
+        phases = dict[int, tuple[int, list[int], int]]()
+        for phase in self._multigrid.schedule.phases:
+            shape = phase.base_shape
+            end = self._multigrid.epoch_table.epoch_of(phase.stop - 1) + 1
+            sizes = [shape.batch // self._cfg.NUM_SHARDS, shape.frames, shape.crop]
+            phases.setdefault(end, (phase.stage, sizes, end))
+        return list(phases.values())
+
+    def update_long_cycle(self, cfg: Any, cur_epoch: int) -> tuple[Any, bool]:
+        """Return the config, and False: model, optimizer and loaders stay for all shapes."""
+        return cfg, False
+
+    def _construct_loader(
+        self, cfg: Any, split: str, is_precise_bn: bool = False, **options: Any
+    ) -> Any:
+        if cfg is self._cfg:
+            assert self._multigrid is not None
+            if split == "train" and not is_precise_bn:
+                return self._loader
+            cfg = self._multigrid.baseline_config(cfg)
+        construct = self._host["datasets.loader.construct_loader"]
+        return construct(cfg, split, is_precise_bn=is_precise_bn, **options)
+
+    def _shuffle_dataset(self, loader: Any, cur_epoch: int) -> None:
+        if isinstance(loader, _EpochLoader):
+            loader.start(cur_epoch)
+        else:
+            self._host["datasets.loader.shuffle_dataset"](loader, cur_epoch)
+
+    def _build_model(self, cfg: Any, *place: Any, **options: Any) -> nn.Module:
+        if uses_multigrid(cfg):
+            use_plain_batchnorm(cfg)
+        model: nn.Module = self._host["models.build.build_model"](cfg, *place, **options)
+        if cfg is self._cfg and self._multigrid and self._multigrid.training.model is None:
+            return self._multigrid.convert(model)
+        return model
+
+    def _get_epoch_lr(self, cur_epoch: float, cfg: Any) -> float:
+        if cfg is self._cfg and self._multigrid:
+            return self._multigrid.lr
+        lr: float = self._host["models.optimizer.get_epoch_lr"](cur_epoch, cfg)
+        return lr
+
+    def _set_lr(self, optimizer: Optimizer, new_lr: float) -> None:
+        host = self._host["models.optimizer.set_lr"]
+        if self._multigrid and _has_parameters_of(optimizer, self._multigrid.training.model):
+            step = self._multigrid.begin(self._cfg, optimizer, host)
+            if step.lr == new_lr:
+                return
+        host(optimizer, new_lr)
+
+    def _aggregate_sub_bn_stats(self, module: nn.Module) -> Any:
+        if self._multigrid and any(m is self._multigrid.training.model for m in module.modules()):
+            average_running_stats(module)
+        return self._host["utils.misc.aggregate_sub_bn_stats"](module)
+
+
+class _EpochLoader:
+    """Training loader of a fork. Each iteration over it is one epoch, after `start`.
+
+    Other attributes, such as `dataset`, are those of the fork's loader for the baseline.
+    """
+
+    def __init__(self, multigrid: PySlowFastMultigrid, loader: DataLoader[Any]) -> None:
+        self._multigrid = multigrid
+        self._inner = loader
+        self._batches: Iterator[Any] | None = None
+        self._epoch: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_inner"], name)
+
+    def start(self, epoch: int) -> None:
+        """Go to the start of an epoch. At the end of the epoch before, this only sets the number.
+
+        The mini-batches of all epochs come from one pass over one loader, so that its workers live
+        through the whole training.
+        """
+        is_next = self._multigrid.epoch_table.start(epoch) == self._multigrid.training.iteration
+        if self._batches is None or not is_next:
+            names = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
+            options = {name: getattr(self._inner, name) for name in names}
+            self._multigrid.resume(epoch=epoch)
+            self._batches = iter(self._multigrid.loader(self._inner.dataset, **options))
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        if self._epoch is None:
+            return self._multigrid.epoch_table.longest
+        return self._multigrid.epoch_table.length(self._epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        multigrid = self._multigrid
+        start = None if self._epoch is None else multigrid.epoch_table.start(self._epoch)
+        if self._batches is None or start != multigrid.training.iteration:
+            raise ValueError("Call shuffle_dataset(train_loader, cur_epoch) before each epoch.")
+        yield from islice(self._batches, len(self))
+        if multigrid.training.model is not None:
+            set_group_size(multigrid.training.model, None)  # for precise BN, until the next begin
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """Return an object of the package `slowfast`.
+
+    Raises:
+        ImportError: There is no such object.
+    """
+    module_name, _, attribute = f"slowfast.{name}".rpartition(".")
+    try:
+        found: Callable[..., Any] = getattr(import_module(module_name), attribute)
+    except (AttributeError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != module_name:
+            raise
+        raise ImportError(
+            f"This PySlowFast has no slowfast.{name}, so multigrid cannot replace it. Edit the "
+            "training loop by hand, as docs/pyslowfast_by_hand.md shows."
+        ) from error
+    return found
+
+
+def _has_parameters_of(optimizer: Optimizer, model: nn.Module | None) -> bool:
+    """Return whether an optimizer updates parameters of a model."""
+    if model is None:
+        return False
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(parameter) in trained for parameter in model.parameters())

@@ -1,0 +1,142 @@
+"""Training script with the calls of a later release, in their order. It does not know multigrid.
+
+It writes what it saw into OUTPUT_DIR: each training and evaluation step, as JSON.
+"""
+
+import json
+import os
+import random
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import slowfast.models.optimizer as optim
+import slowfast.utils.checkpoint as cu
+import torch
+from slowfast.config.defaults import get_cfg
+from slowfast.datasets import loader
+from slowfast.models import build_model
+from slowfast.utils import logging, misc
+from slowfast.utils.meters import TrainMeter
+from slowfast.utils.multigrid import MultigridSchedule
+from torch import distributed as dist
+from torch import nn
+
+seen = {"train": [], "eval": [], "schedule": None}
+
+
+def set_seeds(value):
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(value)
+
+
+def shape_of(inputs):
+    return [len(inputs[-1]), *inputs[-1].shape[2:]]
+
+
+def group_sizes(model):
+    """Clips that share BN statistics in the layers: 0 for all of a process, -1 for plain BN."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm3d)]
+    return list({getattr(norm, "group_size", -1) or 0 for norm in norms})
+
+
+def train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg):
+    model.train()
+    size = len(train_loader)
+    for cur_iter, (inputs, labels, index, _time, _meta) in enumerate(train_loader):
+        train_meter.iter_tic()
+        lr = optim.get_epoch_lr(cur_epoch + float(cur_iter) / size, cfg)
+        optim.set_lr(optimizer, lr)
+        shape = shape_of(inputs)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        train_meter.iter_toc()
+        train_meter.update_stats(0.0, 0.0, loss.item(), lr, len(labels))
+        train_meter.log_iter_stats(cur_epoch, cur_iter)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        place = [cur_epoch, cur_iter, size]
+        seen["train"].append(
+            {
+                "place": place,
+                "shape": shape,
+                "lr": lr,
+                "rates": rates,
+                "sizes": group_sizes(model),
+                "videos": index.tolist(),
+                "loss": loss.item(),
+            }
+        )
+    train_meter.reset()
+
+
+@torch.no_grad()
+def forward(loader, model, what):
+    set_seeds(0)
+    for inputs, *_ in islice(loader, 1):
+        seen["eval"].append([what, shape_of(inputs), group_sizes(model)])
+        model(inputs)
+
+
+def train(cfg):
+    set_seeds(cfg.RNG_SEED)
+    logging.setup_logging()
+    multigrid = None
+    if cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE:
+        multigrid = MultigridSchedule()
+        cfg = multigrid.init_multigrid(cfg)
+        cfg, _ = multigrid.update_long_cycle(cfg, cur_epoch=0)
+    model = build_model(cfg)
+    optimizer = optim.construct_optimizer(model, cfg)
+    optimizer.param_groups[0]["layer_decay"] = 0.5
+    parallel, start_epoch = cfg.NUM_GPUS > 1, 0
+    if cu.has_checkpoint(cfg.OUTPUT_DIR):
+        last = cu.get_last_checkpoint(cfg.OUTPUT_DIR)
+        start_epoch = cu.load_checkpoint(last, model, parallel, optimizer) + 1
+    train_loader = loader.construct_loader(cfg, "train")
+    val_loader = loader.construct_loader(cfg, "val")
+    precise_bn_loader = loader.construct_loader(cfg, "train", is_precise_bn=True)
+    train_meter = TrainMeter(len(train_loader), cfg)
+    for cur_epoch in range(start_epoch, cfg.SOLVER.MAX_EPOCH):
+        if multigrid:
+            cfg, changed = multigrid.update_long_cycle(cfg, cur_epoch)
+            assert not changed
+        loader.shuffle_dataset(train_loader, cur_epoch)
+        train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg)
+        schedule = None if multigrid is None else multigrid.schedule
+        if misc.is_eval_epoch(cfg, cur_epoch, schedule):
+            forward(precise_bn_loader, model, "precise BN")
+        misc.aggregate_sub_bn_stats(model)
+        if cu.is_checkpoint_epoch(cfg, cur_epoch, schedule):
+            cu.save_checkpoint(cfg.OUTPUT_DIR, model, optimizer, cur_epoch, cfg)
+        if misc.is_eval_epoch(cfg, cur_epoch, schedule):
+            forward(val_loader, model.eval(), "val")
+    forward(loader.construct_loader(cfg, "test"), build_model(cfg).eval(), "test")
+    seen["schedule"] = multigrid and multigrid.schedule
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    Path(cfg.OUTPUT_DIR, f"{rank}.json").write_text(json.dumps(seen))
+
+
+def run(rank, cfg, init_method):
+    dist.init_process_group("gloo", init_method, rank=rank, world_size=cfg.NUM_GPUS)
+    torch.set_num_threads(1)
+    train(cfg)
+
+
+def main():
+    cfg = get_cfg()
+    cfg.merge_from_file(sys.argv[1])
+    cfg.merge_from_list(sys.argv[2:])
+    if "RANK" in os.environ:
+        run(int(os.environ["RANK"]), cfg, "env://")
+    elif cfg.NUM_GPUS > 1:
+        init = f"file://{cfg.OUTPUT_DIR}/rendezvous"
+        torch.multiprocessing.spawn(run, (cfg, init), nprocs=cfg.NUM_GPUS)
+    else:
+        train(cfg)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""`enable` makes an unchanged training script of a later release train our schedule.
+
+later_release/ stands for that release: its script, and its calling conventions on PySlowFast 1.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from multigrid.integrations.pyslowfast import enable
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.schedule import schedule_of
+
+LATER = Path(__file__).parent / "later_release"
+RECIPE = Path(__file__).parents[1] / "examples" / "pyslowfast_loop.yaml"
+VIDEOS = 24
+BOTH = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
+LONG = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", False)
+SHORT = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", True)
+NONE = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
+PAIRS = (
+    *("TRAIN.BATCH_SIZE", 4, "MULTIGRID.BN_BASE_SIZE", 4, "SOLVER.MAX_EPOCH", 5),
+    *("SOLVER.STEPS", [0, 4], "RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1]] * 4, "LOG_PERIOD", 1),
+    *("TEST.BATCH_SIZE", 4, "DATA.TEST_CROP_SIZE", 32, "DATA_LOADER.NUM_WORKERS", 0),
+)
+
+
+def words(data: Path, folder: Path, *pairs: object) -> list[str]:
+    places = ("DATA.PATH_TO_DATA_DIR", data, "DATA.PATH_PREFIX", data, "OUTPUT_DIR", folder)
+    return [str(RECIPE), *map(str, (*PAIRS, *places, *pairs))]
+
+
+def run_later(rank: int, folder: Path, arguments: list[str], enabled: bool) -> None:
+    """Run the script of the later release, as a process that has imported no slowfast."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "slowfast"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(LATER))
+    sys.argv = ["run_net.py", *arguments]
+    with (folder / f"{rank}.log").open("w") as log, contextlib.redirect_stdout(log):
+        if enabled:
+            enable()
+            enable()
+        runpy.run_path(str(LATER / "run_net.py"), run_name="__main__")
+
+
+@pytest.fixture
+def train_later(run_ranks: Callable[..., None], demo_data: Path, tmp_path: Path):
+    """`train_later(name, processes, KEY, value, ...)`: run the script; return its folder."""
+    import_module("slowfast.utils.meters")  # for the packages that it imports, in all forks
+
+    def run(name: str, processes: int, *pairs: object, enabled: bool = True, start: str = ""):
+        folder = tmp_path / name
+        (folder / "checkpoints").mkdir(parents=True)
+        if start:
+            shutil.copy(tmp_path / start, folder / "checkpoints")
+        arguments = words(demo_data, folder, "NUM_GPUS", processes, *pairs)
+        run_ranks(processes, run_later, folder, arguments, enabled)
+        return folder
+
+    return run
+
+
+def seen_in(folder: Path, rank: int = 0):
+    return json.loads((folder / f"{rank}.json").read_text())
+
+
+def check(folder: Path, processes: int, *pairs: object) -> None:
+    """Compare what the script saw with the schedule of multigrid-train."""
+    recipe = load_recipe(RECIPE, [*PAIRS, "NUM_GPUS", processes, *pairs])
+    steps = list(schedule_of(recipe, VIDEOS).steps())
+    ranks = [seen_in(folder, rank) for rank in range(processes)]
+    for seen in ranks:
+        assert [row["shape"] for row in seen["train"]] == [
+            [s.shape.batch // processes, s.shape.frames, s.shape.crop, s.shape.crop] for s in steps
+        ]
+        assert [row["lr"] for row in seen["train"]] == [step.lr for step in steps]
+        assert all(row["rates"] == [row["lr"] / 2, row["lr"]] for row in seen["train"])
+        assert [row["sizes"] for row in seen["train"]] == [[step.bn_size] for step in steps]
+        for what, shape, sizes in seen["eval"]:
+            assert shape == [4 // processes, 8, 32, 32], "evaluations are at the baseline's shape"
+            assert what != "precise BN" or sizes == [0]
+    counts = Counter(video for seen in ranks for row in seen["train"] for video in row["videos"])
+    assert max(counts.values()) - min(counts.values()) <= 1
+    places = [row["place"] for row in ranks[0]["train"]]
+    last = places[-1][0]
+    assert [epoch for epoch, number, _ in places if number == 0] == list(range(last + 1))
+    assert all(len([p for p in places if p[0] == epoch]) == size for epoch, _, size in places)
+    assert ranks[0]["schedule"][-1] == [recipe.solver.lrs.index(0.1), [4, 8, 32], last + 1]
+    assert (folder / "checkpoints" / f"checkpoint_epoch_{last + 1:05d}.pyth").exists()
+    said = (folder / "0.log").read_text()
+    assert '"eta": "-' not in said
+    assert all(int(n) <= int(of) for n, of in re.findall(r'"iter": "(\d+)/(\d+)"', said))
+
+
+@pytest.mark.slow
+def test_the_script_trains_a_long_cycle_alone(train_later):
+    check(train_later("run", 1, *LONG), 1, *LONG)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_resumed_training_ends_with_the_same_weights(processes, train_later):
+    norm = ("BN.NORM_TYPE", "sync_batchnorm")
+    whole = train_later("whole", processes, *BOTH, *norm)
+    check(whole, processes, *BOTH)
+    assert "BN.NORM_TYPE sync_batchnorm is replaced" in (whole / "0.log").read_text()
+    start = "whole/checkpoints/checkpoint_epoch_00003.pyth"
+    again = train_later("again", processes, *BOTH, *norm, start=start)
+    assert seen_in(again)["train"][0]["place"][:2] == [3, 0]
+    assert state(again) == state(whole)
+
+
+def state(folder: Path):
+    """The tensors of the last checkpoint, as lists."""
+    path = max((folder / "checkpoints").iterdir())
+    return {name: t.tolist() for name, t in torch.load(path)["model_state"].items()}
+
+
+@pytest.mark.slow
+def test_without_a_cycle_nothing_changes(train_later):
+    pairs = (*NONE, "SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0])
+    ours, theirs = (train_later(str(on), 1, *pairs, enabled=on) for on in (True, False))
+    assert seen_in(ours) == seen_in(theirs)
+    assert state(ours) == state(theirs)
+
+
+@pytest.mark.slow
+def test_the_module_runs_a_script_and_its_processes_with_a_short_cycle_alone(demo_data, tmp_path):
+    command = [sys.executable, "-m", "multigrid.integrations.pyslowfast", LATER / "run_net.py"]
+    arguments = words(demo_data, tmp_path, *SHORT, "NUM_GPUS", 2)
+    environment = os.environ | {"PYTHONPATH": str(LATER), "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "0.log").open("w") as log:
+        subprocess.run([*command, *arguments], stdout=log, env=environment, check=True)
+    check(tmp_path, 2, *SHORT)
+
+
+def test_a_pyslowfast_without_one_of_the_names_is_refused():
+    with pytest.raises(ImportError, match=r"no slowfast\.utils\.multigrid\.MultigridSchedule"):
+        enable()

@@ -37,7 +37,7 @@ from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.transformer import has_start_weights
-from slowfast_patches.models.weights import check_file
+from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.picture import plot_plan
@@ -55,6 +55,7 @@ from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
 from slowfast_patches.train.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.resume import continues, find_resumable, start_over
+from slowfast_patches.train.same_recipe import check_same_scores
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.files import TEMPORARY
@@ -112,6 +113,7 @@ def _check(recipe: Recipe, placement: Placement) -> None:
     elif starts_main and recipe.test.enable:
         path, kind, section = tested_file(recipe)
         check_file(path, kind, section=section)
+        check_same_scores(recipe, local_file(path))
 
 
 def _check_training(recipe: Recipe, starts_main: bool) -> None:

@@ -98,7 +98,8 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
         return Resumable(path, checkpoint)
     for path, reason in damaged.items():
         raise ValueError(
-            f"No checkpoint in {path.parent} can be read. {START_OVER} Error of the newest: {reason}"
+            f"No checkpoint in {path.parent} can be read. {START_OVER} Error of the newest: "
+            f"{reason}"
         )
     return None
 

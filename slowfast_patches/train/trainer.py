@@ -26,7 +26,13 @@ from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import recipe_at, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_digest, list_path
-from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
+from slowfast_patches.datasets.loader import (
+    build_dataset,
+    limit_workers,
+    loading_advice,
+    training_bytes,
+    training_loader,
+)
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import load_optimizer
@@ -123,13 +129,14 @@ class Trainer:
         resumable: Resumable | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self.recipe = recipe
         self.world = world
         self.stop = stop
         self.hooks = hooks
         self.progress = Progress()
         self.dataset = build_dataset(recipe, "train")
         self.schedule = schedule_of(recipe, len(self.dataset))
+        recipe = limit_workers(recipe, training_bytes(self.schedule, world.size))
+        self.recipe = recipe
         torch.manual_seed(recipe.rng_seed)
         # Precise BN needs grouped BN. Without a group size, grouped BN equals ordinary BN.
         self.model = build_model(recipe, grouped_bn=True).to(world.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -33,7 +34,11 @@ from slowfast_patches.datasets.loader import (
     training_bytes,
     training_loader,
 )
-from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.launch.stopping import (
+    StopRequest,
+    TrainingInterruptedError,
+    TrainingStoppedError,
+)
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
@@ -58,6 +63,7 @@ from slowfast_patches.train.resume import Resumable, check_same_list, check_same
 from slowfast_patches.train.running_stats import buffers_of_ranks, set_buffers
 from slowfast_patches.train.step import Outcome, Stepper, in_parallel
 from slowfast_patches.train.warm_up import dry_run, without_compiling
+from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.distributed import World, broadcast_from_main, sum_over_ranks
 
 logger = logging.getLogger(__name__)
@@ -88,6 +94,16 @@ class Hook:
             evaluation: Dict with the keys "iteration", "epoch" and "seconds" and the metrics, as in
                 the list "evaluations" of result.json.
         """
+
+
+class HookError(TrainingStoppedError):
+    """Error raised when a hook has raised an error that is not a `ToolError`."""
+
+    def __init__(self, hook: Hook, method: str, iteration: int, error: Exception) -> None:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        super().__init__(
+            f"{type(hook).__name__}.{method} failed after iteration {iteration}:\n{text}"
+        )
 
 
 class Trainer:
@@ -223,8 +239,7 @@ class Trainer:
             outcome = self.stepper(step, batch, clips)
             self.progress.iteration = step.iteration + 1
             self.record.add(step, outcome, batch["failures"], cast(Any, batch).get("redrawn", 0))
-            for hook in self.hooks:
-                hook.after_step(self, step, outcome)
+            self._call_hooks("after_step", step, step, outcome)
             self.after_step(step)
 
     def after_step(self, step: ScheduleStep) -> None:
@@ -257,6 +272,7 @@ class Trainer:
         predictions need.
         """
         progress = self.progress
+        self.record.bar.close()  # the next iteration opens it again
         with self.record.clock.time("evaluating"):
             metrics = self.validation(self.models, step)
         evaluation = {
@@ -273,8 +289,28 @@ class Trainer:
             self._write(self._best_checkpoint)
         if progress.iteration in self.saved_after:
             self.save()
+        self._call_hooks("after_evaluation", step, evaluation)
+
+    def _call_hooks(self, method: str, step: ScheduleStep, *arguments: Any) -> None:
+        """Call a method of all hooks after an iteration.
+
+        If a hook fails in a run with a single process, save a checkpoint first. With several
+        processes, all of them would have to save, but the hook may have failed in one only.
+
+        Raises:
+            HookError: A hook failed.
+            ToolError: A hook raised this error to end the training.
+        """
         for hook in self.hooks:
-            hook.after_evaluation(self, evaluation)
+            try:
+                getattr(hook, method)(self, *arguments)
+            except ToolError:
+                raise
+            except Exception as error:
+                if self.world.size == 1:
+                    self.record.report(step)
+                    self.save()
+                raise HookError(hook, method, self.progress.iteration, error) from error
 
     def _batches(self, start: int) -> Iterator[Batch]:
         """Yield the remaining mini-batches.
@@ -303,7 +339,7 @@ class Trainer:
         self.record.open(self.progress)
         try:
             yield
-        except DivergedError as error:
+        except (DivergedError, HookError) as error:
             error.add_note(describe_last(output_dir))
             raise
         except TrainingInterruptedError as error:

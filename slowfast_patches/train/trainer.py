@@ -145,14 +145,14 @@ class Trainer:
         resumable: Resumable | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
+        self.recipe = recipe
         self.world = world
         self.stop = stop
         self.hooks = hooks
         self.progress = Progress()
         self.dataset = build_dataset(recipe, "train")
         self.schedule = schedule_of(recipe, len(self.dataset))
-        recipe = limit_workers(recipe, training_bytes(self.schedule, world.size))
-        self.recipe = recipe
+        self._loading = limit_workers(recipe, training_bytes(self.schedule, world.size))
         torch.manual_seed(recipe.rng_seed)
         # Precise BN needs grouped BN. Without a group size, grouped BN equals ordinary BN.
         self.model = build_model(recipe, grouped_bn=True).to(world.device)
@@ -164,7 +164,7 @@ class Trainer:
         form_groups(self.schedule, patience)
         if recipe.bn.use_precise_stats:
             form_bn_process_groups(world.size, patience)
-        self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
+        self.validation = Validation(self._loading, world, stop, self.dataset, self.schedule)
         self.record = MetricsLogger(
             recipe, world, self.schedule, loading_advice(recipe, self.dataset)
         )
@@ -322,7 +322,7 @@ class Trainer:
         world = self.world
         order = (self.schedule, start, world.rank, world.size)
         with clock.time("loading"):
-            batches = iter(training_loader(self.recipe, self.dataset, *order))
+            batches = iter(training_loader(self._loading, self.dataset, *order))
         for _ in range(start, self.schedule.iterations):
             with clock.wait(world.device):
                 batch: Batch = next(batches)

@@ -6,6 +6,7 @@ others (-n) loads this file too.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -321,6 +323,19 @@ def run_ranks(free_port: Callable[[], int]) -> Callable[..., None]:
         start_processes(as_rank, given, nprocs=processes, start_method="fork")
 
     return run
+
+
+def mount_small_shm(size: str) -> None:
+    """Give this process, and those that it starts, a /dev/shm of its own of this size."""
+    if ctypes.CDLL(None).unshare(0x20000):  # CLONE_NEWNS
+        raise OSError("unshare is not permitted")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", "/dev/shm"], check=True)
+
+
+needs_mount = pytest.mark.skipif(
+    not (hasattr(os, "geteuid") and os.geteuid() == 0), reason="only root can mount a /dev/shm"
+)
 
 
 def run_net_command(recipe: Path, output: Path, *overrides: object) -> list[str]:

@@ -208,7 +208,15 @@ def empty_clips(count: int, frames: int, crop: int) -> Tensor:
     In a data-loader worker, the tensor is allocated in shared memory, so that the clips need not be
     copied to send them to the training process.
     """
-    clips = torch.empty((count, frames, crop, crop, 3), dtype=torch.uint8)
+    return _shared(torch.empty((count, frames, crop, crop, 3), dtype=torch.uint8))
+
+
+def _shared(clips: Tensor) -> Tensor:
+    """Move a tensor to shared memory in a data-loader worker.
+
+    A worker would do so later in a thread. If /dev/shm is full, the error would be lost there, and
+    the training would wait forever.
+    """
     if get_worker_info() is not None:
         clips.share_memory_()  # type: ignore[no-untyped-call]
     return clips
@@ -239,7 +247,7 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     iterations = {sample["iteration"] for sample in samples}
     assert len(iterations) == 1, f"samples are of several iterations: {sorted(iterations)}"
     batch = Batch(
-        clips=torch.stack([torch.as_tensor(sample["clip"]) for sample in samples]),
+        clips=_shared(torch.stack([torch.as_tensor(sample["clip"]) for sample in samples])),
         labels=stack_labels(samples),
         flips=torch.as_tensor([bool(sample["flip"]) for sample in samples]),
         iteration=iterations.pop(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,6 +34,7 @@ from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
 from multigrid.positions import check_patches, set_coverage
 from multigrid.sampler import Batch, MultigridBatchSampler, collate, select_clips
 from multigrid.schedule import Schedule, ScheduleStep
+from multigrid.shared_memory import fit_workers
 from multigrid.watch import LoopWatch, unwrap
 
 __all__ = ["MultigridLR", "Training", "prepare_step"]
@@ -163,6 +165,14 @@ class Training:
         is_complete = self.iteration == self.schedule.iterations
         if self.model is not None and self.optimizer is not None and not is_complete:
             self._watch.attach(self.model, self.optimizer)
+        _, shortage = fit_workers(
+            options.get("num_workers", 0),
+            3 * max(shape.volume for shape in self.schedule.shapes) // size,
+            processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+            prefetch=options.get("prefetch_factor") or 2,
+        )
+        if shortage:
+            warnings.warn(f"{shortage}, or reduce num_workers", stacklevel=2)
         options = {"collate_fn": collate, **options}
         return loader(CheckedClips(dataset), batch_sampler=sampler, **options)
 

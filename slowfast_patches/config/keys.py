@@ -31,6 +31,26 @@ _COMMON = (
 )
 """Keys that most users change, in the order in which users need them."""
 
+_SCORED = ("MODEL", "SLOWFAST", "TSM", "HF", "RESNET", "NONLOCAL", "DETECTION", "DATA")
+"""Sections of keys that determine how a model reads and scores a video."""
+_ONLY_TRAINING = (
+    "MODEL.LABEL_SMOOTHING",
+    "MODEL.EMA_DECAY",
+    "MODEL.LOSS_FUNC",
+    "MODEL.DROPOUT_RATE",
+    "MODEL.FC_INIT_STD",
+    "HF.DROP_PATH",
+    "RESNET.INPLACE_RELU",
+    "RESNET.ZERO_INIT_FINAL_BN",
+    "DATA.PATH_LABEL_SEPARATOR",
+    "DATA.TRAIN_CROP_SIZE",
+    "DATA.TRAIN_JITTER_SCALES",
+    "DATA.RANDOM_FLIP",
+    "DATA.INV_UNIFORM_SAMPLE",
+    "DATA.NUM_TRAIN_VIDEOS",
+)
+"""Keys of these sections that only affect training. DATA.CROP_SIZE stands for TRAIN_CROP_SIZE."""
+
 _HEADER = """# Keys
 
 All keys of a recipe, with their defaults. Set a key in a YAML file or at the end of a command line:
@@ -68,6 +88,15 @@ def may_differ(name: str) -> bool:
     of unreadable videos.
     """
     return name in KEYS and KEYS[name].may_differ
+
+
+def changes_scores(name: str) -> bool:
+    """Return whether the value of a key changes the scores that a trained model gives a video.
+
+    The keys of TEST, such as the number of views, do not count. They describe a test, not a model.
+    """
+    section = name.partition(".")[0]
+    return section in _SCORED and name not in _ONLY_TRAINING and not may_differ(name)
 
 
 def speed_keys() -> tuple[str, ...]:

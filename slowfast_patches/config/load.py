@@ -13,6 +13,7 @@ import sys
 from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
@@ -33,12 +34,13 @@ CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "con
 """Folder of the recipes that ship with the package. A checkout has this folder at the top level."""
 
 _BASE = "_BASE_"
+_COMMAND_LINE = "the command line"
 _LARGEST = 2**32 - 1
 """Largest absolute value of an integer key. NumPy and torch accept this value everywhere."""
 
 
 class _Setting(NamedTuple):
-    """Value of a key as the user wrote it, and its source: a file name or "the command line"."""
+    """Value of a key as the user wrote it, and its source: a file name or `_COMMAND_LINE`."""
 
     value: Any
     source: str
@@ -144,7 +146,9 @@ def _make(settings: _Settings) -> Recipe:
     for name, (_, source) in settings.items():
         if name in KEYS:
             _check(name, values[name], source)
-    recipe = default_recipe().replaced(values)
+    given = (name for name, (_, source) in settings.items() if source == _COMMAND_LINE)
+    keys = frozenset(name if name in KEYS else name.rpartition(".")[0] for name in given)
+    recipe = replace(default_recipe().replaced(values), given=keys)
     if recipe.solver.length != 1:
         recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
     return scale_to_world_size(recipe)
@@ -232,7 +236,7 @@ def _pairs(overrides: Sequence[object]) -> _Settings:
             f"overrides must be pairs KEY VALUE or KEY=VALUE, but {words[-1]} has no value"
         )
     pairs = zip(words[::2], words[1::2], strict=True)
-    return {str(key): _Setting(value, "the command line") for key, value in pairs}
+    return {str(key): _Setting(value, _COMMAND_LINE) for key, value in pairs}
 
 
 def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:

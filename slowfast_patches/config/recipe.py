@@ -9,6 +9,7 @@ the comparison with checkpoints then include the new key.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -51,6 +52,7 @@ PER_PATHWAY = (
     "NONLOCAL.POOL",
 )
 """Keys whose values have an entry for each pathway of each stage."""
+_ABSENT = "(absent)"
 
 
 def _frozen(value: Any) -> Any:
@@ -122,6 +124,11 @@ class Recipe:
 
     This field is not a key.
     """
+
+    given: frozenset[str] = dataclasses.field(
+        default=frozenset(), compare=False, metadata={"key": None}
+    )
+    """Keys that the command line, or the overrides of `load_recipe`, set. This is not a key."""
 
     @property
     def world_size(self) -> int:
@@ -244,6 +251,23 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     return values_by_key(default_recipe()) | stored
 
 
+def differing_keys(
+    stored: Mapping[str, object], wanted: Mapping[str, object], ignored: Collection[str] = ()
+) -> list[str]:
+    """Return the keys whose values differ between two configs, sorted.
+
+    Floats that differ by rounding are equal. See `differences` for the arguments.
+    """
+    keys = sorted((stored.keys() | wanted.keys()).difference(ignored))
+    return [key for key in keys if not _equal(stored.get(key, _ABSENT), wanted.get(key, _ABSENT))]
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other)
+    return one == other
+
+
 def differences(
     stored: Mapping[str, object],
     wanted: Mapping[str, object],
@@ -261,9 +285,10 @@ def differences(
     Returns:
         One text for each key that differs, such as "SOLVER.BASE_LR 0.1 there, 0.2 here".
     """
-    keys = sorted((stored.keys() | wanted.keys()).difference(ignored))
-    values = [(key, stored.get(key, "(absent)"), wanted.get(key, "(absent)")) for key in keys]
-    return [f"{key} {old} there, {new} {now}" for key, old, new in values if old != new]
+    return [
+        f"{key} {stored.get(key, _ABSENT)} there, {wanted.get(key, _ABSENT)} {now}"
+        for key in differing_keys(stored, wanted, ignored)
+    ]
 
 
 def host_config(recipe: Recipe) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid import ClipRequest, MultigridBatchSampler, Schedule, ScheduleStep, collate, stream
+from multigrid.shared_memory import fit_workers
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.key_frames import KeyFrameClips
@@ -25,11 +26,14 @@ from slowfast_patches.utils.signals import block_signals, leave_to_parent
 __all__ = [
     "build_dataset",
     "cores_of_process",
+    "evaluation_bytes",
     "evaluation_loader",
     "evaluation_rounds",
+    "limit_workers",
     "loading_advice",
     "num_workers",
     "precise_bn_loader",
+    "training_bytes",
     "training_loader",
 ]
 
@@ -78,8 +82,12 @@ def cores_of_process(recipe: Recipe) -> int:
     The training processes on this machine share the available cores evenly. Their number is taken
     from LOCAL_WORLD_SIZE, which torchrun and launch.py set, or else from NUM_GPUS.
     """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or max(1, recipe.num_gpus))
-    return max(1, available_cores() // processes)
+    return max(1, available_cores() // _local_processes(recipe))
+
+
+def _local_processes(recipe: Recipe) -> int:
+    """Return the number of training processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or max(1, recipe.num_gpus))
 
 
 def num_workers(recipe: Recipe) -> int:
@@ -96,6 +104,38 @@ def num_workers(recipe: Recipe) -> int:
     if recipe.num_gpus > 0:
         return min(max(1, cores - 1), _MAX_WORKERS)
     return max(1, cores // _CORES_PER_WORKER)
+
+
+def limit_workers(recipe: Recipe, batch_bytes: int) -> Recipe:
+    """Reduce DATA_LOADER.NUM_WORKERS, with a warning, if /dev/shm has no room for the clips.
+
+    Args:
+        recipe: The recipe of the run.
+        batch_bytes: Result of `training_bytes` or `evaluation_bytes`.
+    """
+    wanted = num_workers(recipe)
+    processes = _local_processes(recipe)
+    workers, text = fit_workers(wanted, batch_bytes, processes=processes, prefetch=_PREFETCH)
+    if workers == wanted:
+        return recipe
+    logger.warning("DATA_LOADER.NUM_WORKERS is reduced from %d to %d. %s.", wanted, workers, text)
+    return recipe.replaced({"DATA_LOADER.NUM_WORKERS": workers})
+
+
+def training_bytes(schedule: Schedule, world_size: int) -> int:
+    """Return the bytes of the largest mini-batch of a process, plus one of a validation.
+
+    While a validation loads clips of the baseline's shape, the workers of the training wait with
+    the mini-batches that they have loaded in advance.
+    """
+    largest = max(shape.volume for shape in schedule.shapes)
+    return 3 * (largest + schedule.base.volume) // world_size
+
+
+def evaluation_bytes(recipe: Recipe, dataset: VideoDataset, batch_size: int) -> int:
+    """Return the bytes of the largest mini-batch that `evaluation_loader` yields."""
+    clip = clip_bytes(dataset, 3 * recipe.data.num_frames * recipe.data.test_crop_size**2)
+    return clip * max(batch_size, min(clips_per_video(dataset), _MAX_BYTES // clip))
 
 
 def loading_advice(recipe: Recipe, dataset: VideoDataset) -> str:

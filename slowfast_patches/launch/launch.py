@@ -69,6 +69,10 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
     """
     placement = find_placement(recipe, os.environ, init_method)
     recipe = resolve(recipe, placement)
+    # Rank 0 opens a file for each process, and data loader workers open a file for each tensor in
+    # shared memory. The soft limit is often 1024 files.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     with interruptible():
         if check is not None:
             check(recipe, placement)
@@ -80,9 +84,6 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
             f"NUM_SHARDS is {placement.machines}, but there is no rendezvous. Add --init-method "
             "tcp://FIRST-MACHINE:PORT to the command on all machines."
         )
-    # Rank 0 opens a file for each process, and the soft limit is often 1024 files.
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     if placement.local_rank is None:
         start_workers(placement, recipe, main)
         return

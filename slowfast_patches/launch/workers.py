@@ -183,7 +183,9 @@ def _raise_for(code: int, rank: int, received: list[int]) -> NoReturn:
     if -code in STOP_SIGNALS:
         raise TrainingInterruptedError(EARLY.format(signal.Signals(-code).name))
     if code < 0:
-        raise ToolError(f"rank {rank} was killed by {signal.Signals(-code).name}")
+        name = signal.Signals(-code).name
+        advice = ". The machine may be out of memory" if name == "SIGKILL" else ""
+        raise ToolError(f"rank {rank} was killed by {name}{advice}")
     raise SystemExit(code)
 
 

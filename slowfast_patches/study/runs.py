@@ -5,6 +5,7 @@ A study has one run for each arm and seed.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -225,6 +226,8 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
     finished = study.runs()
     yield finished
     todo = study.missing()
+    # Several progress bars would overwrite each other.
+    environment = os.environ | {"TQDM_DISABLE": "1"} if at_once > 1 else None
     with terminate_as_interrupt(), _child_processes() as running:
         while todo or running:
             while todo and len(running) < at_once:
@@ -232,7 +235,8 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
                 arm, seed = todo.pop(0)
                 print(f"{arm.name}, seed {seed}: starts; {left}", file=sys.stderr, flush=True)
                 command = run_command(arm, seed, study.folder(arm, seed), run_net)
-                running[subprocess.Popen(command, stdout=2)] = (arm, seed)  # 2: standard error
+                process = subprocess.Popen(command, stdout=2, env=environment)  # 2: stderr
+                running[process] = (arm, seed)
             time.sleep(_POLL)
             for process in [process for process in running if process.poll() is not None]:
                 arm, seed = running.pop(process)

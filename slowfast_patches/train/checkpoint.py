@@ -231,6 +231,19 @@ def parse(content: Any, path: Path) -> Checkpoint:
         raise ValueError(f"{path} is not a valid checkpoint: {error}") from error
 
 
+def stored_recipe(path: Path) -> str | None:
+    """Return the recipe in a checkpoint as YAML, without reading the tensors.
+
+    For a file that is not a checkpoint of this version, return None.
+    """
+    try:
+        content = torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except Exception:  # not a file of torch, or damaged: loading the weights explains it
+        return None
+    is_checkpoint = isinstance(content, dict) and content.get("version") == VERSION
+    return parse(content, path).cfg if is_checkpoint else None
+
+
 def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint atomically.
 

@@ -27,6 +27,7 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
+from slowfast_patches.train.record.progress_bar import terminal_bar
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.tables import format_duration
@@ -67,20 +68,23 @@ def evaluate(
     transform = InputTransform.of_recipe(recipe, world.device)
     precision = Precision(recipe, world.device)
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
+    rounds = evaluation_rounds(dataset, batch_size, world.size)
     if stop is not None:
-        batches = stop.between(batches, evaluation_rounds(dataset, batch_size, world.size))
+        batches = stop.between(batches, rounds)
     task = task_of(recipe)
     scores = task.scores(dataset, world.device)
     failures = dict[str, str]()
-    for batch in batches:
-        failures |= batch["failures"]
-        count = len(batch["videos"])
-        for first in range(0, count, batch_size):
-            part = select_clips(batch, slice(first, first + batch_size), count)
-            arguments = task.arguments(part, transform, world.device)
-            with precision.autocast():
-                predictions = model(*arguments)
-            scores.add(part, predictions)
+    with terminal_bar("evaluation", rounds, is_main=world.is_main) as bar:
+        for batch in batches:
+            failures |= batch["failures"]
+            count = len(batch["videos"])
+            for first in range(0, count, batch_size):
+                part = select_clips(batch, slice(first, first + batch_size), count)
+                arguments = task.arguments(part, transform, world.device)
+                with precision.autocast():
+                    predictions = model(*arguments)
+                scores.add(part, predictions)
+            bar.update()
     for path, reason in itertools.chain(*map(dict.items, gather_objects(failures))):
         if world.is_main:
             log_unreadable(path, reason, "unreadable clips are not scored")

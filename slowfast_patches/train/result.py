@@ -17,7 +17,7 @@ from slowfast_patches.config.metrics import EMA, format_metrics, metric_names, w
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL, is_tested_on_val
 from slowfast_patches.datasets.lists.overlaps import Overlap
-from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.datasets.loader import build_dataset, evaluation_bytes, limit_workers
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train.checkpoint import explain_write_errors, last_checkpoint
@@ -59,6 +59,7 @@ def multi_view_test(
     metrics = dict[str, float]()
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
     remarks = [TEST_IS_VAL] * is_tested_on_val(recipe) + [lists.remark for lists in overlaps]
+    recipe = limit_workers(recipe, evaluation_bytes(recipe, dataset, local))
     models = [_tested_model(recipe, world)] if trainer is None else trainer.models
     stop = None if trainer is None else trainer.stop
     for model, suffix in zip(models, ("", EMA), strict=False):

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from multigrid import Schedule
-from slowfast_patches.config.keys import may_differ
-from slowfast_patches.config.recipe import Recipe, stored_keys, values_by_key
-from slowfast_patches.config.yaml_text import parse_yaml
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.placement import is_restart
 from slowfast_patches.train.checkpoint import Checkpoint, all_checkpoints, parse, read, set_aside
+from slowfast_patches.train.same_recipe import START_OVER, check_same_recipe
 from slowfast_patches.utils.files import write_text
 
 logger = logging.getLogger(__name__)
 
 _NOTE = "started_over.txt"
 """File in OUTPUT_DIR with the ID of the last job that started over."""
-_RATES = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR", "SOLVER.WARMUP_START_LR")
-_ELSE = "To train from the start, set another OUTPUT_DIR or TRAIN.AUTO_RESUME False."
 
 
 class Resumable(NamedTuple):
@@ -102,44 +98,10 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
         return Resumable(path, checkpoint)
     for path, reason in damaged.items():
         raise ValueError(
-            f"No checkpoint in {path.parent} can be read. {_ELSE} Error of the newest: {reason}"
+            f"No checkpoint in {path.parent} can be read. {START_OVER} Error of the newest: "
+            f"{reason}"
         )
     return None
-
-
-def check_same_recipe(
-    stored: str, recipe: Recipe, path: Path, *, rates_may_differ: bool = False
-) -> str:
-    """Check that a checkpoint was trained with this recipe.
-
-    Args:
-        stored: The recipe in the checkpoint, as YAML.
-        recipe: The recipe of this run.
-        path: The checkpoint, for error messages.
-        rates_may_differ: Accept different learning rates if all other keys are equal.
-
-    Returns:
-        A description of the learning rates that differ, or "" if all are equal.
-
-    Raises:
-        ValueError: A key differs that must not differ. The message lists the keys.
-    """
-    # Do not load `stored` as a recipe: loading would scale the batch and the learning rates to
-    # NUM_GPUS.
-    old = _as_trained(stored_keys(parse_yaml(stored)))
-    new = _as_trained(values_by_key(recipe))
-    differing = [key for key in new if not may_differ(key) and not _equal(old[key], new[key])]
-    if rates_may_differ and set(differing) <= set(_RATES):
-        return ", ".join(f"{key} {new[key]:g} in place of {old[key]:g}" for key in differing)
-    if differing:
-        lines = [f"  {key}: {old[key]} in the checkpoint, {new[key]} now\n" for key in differing]
-        raise ValueError(
-            f"{path} was trained with another recipe:\n{''.join(lines)}Give the same values to "
-            "resume. TRAIN.BATCH_SIZE is shown for all NUM_SHARDS machines together. If the batch "
-            "or the learning rates scale with the number of GPUs, resume on the same number of "
-            f"GPUs. {_ELSE}"
-        )
-    return ""
 
 
 def check_same_list(resumable: Resumable, list_path: Path, num_videos: int, digest: str) -> None:
@@ -160,7 +122,7 @@ def check_same_list(resumable: Resumable, list_path: Path, num_videos: int, dige
             f"{resumable.path} was trained on another list of videos. The checkpoint has "
             f"{checkpoint.num_videos} videos, and {list_path} has {num_videos}. If the numbers are "
             "equal, then paths, labels or the order differ. Restore the list to resume. "
-            f"{_ELSE}"
+            f"{START_OVER}"
         )
 
 
@@ -177,17 +139,5 @@ def check_same_schedule(resumable: Resumable, schedule: Schedule) -> None:
             raise ValueError(
                 f"{resumable.path} was trained with another schedule. Phase {number} was {old}, "
                 f"and is now {new}. Use the version of this package that wrote the checkpoint to "
-                f"resume. {_ELSE}"
+                f"resume. {START_OVER}"
             )
-
-
-def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:
-    """Replace TRAIN.BATCH_SIZE of one machine by the global batch size."""
-    shards = keys.pop("NUM_SHARDS")
-    return keys | {"TRAIN.BATCH_SIZE": keys["TRAIN.BATCH_SIZE"] * shards}
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other)
-    return bool(one == other)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -37,7 +36,7 @@ from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.transformer import has_start_weights
-from slowfast_patches.models.weights import check_file
+from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.picture import plot_plan
@@ -55,17 +54,18 @@ from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
 from slowfast_patches.train.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.resume import continues, find_resumable, start_over
+from slowfast_patches.train.same_recipe import check_same_scores
 from slowfast_patches.train.trainer import Hook, Trainer
+from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import locked
+from slowfast_patches.utils.machine_errors import explain_machine_error
 
 logger = logging.getLogger(__name__)
 
 _LOOKED_AT = 20
 """Number of videos at the start of a list of which at least one must exist."""
-_DEAD_WORKER = "DataLoader worker (pid"
-"""Start of torch's error message for a data loader worker that was killed."""
 
 
 def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = ()) -> None:
@@ -112,6 +112,7 @@ def _check(recipe: Recipe, placement: Placement) -> None:
     elif starts_main and recipe.test.enable:
         path, kind, section = tested_file(recipe)
         check_file(path, kind, section=section)
+        check_same_scores(recipe, local_file(path))
 
 
 def _check_training(recipe: Recipe, starts_main: bool) -> None:
@@ -179,7 +180,7 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
         tests = recipe.test.enable
         overlaps = _check_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
-        with _dead_workers_explained(output_dir), stop if trains else nullcontext():
+        with _machine_errors_explained(recipe), stop if trains else nullcontext():
             trained = _train(recipe, world, stop, hooks) if trains else None
             with trained.record.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained, overlaps) if tests else None
@@ -294,11 +295,12 @@ def _write_plan(trainer: Trainer, folder: Path) -> None:
 
 
 @contextmanager
-def _dead_workers_explained(output_dir: str) -> Iterator[None]:
-    """Convert torch's error for a killed data loader worker to TrainingStoppedError.
+def _machine_errors_explained(recipe: Recipe) -> Iterator[None]:
+    """Convert errors of the machine, such as a killed worker, to TrainingStoppedError.
 
-    torch raises this RuntimeError in a signal handler, so it can interrupt any statement. If the
-    connection to the worker breaks first, multiprocessing raises a ConnectionError or EOFError.
+    torch reports a killed worker by a RuntimeError in a signal handler, which can interrupt any
+    statement. If the connection to the worker breaks first, multiprocessing raises a
+    ConnectionError or EOFError.
     """
     try:
         try:
@@ -306,14 +308,9 @@ def _dead_workers_explained(output_dir: str) -> Iterator[None]:
         except (ConnectionError, EOFError):
             time.sleep(0.5)  # the signal may still arrive, and would interrupt what follows
             raise
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        is_broken = not isinstance(error, RuntimeError) and any(
-            "multiprocessing" in file for file in files
-        )
-        if not is_broken and not str(error).startswith(_DEAD_WORKER):
+    except Exception as error:
+        explained = "" if isinstance(error, ToolError) else explain_machine_error(error)
+        if not explained:
             raise
-        raise TrainingStoppedError(
-            f"A data loader worker was killed. {describe_last(output_dir)} Repeat the command to "
-            "resume. If the machine was out of memory, set a lower DATA_LOADER.NUM_WORKERS."
-        ) from error
+        last = f" {describe_last(recipe.output_dir)}" * recipe.train.enable
+        raise TrainingStoppedError(f"{explained} Then repeat the command.{last}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -26,8 +27,18 @@ from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import recipe_at, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_digest, list_path
-from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
-from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.datasets.loader import (
+    build_dataset,
+    limit_workers,
+    loading_advice,
+    training_bytes,
+    training_loader,
+)
+from slowfast_patches.launch.stopping import (
+    StopRequest,
+    TrainingInterruptedError,
+    TrainingStoppedError,
+)
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
@@ -52,6 +63,7 @@ from slowfast_patches.train.resume import Resumable, check_same_list, check_same
 from slowfast_patches.train.running_stats import buffers_of_ranks, set_buffers
 from slowfast_patches.train.step import Outcome, Stepper, in_parallel
 from slowfast_patches.train.warm_up import dry_run, without_compiling
+from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.distributed import World, broadcast_from_main, sum_over_ranks
 
 logger = logging.getLogger(__name__)
@@ -82,6 +94,16 @@ class Hook:
             evaluation: Dict with the keys "iteration", "epoch" and "seconds" and the metrics, as in
                 the list "evaluations" of result.json.
         """
+
+
+class HookError(TrainingStoppedError):
+    """Error raised when a hook has raised an error that is not a `ToolError`."""
+
+    def __init__(self, hook: Hook, method: str, iteration: int, error: Exception) -> None:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        super().__init__(
+            f"{type(hook).__name__}.{method} failed after iteration {iteration}:\n{text}"
+        )
 
 
 class Trainer:
@@ -130,6 +152,7 @@ class Trainer:
         self.progress = Progress()
         self.dataset = build_dataset(recipe, "train")
         self.schedule = schedule_of(recipe, len(self.dataset))
+        self._loading = limit_workers(recipe, training_bytes(self.schedule, world.size))
         torch.manual_seed(recipe.rng_seed)
         # Precise BN needs grouped BN. Without a group size, grouped BN equals ordinary BN.
         self.model = build_model(recipe, grouped_bn=True).to(world.device)
@@ -141,7 +164,7 @@ class Trainer:
         form_groups(self.schedule, patience)
         if recipe.bn.use_precise_stats:
             form_bn_process_groups(world.size, patience)
-        self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
+        self.validation = Validation(self._loading, world, stop, self.dataset, self.schedule)
         self.record = MetricsLogger(
             recipe, world, self.schedule, loading_advice(recipe, self.dataset)
         )
@@ -216,8 +239,7 @@ class Trainer:
             outcome = self.stepper(step, batch, clips)
             self.progress.iteration = step.iteration + 1
             self.record.add(step, outcome, batch["failures"], cast(Any, batch).get("redrawn", 0))
-            for hook in self.hooks:
-                hook.after_step(self, step, outcome)
+            self._call_hooks("after_step", step, step, outcome)
             self.after_step(step)
 
     def after_step(self, step: ScheduleStep) -> None:
@@ -250,6 +272,7 @@ class Trainer:
         predictions need.
         """
         progress = self.progress
+        self.record.bar.close()  # the next iteration opens it again
         with self.record.clock.time("evaluating"):
             metrics = self.validation(self.models, step)
         evaluation = {
@@ -266,8 +289,28 @@ class Trainer:
             self._write(self._best_checkpoint)
         if progress.iteration in self.saved_after:
             self.save()
+        self._call_hooks("after_evaluation", step, evaluation)
+
+    def _call_hooks(self, method: str, step: ScheduleStep, *arguments: Any) -> None:
+        """Call a method of all hooks after an iteration.
+
+        If a hook fails in a run with a single process, save a checkpoint first. With several
+        processes, all of them would have to save, but the hook may have failed in one only.
+
+        Raises:
+            HookError: A hook failed.
+            ToolError: A hook raised this error to end the training.
+        """
         for hook in self.hooks:
-            hook.after_evaluation(self, evaluation)
+            try:
+                getattr(hook, method)(self, *arguments)
+            except ToolError:
+                raise
+            except Exception as error:
+                if self.world.size == 1:
+                    self.record.report(step)
+                    self.save()
+                raise HookError(hook, method, self.progress.iteration, error) from error
 
     def _batches(self, start: int) -> Iterator[Batch]:
         """Yield the remaining mini-batches.
@@ -279,7 +322,7 @@ class Trainer:
         world = self.world
         order = (self.schedule, start, world.rank, world.size)
         with clock.time("loading"):
-            batches = iter(training_loader(self.recipe, self.dataset, *order))
+            batches = iter(training_loader(self._loading, self.dataset, *order))
         for _ in range(start, self.schedule.iterations):
             with clock.wait(world.device):
                 batch: Batch = next(batches)
@@ -296,7 +339,7 @@ class Trainer:
         self.record.open(self.progress)
         try:
             yield
-        except DivergedError as error:
+        except (DivergedError, HookError) as error:
             error.add_note(describe_last(output_dir))
             raise
         except TrainingInterruptedError as error:

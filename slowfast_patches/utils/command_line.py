@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
+from slowfast_patches.utils.machine_errors import explain_machine_error
 from slowfast_patches.utils.signals import (
     BY_HAND_STATUS,
     INTERRUPTED_STATUS,
@@ -47,11 +48,12 @@ def exit_status(error: BaseException) -> int:
 
     Returns:
         130 for Ctrl-C. Otherwise `error.exit_status`, if there is such an attribute. Otherwise 2
-        for a mistake of the user (ValueError, OSError or ImportError), and 1 for a bug.
+        for a mistake of the user (ValueError, OSError or ImportError) or an error of the machine,
+        and 1 for a bug.
     """
     if isinstance(error, KeyboardInterrupt):
         return BY_HAND_STATUS
-    mistake = isinstance(error, (ValueError, OSError, ImportError))
+    mistake = isinstance(error, (ValueError, OSError, ImportError)) or explain_machine_error(error)
     return getattr(error, "exit_status", MISTAKE_STATUS if mistake else _FAILED)
 
 
@@ -72,7 +74,11 @@ def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int
     # An interrupted run has status 0 under torchrun.
     interrupted = status in (0, INTERRUPTED_STATUS)
     text = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
-    if status == _FAILED and not isinstance(error, ToolError):
+    if isinstance(error, ToolError):
+        pass
+    elif explained := explain_machine_error(error):
+        text = explained
+    elif status == _FAILED:
         text = "".join([*traceback.format_exception(error), _BUG])
     text = printable(f"interrupted: {text}" if interrupted else f"error: {who}{text}")
     if terminal:

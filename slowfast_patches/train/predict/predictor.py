@@ -27,6 +27,7 @@ from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
+from slowfast_patches.train.same_recipe import check_same_scores
 
 
 def load_model(
@@ -111,8 +112,8 @@ class Predictor(nn.Module):
             class_names: Class names, in the order of the class indices.
 
         Raises:
-            ValueError: The weights do not match the model, or this class does not support the task
-                of the recipe.
+            ValueError: The weights do not match the model, this class does not support the task of
+                the recipe, or the recipe differs from that in the checkpoint (`check_same_scores`).
         """
         super().__init__()
         if recipe.task not in self.tasks:
@@ -122,6 +123,7 @@ class Predictor(nn.Module):
                 "slowfast_patches.train.predict.boxes.BoxPredictor. For other models, omit --boxes "
                 "or use slowfast_patches.train.predict.Predictor."
             )
+        check_same_scores(recipe, path)
         patching.apply()
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
         self.recipe = recipe = with_precision(recipe, on_gpu)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TextIO
+
+from tqdm import tqdm
 
 from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.distributed import World
@@ -14,7 +19,8 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     """Set up logging for this process.
 
-    Rank 0 logs to the terminal and to OUTPUT_DIR/train.log. Rank 1 logs to
+    Rank 0 logs to the terminal and to OUTPUT_DIR/train.log. The progress bar replaces lines about
+    iterations on the terminal (see `ProgressBar`). Rank 1 logs to
     OUTPUT_DIR/logs/rank_0001.log, and so on. If a rank above 0 cannot write its file, it prints its
     warnings to the terminal.
 
@@ -29,7 +35,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     prefix = "" if kind == "train" else f"{kind}_"
     name = f"logs/{prefix}rank_{world.rank:04d}.log" if world.rank else f"{kind}.log"
     path = Path(output_dir, name)
-    handlers: list[logging.Handler] = [] if world.rank else [logging.StreamHandler()]
+    handlers: list[logging.Handler] = [] if world.rank else [_Terminal()]
     level = logging.INFO
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +43,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     except OSError:
         if world.is_main:
             raise
-        handlers = [logging.StreamHandler()]
+        handlers = [_Terminal()]
         level = logging.WARNING
     logging.raiseExceptions = False  # ignore a full disk: MetricsLogger raises an error
     for handler in handlers:
@@ -45,6 +51,24 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     logging.basicConfig(level=level, handlers=handlers, force=True)
     logging.getLogger("fvcore").setLevel(logging.WARNING)
     logging.captureWarnings(True)
+
+
+class _Terminal(logging.StreamHandler[TextIO]):
+    """Handler that writes to standard error, above the progress bar if there is one.
+
+    It leaves out records with the attribute `is_on_bar`, whose content the bar shows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process = os.getpid()
+        self.addFilter(lambda record: not getattr(record, "is_on_bar", False))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # A data loader worker must not wait for tqdm's lock, of which it has a copy.
+        has_bar = os.getpid() == self._process
+        with tqdm.external_write_mode(self.stream) if has_bar else nullcontext():
+            super().emit(record)
 
 
 class _Formatter(logging.Formatter):

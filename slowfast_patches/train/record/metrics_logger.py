@@ -21,6 +21,7 @@ from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadabl
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import DivergedError, Progress, explain_write_errors
 from slowfast_patches.train.record.clock import Clock
+from slowfast_patches.train.record.progress_bar import ProgressBar
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World, max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.files import write_text
@@ -51,6 +52,7 @@ class MetricsLogger:
         advice: Advice to log if a phase spends too much time on waiting for data.
 
     Attributes:
+        bar: Shows the progress on a terminal.
         clock: Measures the time of each activity.
     """
 
@@ -60,6 +62,7 @@ class MetricsLogger:
         self._world = world
         self._schedule = schedule
         self._advice = advice
+        self.bar = ProgressBar(schedule, world.is_main)
         self.clock = Clock()
         self._progress = Progress()
         self._iterations = list[tuple[Tensor, Tensor, int, int]]()  # since the last report
@@ -90,7 +93,8 @@ class MetricsLogger:
             self._events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the progress bar and the files."""
+        self.bar.close()
         with self._writing():
             for file in (self._lines, self._events):
                 if file is not None:
@@ -135,6 +139,7 @@ class MetricsLogger:
             log_unreadable(path, reason, "another video is used instead")
         right = self._task.count_right(outcome.scores, outcome.labels)
         self._iterations.append((outcome.loss, right, len(failures), redrawn))
+        self.bar.advance(step)
         self._take_time()
 
     def _take_time(self) -> None:
@@ -258,6 +263,7 @@ class MetricsLogger:
             "seconds_left": round(left, 1),
         }
         self._write(record)
+        self.bar.describe(loss, step.lr)
         waiting = f"{100 * spent['loading_share']:.0f} %% waiting for data"
         logger.info(
             f"iteration %(iteration)d/{self._schedule.iterations} epoch %(epoch).2f "
@@ -265,6 +271,7 @@ class MetricsLogger:
             f"loss %(loss).4f{' top-1 %(top1).1f' * has_top1} %(clips_per_second).1f clips/s "
             f"({waiting}), {format_duration(left)} left",
             record,
+            extra={"is_on_bar": self.bar.is_shown},
         )
 
     def _write_phase(self, step: ScheduleStep, spent: dict[str, float]) -> None:

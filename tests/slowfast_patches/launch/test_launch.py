@@ -128,7 +128,7 @@ def test_an_interruption_waits_for_all_and_is_no_failure(spawned, tmp_path):
     ("deed", "expected"),
     [
         ("mistake", (2, "error: rank 1: a key of the recipe is wrong\n")),
-        ("kill", (1, "error: rank 1 was killed by SIGKILL\n")),
+        ("kill", (1, "error: rank 1 was killed by SIGKILL. The machine may be out of memory\n")),
     ],
 )
 def test_a_failure_is_one_line_with_its_rank(spawned, tmp_path, deed, expected):

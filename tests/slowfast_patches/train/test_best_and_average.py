@@ -13,8 +13,9 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
-from slowfast_patches.train.resume import Resumable, check_same_recipe
+from slowfast_patches.train.resume import Resumable
 from slowfast_patches.train.run import _prepare_folder
+from slowfast_patches.train.same_recipe import check_same_recipe
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.utils.distributed import World

@@ -11,6 +11,7 @@ from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train.run import run
 from slowfast_patches.train.trainer import Hook
 from tests.slowfast_patches.train.conftest import no_pictures
+from tests.slowfast_patches.train.test_stops import PLAIN, SHORT
 
 pytestmark = pytest.mark.slow
 
@@ -52,3 +53,30 @@ def test_early_stopping_of_the_documentation_and_the_same_command_goes_on(
     assert seen.evaluations == [e["iteration"] for e in opened(tmp_path).result["evaluations"]]
     assert len(seen.evaluations) > first
     assert set(seen.steps) == set(range(opened(tmp_path).result["iterations"]))
+
+
+class Fails(Hook):
+    """Loses its connection once, between two checkpoints."""
+
+    failed = False
+
+    def after_step(self, trainer, step, outcome) -> None:
+        if trainer.progress.iteration == 4 and not self.failed:
+            self.failed = True
+            raise KeyError("no connection")
+
+
+def test_a_hook_that_fails_is_named_and_loses_nothing(
+    tiny_config: Callable[..., Recipe], tmp_path: Path, opened: type
+):
+    recipe = tiny_config(tmp_path, *PLAIN, *SHORT, "LOG_PERIOD", 3)
+    hook = Fails()
+    with no_pictures(), pytest.raises(TrainingStoppedError) as caught:
+        run(recipe, hooks=[hook])
+    message = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert "Fails.after_step failed after iteration 4" in message
+    assert "KeyError: 'no connection'" in message
+    assert f"{tmp_path}/checkpoints/checkpoint_iter_00000004.pyth" in message
+    with no_pictures():
+        run(recipe, hooks=[hook])
+    assert [record["iteration"] for record in opened(tmp_path).metrics()] == [3, 4, 6]

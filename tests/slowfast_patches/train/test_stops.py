@@ -17,10 +17,10 @@ from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingS
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import result as result_module
-from slowfast_patches.train import run as run_module
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS
+from tests.conftest import mount_small_shm, needs_mount
 from tests.slowfast_patches.train.conftest import At, hooked, save_and_die
 
 pytestmark = pytest.mark.slow
@@ -30,6 +30,8 @@ PLAIN = (
     *("BN.USE_PRECISE_STATS", False, "TRAIN.CHECKPOINT_PERIOD", 1),
 )
 """Saved every 6 iterations."""
+SHORT = ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [], "SOLVER.LRS", [1])
+"""6 iterations."""
 
 
 def send(number: signal.Signals) -> None:
@@ -121,8 +123,7 @@ def test_a_finished_run_is_not_trained_again_and_one_that_starts_over_keeps_its_
     found = folder.result
     found["seconds"]["testing"] = expected["seconds"]["testing"]  # the test is repeated
     assert found | {key: expected[key] for key in differing} == expected
-    short = ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [], "SOLVER.LRS", [1])
-    train(folder.path, *PLAIN, *short, "TRAIN.AUTO_RESUME", False)
+    train(folder.path, *PLAIN, *SHORT, "TRAIN.AUTO_RESUME", False)
     assert len(list(folder.path.glob("checkpoints_before_1/*.pyth"))) > 1
     assert folder.checkpoint["iteration"] == folder.result["iterations"] == 6
     assert [r["iteration"] for r in folder.metrics()] == [1, 2, 3, 4, 5, 6]
@@ -160,20 +161,22 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
         pytest.raises(TrainingStoppedError) as caught,
     ):
         train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
-    for said in ("worker was killed", "NUM_WORKERS", "after iteration 6", "Repeat"):
+    for said in ("worker was killed", "NUM_WORKERS", "after iteration 6", "repeat"):
         assert said in str(caught.value)
 
 
-def test_a_broken_connection_to_a_worker_is_explained_too(tmp_path: Path):
-    reader, writer = multiprocessing.Pipe()
-    writer.close()
-    with (
-        pytest.raises(TrainingStoppedError, match="worker was killed"),
-        run_module._dead_workers_explained(str(tmp_path)),
-    ):
-        reader.recv()
-    with pytest.raises(ConnectionError), run_module._dead_workers_explained(str(tmp_path)):
-        raise ConnectionError("of the user's data set")
+def train_with_little_room(rank: int, train: Callable[..., Path], folder: Path) -> None:
+    mount_small_shm("200k")
+    train(folder, *PLAIN, *SHORT, "DATA_LOADER.NUM_WORKERS", 2, "TEST.ENABLE", True)
+
+
+@needs_mount
+def test_with_a_small_dev_shm_it_trains_without_workers(
+    train: Callable[..., Path], run_ranks: Callable[..., None], tmp_path: Path, opened: type
+):
+    run_ranks(1, train_with_little_room, train, tmp_path)
+    assert opened(tmp_path).log.count("NUM_WORKERS is reduced from 2 to 0. /dev/shm has") == 2
+    assert opened(tmp_path).result["finished"]
 
 
 # What the disk refuses.

@@ -51,12 +51,16 @@ class Video(NamedTuple):
         fps: Frames per second.
         width: Width of the frames, in pixels.
         height: Height of the frames, in pixels.
+        moments: For a variable frame rate, the time from which each frame is shown, (frames,),
+            ascending, in units of 1 / `fps`. `fps` is then the mean frame rate. None means that
+            frame i is shown from i on.
     """
 
     frames: int
     fps: float
     width: int
     height: int
+    moments: NDArray[np.float64] | None = None
 
 
 class Box(NamedTuple):
@@ -82,6 +86,7 @@ class SamplingOptions:
             instead of sampling frames at a stride.
         exact_strides: If True, the distance between frames is exactly the stride. If False, as in
             PySlowFast, it is slightly larger: the last sampled frame is the last frame of the span.
+            Videos with a variable frame rate are sampled as if this were True.
     """
 
     keep_field_of_view: bool = True
@@ -219,7 +224,7 @@ def plan_train(
     low, high = grid.strides
     stride = low + int(u_stride * (high - low + 1))
     rate = _rate(video, target_fps)
-    exact = grid.options.exact_strides or centre is not None
+    exact = _is_exact(grid.options, video, centre)
     if grid.options.segments:
         positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
     else:
@@ -295,7 +300,7 @@ def plan_test(
         start = room / 2 if views == 1 else room * index / (views - to_end)
         if centre is not None:
             start = centre - span // 2
-        exact = options.exact_strides or centre is not None
+        exact = _is_exact(options, video, centre)
         positions = _positions(start, span, frames, video, exact=exact)
     size = _resized(video, short_side or crop)
     place = 1 if crops == 1 else part
@@ -309,6 +314,11 @@ def plan_test(
 def _rate(video: Video, target_fps: float) -> float:
     """Return the frame rate of a video as a multiple of `target_fps`, or 1 if that is 0."""
     return video.fps / target_fps if target_fps else 1.0
+
+
+def _is_exact(options: SamplingOptions, video: Video, centre: float | None) -> bool:
+    """Return whether the frames of a clip are exactly a stride apart (see `_positions`)."""
+    return options.exact_strides or centre is not None or video.moments is not None
 
 
 def _positions(
@@ -327,10 +337,27 @@ def _positions(
             PySlowFast, it is (span - 1) / (frames - 1), so the last frame is at start + span - 1.
     """
     if exact:
-        indices = start + np.arange(frames) * span / frames
+        moments = start + np.arange(frames) * span / frames
     else:
-        indices = np.linspace(start, start + max(span - 1, 0.0), frames)
-    return np.clip(indices, 0, video.frames - 1).astype(np.int64)
+        moments = np.linspace(start, start + max(span - 1, 0.0), frames)
+    return _frames_at(moments, video)
+
+
+def _frames_at(moments: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
+    """Return the index of the frame that a video shows at each moment, (T,) int64.
+
+    A video with a variable frame rate is sampled by time: strides and clips are planned on a video
+    of the mean frame rate, and each wanted moment takes the frame that is shown then.
+
+    Args:
+        moments: Times in units of 1 / `video.fps`, (T,). Times outside the video take the first or
+            last frame.
+        video: The video to sample.
+    """
+    frames = moments.astype(np.int64)
+    if video.moments is not None:
+        frames = np.searchsorted(video.moments, moments, "right").astype(np.int64) - 1
+    return np.clip(frames, 0, video.frames - 1)
 
 
 def _coverage(
@@ -382,7 +409,7 @@ def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
         video: The video to sample.
     """
     moments = (np.arange(len(parts)) + parts) * video.frames / len(parts)
-    return np.minimum(moments.astype(np.int64), video.frames - 1)
+    return _frames_at(moments, video)
 
 
 def _short_side(u: float, grid: Grid) -> int:

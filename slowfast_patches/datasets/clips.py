@@ -41,13 +41,13 @@ class ClipDataset(Clips):
         videos = read_list(recipe, split)
         path = list_path(recipe, split)
         options = reading_options(recipe)
+        sampling = sampling_of(recipe, split)
         index = None
         self._sources = self._read_sources(recipe, videos)
         if not hasattr(self._sources[0], "record"):  # videos of a frame list need no index
             paths = [video.path for video in self._sources]
-            index = open_index(path, paths, limits=options["limits"])
+            index = open_index(path, paths, step=sampling.step, limits=options["limits"])
         test = recipe.test
-        sampling = sampling_of(recipe, split)
         super().__init__(
             videos,
             index,

@@ -91,11 +91,11 @@ class VideoClips(Clips):
                 f"of at least {base.crop} (the crop)"
             )
         file, listed = _listed(videos)
-        index = open_index(file, [video.path for video in listed])
+        grid = Sampling(base, stride, (low, high), sampling, target_fps)
+        index = open_index(file, [video.path for video in listed], step=grid.step)
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
             raise ValueError(f"none of the {len(listed)} videos can be read. The first is {first}")
-        grid = Sampling(base, stride, (low, high), sampling, target_fps)
         super().__init__(listed, index, grid, seed=seed)
 
     @property

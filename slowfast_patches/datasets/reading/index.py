@@ -29,6 +29,7 @@ from slowfast_patches.datasets.reading.containers import frame_files
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.datasets.reading.timing import typical_gap
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write, map_files
@@ -37,11 +38,13 @@ from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 4
+_VERSION = 5
 """Version of the index file. Increase it when the file format or the results of `scan` change."""
 _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be
 killed before the end."""
+_MAX_REPEATS = 4
+"""Warn about a video if a typical frame of it fills more than this number of frames of a clip."""
 _STOPPED = "while videos were scanned; repeat the command to continue"
 
 
@@ -53,6 +56,8 @@ class Entry(NamedTuple):
     record: str  # `VideoRecord.packed()`; empty if the video is unreadable
     reason: str  # why the video is unreadable; empty if the video is readable
     damage: str = ""  # `VideoRecord.damage`
+    timing: str = ""  # `VideoRecord.timing`
+    gap: float = 0.0  # `typical_gap`; 0 if the video is unreadable
 
     @property
     def is_final(self) -> bool:
@@ -69,6 +74,8 @@ class VideoIndex:
         """(path, reason) of each unreadable video."""
         self.damaged = [(p, e.damage) for p, e in zip(paths, entries, strict=True) if e.damage]
         """(path, damage) of each video that can be read only in part."""
+        self.timing = [(p, e.timing) for p, e in zip(paths, entries, strict=True) if e.timing]
+        """(path, description) of each video with an unusual frame rate."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -93,7 +100,12 @@ class VideoIndex:
 
 
 def open_index(
-    csv: Path, paths: Sequence[str], *, workers: int | None = None, limits: ReadingLimits = LIMITS
+    csv: Path,
+    paths: Sequence[str],
+    *,
+    step: float = 0.0,
+    workers: int | None = None,
+    limits: ReadingLimits = LIMITS,
 ) -> VideoIndex:
     """Load the index of a list of videos, scan videos without a valid entry, and save the index.
 
@@ -107,14 +119,16 @@ def open_index(
         csv: The path of the list. It determines where the index is saved.
         paths: The videos in the order of the list: video files, prepared files or folders of JPEG
             files.
+        step: Time between the frames of a clip, in seconds. If it is above 0, warn about videos in
+            which most clips have few distinct frames.
         workers: Number of processes that scan videos. By default one per core.
         limits: Limits on the videos that may be read.
     """
-    return broadcast_from_main(lambda: _open(csv, paths, workers, limits))
+    return broadcast_from_main(lambda: _open(csv, paths, step, workers, limits))
 
 
 def _open(
-    csv: Path, paths: Sequence[str], workers: int | None, limits: ReadingLimits
+    csv: Path, paths: Sequence[str], step: float, workers: int | None, limits: ReadingLimits
 ) -> VideoIndex:
     began = time.monotonic()
     names = _names(csv, paths)
@@ -140,15 +154,19 @@ def _open(
         if left:
             _save(csv, known)
     logger.info("Opened the index of %s in %.1f s", csv, time.monotonic() - began)
-    index = VideoIndex([known[name] for name in names], paths)
+    listed = [known[name] for name in names]
+    index = VideoIndex(listed, paths)
     _report(csv, index)
+    if step:
+        _report_slow(csv, {p: e.gap for p, e in zip(paths, listed, strict=True)}, step)
     return index
 
 
 def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
     if isinstance(record, str):
         return Entry(*status, "", record)
-    return Entry(*status, record.packed(), "", record.damage)
+    gap = typical_gap(record.video)
+    return Entry(*status, record.packed(), "", record.damage, record.timing, gap)
 
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
@@ -261,6 +279,31 @@ def _report(csv: Path, index: VideoIndex) -> None:
             "%d of the %d videos of %s %s: %s. The full list is in %s",
             *(len(rows), len(index), csv, wrong, shorten_list(list(map(" ".join, rows)))),
             _write(csv, suffix, content) or "no file, because no folder is writable",
+        )
+    if index.timing:
+        logger.warning(
+            "%d of the %d videos of %s have a variable frame rate, or another one than FFmpeg "
+            "reports. Their clips are sampled by timestamp: %s",
+            *(len(index.timing), len(index), csv),
+            shorten_list([f"{path} {timing}" for path, timing in index.timing]),
+        )
+
+
+def _report_slow(csv: Path, gaps: Mapping[str, float], step: float) -> None:
+    """Warn about videos of which most clips have few distinct frames.
+
+    Args:
+        csv: The path of the list.
+        gaps: Maps the path of each video to the `typical_gap` between its frames.
+        step: Time between the frames of a clip, in seconds.
+    """
+    slow = [f"{path} ({gap:.3g} s)" for path, gap in gaps.items() if gap > _MAX_REPEATS * step]
+    if slow:
+        logger.warning(
+            "%d of the %d videos of %s show each frame so long that most of their clips have few "
+            "distinct frames: %s. A clip takes a frame every %.3g s. Remove these videos, or set a "
+            "longer stride",
+            *(len(slow), len(gaps), csv, shorten_list(slow), step),
         )
 
 

@@ -27,6 +27,7 @@ from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
+from slowfast_patches.datasets.reading.timing import Timing, timing_of
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
@@ -166,10 +167,13 @@ def _scan_video(
             keys = np.fromiter(entries, np.int64)
     turns = round(first.rotation / 90) % 4
     width, height = (first.width, first.height)[:: -1 if turns % 2 else 1]
-    video = Video(len(shown), _frame_rate(stream, timestamps), width, height)
     keys = np.union1d(keys, np.zeros(1, np.int64))
     stamps = None if counted else timestamps
-    return VideoRecord(Kind.VIDEO, video, turns, stamps, keys, streams=streams, damage=damage)
+    fps, moments, remark = _timing(stream, stamps)
+    video = Video(len(shown), fps, width, height, moments)
+    return VideoRecord(
+        *(Kind.VIDEO, video, turns, stamps, keys), streams=streams, damage=damage, timing=remark
+    )
 
 
 def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
@@ -178,14 +182,11 @@ def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
     return None not in times and len(set(times)) == len(times)
 
 
-def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
-    """Return the frame rate that the file states, or else the rate computed from the timestamps."""
-    if rate := stream.average_rate or stream.guessed_rate:
-        return float(rate)
-    ticks = int(np.ptp(timestamps))
-    if not ticks or not stream.time_base:
+def _timing(stream: VideoStream, timestamps: NDArray[np.int64] | None) -> Timing:
+    timing = timing_of(stream, timestamps)
+    if timing is None:
         raise UnreadableVideoError("has no frame rate")
-    return (len(timestamps) - 1) / (ticks * float(stream.time_base))
+    return timing
 
 
 def _is_entry(
@@ -220,17 +221,25 @@ def _scan_prepared(
     starts = [number for number, packet in enumerate(packets) if packet.is_keyframe]
     ends = [packet.pos + packet.size for packet in packets if packet.pos is not None]
     headers = stream.codec_context.extradata
-    rate = stream.average_rate
     is_whole = starts == list(range(0, len(packets), GROUP)) and len(ends) == len(packets) > 0
-    if not headers or not rate or not is_whole:
+    if not headers or not is_whole:
         raise UnreadableVideoError(
             "is not a prepared file, although its metadata field `comment` says so. Prepare the "
             "video again, or remove the comment"
         )
     offsets = np.array([ends[number] - packets[number].size for number in starts] + ends[-1:])
     limits.check_bytes(int(np.diff(offsets).max()), "a group of frames")
-    video = Video(len(packets), float(rate), stream.width, stream.height)
-    return VideoRecord(Kind.PREPARED, video, offsets=offsets, headers=bytes(headers))
+    timestamps = np.sort(np.array([packet.pts for packet in packets], np.int64))
+    fps, moments, remark = _timing(stream, timestamps)
+    video = Video(len(packets), fps, stream.width, stream.height, moments)
+    return VideoRecord(
+        Kind.PREPARED,
+        video,
+        timestamps=None if moments is None else timestamps,
+        offsets=offsets,
+        headers=bytes(headers),
+        timing=remark,
+    )
 
 
 def _scan_folder(path: str, limits: ReadingLimits) -> VideoRecord:

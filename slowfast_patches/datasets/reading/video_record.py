@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import Video
+from slowfast_patches.datasets.reading.timing import moments_of
 
 Ints = NDArray[np.int64]
 
@@ -38,11 +39,14 @@ class VideoRecord:
     """
 
     kind: Kind
-    video: Video  # number of frames, frame rate, displayed width and height
+    video: Video
+    """Number of frames, frame rate, displayed width and height, and the moments of the frames if
+    the frame rate varies."""
     turns: int = 0  # quarter turns counterclockwise that rotate the stored picture for display
     timestamps: Ints | None = None
-    """VIDEO: (frames,) timestamps in units of the stream's time base. None if timestamps are
-    missing or not distinct. Frames are then identified by counting from the beginning."""
+    """(frames,) timestamps in units of the stream's time base. VIDEO: None if timestamps are
+    missing or not distinct. Frames are then identified by counting from the beginning. PREPARED:
+    None if the frame rate is constant."""
     keys: Ints | None = None
     """VIDEO: indices of the frames at which decoding can start, ascending. The first is 0."""
     offsets: Ints | None = None
@@ -57,15 +61,18 @@ class VideoRecord:
     damage: str = ""
     """Description of the part of the video that cannot be read, or "" if the scan found no damage.
     The scan does not decode every frame, so it can miss damage."""
+    timing: str = ""
+    """Description of an unusual frame rate (`Timing.remark`), or ""."""
 
     def packed(self) -> str:
-        """Return a text that contains all fields except `files` and `damage`.
+        """Return a text that contains all fields except `files`, `damage` and `timing`.
 
         The text has about 150 characters if the frame rate is constant.
         """
         lists = (self.timestamps, self.keys, self.offsets)
         content = (
-            *(int(self.kind), self.video, self.turns, self.streams, self.headers.hex()),
+            *(int(self.kind), self.video[:4], self.turns, self.streams, self.headers.hex()),
+            self.video.moments is not None,
             *(None if n is None else np.diff(n, prepend=0).tolist() for n in lists),
         )
         text = json.dumps(content, separators=(",", ":"))
@@ -79,15 +86,18 @@ class VideoRecord:
             UnreadableVideoError: The text is damaged.
         """
         try:
-            kind, video, turns, streams, headers, *lists = json.loads(
+            kind, video, turns, streams, headers, varies, *lists = json.loads(
                 zlib.decompress(base64.b64decode(content))
             )
             if not all(0 < number < math.inf for number in video):
                 raise ValueError(video)
             numbers = [None if n is None else np.cumsum(n, dtype=np.int64) for n in lists]
             timestamps, keys, offsets = numbers
+            shown = Video(*video)
+            if varies and timestamps is not None:
+                shown = shown._replace(moments=moments_of(timestamps, shown.fps))
             return cls(
-                *(Kind(kind), Video(*video), turns, timestamps, keys, offsets),
+                *(Kind(kind), shown, turns, timestamps, keys, offsets),
                 headers=bytes.fromhex(headers),
                 streams=streams,
             )

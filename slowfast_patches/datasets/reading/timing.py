@@ -1,0 +1,122 @@
+"""Determine the frame rate of a video, and when each frame is shown, from the timestamps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from multigrid import Video
+
+_MAX_DEVIATION = 0.5
+"""If no frame is further than this from its place at a constant rate, in frames, the rate counts as
+constant. Timestamps in whole milliseconds deviate less than this at up to 500 frames per second."""
+_MAX_DISAGREEMENT = 0.03
+"""Maximum relative difference between the rate of the timestamps and the rate that FFmpeg reports.
+If the difference is larger, the timestamps count."""
+_ROUNDING = 0.0005
+"""Half a millisecond, in seconds. A frame counts as shown this much before its timestamp, because
+Matroska and other containers round timestamps to milliseconds."""
+_MAX_REORDER = 16
+"""Number of places by which a frame may move when frames are sorted by timestamp. A codec moves
+frames by at most 16 places. Frames move further in files that were joined."""
+_JOINED = {"mpegts", "mpeg"}
+"""Containers whose files may be joined, so that timestamps jump."""
+_MAX_GAP = 10.0
+"""In joined files, a longer gap between frames is a jump, in seconds. FFmpeg uses this value."""
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Timing(NamedTuple):
+    """Frame rate of a video, and the moments at which its frames are shown.
+
+    Attributes:
+        fps: The mean frame rate.
+        moments: See `multigrid.Video`. None if the rate is constant.
+        remark: Description of a variable rate, or of a rate that contradicts the one that FFmpeg
+            reports. "" if there is nothing to describe.
+    """
+
+    fps: float
+    moments: Floats | None = None
+    remark: str = ""
+
+
+def timing_of(stream: VideoStream, timestamps: Ints | None) -> Timing | None:
+    """Return the timing of a video, or None if nothing tells its frame rate.
+
+    Args:
+        stream: The video stream.
+        timestamps: Timestamps of the frames in display order, in the time base of the stream. None
+            if the timestamps cannot be used.
+    """
+    reported = float(stream.average_rate or stream.guessed_rate or 0)
+    tick = float(stream.time_base or 0)
+    joinable = stream.container.format.name in _JOINED
+    if timestamps is None or not _are_times(timestamps, tick, joinable=joinable):
+        return Timing(reported) if reported else None
+    intervals = len(timestamps) - 1
+    seconds = tick * int(np.ptp(timestamps))
+    measured = intervals / seconds
+    places = _places(timestamps)
+    varies = np.abs(places - np.arange(len(places))).max() > _MAX_DEVIATION
+    expected = intervals / reported if reported else seconds
+    disagrees = abs(seconds - expected) > _MAX_DISAGREEMENT * expected + tick
+    if not (varies or disagrees):
+        return Timing(reported or measured)
+    remark = f"has {measured:.4g} frames per second by its timestamps"
+    if varies:
+        remark = f"has a variable frame rate, {measured:.4g} frames per second on average"
+    if disagrees:
+        remark += f", but FFmpeg reports {reported:.4g}"
+    return Timing(measured, moments_of(timestamps, measured) if varies else None, remark)
+
+
+def moments_of(timestamps: Ints, fps: float) -> Floats:
+    """Return the moments at which the frames of a video with a variable rate are shown.
+
+    Args:
+        timestamps: Timestamps of the frames in display order.
+        fps: The mean frame rate.
+
+    Returns:
+        The field `moments` of `multigrid.Video`.
+    """
+    return _places(timestamps) - _ROUNDING * fps
+
+
+def typical_gap(video: Video) -> float:
+    """Return for how long a frame is shown at the median moment of a video, in seconds."""
+    if video.moments is None:
+        return 1 / video.fps
+    gaps = np.sort(np.diff(video.moments))
+    middle = np.searchsorted(np.cumsum(gaps), gaps.sum() / 2)
+    return float(gaps[middle]) / video.fps
+
+
+def _are_times(timestamps: Ints, tick: float, *, joinable: bool) -> bool:
+    """Return whether timestamps tell when frames are shown.
+
+    The timestamps of a single frame, of joined files, and in an order that no codec produces do
+    not.
+    """
+    if len(timestamps) < 2 or not tick:
+        return False
+    order = np.argsort(timestamps)
+    moved = np.abs(order - np.arange(len(order))).max()
+    longest = tick * np.diff(timestamps[order]).max()
+    return bool(moved <= _MAX_REORDER and not (joinable and longest > _MAX_GAP))
+
+
+def _places(timestamps: Ints) -> Floats:
+    """Return the times of frames, as multiples of the mean time between frames.
+
+    In AVI files with B-frames, timestamps are in decoding order. The sorted ones are the times.
+    """
+    times = np.sort(timestamps)
+    places: Floats = (times - times[0]) * ((len(times) - 1) / int(times[-1] - times[0]))
+    return places

@@ -91,6 +91,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--workers", "N", "number of processes (default: one per core)", int)
     text = "resize larger frames to this short side (default: %(default)s)"
     add("--short-side", "PIXELS", text, int, 256)
+    text = "write this many frames per second (default: the frames and times of the source)"
+    add("--fps", "N", text, float)
     text = (
         "treat videos whose frames have more pixels as unreadable, like DATA.MAX_FRAME_PIXELS "
         "(default: %(default)s)"
@@ -132,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
             lists,
             args.output,
             short_side=args.short_side,
+            fps=args.fps,
             limits=ReadingLimits(pixels=args.max_frame_pixels),
             workers=args.workers,
             separator=args.separator,

@@ -37,6 +37,7 @@ __all__ = [
     "SamplingOptions",
     "Video",
     "clip_generator",
+    "frames_at",
     "make_grid",
     "plan_test",
     "plan_train",
@@ -311,6 +312,23 @@ def plan_test(
     return ClipPlan(positions, size, corner, crop, False)
 
 
+def frames_at(moments: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
+    """Return the index of the frame that a video shows at each moment, (T,) int64.
+
+    A video with a variable frame rate is sampled by time: strides and clips are planned on a video
+    of the mean frame rate, and each wanted moment takes the frame that is shown then.
+
+    Args:
+        moments: Times in units of 1 / `video.fps`, (T,). Times outside the video take the first or
+            last frame.
+        video: The video to sample.
+    """
+    frames = moments.astype(np.int64)
+    if video.moments is not None:
+        frames = np.searchsorted(video.moments, moments, "right").astype(np.int64) - 1
+    return np.clip(frames, 0, video.frames - 1)
+
+
 def _rate(video: Video, target_fps: float) -> float:
     """Return the frame rate of a video as a multiple of `target_fps`, or 1 if that is 0."""
     return video.fps / target_fps if target_fps else 1.0
@@ -340,24 +358,7 @@ def _positions(
         moments = start + np.arange(frames) * span / frames
     else:
         moments = np.linspace(start, start + max(span - 1, 0.0), frames)
-    return _frames_at(moments, video)
-
-
-def _frames_at(moments: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
-    """Return the index of the frame that a video shows at each moment, (T,) int64.
-
-    A video with a variable frame rate is sampled by time: strides and clips are planned on a video
-    of the mean frame rate, and each wanted moment takes the frame that is shown then.
-
-    Args:
-        moments: Times in units of 1 / `video.fps`, (T,). Times outside the video take the first or
-            last frame.
-        video: The video to sample.
-    """
-    frames = moments.astype(np.int64)
-    if video.moments is not None:
-        frames = np.searchsorted(video.moments, moments, "right").astype(np.int64) - 1
-    return np.clip(frames, 0, video.frames - 1)
+    return frames_at(moments, video)
 
 
 def _coverage(
@@ -409,7 +410,7 @@ def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
         video: The video to sample.
     """
     moments = (np.arange(len(parts)) + parts) * video.frames / len(parts)
-    return _frames_at(moments, video)
+    return frames_at(moments, video)
 
 
 def _short_side(u: float, grid: Grid) -> int:

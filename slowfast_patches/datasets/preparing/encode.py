@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +15,8 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
+from multigrid import Video
+from multigrid.sampling import frames_at
 from slowfast_patches.datasets.reading.containers import (
     frame_files,
     open_video,
@@ -56,6 +59,9 @@ _BT601 = (2, 5, 6)
 
 They are the code for "unspecified" and both codes for BT.601.
 """
+_MIN_RATE = Fraction(1, 100_000)
+_TICKS = 90_000
+"""Timestamps per second of prepared files with a variable frame rate."""
 CRF = 23
 """Constant rate factor, which sets the quality. 23 is the default of x264."""
 
@@ -66,22 +72,28 @@ def write_prepared(
     target: Path,
     *,
     short_side: int = 256,
+    fps: float | None = None,
     limits: ReadingLimits = LIMITS,
     modified: float | None = None,
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
-    All frames are kept, and are rotated to their display orientation. Frames whose short side
-    exceeds `short_side` pixels are resized so that their short side equals `short_side`. If
+    All frames are rotated to their display orientation. Frames whose short side exceeds
+    `short_side` pixels are resized so that their short side equals `short_side`. If `fps` is given,
+    the target has a constant rate of `fps` frames per second, and each frame is the one that the
+    source shows at this time. Otherwise, the target has all frames of the source at their times. If
     `modified` is given, it becomes the modification time of the target, in seconds since the epoch.
 
     Raises:
-        UnreadableVideoError: The source cannot be decoded, or exceeds a limit.
+        UnreadableVideoError: The source cannot be decoded, or the source or target exceeds a limit.
         OSError: The target cannot be written.
     """
-    rate = Fraction(record.video.fps).limit_denominator(100_000)
+    video = record.video
+    rate = max(_MIN_RATE, Fraction(fps or video.fps).limit_denominator(100_000))
+    tick, copies, times = _timeline(video, rate, limits, resample=fps is not None)
     parameters = ":".join(f"{key}={value}" for key, value in X264.items())
     options = {"crf": str(CRF), "x264-params": parameters}
+    stamps = iter(times.tolist())
     frames = 0
     # Let Python open the file, because PyAV would hide system errors such as a full disk.
     with atomic_write(target) as file:
@@ -89,22 +101,52 @@ def write_prepared(
             container.metadata["comment"] = TAG
             stream = container.add_stream("libx264", rate=rate, options=options)
             stream.pix_fmt = "yuv420p"
-            for picture in source_pictures(source, record, short_side, limits):
+            stream.codec_context.time_base = tick
+            pictures = source_pictures(source, record, short_side, limits)
+            for count, picture in zip(chain(copies, repeat(0)), pictures, strict=False):
                 frame = VideoFrame.from_ndarray(picture, format="yuv420p")
+                frame.time_base = tick
                 if frames == 0:
                     stream.width = frame.width
                     stream.height = frame.height
-                frame.pts = frames
-                frame.time_base = 1 / rate
-                container.mux(stream.encode(frame))
+                for frame.pts in islice(stamps, count):
+                    container.mux(stream.encode(frame))
                 frames += 1
             container.mux(stream.encode(None))
-            if frames != record.video.frames:
+            if frames != video.frames:
                 raise UnreadableVideoError(
-                    f"has {record.video.frames} frames, but only {frames} can be decoded"
+                    f"has {video.frames} frames, but only {frames} can be decoded"
                 )
         if modified is not None:
             os.utime(file.name, (modified, modified))
+
+
+def _timeline(
+    video: Video, rate: Fraction, limits: ReadingLimits, *, resample: bool
+) -> tuple[Fraction, list[int], NDArray[np.int64]]:
+    """Return when a prepared file shows the frames of a video.
+
+    Args:
+        video: The video.
+        rate: Frame rate of the prepared file.
+        limits: Limits on the prepared file.
+        resample: Whether to repeat and omit frames so that the rate becomes constant.
+
+    Returns:
+        The duration of a tick in seconds, the number of copies of each frame, and the time of each
+        copy in ticks.
+    """
+    if not resample:
+        copies = [1] * video.frames
+        if video.moments is None:
+            return 1 / rate, copies, np.arange(video.frames)
+        seconds = (video.moments - video.moments[0]) / video.fps
+        return Fraction(1, _TICKS), copies, np.rint(seconds * _TICKS).astype(np.int64)
+    count = max(1, round(video.frames / video.fps * rate))
+    limits.check_frames(count)
+    moments = np.arange(count, dtype=np.float64) * (video.fps / float(rate))
+    shown = frames_at(moments, video)
+    return 1 / rate, np.bincount(shown, minlength=video.frames).tolist(), np.arange(count)
 
 
 def source_pictures(

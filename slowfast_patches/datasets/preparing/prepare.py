@@ -52,6 +52,7 @@ from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
 
+_MAX_FPS = 1000
 _MOST_REASONS = 10
 _SAMPLE = 8
 _SAFETY = 1.1
@@ -88,6 +89,8 @@ class Report:
     """`path` and `reason` of each video that is left out because it cannot be read."""
     overlaps: Sequence[str]
     """Warnings about videos that are in several lists, also as copies of the same content."""
+    variable_rate: int
+    """Number of prepared files with a variable frame rate."""
     source_size: int
     """Total size of the source files in bytes."""
     size: int
@@ -101,6 +104,7 @@ def prepare(
     out: Path,
     *,
     short_side: int = 256,
+    fps: float | None = None,
     limits: ReadingLimits = LIMITS,
     workers: int | None = None,
     separator: str = " ",
@@ -115,6 +119,8 @@ def prepare(
         lists: The videos and their labels.
         out: The output folder.
         short_side: Frames with a larger short side are resized to this short side, in pixels.
+        fps: Frame rate of the prepared files. By default they have the frames and times of their
+            sources.
         limits: Limits on the videos that may be read.
         workers: Number of processes that encode videos. By default one per core.
         separator: The separator between path and label in the new lists.
@@ -133,12 +139,14 @@ def prepare(
             f"--workers ({workers}) and --max-frame-pixels ({limits.pixels}) must be at least 1, "
             f"and --short-side ({short_side}) must be at least 16"
         )
+    if fps is not None and not 0 < fps <= _MAX_FPS:
+        raise ValueError(f"--fps is {fps:g}, but it must be above 0 and at most {_MAX_FPS}")
     out = Path(os.path.abspath(out))
     _check_apart(lists, out)
     start = time.perf_counter()
     root = os.path.commonpath([videos.root for videos in lists])
     with locked(out, "--output"):
-        _claim(out, lists, {"format": TAG, "short_side": short_side, "root": root})
+        _claim(out, lists, {"format": TAG, "short_side": short_side, "fps": fps, "root": root})
         sources = _find_sources(lists, root)
         # Raise errors about paths before the long work.
         format_csv(((source.target, 0) for source in sources.values()), separator)
@@ -149,13 +157,13 @@ def prepare(
             logger.warning("warning: %s", text)
         every = list(dict.fromkeys(sources.values()))
         left = [source for source in every if not _is_made(out, source)]
-        work = partial(_prepare_one, out, short_side, limits)
+        work = partial(_prepare_one, out, short_side, fps, limits)
         try:
             reasons = _prepare_all(left, work, out, workers)
         finally:
             for path in (out / "videos").rglob(f"*{TEMPORARY}"):
                 path.unlink(missing_ok=True)
-        counts = _write_lists(lists, sources, reasons, out, separator, workers)
+        counts, variable_rate = _write_lists(lists, sources, reasons, out, separator, workers)
     made = [source for source in every if source not in reasons]
     count = len(classes) or 1 + max(label for videos in lists for _, label in videos.videos)
     return Report(
@@ -166,6 +174,7 @@ def prepare(
         from_earlier_runs=len(every) - len(left),
         unreadable=[{"path": s.path, "reason": reasons[s]} for s in every if s in reasons],
         overlaps=overlaps,
+        variable_rate=variable_rate,
         source_size=sum(source.size for source in made),
         size=sum((out / source.target).stat().st_size for source in made),
         seconds=time.perf_counter() - start,
@@ -187,6 +196,7 @@ def format_report(report: Report) -> str:
         **{f"  in {name}": f"{count:,}" for name, count in report.lists.items()},
         "of these from earlier runs": f"{report.from_earlier_runs:,}",
         "unreadable, left out": f"{len(report.unreadable):,}",
+        "variable rate, times kept": f"{report.variable_rate:,}",
         "source": _size(report.source_size),
         "prepared": _size(report.size),
         "time of this run": format_duration(report.seconds),
@@ -222,7 +232,7 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
     """
     path = out / "prepared.json"
     if path.exists():
-        made = how | json.loads(path.read_text())
+        made = how | {"fps": None} | json.loads(path.read_text())
         if not os.path.exists(made["root"]):  # the sources have been moved
             made["root"] = how["root"]
         if differ := [key for key in how if made[key] != how[key]]:
@@ -341,7 +351,9 @@ def _check_room(
         )
 
 
-def _prepare_one(out: Path, short_side: int, limits: ReadingLimits, source: Source) -> str:
+def _prepare_one(
+    out: Path, short_side: int, fps: float | None, limits: ReadingLimits, source: Source
+) -> str:
     """Prepare one video. This function runs in a worker process.
 
     Returns:
@@ -359,6 +371,7 @@ def _prepare_one(out: Path, short_side: int, limits: ReadingLimits, source: Sour
             record,
             target,
             short_side=short_side,
+            fps=fps,
             limits=limits,
             modified=source.modified,
         )
@@ -379,11 +392,12 @@ def _write_lists(
     out: Path,
     separator: str,
     workers: int,
-) -> dict[str, int]:
+) -> tuple[dict[str, int], int]:
     """Write the lists of prepared videos, their indexes, and unreadable.txt.
 
     Returns:
-        A dict from the title of each list to the number of videos in the new list.
+        A dict from the title of each list to the number of videos in the new list, and the number
+        of prepared files with a variable frame rate.
     """
     unreadable = out / "unreadable.txt"
     unreadable.unlink(missing_ok=True)
@@ -401,9 +415,11 @@ def _write_lists(
             )
     for name, made in rows.items():
         write_text(out / name, format_csv(made, separator))
+    uneven = set[str]()
     for name, made in rows.items():
-        open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
-    return {titles[name]: len(made) for name, made in rows.items()}
+        index = open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
+        uneven |= {path for path, _ in index.timing}
+    return {titles[name]: len(made) for name, made in rows.items()}, len(uneven)
 
 
 def _size(size: float) -> str:

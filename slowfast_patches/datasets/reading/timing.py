@@ -15,7 +15,8 @@ _MAX_DEVIATION = 0.5
 constant. Timestamps in whole milliseconds deviate less than this at up to 500 frames per second."""
 _MAX_DISAGREEMENT = 0.03
 """Maximum relative difference between the rate of the timestamps and the rate that FFmpeg reports.
-If the difference is larger, the timestamps count."""
+In addition, the duration may differ by one frame. If the difference is larger, the timestamps
+count."""
 _ROUNDING = 0.0005
 """Half a millisecond, in seconds. A frame counts as shown this much before its timestamp, because
 Matroska and other containers round timestamps to milliseconds."""
@@ -65,7 +66,8 @@ def timing_of(stream: VideoStream, timestamps: Ints | None) -> Timing | None:
     places = _places(timestamps)
     varies = np.abs(places - np.arange(len(places))).max() > _MAX_DEVIATION
     expected = intervals / reported if reported else seconds
-    disagrees = abs(seconds - expected) > _MAX_DISAGREEMENT * expected + tick
+    last = np.diff(places).max() / measured  # the last frame may be shown for so long
+    disagrees = abs(seconds - expected) > _MAX_DISAGREEMENT * expected + last
     if not (varies or disagrees):
         return Timing(reported or measured)
     remark = f"has {measured:.4g} frames per second by its timestamps"

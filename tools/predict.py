@@ -12,8 +12,8 @@ TEST.NUM_SPATIAL_CROPS clips. Their probabilities are combined as set by DATA.EN
 multi-label models, each class has an independent probability.
 
 The command warns if only part of a video can be decoded, if an MP4 or MOV file is truncated, or if
-a video has a single frame. To find damage, it decodes videos of up to 3,000 frames completely. For
-longer videos, it checks only the structure of the file.
+most clips of a video have few distinct frames. To find damage, it decodes videos of up to 3,000
+frames completely. For longer videos, it checks only the structure of the file.
 
 The recipe is read from the checkpoint. If the checkpoint contains no recipe, give a recipe with
 --cfg. KEY VALUE pairs after the videos replace keys of the recipe. Class names are read from
@@ -143,14 +143,14 @@ def main(argv: list[str] | None = None) -> int:
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
         try:
             scores = probabilities[video] = predictor.scores(video)
-            damage = predictor.damage(video)
+            warnings = predictor.warnings(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
             probabilities[video] = None
             results.append({"video": video, "error": str(error)})
             continue
-        if damage:
-            print(f"warning: {video} {damage}. Only the readable part is used", file=sys.stderr)
+        for text in warnings:
+            print(f"warning: {video} {text}", file=sys.stderr)
         classes = best(scores, args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:

@@ -232,7 +232,7 @@ def plan_train(
         span = stride * grid.frames * rate
         start = u_start * max(video.frames - span, 0.0)
         if centre is not None:
-            start = centre - span // 2
+            start = _start_around(centre, span, video)
         positions = _positions(start, span, grid.frames, video, exact=exact)
     short_side = _short_side(u_scale, grid)
     size = _resized(video, short_side)
@@ -300,7 +300,7 @@ def plan_test(
         room = max(video.frames - span, 0.0)
         start = room / 2 if views == 1 else room * index / (views - to_end)
         if centre is not None:
-            start = centre - span // 2
+            start = _start_around(centre, span, video)
         exact = _is_exact(options, video, centre)
         positions = _positions(start, span, frames, video, exact=exact)
     size = _resized(video, short_side or crop)
@@ -332,6 +332,15 @@ def frames_at(moments: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
 def _rate(video: Video, target_fps: float) -> float:
     """Return the frame rate of a video as a multiple of `target_fps`, or 1 if that is 0."""
     return video.fps / target_fps if target_fps else 1.0
+
+
+def _start_around(centre: float, span: float, video: Video) -> float:
+    """Return where a clip around a key frame starts.
+
+    If the frame rate is constant, that is a whole number of frames before `centre`, as in
+    PySlowFast.
+    """
+    return centre - (span // 2 if video.moments is None else span / 2)
 
 
 def _is_exact(options: SamplingOptions, video: Video, centre: float | None) -> bool:

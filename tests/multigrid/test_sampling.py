@@ -43,8 +43,12 @@ def train_plans(grid, video=VIDEO, count=500, target_fps=30.0):
     return [plan_train(clip_generator(0, 0, n), grid, video, target_fps) for n in range(count)]
 
 
-videos = st.builds(
-    Video, st.integers(1, 400), st.floats(5, 120), st.integers(32, 1000), st.integers(32, 1000)
+sides = st.integers(32, 1000)
+videos = st.builds(Video, st.integers(1, 400), st.floats(5, 120), sides, sides, st.none())
+gaps = st.lists(st.floats(0.01, 10), min_size=1, max_size=50)
+uneven_videos = st.builds(
+    lambda gaps, *rest: Video(len(gaps) + 1, *rest, np.cumsum([0, *gaps]) / np.mean(gaps)),
+    *(gaps, st.floats(0.1, 120), sides, sides),
 )
 
 
@@ -57,7 +61,8 @@ def check_plan(plan, video):
     assert plan.positions.max() < video.frames
     assert (np.diff(plan.positions) >= 0).all()
     # The frame is resized as a whole, in proportion but for the rounding of its long side.
-    assert 0 <= max(width, height) - max(video[2:]) * min(width, height) / min(video[2:]) + 1 <= 1
+    sides = video[2:4]
+    assert 0 <= max(width, height) - max(sides) * min(width, height) / min(sides) + 1 <= 1
     assert (width >= height) == (video.width >= video.height) or width == height
 
 
@@ -94,7 +99,7 @@ def test_a_coarse_grid_may_show_as_much_as_the_baselines():
 
 @quick
 @given(
-    video=videos,
+    video=videos | uneven_videos,
     key=st.tuples(*[st.integers(0, 2**31)] * 3),
     factors=st.sampled_from(PAPER.long_cycle),
     crop=st.sampled_from([*PAPER.short_cycle, 1.0]),
@@ -200,6 +205,42 @@ def test_at_a_rate_of_0_strides_count_the_videos_own_frames():
     assert test.positions.tolist() == plan.positions.tolist()
 
 
+# Videos with a variable frame rate are sampled by time.
+
+
+@quick
+@given(
+    kept=st.sets(st.integers(1, 199), min_size=1),
+    grid=st.sampled_from([paper_grid(8, 112), paper_grid(32), paper_grid(8, segments=True)]),
+    target_fps=st.sampled_from([30.0, 24.0, 12.5]),
+    seed=st.integers(0, 1000),
+)
+def test_dropped_frames_change_no_clip(kept, grid, target_fps, seed):
+    """In place of a dropped frame, a clip has the last one before it that was kept."""
+    grid = replace(grid, options=replace(grid.options, exact_strides=True))
+    kept = np.array([0, *sorted(kept)])
+    rate = len(kept) / 200  # frames that are left of each frame there was
+    whole = Video(200, 24.0, 400, 300)
+    thinned = Video(len(kept), 24.0 * rate, 400, 300, kept * rate - 1e-9)
+    plan, other = (
+        plan_train(clip_generator(0, 0, seed), grid, video, target_fps)
+        for video in (whole, thinned)
+    )
+    assert [max(k for k in kept if k <= n) for n in plan.positions] == kept[
+        other.positions
+    ].tolist()
+
+
+def test_a_key_frame_of_an_uneven_video_is_in_the_middle_of_its_clip():
+    """Frames at 0, 1, 2, 3 and 8 s. The clip shows 4, 5, 6 and 7 s, then 7, 8, 9 and 10 s."""
+    video = Video(5, 0.5, 64, 64, np.array([0, 0.5, 1, 1.5, 4]))
+    plans = [
+        plan_test(video, frames=4, stride=1, crop=64, target_fps=1, centre=second * video.fps)
+        for second in (6, 9)
+    ]
+    assert [plan.positions.tolist() for plan in plans] == [[3, 3, 3, 3], [3, 4, 4, 4]]
+
+
 # The fine grid is the host's (off is unchanged).
 
 
@@ -258,7 +299,7 @@ def test_views_to_the_end_by_hand():
 
 @quick
 @given(
-    video=videos,
+    video=videos | uneven_videos,
     view=st.integers(0, 9),
     spatial=st.sampled_from([(0, 1), (0, 3), (1, 3), (2, 3)]),
     short_side=st.sampled_from([None, 224, 256]),

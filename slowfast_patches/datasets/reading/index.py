@@ -29,7 +29,7 @@ from slowfast_patches.datasets.reading.containers import frame_files
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.datasets.reading.timing import typical_gap
+from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write, map_files
@@ -43,8 +43,6 @@ _VERSION = 5
 _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be
 killed before the end."""
-_MAX_REPEATS = 4
-"""Warn about a video if a typical frame of it fills more than this number of frames of a clip."""
 _STOPPED = "while videos were scanned; repeat the command to continue"
 
 
@@ -157,8 +155,7 @@ def _open(
     listed = [known[name] for name in names]
     index = VideoIndex(listed, paths)
     _report(csv, index)
-    if step:
-        _report_slow(csv, {p: e.gap for p, e in zip(paths, listed, strict=True)}, step)
+    _report_slow(csv, {p: e.gap for p, e in zip(paths, listed, strict=True)}, step)
     return index
 
 
@@ -297,7 +294,7 @@ def _report_slow(csv: Path, gaps: Mapping[str, float], step: float) -> None:
         gaps: Maps the path of each video to the `typical_gap` between its frames.
         step: Time between the frames of a clip, in seconds.
     """
-    slow = [f"{path} ({gap:.3g} s)" for path, gap in gaps.items() if gap > _MAX_REPEATS * step]
+    slow = [f"{path} ({gap:.3g} s)" for path, gap in gaps.items() if has_few_frames(gap, step)]
     if slow:
         logger.warning(
             "%d of the %d videos of %s show each frame so long that most of their clips have few "

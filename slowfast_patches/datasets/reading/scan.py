@@ -27,7 +27,7 @@ from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
-from slowfast_patches.datasets.reading.timing import Timing, timing_of
+from slowfast_patches.datasets.reading.timing import JOINABLE, Timing, timing_of
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
@@ -183,7 +183,12 @@ def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
 
 
 def _timing(stream: VideoStream, timestamps: NDArray[np.int64] | None) -> Timing:
-    timing = timing_of(stream, timestamps)
+    timing = timing_of(
+        timestamps,
+        float(stream.time_base or 0),
+        float(stream.average_rate or stream.guessed_rate or 0),
+        joinable=stream.container.format.name in JOINABLE,
+    )
     if timing is None:
         raise UnreadableVideoError("has no frame rate")
     return timing

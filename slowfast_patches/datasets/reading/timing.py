@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import Video
@@ -17,14 +16,16 @@ _MAX_DISAGREEMENT = 0.03
 """Maximum relative difference between the rate of the timestamps and the rate that FFmpeg reports.
 In addition, the duration may differ by one frame. If the difference is larger, the timestamps
 count."""
+_MAX_REPEATS = 4
+"""A clip has few distinct frames if a frame fills more than this number of frames of the clip."""
 _ROUNDING = 0.0005
 """Half a millisecond, in seconds. A frame counts as shown this much before its timestamp, because
 Matroska and other containers round timestamps to milliseconds."""
 _MAX_REORDER = 16
 """Number of places by which a frame may move when frames are sorted by timestamp. A codec moves
 frames by at most 16 places. Frames move further in files that were joined."""
-_JOINED = {"mpegts", "mpeg"}
-"""Containers whose files may be joined, so that timestamps jump."""
+JOINABLE = {"mpegts", "mpeg"}
+"""Names of the containers whose files may be joined, so that timestamps may jump."""
 _MAX_GAP = 10.0
 """In joined files, a longer gap between frames is a jump, in seconds. FFmpeg uses this value."""
 
@@ -47,17 +48,17 @@ class Timing(NamedTuple):
     remark: str = ""
 
 
-def timing_of(stream: VideoStream, timestamps: Ints | None) -> Timing | None:
+def timing_of(
+    timestamps: Ints | None, tick: float, reported: float, *, joinable: bool = False
+) -> Timing | None:
     """Return the timing of a video, or None if nothing tells its frame rate.
 
     Args:
-        stream: The video stream.
-        timestamps: Timestamps of the frames in display order, in the time base of the stream. None
-            if the timestamps cannot be used.
+        timestamps: Timestamps of the frames in display order, in ticks. None if they are unknown.
+        tick: Duration of a tick in seconds. 0 if unknown.
+        reported: The frame rate that FFmpeg reports. 0 if unknown.
+        joinable: Whether the container is in `JOINABLE`.
     """
-    reported = float(stream.average_rate or stream.guessed_rate or 0)
-    tick = float(stream.time_base or 0)
-    joinable = stream.container.format.name in _JOINED
     if timestamps is None or not _are_times(timestamps, tick, joinable=joinable):
         return Timing(reported) if reported else None
     intervals = len(timestamps) - 1
@@ -98,6 +99,16 @@ def typical_gap(video: Video) -> float:
     gaps = np.sort(np.diff(video.moments))
     middle = np.searchsorted(np.cumsum(gaps), gaps.sum() / 2)
     return float(gaps[middle]) / video.fps
+
+
+def has_few_frames(gap: float, step: float) -> bool:
+    """Return whether most clips of a video have few distinct frames.
+
+    Args:
+        gap: The `typical_gap` between frames of the video.
+        step: Time between the frames of a clip, in seconds. 0 if it depends on the video.
+    """
+    return 0 < _MAX_REPEATS * step < gap
 
 
 def _are_times(timestamps: Ints, tick: float, *, joinable: bool) -> bool:

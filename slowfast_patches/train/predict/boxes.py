@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from multigrid import empty_clips
+from multigrid.sampling import frames_at
 from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
 from slowfast_patches.datasets.key_frames import boxes_in_clip, frame_of
 from slowfast_patches.datasets.lists.ava_list import Box
@@ -93,7 +94,8 @@ class BoxPredictor(Predictor):
     def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
         """Read the key frame at `second`, (H, W, 3) RGB."""
         record = scan(path, reading_limits(self.recipe))
-        wanted = int(frame_of(second, record.video))
+        moment = np.array([frame_of(second, record.video)])
+        wanted = int(frames_at(moment, record.video)[0])
         if record.kind == Kind.FRAMES:
             return read_jpeg(path, frame_files(path)[wanted])[..., ::-1]
         with open_video(path) as (container, stream):

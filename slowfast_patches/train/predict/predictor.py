@@ -19,6 +19,7 @@ from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_
 from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.damage import find_damage
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
@@ -170,14 +171,21 @@ class Predictor(nn.Module):
         scores = torch.cat(parts).double().cpu()
         return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
 
-    def damage(self, path: str) -> str:
-        """Describe which part of a video cannot be decoded, or return "" for an undamaged video.
+    def warnings(self, path: str) -> list[str]:
+        """Describe which part of a video cannot be decoded, and whether it has too few frames.
 
         Raises:
             UnreadableVideoError: The video cannot be read.
         """
         limits = reading_limits(self.recipe)
-        return find_damage(path, scan(path, limits), limits)
+        record = scan(path, limits)
+        texts = list[str]()
+        if damage := find_damage(path, record, limits):
+            texts.append(f"{damage}. Only the readable part is used")
+        gap = typical_gap(record.video)
+        if has_few_frames(gap, sampling_of(self.recipe, "test").step):
+            texts.append(f"has a frame every {gap:.3g} s, so its clips have few distinct frames")
+        return texts
 
     def _readable_clips(self, path: str) -> Tensor:
         try:

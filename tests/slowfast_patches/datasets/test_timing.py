@@ -1,0 +1,197 @@
+"""Frame rates by timestamp, and clips of files whose rate varies.
+
+Each picture shows its number. The files have 24 frames per second, of which some were dropped. What
+they show at each moment is known from how they were made.
+"""
+
+import json
+import logging
+
+import av
+import numpy as np
+import pytest
+
+from multigrid import ClipRequest, SamplingOptions, Shape, Video, plan_test
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.timing import timing_of
+from slowfast_patches.datasets.reading.video_record import VideoRecord
+from slowfast_patches.datasets.video_clips import VideoClips
+from tests.slowfast_patches.datasets.made_videos import grey, rows, write_video
+from tools import prepare_data
+
+SIDE = 72
+BITS = 9
+BASE = Shape(1, 8, SIDE)
+EXACT = SamplingOptions(exact_strides=True, flip=False)
+
+# The numbers of the kept frames. The mean distance is a whole number, and the last frame counts for
+# as much, so that a file lasts as long as before the frames were dropped.
+DROPPED = [0, 1, 2, 6, 7, 11, 12, 13, 14, 30, 31, 36, 38, 40, 41, 42, 50, 51, 52, 53, 59, 60, 66]
+KEPT = {
+    "duplicates dropped": ([*DROPPED, 70, 72], 75),
+    "two rates": ([*range(25), *range(30, 121, 6)], 123),
+    "a long freeze": ([*range(10), *range(181, 191)], 200),
+}
+
+
+def write_numbered(path, kept):
+    """A video of the frames `kept` of a video with 24 frames per second."""
+    images = []
+    for number in kept:
+        bars = [235 if number >> bit & 1 else 20 for bit in range(BITS)]
+        images.append(np.tile(np.repeat(np.uint8(bars), SIDE // BITS)[:, None], (SIDE, 1, 3)))
+    return str(write_video(path, images, fps=24, stamps=kept))
+
+
+def numbers(clip):
+    """The number that each picture of a clip shows."""
+    bars = clip[:, 20:-20].mean((1, 3)).reshape(len(clip), BITS, -1)[..., 2:-2].mean(2) > 127
+    return [sum(1 << bit for bit, is_set in enumerate(row) if is_set) for row in bars]
+
+
+def last_kept(kept, moments):
+    return [max(number for number in kept if number <= moment) for moment in moments]
+
+
+@pytest.fixture(scope="module", params=KEPT)
+def made(request, tmp_path_factory):
+    """The folder of the files with a pattern, the frames that they have, and their duration."""
+    folder = tmp_path_factory.mktemp("made")
+    kept, duration = KEPT[request.param]
+    for name in ("a.mp4", "a.mkv", "a.avi", "a.ts"):
+        write_numbered(folder / name, kept)
+    path = str(folder / "a.mp4")
+    write_prepared(path, scan(path), folder / "prepared.mp4")
+    return folder, kept, duration
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi", "a.ts", "prepared.mp4"])
+def test_a_clip_shows_the_frames_of_even_times(made, name):
+    """The clips are those of the file before frames were dropped, as are the prepared file's."""
+    folder, kept, duration = made
+    record = scan(str(folder / name))
+    assert record.video.frames == len(kept)
+    assert record.video.fps == pytest.approx(24 * len(kept) / duration, rel=1e-3)
+    assert "variable frame rate" in record.timing
+    record = VideoRecord.unpacked(record.packed())
+    how = {"frames": 8, "stride": 2, "crop": SIDE, "target_fps": 24, "to_end": True}
+    for view in range(4):
+        plan, regular = (
+            plan_test(video, **how, view=(view, 4), options=EXACT)
+            for video in (record.video, Video(duration, 24.0, SIDE, SIDE))
+        )
+        shown = numbers(read_clip(str(folder / name), record, plan))
+        assert shown == last_kept(kept, regular.positions.tolist())
+
+
+def test_a_random_clip_has_even_times(made):
+    """Without `exact_strides`, too. Some start explains each clip."""
+    folder, kept, duration = made
+    pairs = [(folder / name, 0) for name in ("a.mkv", "prepared.mp4")]
+    clips = VideoClips(pairs, BASE, stride=2, target_fps=24, short_sides=(SIDE, SIDE))
+    starts = np.arange(0, duration, 0.05)
+    possible = {tuple(last_kept(kept, start + 2 * np.arange(8) + 1e-6)) for start in starts}
+    for epoch in range(10):
+        for video in range(2):
+            item = clips[ClipRequest(video, epoch, BASE, 0)]
+            assert tuple(numbers(item["clip"])) in possible
+
+
+def test_a_prepared_file_of_a_constant_rate_shows_the_same_moments(made, tmp_path):
+    folder, kept, duration = made
+    path = str(folder / "a.mp4")
+    write_prepared(path, scan(path), tmp_path / "a.mp4", fps=24)
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert numbers(np.stack(pictures)) == last_kept(kept, range(duration))
+    record = scan(str(tmp_path / "a.mp4"))
+    assert (record.video.fps, record.video.moments) == (24, None)
+
+
+# Which rates count as constant.
+
+
+def test_a_constant_rate_stays_as_reported():
+    """10,000 times, however timestamps are rounded. Clips then have the frames that they had."""
+    rng = np.random.default_rng(0)
+    for _ in range(10_000):
+        fps = float(rng.choice([12, 15, 24000 / 1001, 25, 30000 / 1001, 30, 50, 60000 / 1001, 120]))
+        tick = float(rng.choice([0.001, 1 / 90_000, 1 / fps, 1001 / 30_000 / 512]))
+        frames = int(rng.integers(1, 500))
+        exact = (np.arange(frames) + rng.integers(100)) / fps / tick
+        stamps = (np.floor if rng.random() < 0.5 else np.rint)(exact + 1e-6).astype(np.int64)
+        assert timing_of(stamps, tick, fps) == (fps, None, "")
+
+
+EVERY = np.arange(50)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "reported", "joinable", "fps", "varies", "remark"),
+    [
+        (EVERY * 40, 30, False, 25, False, "25 frames per second by its timestamps, but FFmpeg"),
+        (EVERY * 40, 0, False, 25, False, ""),
+        (EVERY * 40 + EVERY % 2 * 15, 25, False, 25, False, ""),  # uneven by less than half a frame
+        (np.delete(EVERY, range(20, 30)) * 40, 25, False, 19.9, True, "19.9 frames per second on"),
+        ((EVERY ^ (EVERY < 48) * 3) * 40, 25, False, 25, False, ""),  # in decoding order
+        (np.r_[EVERY, EVERY + 0.5] * 40, 25, True, 25, False, ""),  # joined, both begin at 0
+        (np.r_[EVERY, EVERY + 9000] * 40, 25, True, 25, False, ""),  # joined, with a jump
+        (np.r_[EVERY, EVERY + 200] * 40, 25, True, 9.94, True, "variable"),  # a freeze of 6 s
+        (None, 25, False, 25, False, ""),
+        (EVERY[:1], 25, False, 25, False, ""),
+    ],
+)
+def test_the_rate_is_that_of_the_timestamps(stamps, reported, joinable, fps, varies, remark):
+    stamps = None if stamps is None else stamps.astype(np.int64)
+    timing = timing_of(stamps, 0.001, reported, joinable=joinable)
+    assert timing.fps == pytest.approx(fps, rel=2e-3)
+    assert (timing.moments is not None) == varies
+    assert remark in timing.remark
+    assert bool(remark) == bool(timing.remark)
+
+
+def test_without_timestamps_and_a_reported_rate_there_is_none():
+    assert timing_of(None, 0.001, 0) is None
+
+
+# What is said.
+
+
+def test_lists_name_videos_with_a_variable_rate_and_with_few_frames(tmp_path, caplog):
+    """Twice: the second time, the index says so without a scan."""
+    slow = write_numbered(tmp_path / "slow.mkv", [0, 240, 480, 485, 490, 500])
+    uneven = write_numbered(tmp_path / "uneven.avi", DROPPED)
+    plain = str(write_video(tmp_path / "plain.mkv", grey(30)))
+    paths = [slow, plain, uneven]
+    for _ in range(2):
+        caplog.clear()
+        open_index(tmp_path / "train.csv", paths, step=0.25)
+        said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        rates, few = said
+        assert rates.startswith(f"2 of the 3 videos of {tmp_path / 'train.csv'} have a variable")
+        assert f"{uneven} has a variable frame rate" in rates
+        assert plain not in rates
+        assert few.startswith(f"1 of the 3 videos of {tmp_path / 'train.csv'} show each frame so")
+        assert f"{slow} (10 s)" in few
+    caplog.clear()
+    open_index(tmp_path / "train.csv", paths, step=2.6)
+    assert "few distinct frames" not in caplog.text
+
+
+def test_preparing_counts_variable_rates_and_takes_a_rate(tmp_path, capsys):
+    write_numbered(tmp_path / "uneven.mkv", DROPPED)
+    write_video(tmp_path / "plain.mp4", grey(24), fps=12)
+    (tmp_path / "train.csv").write_text("uneven.mkv 0\nplain.mp4 1\n")
+    command = ["--csv", str(tmp_path / "train.csv"), "--json", "--workers", "1"]
+    for fps, varying, frames in (([], 1, [23, 24]), (["--fps", "24"], 0, [69, 48])):
+        out = tmp_path / f"out{len(fps)}"
+        assert prepare_data.main([*command, *fps, "--output", str(out)]) == 0
+        assert json.loads(capsys.readouterr().out)["variable_rate"] == varying
+        paths = [path for path, _ in rows(out / "train.csv")]
+        assert [scan(str(out / path)).video.frames for path in paths] == frames
+    for fps, message in (("12", "prepared with fps 24.0"), ("0", "--fps is 0"), ("nan", "--fps")):
+        assert prepare_data.main([*command, "--fps", fps, "--output", str(out)]) == 2
+        assert message in capsys.readouterr().err

@@ -34,17 +34,17 @@ Floats = NDArray[np.float64]
 
 
 class Timing(NamedTuple):
-    """Frame rate of a video, and the moments at which its frames are shown.
+    """Frame rate of a video, and the times at which its frames are shown.
 
     Attributes:
         fps: The mean frame rate.
-        moments: See `multigrid.Video`. None if the rate is constant.
+        times: See `VideoRecord`. None if the rate is constant.
         remark: Description of a variable rate, or of a rate that contradicts the one that FFmpeg
             reports. "" if there is nothing to describe.
     """
 
     fps: float
-    moments: Floats | None = None
+    times: Ints | None = None
     remark: str = ""
 
 
@@ -64,7 +64,9 @@ def timing_of(
     intervals = len(timestamps) - 1
     seconds = tick * int(np.ptp(timestamps))
     measured = intervals / seconds
-    places = _places(timestamps)
+    # In AVI files with B-frames, timestamps are in decoding order. The sorted ones are the times.
+    times = np.sort(timestamps)
+    places = _places(times)
     varies = np.abs(places - np.arange(len(places))).max() > _MAX_DEVIATION
     expected = intervals / reported if reported else seconds
     last = np.diff(places).max() / measured  # the last frame may be shown for so long
@@ -76,20 +78,17 @@ def timing_of(
         remark = f"has a variable frame rate, {measured:.4g} frames per second on average"
     if disagrees:
         remark += f", but FFmpeg reports {reported:.4g}"
-    return Timing(measured, moments_of(timestamps, measured) if varies else None, remark)
+    return Timing(measured, times if varies else None, remark)
 
 
-def moments_of(timestamps: Ints, fps: float) -> Floats:
-    """Return the moments at which the frames of a video with a variable rate are shown.
+def moments_of(times: Ints | None, fps: float) -> Floats | None:
+    """Return the field `moments` of `multigrid.Video`.
 
     Args:
-        timestamps: Timestamps of the frames in display order.
+        times: The field `times` of `Timing`.
         fps: The mean frame rate.
-
-    Returns:
-        The field `moments` of `multigrid.Video`.
     """
-    return _places(timestamps) - _ROUNDING * fps
+    return None if times is None else _places(times) - _ROUNDING * fps
 
 
 def typical_gap(video: Video) -> float:
@@ -121,15 +120,12 @@ def _are_times(timestamps: Ints, tick: float, *, joinable: bool) -> bool:
         return False
     order = np.argsort(timestamps)
     moved = np.abs(order - np.arange(len(order))).max()
-    longest = tick * np.diff(timestamps[order]).max()
-    return bool(moved <= _MAX_REORDER and not (joinable and longest > _MAX_GAP))
+    if moved > _MAX_REORDER:
+        return False
+    return not joinable or bool(tick * np.diff(timestamps[order]).max() <= _MAX_GAP)
 
 
-def _places(timestamps: Ints) -> Floats:
-    """Return the times of frames, as multiples of the mean time between frames.
-
-    In AVI files with B-frames, timestamps are in decoding order. The sorted ones are the times.
-    """
-    times = np.sort(timestamps)
+def _places(times: Ints) -> Floats:
+    """Return the times of frames since the first, as multiples of the mean time between frames."""
     places: Floats = (times - times[0]) * ((len(times) - 1) / int(times[-1] - times[0]))
     return places

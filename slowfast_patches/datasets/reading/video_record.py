@@ -44,9 +44,8 @@ class VideoRecord:
     the frame rate varies."""
     turns: int = 0  # quarter turns counterclockwise that rotate the stored picture for display
     timestamps: Ints | None = None
-    """(frames,) timestamps in units of the stream's time base. VIDEO: None if timestamps are
-    missing or not distinct. Frames are then identified by counting from the beginning. PREPARED:
-    None if the frame rate is constant."""
+    """VIDEO: (frames,) timestamps in units of the stream's time base. None if timestamps are
+    missing or not distinct. Frames are then identified by counting from the beginning."""
     keys: Ints | None = None
     """VIDEO: indices of the frames at which decoding can start, ascending. The first is 0."""
     offsets: Ints | None = None
@@ -56,6 +55,9 @@ class VideoRecord:
     """PREPARED: parameters of the decoder (avcC)."""
     streams: int = 0
     """VIDEO: number of streams in the file, including audio. 0 if unknown."""
+    times: Ints | None = None
+    """VIDEO, PREPARED: (frames,) times at which the frames are shown, ascending, in units of the
+    stream's time base. None if the frame rate is constant."""
     files: tuple[str, ...] | None = None
     """FRAMES: paths of the frames if a list gives them. None stands for all files of a folder."""
     damage: str = ""
@@ -69,10 +71,9 @@ class VideoRecord:
 
         The text has about 150 characters if the frame rate is constant.
         """
-        lists = (self.timestamps, self.keys, self.offsets)
+        lists = (self.timestamps, self.keys, self.offsets, self.times)
         content = (
             *(int(self.kind), self.video[:4], self.turns, self.streams, self.headers.hex()),
-            self.video.moments is not None,
             *(None if n is None else np.diff(n, prepend=0).tolist() for n in lists),
         )
         text = json.dumps(content, separators=(",", ":"))
@@ -86,20 +87,21 @@ class VideoRecord:
             UnreadableVideoError: The text is damaged.
         """
         try:
-            kind, video, turns, streams, headers, varies, *lists = json.loads(
+            kind, video, turns, streams, headers, *lists = json.loads(
                 zlib.decompress(base64.b64decode(content))
             )
             if not all(0 < number < math.inf for number in video):
                 raise ValueError(video)
             numbers = [None if n is None else np.cumsum(n, dtype=np.int64) for n in lists]
-            timestamps, keys, offsets = numbers
+            timestamps, keys, offsets, times = numbers
             shown = Video(*video)
-            if varies and timestamps is not None:
-                shown = shown._replace(moments=moments_of(timestamps, shown.fps))
             return cls(
-                *(Kind(kind), shown, turns, timestamps, keys, offsets),
+                Kind(kind),
+                shown._replace(moments=moments_of(times, shown.fps)),
+                *(turns, timestamps, keys, offsets),
                 headers=bytes.fromhex(headers),
                 streams=streams,
+                times=times,
             )
         except (ValueError, TypeError, zlib.error) as error:
             raise UnreadableVideoError(f"has a damaged index entry: {error}") from error

@@ -37,13 +37,13 @@ KEPT = {
 }
 
 
-def write_numbered(path, kept):
+def write_numbered(path, kept, **options):
     """A video of the frames `kept` of a video with 24 frames per second."""
     images = []
     for number in kept:
         bars = [235 if number >> bit & 1 else 20 for bit in range(BITS)]
         images.append(np.tile(np.repeat(np.uint8(bars), SIDE // BITS)[:, None], (SIDE, 1, 3)))
-    return str(write_video(path, images, fps=24, stamps=kept))
+    return str(write_video(path, images, fps=24, stamps=kept, **options))
 
 
 def numbers(clip):
@@ -63,12 +63,13 @@ def made(request, tmp_path_factory):
     kept, duration = KEPT[request.param]
     for name in ("a.mp4", "a.mkv", "a.avi", "a.ts"):
         write_numbered(folder / name, kept)
+    write_numbered(folder / "h264.avi", kept, codec="libx264", options={"bf": "0"})
     path = str(folder / "a.mp4")
     write_prepared(path, scan(path), folder / "prepared.mp4")
     return folder, kept, duration
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi", "a.ts", "prepared.mp4"])
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi", "a.ts", "h264.avi", "prepared.mp4"])
 def test_a_clip_shows_the_frames_of_even_times(made, name):
     """The clips are those of the file before frames were dropped, as are the prepared file's."""
     folder, kept, duration = made
@@ -111,6 +112,13 @@ def test_a_prepared_file_of_a_constant_rate_shows_the_same_moments(made, tmp_pat
     assert (record.video.fps, record.video.moments) == (24, None)
 
 
+def test_an_avi_with_b_frames_tells_when_frames_are_shown(tmp_path):
+    """But for the last: the file has no place for its time."""
+    path = write_numbered(tmp_path / "b.avi", DROPPED, options={"bf": "2"})
+    times = scan(path).times
+    assert (times - times[0]).tolist()[:-1] == DROPPED[:-1]
+
+
 # Which rates count as constant.
 
 
@@ -148,7 +156,7 @@ def test_the_rate_is_that_of_the_timestamps(stamps, reported, joinable, fps, var
     stamps = None if stamps is None else stamps.astype(np.int64)
     timing = timing_of(stamps, 0.001, reported, joinable=joinable)
     assert timing.fps == pytest.approx(fps, rel=2e-3)
-    assert (timing.moments is not None) == varies
+    assert (timing.times is not None) == varies
     assert remark in timing.remark
     assert bool(remark) == bool(timing.remark)
 

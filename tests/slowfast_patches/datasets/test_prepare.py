@@ -111,7 +111,7 @@ def test_options_are_obeyed(prepare, data, out, tmp_path):
     status, output = prepare(csv, *options, 128 * 96)
     assert (status, r"DATA.PATH_LABEL_SEPARATOR '\t'" in output) == (0, True)
     assert rows(out / "my.csv", "\t") == names
-    assert scan(str(out / "videos/a.mp4")).video[2:] == (42, 32)
+    assert scan(str(out / "videos/a.mp4")).video[2:4] == (42, 32)
 
 
 def test_ssv2_is_prepared_as_the_advice_says_and_trains(run, tmp_path, out):

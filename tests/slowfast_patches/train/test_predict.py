@@ -167,14 +167,18 @@ def test_a_video_that_was_not_copied_to_its_end_is_named(trained, predict, tmp_p
     assert re.fullmatch(f"warning: {cut} is truncated: \\d+ frames are missing.*\n", err)
 
 
-def test_a_video_of_which_a_part_decodes_and_one_of_a_frame_are_named(trained, predict, tmp_path):
+def test_a_video_of_which_a_part_decodes_and_those_of_few_frames_are_named(
+    trained, predict, tmp_path
+):
     part = break_frame(write_video(tmp_path / "part.mp4", noise(50)), 40)
     one = write_video(tmp_path / "one.mp4", noise(1))
-    status, out, err = predict("--checkpoint", trained, "--top", 1, part, one)
-    assert (status, len(out.splitlines())) == (0, 4)
-    first, second = err.splitlines()
+    slow = write_video(tmp_path / "slow.mp4", noise(4), fps=1)
+    status, out, err = predict("--checkpoint", trained, "--top", 1, part, one, slow)
+    assert (status, len(out.splitlines())) == (0, 6)
+    first, second, third = err.splitlines()
     assert first.startswith(f"warning: {part} cannot be decoded completely: 1 of 50 frames")
     assert second.startswith(f"warning: {one} has only one frame")
+    assert third.startswith(f"warning: {slow} has a frame every 1 s")
 
 
 def test_clips_that_cannot_be_read_are_left_out_of_the_scores(trained, tmp_path):

@@ -162,7 +162,7 @@ def _open(
 def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
     if isinstance(record, str):
         return Entry(*status, "", record)
-    gap = typical_gap(record.video)
+    gap = round(typical_gap(record.video), 4)
     return Entry(*status, record.packed(), "", record.damage, record.timing, gap)
 
 

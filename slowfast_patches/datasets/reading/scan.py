@@ -251,15 +251,15 @@ def _scan_prepared(
     ends = [packet.pos + packet.size for packet in packets if packet.pos is not None]
     headers = stream.codec_context.extradata
     is_whole = starts == list(range(0, len(packets), GROUP)) and len(ends) == len(packets) > 0
-    if not headers or not is_whole:
+    stamps = [(packet.pts, packet.is_keyframe) for packet in packets]
+    if not headers or not is_whole or not _are_distinct(stamps):
         raise UnreadableVideoError(
             "is not a prepared file, although its metadata field `comment` says so. Prepare the "
             "video again, or remove the comment"
         )
     offsets = np.array([ends[number] - packets[number].size for number in starts] + ends[-1:])
     limits.check_bytes(int(np.diff(offsets).max()), "a group of frames")
-    timestamps = np.sort(np.array([packet.pts for packet in packets], np.int64))
-    timing = _timing(stream, timestamps)
+    timing = _timing(stream, np.array([stamp for stamp, _ in sorted(stamps)], np.int64))
     moments = moments_of(timing.times, timing.fps)
     video = Video(len(packets), timing.fps, stream.width, stream.height, moments)
     return VideoRecord(

@@ -14,8 +14,8 @@ _MAX_DEVIATION = 0.5
 constant. Timestamps in whole milliseconds deviate less than this at up to 500 frames per second."""
 _MAX_DISAGREEMENT = 0.03
 """Maximum relative difference between the rate of the timestamps and the rate that FFmpeg reports.
-In addition, the duration may differ by one frame. If the difference is larger, the timestamps
-count."""
+In addition, the durations may differ by the longest gap between frames. If the difference is
+larger, the timestamps count."""
 _MAX_REPEATS = 4
 """A clip has few distinct frames if a frame fills more than this number of frames of the clip."""
 _ROUNDING = 0.0005
@@ -114,9 +114,9 @@ def _are_times(timestamps: Ints, tick: float, *, joinable: bool) -> bool:
     """Return whether timestamps tell when frames are shown.
 
     The timestamps of a single frame, of joined files, and in an order that no codec produces do
-    not.
+    not, nor do timestamps that are too large for exact arithmetic.
     """
-    if len(timestamps) < 2 or not tick:
+    if len(timestamps) < 2 or not tick or np.abs(timestamps.astype(np.float64)).max() > 2**52:
         return False
     order = np.argsort(timestamps)
     moved = np.abs(order - np.arange(len(order))).max()

@@ -150,6 +150,7 @@ EVERY = np.arange(50)
         (np.r_[EVERY, EVERY + 200] * 40, 25, True, 9.94, True, "variable"),  # a freeze of 6 s
         (None, 25, False, 25, False, ""),
         (EVERY[:1], 25, False, 25, False, ""),
+        (EVERY * 2**57, 25, False, 25, False, ""),
     ],
 )
 def test_the_rate_is_that_of_the_timestamps(stamps, reported, joinable, fps, varies, remark):

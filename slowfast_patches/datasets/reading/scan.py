@@ -27,7 +27,13 @@ from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
-from slowfast_patches.datasets.reading.timing import JOINABLE, Timing, moments_of, timing_of
+from slowfast_patches.datasets.reading.timing import (
+    JOINABLE,
+    Timing,
+    avi_times,
+    moments_of,
+    timing_of,
+)
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
@@ -172,7 +178,7 @@ def _scan_video(
     timing = _timing(stream, stamps)
     if timing.times is not None and container.format.name == "avi":
         with opened() as (again, video_stream):
-            timing = _timing(stream, _avi_times(again, video_stream, timing.times))
+            timing = _timing(stream, avi_times(again, video_stream, timing.times))
     video = Video(len(shown), timing.fps, width, height, moments_of(timing.times, timing.fps))
     return VideoRecord(
         *(Kind.VIDEO, video, turns, stamps, keys),
@@ -199,23 +205,6 @@ def _timing(stream: VideoStream, timestamps: NDArray[np.int64] | None) -> Timing
     if timing is None:
         raise UnreadableVideoError("has no frame rate")
     return timing
-
-
-def _avi_times(
-    container: InputContainer, stream: VideoStream, times: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return when the frames of an AVI file are shown.
-
-    AVI files have no presentation timestamps. For H.264 without B-frames, FFmpeg makes up
-    timestamps that are those of the next frame. The decoding timestamps are then right.
-    """
-    packets = [packet.dts for packet in container.demux(stream) if packet.size]
-    is_reordered = stream.codec_context.has_b_frames
-    if not is_reordered and len(packets) == len(times) and None not in packets:
-        decoded = np.array(packets, np.int64)
-        if (decoded[1:] == times[:-1]).all():
-            return decoded
-    return times
 
 
 def _is_entry(

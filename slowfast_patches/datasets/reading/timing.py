@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from av.container import InputContainer
+from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import Video
@@ -79,6 +81,21 @@ def timing_of(
     if disagrees:
         remark += f", but FFmpeg reports {reported:.4g}"
     return Timing(measured, times if varies else None, remark)
+
+
+def avi_times(container: InputContainer, stream: VideoStream, times: Ints) -> Ints:
+    """Return when the frames of an AVI file are shown.
+
+    AVI files have no presentation timestamps. For H.264 without B-frames, FFmpeg makes up
+    timestamps that are those of the next frame. The decoding timestamps are then right.
+    """
+    packets = [packet.dts for packet in container.demux(stream) if packet.size]
+    is_reordered = stream.codec_context.has_b_frames
+    if not is_reordered and len(packets) == len(times) and None not in packets:
+        decoded = np.array(packets, np.int64)
+        if (decoded[1:] == times[:-1]).all():
+            return decoded
+    return times
 
 
 def moments_of(times: Ints | None, fps: float) -> Floats | None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 
-_MAX_DEVIATION = 0.5
+_MAX_DEVIATION = 1.0
 """If no frame is further than this from its place at a constant rate, in frames, the rate counts as
-constant. Timestamps in whole milliseconds deviate less than this at up to 500 frames per second."""
+constant. Timestamps in whole milliseconds and a single missing frame deviate less than this."""
 _MAX_DISAGREEMENT = 0.03
 """Maximum relative difference between the rate of the timestamps and the rate that FFmpeg reports.
 In addition, the durations may differ by the longest gap between frames. If the difference is

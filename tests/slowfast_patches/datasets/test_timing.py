@@ -142,7 +142,9 @@ EVERY = np.arange(50)
     [
         (EVERY * 40, 30, False, 25, False, "25 frames per second by its timestamps, but FFmpeg"),
         (EVERY * 40, 0, False, 25, False, ""),
-        (EVERY * 40 + EVERY % 2 * 15, 25, False, 25, False, ""),  # uneven by less than half a frame
+        (EVERY * 40 + EVERY % 2 * 15, 25, False, 25, False, ""),  # uneven by less than a frame
+        (np.delete(EVERY, 48) * 40, 25, False, 25, False, ""),  # one is missing
+        (np.delete(EVERY, [46, 48]) * 40, 25, False, 23.98, True, "23.98 frames per second on"),
         (np.delete(EVERY, range(20, 30)) * 40, 25, False, 19.9, True, "19.9 frames per second on"),
         ((EVERY ^ (EVERY < 48) * 3) * 40, 25, False, 25, False, ""),  # in decoding order
         (np.r_[EVERY, EVERY + 0.5] * 40, 25, True, 25, False, ""),  # joined, both begin at 0

@@ -61,13 +61,14 @@ def timing_of(
         reported: The frame rate that FFmpeg reports. 0 if unknown.
         joinable: Whether the container is in `JOINABLE`.
     """
-    if timestamps is None or not _are_times(timestamps, tick, joinable=joinable):
+    times = None
+    if timestamps is not None:
+        times = _sorted_times(timestamps, tick, joinable=joinable)
+    if times is None:
         return Timing(reported) if reported else None
-    intervals = len(timestamps) - 1
-    seconds = tick * int(np.ptp(timestamps))
+    intervals = len(times) - 1
+    seconds = tick * int(times[-1] - times[0])
     measured = intervals / seconds
-    # In AVI files with B-frames, timestamps are in decoding order. The sorted ones are the times.
-    times = np.sort(timestamps)
     places = _places(times)
     varies = np.abs(places - np.arange(len(places))).max() > _MAX_DEVIATION
     expected = intervals / reported if reported else seconds
@@ -127,19 +128,25 @@ def has_few_frames(gap: float, step: float) -> bool:
     return 0 < _MAX_REPEATS * step < gap
 
 
-def _are_times(timestamps: Ints, tick: float, *, joinable: bool) -> bool:
-    """Return whether timestamps tell when frames are shown.
+def _sorted_times(timestamps: Ints, tick: float, *, joinable: bool) -> Ints | None:
+    """Return the timestamps in ascending order, or None if they do not tell when frames are shown.
 
-    The timestamps of a single frame, of joined files, and in an order that no codec produces do
-    not, nor do timestamps that are too large for exact arithmetic.
+    In AVI files with B-frames, timestamps are in decoding order. The sorted ones are the times. The
+    timestamps of a single frame, of joined files, and in an order that no codec produces are no
+    times, nor are timestamps that are too large for exact arithmetic.
     """
-    if len(timestamps) < 2 or not tick or np.abs(timestamps.astype(np.float64)).max() > 2**52:
-        return False
-    order = np.argsort(timestamps)
-    moved = np.abs(order - np.arange(len(order))).max()
-    if moved > _MAX_REORDER:
-        return False
-    return not joinable or bool(tick * np.diff(timestamps[order]).max() <= _MAX_GAP)
+    if len(timestamps) < 2 or not tick:
+        return None
+    if max(-int(timestamps.min()), int(timestamps.max())) > 2**52:
+        return None
+    gaps = np.diff(timestamps)
+    if gaps.min() < 0:
+        order = np.argsort(timestamps)
+        if np.abs(order - np.arange(len(order))).max() > _MAX_REORDER:
+            return None
+        timestamps = timestamps[order]
+        gaps = np.diff(timestamps)
+    return None if joinable and tick * gaps.max() > _MAX_GAP else timestamps
 
 
 def _places(times: Ints) -> Floats:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from slowfast_patches.datasets.reading.containers import frame_files
+from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList
@@ -38,7 +38,7 @@ from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 4
+_VERSION = 5
 """Version of the index file. Increase it when the file format or the results of `scan` change."""
 _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import Video
+from slowfast_patches.datasets.reading.orientation import UPRIGHT, Orientation
 
 Ints = NDArray[np.int64]
 
@@ -39,7 +40,7 @@ class VideoRecord:
 
     kind: Kind
     video: Video  # number of frames, frame rate, displayed width and height
-    turns: int = 0  # quarter turns counterclockwise that rotate the stored picture for display
+    orientation: Orientation = UPRIGHT  # how the stored picture is shown
     timestamps: Ints | None = None
     """VIDEO: (frames,) timestamps in units of the stream's time base. None if timestamps are
     missing or not distinct. Frames are then identified by counting from the beginning."""
@@ -65,7 +66,7 @@ class VideoRecord:
         """
         lists = (self.timestamps, self.keys, self.offsets)
         content = (
-            *(int(self.kind), self.video, self.turns, self.streams, self.headers.hex()),
+            *(int(self.kind), self.video, self.orientation, self.streams, self.headers.hex()),
             *(None if n is None else np.diff(n, prepend=0).tolist() for n in lists),
         )
         text = json.dumps(content, separators=(",", ":"))
@@ -79,7 +80,7 @@ class VideoRecord:
             UnreadableVideoError: The text is damaged.
         """
         try:
-            kind, video, turns, streams, headers, *lists = json.loads(
+            kind, video, orientation, streams, headers, *lists = json.loads(
                 zlib.decompress(base64.b64decode(content))
             )
             if not all(0 < number < math.inf for number in video):
@@ -87,7 +88,7 @@ class VideoRecord:
             numbers = [None if n is None else np.cumsum(n, dtype=np.int64) for n in lists]
             timestamps, keys, offsets = numbers
             return cls(
-                *(Kind(kind), Video(*video), turns, timestamps, keys, offsets),
+                *(Kind(kind), Video(*video), Orientation(*orientation), timestamps, keys, offsets),
                 headers=bytes.fromhex(headers),
                 streams=streams,
             )

@@ -152,4 +152,4 @@ def _decoded(source: str, record: VideoRecord, limits: ReadingLimits) -> Iterato
             yield VideoFrame.from_ndarray(picture, format="bgr24")
     else:
         with open_video(source, limits=limits) as (container, stream):
-            yield from decode_frames(container, stream)
+            yield from decode_frames(container, stream, limits)

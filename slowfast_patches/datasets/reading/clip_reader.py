@@ -233,7 +233,7 @@ def _decode_run(
                 packets = _seek(container, stream, int(record.timestamps[record.keys[entry]]))
             else:
                 packets = read_packets(container, stream)
-            frames = _decode_from_here(packets, stream, record, wanted, clock)
+            frames = _decode_from_here(packets, stream, record, wanted, limits, clock)
             first = next(frames, None)
             if entry == 0 or (first is not None and first[0] <= wanted[0]):
                 yield from chain([first] if first else [], frames)
@@ -269,6 +269,7 @@ def _decode_from_here(
     stream: VideoStream,
     record: VideoRecord,
     wanted: list[int],
+    limits: ReadingLimits,
     clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Decode packets, and yield (index, frame).
@@ -293,11 +294,11 @@ def _decode_from_here(
         if skips:
             decoder.skip_frame = "NONREF" if began and packet.pts not in due else "DEFAULT"
         left.discard(cast(int, packet.pts))
-        frames = decode_packet(stream, packet)
+        frames = decode_packet(stream, packet, limits)
         drained = ordered and not left
         if drained and packet.size:
             decoder.skip_frame = "DEFAULT"
-            frames += decode_packet(stream, None)
+            frames += decode_packet(stream, None, limits)
         for frame in frames:
             if frame is None:  # the packet is damaged
                 continue

@@ -141,27 +141,36 @@ def read_packets(container: InputContainer, stream: VideoStream) -> Iterator[Pac
 
 
 def decode_packet(
-    stream: VideoStream, packet: Packet[VideoStream] | None
+    stream: VideoStream, packet: Packet[VideoStream] | None, limits: ReadingLimits
 ) -> list[VideoFrame | None]:
     """Decode a packet. Return [None] if the packet is damaged.
 
     If `packet` is None or empty, return the frames that the decoder still holds.
+
+    Raises:
+        UnreadableVideoError: The frames have become too large.
     """
+    decoder = stream.codec_context
     try:
-        return [*stream.codec_context.decode(packet)]
+        return [*decoder.decode(packet)]
     except av.InvalidDataError:
+        limits.check_pixels(decoder.width, decoder.height)
         return [None]
 
 
-def decode_packets(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame | None]:
+def decode_packets(
+    container: InputContainer, stream: VideoStream, limits: ReadingLimits
+) -> Iterator[VideoFrame | None]:
     """Yield the frames of a stream in display order, and None for each damaged packet."""
     for packet in read_packets(container, stream):
-        yield from decode_packet(stream, packet)
+        yield from decode_packet(stream, packet, limits)
 
 
-def decode_frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+def decode_frames(
+    container: InputContainer, stream: VideoStream, limits: ReadingLimits = LIMITS
+) -> Iterator[VideoFrame]:
     """Yield the frames of a stream in display order, and skip damaged packets."""
-    return filter(None, decode_packets(container, stream))
+    return filter(None, decode_packets(container, stream, limits))
 
 
 def check_regular(path: str, name: str = "") -> None:

@@ -97,7 +97,7 @@ def find_damage(path: str, record: VideoRecord, limits: ReadingLimits) -> str:
         translate_decode_errors(),
         opened as (container, stream),
     ):
-        for frame in decode_packets(container, stream):
+        for frame in decode_packets(container, stream, limits):
             intact += is_intact(frame)
     return describe_damage(total - intact, total)
 

@@ -134,13 +134,13 @@ def _scan_video(
         shown = sorted(packets.stamps)
     else:
         with opened() as (again, video_stream):
-            shown, damage = _decode_stamps(again, video_stream, clock)
+            shown, damage = _decode_stamps(again, video_stream, limits, clock)
     counted = not _are_distinct(shown)  # then identify frames by counting from the beginning
     if counted:
         shown = [(number, number == 0) for number in range(len(shown))]
     timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
     with opened() as (again, video_stream):
-        first = next(decode_frames(again, video_stream), None)
+        first = next(decode_frames(again, video_stream, limits), None)
         if first is None or not shown:
             raise UnreadableVideoError("has no frame that decodes")
         keys = np.flatnonzero([is_key for _, is_key in shown])
@@ -154,12 +154,11 @@ def _scan_video(
     orientation = orientation_of(first)
     size = orientation.turned_size(first.width, first.height)
     video = Video(len(shown), _frame_rate(stream, timestamps), *size)
-    parts = [_truncation(path, container, stream, len(packets.stamps), video), damage]
     return VideoRecord(
         *(Kind.VIDEO, video, orientation, None if counted else timestamps),
         keys=np.union1d(keys, np.zeros(1, np.int64)),
         streams=streams,
-        damage=" and ".join(filter(None, parts)),
+        damage=_truncation(path, container, stream, len(packets.stamps), video) or damage,
     )
 
 
@@ -214,7 +213,7 @@ def _survey(
 
 
 def _decode_stamps(
-    container: InputContainer, stream: VideoStream, clock: TimeLimit
+    container: InputContainer, stream: VideoStream, limits: ReadingLimits, clock: TimeLimit
 ) -> tuple[list[tuple[int | None, bool]], str]:
     """Decode a video.
 
@@ -224,7 +223,7 @@ def _decode_stamps(
     """
     shown = list[tuple[int | None, bool]]()
     total = damaged = 0
-    for frame in decode_packets(container, stream):
+    for frame in decode_packets(container, stream, limits):
         clock.check()
         total += 1
         damaged += not is_intact(frame)

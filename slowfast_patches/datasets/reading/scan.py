@@ -49,6 +49,8 @@ In other containers, packets may have only decoding timestamps or none at all. T
 decoded completely to get the timestamps of the frames.
 """
 
+_NEARLY_ALL = 0.98
+"""Share of the frames above which the number of missing frames is not stated."""
 _FRAMES_PER_SECOND = 30.0
 """Assumed frame rate of a folder of JPEG files, which is that of Something-Something V2."""
 
@@ -130,7 +132,8 @@ def _scan_video(
     streams = len(container.streams) if trusted else 0
     opened = partial(open_video, path, streams=streams, limits=limits)
     damage = ""
-    if trusted and packets.are_whole and packets.are_in_order(stream.codec_context):
+    is_sound = packets.are_whole and packets.are_all
+    if trusted and is_sound and packets.are_in_order(stream.codec_context):
         shown = sorted(packets.stamps)
     else:
         with opened() as (again, video_stream):
@@ -158,7 +161,7 @@ def _scan_video(
         *(Kind.VIDEO, video, orientation, None if counted else timestamps),
         keys=np.union1d(keys, np.zeros(1, np.int64)),
         streams=streams,
-        damage=_truncation(path, container, stream, len(packets.stamps), video) or damage,
+        damage=_truncation(path, container, stream, packets, video.fps) or damage,
     )
 
 
@@ -170,12 +173,14 @@ class _Packets:
         stamps: Presentation timestamp of each packet, in decoding order, and whether the packet is
             a key frame.
         palettes: Number of packets with a new palette.
-        are_whole: Whether no damage is known.
+        are_whole: Whether all packets look undamaged.
+        are_all: Whether the container could be read to the end of the file.
     """
 
     stamps: list[tuple[int | None, bool]] = field(default_factory=list)
     palettes: int = 0
     are_whole: bool = True
+    are_all: bool = True
 
     def are_in_order(self, decoder: VideoCodecContext) -> bool:
         """Return whether the order of the timestamps is the order in which frames are shown.
@@ -208,7 +213,7 @@ def _survey(
             packets.palettes += has_palettes and packet.has_sidedata("palette")
             limits.check_frames(len(packets.stamps))
     except av.InvalidDataError:
-        packets.are_whole = False
+        packets.are_all = False
     return packets
 
 
@@ -233,17 +238,21 @@ def _decode_stamps(
 
 
 def _truncation(
-    path: str, container: InputContainer, stream: VideoStream, packets: int, video: Video
+    path: str, container: InputContainer, stream: VideoStream, packets: _Packets, fps: float
 ) -> str:
     """Describe how many frames of a truncated file are there. Return "" if the file is complete."""
-    if 0 < stream.frames <= packets or (share := share_present(path)) == 1:
+    count = len(packets.stamps)
+    if 0 < stream.frames <= count:
         return ""
-    total = stream.frames or round((container.duration or 0) / av.time_base * video.fps)
-    if total <= packets:
-        total = round(packets / share)
-    if total <= packets:
-        return f"is truncated: only {video.frames} frames are there"
-    return f"is truncated: {video.frames} of about {total} frames are there"
+    share = share_present(path)
+    if share == 1 and packets.are_all:
+        return ""
+    total = stream.frames or round((container.duration or 0) / av.time_base * fps)
+    if total <= count:
+        total = round(count / share)
+    # Some files state only that their last chunk is incomplete.
+    known = f"{count} of about {total}" if count < _NEARLY_ALL * total else f"only {count}"
+    return f"is truncated: {known} frames are there"
 
 
 def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
@@ -278,11 +287,12 @@ def _is_entry(
     for name in ("extradata", "width", "height", "codec_tag", "bits_per_coded_sample", "options"):
         setattr(decoder, name, getattr(known, name))
     decoder.thread_count = 1
-    container.seek(timestamp, stream=stream)
-    for packet in container.demux(stream):
-        clock.check(frames=0)
-        for frame in decoder.decode(packet):
-            return not frame.is_corrupt
+    with contextlib.suppress(av.InvalidDataError):
+        container.seek(timestamp, stream=stream)
+        for packet in container.demux(stream):
+            clock.check(frames=0)
+            for frame in decoder.decode(packet):
+                return not frame.is_corrupt
     return False
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import BinaryIO
 
 _MAX_CHUNKS = 1 << 20
 """Maximum number of chunks of a file that are read."""
 _HEAD = 384
 """Number of bytes that contain the header of every chunk, or the beginnings of two TS packets."""
+_BLOCK = 1 << 12
+"""Size in bytes of the blocks that are checked for zeros."""
 _SEGMENT = b"\x18\x53\x80\x67"
 _TS_PACKETS = ((0, 188), (4, 192), (0, 204))
 """Offsets of the synchronization byte in a packet of a transport stream, and packet sizes."""
@@ -20,8 +23,8 @@ def share_present(path: str) -> float:
     Return 1 if the file is complete, or if its format has no chunks with stated sizes. Formats
     without a chunk for the whole file show only that their last chunk is incomplete.
     """
-    size = os.path.getsize(path)
     with open(path, "rb") as file:
+        size = _size_without_zeros(file)
         head = file.read(_HEAD)
         for place, packet in _TS_PACKETS:
             if head[place : place + 1] == head[place + packet : place + packet + 1] == b"\x47":
@@ -37,6 +40,18 @@ def share_present(path: str) -> float:
             file.seek(end)
             head = file.read(_HEAD)
     return min(1.0, size / end) if end else 1.0
+
+
+def _size_without_zeros(file: BinaryIO) -> int:
+    """Return the size of a file, less the zeros that an interrupted download leaves at its end."""
+    size = file.seek(0, os.SEEK_END)
+    while size > _BLOCK:
+        file.seek(size - _BLOCK)
+        if file.read(_BLOCK).strip(b"\0"):
+            break
+        size -= _BLOCK
+    file.seek(0)
+    return size
 
 
 def _riff(head: bytes) -> int:

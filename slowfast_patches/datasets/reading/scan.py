@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import gt
 
@@ -165,7 +165,7 @@ def _scan_video(
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Packets:
     """What the packets of a video stream tell without being decoded.
 
@@ -177,10 +177,10 @@ class _Packets:
         are_all: Whether the container could be read to the end of the file.
     """
 
-    stamps: list[tuple[int | None, bool]] = field(default_factory=list)
-    palettes: int = 0
-    are_whole: bool = True
-    are_all: bool = True
+    stamps: list[tuple[int | None, bool]]
+    palettes: int
+    are_whole: bool
+    are_all: bool
 
     def are_in_order(self, decoder: VideoCodecContext) -> bool:
         """Return whether the order of the timestamps is the order in which frames are shown.
@@ -199,7 +199,9 @@ class _Packets:
 def _survey(
     container: InputContainer, stream: VideoStream, limits: ReadingLimits, clock: TimeLimit
 ) -> _Packets:
-    packets = _Packets()
+    stamps = list[tuple[int | None, bool]]()
+    palettes = 0
+    are_whole = are_all = True
     is_whole = looks_whole(stream)
     has_palettes = stream.pix_fmt == "pal8"
     try:
@@ -208,13 +210,13 @@ def _survey(
             limits.check_bytes(packet.size)
             if not packet.size or packet.is_discard:
                 continue
-            packets.stamps.append((packet.pts, packet.is_keyframe))
-            packets.are_whole = packets.are_whole and is_whole(packet)
-            packets.palettes += has_palettes and packet.has_sidedata("palette")
-            limits.check_frames(len(packets.stamps))
+            stamps.append((packet.pts, packet.is_keyframe))
+            are_whole = are_whole and is_whole(packet)
+            palettes += has_palettes and packet.has_sidedata("palette")
+            limits.check_frames(len(stamps))
     except av.InvalidDataError:
-        packets.are_all = False
-    return packets
+        are_all = False
+    return _Packets(stamps, palettes, are_whole, are_all)
 
 
 def _decode_stamps(

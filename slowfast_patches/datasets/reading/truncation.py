@@ -44,14 +44,14 @@ def share_present(path: str) -> float:
 
 def _size_without_zeros(file: BinaryIO) -> int:
     """Return the size of a file, less the zeros that an interrupted download leaves at its end."""
-    size = file.seek(0, os.SEEK_END)
-    while size > _BLOCK:
+    whole = size = file.seek(0, os.SEEK_END)
+    left = b""
+    while size > _BLOCK and not left:
         file.seek(size - _BLOCK)
-        if file.read(_BLOCK).strip(b"\0"):
-            break
-        size -= _BLOCK
+        left = file.read(_BLOCK).rstrip(b"\0")
+        size -= _BLOCK - len(left)
     file.seek(0)
-    return size
+    return size if whole - size >= _BLOCK else whole
 
 
 def _riff(head: bytes) -> int:

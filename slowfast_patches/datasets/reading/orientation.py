@@ -23,6 +23,8 @@ class Orientation(NamedTuple):
 
     def shown(self, image: Image) -> Image:
         """Return a view of a stored picture (H, W, ...) as it is shown."""
+        if not any(self):  # np.rot90 is slow
+            return image
         return np.rot90(image[:, ::-1] if self.mirrored else image, self.turns)
 
     def turned_size(self, width: int, height: int) -> tuple[int, int]:

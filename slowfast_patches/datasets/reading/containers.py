@@ -65,9 +65,9 @@ def open_video(
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video file and yield the container and the video stream that FFmpeg would choose.
 
-    All other streams are discarded. FFmpeg accepts only the formats in
-    `CONTAINERS` and does not open other files. Frames with more pixels than `limits` allows are not
-    decoded, even if the frame size changes within the stream.
+    All other streams are discarded. FFmpeg accepts only the formats in `CONTAINERS` and does not
+    open other files. Frames with more pixels than `limits` allows are not decoded, even if the
+    frame size changes within the stream.
 
     Args:
         path: The video file.
@@ -116,10 +116,11 @@ def open_video(
 
 
 def _preference(stream: VideoStream) -> tuple[bool, int]:
-    """Return the rank of a video stream. The ffmpeg program also takes the first of the highest.
+    """Return the rank of a video stream. Of equal ranks, the first stream is chosen.
 
-    Streams that FFmpeg can decode come before others, videos before cover art, and large pictures
-    before small ones. A stream with the default flag ranks as if it had 5 million more pixels.
+    The order is that of the ffmpeg program. Streams that FFmpeg can decode come before others,
+    videos before cover art, and large pictures before small ones. A stream with the default flag
+    ranks as if it had 5 million more pixels.
     """
     if stream.codec_context is None:
         return False, 0

@@ -73,7 +73,7 @@ def _has_whole_units(data: memoryview, size: int) -> bool:
 
 def describe_damage(damaged: int, frames: int) -> str:
     """Describe how many frames of a video are damaged or missing. Return "" if none are."""
-    if not damaged:
+    if damaged <= 0:
         return ""
     return f"cannot be decoded completely: {damaged} of {frames} frames are damaged"
 

@@ -15,7 +15,6 @@ from av.codec.context import CodecContext
 from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
-from numpy.typing import NDArray
 
 from multigrid import Video
 from slowfast_patches.datasets.reading.containers import (
@@ -32,7 +31,12 @@ from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.orientation import orientation_of
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
 from slowfast_patches.datasets.reading.truncation import share_present
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_record import (
+    Ints,
+    Kind,
+    UnreadableVideoError,
+    VideoRecord,
+)
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
@@ -120,8 +124,8 @@ def _scan_video(
 ) -> VideoRecord:
     """Return the record of a video file.
 
-    Take the timestamps from the packets if they are reliable, and otherwise from the decoded
-    frames. The record then contains only the frames that can be decoded.
+    Take the timestamps from the packets if they are reliable. Otherwise decode the video, and
+    include only frames that can be decoded.
     """
     clock = TimeLimit(limits)
     packets = _survey(container, stream, limits, clock)
@@ -150,10 +154,7 @@ def _scan_video(
         if packets.palettes > 1:
             keys = keys[:0]  # a seek would skip the latest palette
         elif not all(is_key for _, is_key in packets.stamps):
-            entries = (
-                k for k in keys if k and _is_entry(again, video_stream, int(timestamps[k]), clock)
-            )
-            keys = np.fromiter(entries, np.int64)
+            keys = _entries(again, video_stream, timestamps, keys, clock)
     orientation = orientation_of(first)
     size = orientation.turned_size(first.width, first.height)
     video = Video(len(shown), _frame_rate(stream, timestamps), *size)
@@ -199,6 +200,7 @@ class _Packets:
 def _survey(
     container: InputContainer, stream: VideoStream, limits: ReadingLimits, clock: TimeLimit
 ) -> _Packets:
+    """Read all packets of a video stream."""
     stamps = list[tuple[int | None, bool]]()
     palettes = 0
     are_whole = are_all = True
@@ -263,7 +265,7 @@ def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
     return None not in times and len(set(times)) == len(times)
 
 
-def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
+def _frame_rate(stream: VideoStream, timestamps: Ints) -> float:
     """Return the frame rate that the file states, or else the rate computed from the timestamps."""
     if rate := stream.average_rate or stream.guessed_rate:
         return float(rate)
@@ -271,6 +273,14 @@ def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
     if not ticks or not stream.time_base:
         raise UnreadableVideoError("has no frame rate")
     return (len(timestamps) - 1) / (ticks * float(stream.time_base))
+
+
+def _entries(
+    container: InputContainer, stream: VideoStream, timestamps: Ints, keys: Ints, clock: TimeLimit
+) -> Ints:
+    """Return the key frames at which decoding can start, except the first frame."""
+    can_start = partial(_is_entry, container, stream, clock=clock)
+    return np.array([key for key in keys if key and can_start(int(timestamps[key]))], np.int64)
 
 
 def _is_entry(

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from multigrid import Video
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import check_labels, check_list, read_utf8
-from slowfast_patches.datasets.reading.containers import jpeg_size
+from slowfast_patches.datasets.reading.jpeg import jpeg_size
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord

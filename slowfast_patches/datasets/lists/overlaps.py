@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
-from slowfast_patches.datasets.reading.containers import frame_files
+from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.utils.files import map_files
 from slowfast_patches.utils.tables import shorten_list
 

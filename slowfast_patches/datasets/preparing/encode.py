@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from multigrid import Video
 from multigrid.sampling import frames_at
 from slowfast_patches.datasets.reading.containers import (
-    frame_files,
+    decode_frames,
     open_video,
-    read_jpeg,
     translate_decode_errors,
 )
+from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
+from slowfast_patches.datasets.reading.orientation import UPRIGHT
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.files import atomic_write
@@ -78,7 +79,7 @@ def write_prepared(
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
-    All frames are rotated to their display orientation. Frames whose short side exceeds
+    All frames are rotated and mirrored as for display. Frames whose short side exceeds
     `short_side` pixels are resized so that their short side equals `short_side`. If `fps` is given,
     the target has a constant rate of `fps` frames per second, and each frame is the one that the
     source shows at this time. Otherwise, the target has all frames of the source at their times. If
@@ -152,14 +153,14 @@ def _timeline(
 def source_pictures(
     source: str, record: VideoRecord, short_side: int, limits: ReadingLimits = LIMITS
 ) -> Iterator[Picture]:
-    """Yield all frames of the source, rotated as for display and resized.
+    """Yield all frames of the source, rotated and mirrored as for display, and resized.
 
     All frames have the same width and height, which are both even numbers.
     """
     video = record.video
     scale = min(1.0, short_side / min(video.width, video.height))
     size = [max(2, round(side * scale / 2) * 2) for side in (video.width, video.height)]
-    width, height = size[::-1] if record.turns % 2 else size
+    width, height = record.orientation.turned_size(*size)
     resize = VideoReformatter()
 
     def to(frame: VideoFrame, pixels: str) -> NDArray[np.uint8]:
@@ -169,10 +170,10 @@ def source_pictures(
 
     with translate_decode_errors():
         for frame in _decoded(source, record, limits):
-            if record.turns == 0 and _is_plain(frame):
+            if record.orientation == UPRIGHT and _is_plain(frame):
                 yield to(frame, "yuv420p")
                 continue
-            shown = np.ascontiguousarray(np.rot90(to(frame, "rgb24"), record.turns))
+            shown = np.ascontiguousarray(record.orientation.shown(to(frame, "rgb24")))
             picture = VideoFrame.from_ndarray(shown, format="rgb24").reformat(format="yuv420p")
             yield cast(Picture, picture.to_ndarray())
 
@@ -193,4 +194,4 @@ def _decoded(source: str, record: VideoRecord, limits: ReadingLimits) -> Iterato
             yield VideoFrame.from_ndarray(picture, format="bgr24")
     else:
         with open_video(source, limits=limits) as (container, stream):
-            yield from container.decode(stream)
+            yield from decode_frames(container, stream, limits)

@@ -38,8 +38,8 @@ from slowfast_patches.datasets.preparing.video_lists import (
     list_titles,
     write_classes,
 )
-from slowfast_patches.datasets.reading.containers import frame_files
 from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan

@@ -18,23 +18,25 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import chain, count, pairwise
 from operator import lt
-from typing import cast
+from typing import Any, cast
 
 import av
 import cv2
 import numpy as np
 from av.container import InputContainer
+from av.packet import Packet, PacketSideData
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.reading.containers import (
-    frame_files,
+    decode_packet,
     open_video,
-    read_jpeg,
+    read_packets,
     translate_decode_errors,
 )
+from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
@@ -45,6 +47,8 @@ Clip = NDArray[np.uint8]
 _SEEK_GAP = 250
 """Seek again if more than this number of unneeded frames precede the next key frame to use."""
 
+_PALETTE_BITS = 8
+"""Maximum number of bits per pixel of videos with a palette."""
 _CAN_SKIP = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
 """Names of the decoders that can skip individual non-reference frames."""
 
@@ -115,7 +119,7 @@ def read_clips(
     clips = [
         _ClipTarget(
             np.minimum(plan.positions, record.video.frames - 1).tolist(),
-            Cropper(plan.box(record.video), shown, plan.crop, record.turns),
+            Cropper(plan.box(record.video), shown, plan.crop, record.orientation),
             out,
         )
         for plan, out in zip(plans, outs, strict=True)
@@ -226,10 +230,10 @@ def _decode_run(
         with opened as (container, stream):
             if entry > 0:
                 assert record.timestamps is not None
-                # If the container cannot seek, decode from the beginning.
-                with contextlib.suppress(av.FFmpegError):
-                    container.seek(int(record.timestamps[record.keys[entry]]), stream=stream)
-            frames = _decode_from_here(container, stream, record, wanted, clock)
+                packets = _seek(container, stream, int(record.timestamps[record.keys[entry]]))
+            else:
+                packets = read_packets(container, stream)
+            frames = _decode_from_here(packets, stream, record, wanted, limits, clock)
             first = next(frames, None)
             if entry == 0 or (first is not None and first[0] <= wanted[0]):
                 yield from chain([first] if first else [], frames)
@@ -238,14 +242,37 @@ def _decode_run(
         back = 2 * back
 
 
+def _seek(
+    container: InputContainer, stream: VideoStream, timestamp: int
+) -> Iterator[Packet[VideoStream]]:
+    """Seek to a key frame, and yield the packets from there on.
+
+    FFmpeg attaches the palette of a video to the first packet of the file only. Attach it to the
+    first packet after the seek as well.
+    """
+    palette: Any = None
+    if 0 < stream.bits_per_coded_sample <= _PALETTE_BITS:
+        first: Any = next(read_packets(container, stream))
+        if first.has_sidedata("palette"):
+            palette = PacketSideData.from_packet(first, "palette")
+    # If the container cannot seek, decode from the beginning.
+    with contextlib.suppress(av.FFmpegError):
+        container.seek(timestamp, stream=stream)
+    for number, packet in enumerate(read_packets(container, stream)):
+        if number == 0 and palette is not None:
+            palette.to_packet(packet)
+        yield packet
+
+
 def _decode_from_here(
-    container: InputContainer,
+    packets: Iterator[Packet[VideoStream]],
     stream: VideoStream,
     record: VideoRecord,
     wanted: list[int],
+    limits: ReadingLimits,
     clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Decode from the current position of the container, and yield (index, frame).
+    """Decode packets, and yield (index, frame).
 
     Skip unwanted frames that no other frame depends on, except the first frame, whose index tells
     where decoding began. Stop as soon as all wanted frames are decoded.
@@ -262,17 +289,19 @@ def _decode_from_here(
     missing = set(wanted)
     counted = count()
     began = False
-    for packet in container.demux(stream):
+    for packet in packets:
         clock.check()
         if skips:
             decoder.skip_frame = "NONREF" if began and packet.pts not in due else "DEFAULT"
         left.discard(cast(int, packet.pts))
-        frames = decoder.decode(packet)
+        frames = decode_packet(stream, packet, limits)
         drained = ordered and not left
         if drained and packet.size:
             decoder.skip_frame = "DEFAULT"
-            frames += decoder.decode(None)
+            frames += decode_packet(stream, None, limits)
         for frame in frames:
+            if frame is None:  # the packet is damaged
+                continue
             began = True
             stamp = next(counted) if record.timestamps is None else frame.pts
             if (number := numbers.get(cast(int, stamp))) is not None:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from slowfast_patches.datasets.reading.containers import frame_files
+from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList

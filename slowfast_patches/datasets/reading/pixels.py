@@ -18,6 +18,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from multigrid import Box
+from slowfast_patches.datasets.reading.orientation import UPRIGHT, Orientation
 
 Image = NDArray[np.uint8]
 
@@ -40,13 +41,21 @@ class Cropper:
         box: The box in pixels of the displayed picture.
         shown: Width and height of the displayed picture in pixels.
         size: Side of the output in pixels.
-        turns: Quarter turns counterclockwise that rotate the stored picture for display.
+        orientation: How the stored picture is shown.
     """
 
-    def __init__(self, box: Box, shown: tuple[int, int], size: int, turns: int = 0) -> None:
+    def __init__(
+        self,
+        box: Box,
+        shown: tuple[int, int],
+        size: int,
+        orientation: Orientation = UPRIGHT,
+    ) -> None:
+        width, height = shown
+        part = Box(box.x / width, box.y / height, box.width / width, box.height / height)
         self._size = size
-        self._turns = turns
-        self._part = _unrotate(box, shown, turns)
+        self._orientation = orientation
+        self._part = orientation.stored(part)
         self.shrinks = min(box.width, box.height) / size
         """Downscaling factor: the shorter side of the box divided by the side of the output."""
         self._source: tuple[str, int, int, int, int] | None = None
@@ -70,12 +79,12 @@ class Cropper:
             # One thread, because a thread pool per frame costs several times the conversion.
             small = self._reformatter.reformat(self._small, format="rgb24", threads=1)
             image = cast(Image, small.to_ndarray())
-        out[:] = np.rot90(image, self._turns) if self._turns else image
+        out[:] = self._orientation.shown(image)
 
     def image(self, image: Image, out: Image) -> None:
         """Crop and resize a picture (H, W, 3) into `out`, (size, size, 3).
 
-        The order of the channels stays the same. The picture is not rotated.
+        The order of the channels stays the same. The picture is neither rotated nor mirrored.
         """
         _resize(image[_region(self._part, (image.shape[1], image.shape[0]), (1, 1))], out)
 
@@ -106,27 +115,6 @@ def _is_planar_yuv(fmt: VideoFormat) -> bool:
     """Return whether a format stores Y, U and V in separate planes, in native byte order."""
     planes = [component.plane for component in fmt.components]
     return planes == [0, 1, 2] and not fmt.is_rgb and not fmt.is_big_endian
-
-
-def _unrotate(box: Box, shown: tuple[int, int], turns: int) -> Box:
-    """Transform a box from the displayed to the stored picture.
-
-    Args:
-        box: The box in pixels of the displayed picture.
-        shown: Width and height of the displayed picture in pixels.
-        turns: Quarter turns counterclockwise that rotate the stored picture for display.
-
-    Returns:
-        The box, in coordinates from 0 to 1 relative to the sides of the stored picture.
-    """
-    width, height = shown
-    x = box.x / width
-    y = box.y / height
-    w = box.width / width
-    h = box.height / height
-    for _ in range(turns % 4):
-        x, y, w, h = 1 - y - h, x, h, w
-    return Box(x, y, w, h)
 
 
 def _region(part: Box, sides: tuple[int, int], step: tuple[int, int]) -> _Region:

@@ -5,27 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import gt
 
+import av
 import numpy as np
 from av.codec.context import CodecContext
 from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
-from numpy.typing import NDArray
 
 from multigrid import Video
 from slowfast_patches.datasets.reading.containers import (
     check_regular,
-    frame_files,
+    decode_frames,
+    decode_packets,
     open_video,
-    read_jpeg,
     translate_decode_errors,
 )
-from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
+from slowfast_patches.datasets.reading.damage import describe_damage, is_intact, looks_whole
+from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.mp4 import count_samples
+from slowfast_patches.datasets.reading.orientation import orientation_of
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
 from slowfast_patches.datasets.reading.timing import (
     JOINABLE,
@@ -34,7 +37,13 @@ from slowfast_patches.datasets.reading.timing import (
     moments_of,
     timing_of,
 )
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.truncation import share_present
+from slowfast_patches.datasets.reading.video_record import (
+    Ints,
+    Kind,
+    UnreadableVideoError,
+    VideoRecord,
+)
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
@@ -51,6 +60,8 @@ In other containers, packets may have only decoding timestamps or none at all. T
 decoded completely to get the timestamps of the frames.
 """
 
+_NEARLY_ALL = 0.98
+"""Share of the frames above which the number of missing frames is not stated."""
 _FRAMES_PER_SECOND = 30.0
 """Assumed frame rate of a folder of JPEG files, which is that of Something-Something V2."""
 
@@ -120,73 +131,146 @@ def _scan_video(
 ) -> VideoRecord:
     """Return the record of a video file.
 
-    Take the timestamps from the packets if the container has presentation timestamps, and otherwise
-    from the decoded frames.
+    Take the timestamps from the packets if they are reliable. Otherwise decode the video, and
+    include only frames that can be decoded.
     """
     clock = TimeLimit(limits)
-    is_whole = whole_units(stream)
-    packets = list[tuple[int | None, bool]]()
-    broken = list[int]()
-    seen = 0
-    for packet in container.demux(stream):
-        clock.check()
-        limits.check_bytes(packet.size)
-        seen += packet.size > 0
-        if packet.size and not packet.is_discard:
-            if not is_whole(packet):
-                broken.append(len(packets))
-            packets.append((packet.pts, packet.is_keyframe))
-            limits.check_frames(len(packets))
-    if not packets:
+    packets = _survey(container, stream, limits, clock)
+    if not packets.stamps:
         raise UnreadableVideoError("has no frames")
-    damage = ""
-    if seen < stream.frames and (missing := missing_frames(path, stream)):
-        damage = f"is truncated: {missing} frames are missing"
-    elif broken:
-        counts = f"{len(broken)} of {len(packets)} frames"
-        damage = f"cannot be decoded completely: {counts} are damaged, first frame {broken[0]}"
     trusted = container.format.name in _TRUSTED
     # In other containers, the number of streams is known only after reading part of the file.
     streams = len(container.streams) if trusted else 0
     opened = partial(open_video, path, streams=streams, limits=limits)
-    if trusted and _are_distinct(packets):
-        shown = sorted(packets)
+    damage = ""
+    is_sound = packets.are_whole and packets.are_all
+    if trusted and is_sound and packets.are_in_order(stream.codec_context):
+        shown = sorted(packets.stamps)
     else:
         with opened() as (again, video_stream):
-            shown = []
-            for frame in again.decode(video_stream):
-                clock.check()
-                shown.append((frame.pts, frame.key_frame))
+            shown, damage = _decode_stamps(again, video_stream, limits, clock)
     counted = not _are_distinct(shown)  # then identify frames by counting from the beginning
     if counted:
         shown = [(number, number == 0) for number in range(len(shown))]
     timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
-    keys = np.flatnonzero([is_key for _, is_key in shown])
     with opened() as (again, video_stream):
-        first = next(again.decode(video_stream), None)
+        first = next(decode_frames(again, video_stream, limits), None)
         if first is None or not shown:
             raise UnreadableVideoError("has no frame that decodes")
-        if not all(is_key for _, is_key in packets):
-            entries = (
-                k for k in keys if k and _is_entry(again, video_stream, int(timestamps[k]), clock)
-            )
-            keys = np.fromiter(entries, np.int64)
-    turns = round(first.rotation / 90) % 4
-    width, height = (first.width, first.height)[:: -1 if turns % 2 else 1]
-    keys = np.union1d(keys, np.zeros(1, np.int64))
+        keys = np.flatnonzero([is_key for _, is_key in shown])
+        if packets.palettes > 1:
+            keys = keys[:0]  # a seek would skip the latest palette
+        elif not all(is_key for _, is_key in packets.stamps):
+            keys = _entries(again, video_stream, timestamps, keys, clock)
+    orientation = orientation_of(first)
+    size = orientation.turned_size(first.width, first.height)
     stamps = None if counted else timestamps
     timing = _timing(stream, stamps)
     if timing.times is not None and container.format.name == "avi":
         with opened() as (again, video_stream):
             timing = _timing(stream, avi_times(again, video_stream, timing.times))
-    video = Video(len(shown), timing.fps, width, height, moments_of(timing.times, timing.fps))
+    moments = moments_of(timing.times, timing.fps)
     return VideoRecord(
-        *(Kind.VIDEO, video, turns, stamps, keys),
+        *(Kind.VIDEO, Video(len(shown), timing.fps, *size, moments), orientation, stamps),
+        keys=np.union1d(keys, np.zeros(1, np.int64)),
         streams=streams,
         times=timing.times,
-        damage=damage,
+        damage=_truncation(path, container, stream, packets, timing.fps) or damage,
         timing=timing.remark,
     )
+
+
+@dataclass(frozen=True)
+class _Packets:
+    """What the packets of a video stream tell without being decoded.
+
+    Attributes:
+        stamps: Presentation timestamp of each packet, in decoding order, and whether the packet is
+            a key frame.
+        palettes: Number of packets with a new palette.
+        are_whole: Whether all packets look undamaged.
+        are_all: Whether the container could be read to the end of the file.
+    """
+
+    stamps: list[tuple[int | None, bool]]
+    palettes: int
+    are_whole: bool
+    are_all: bool
+
+    def are_in_order(self, decoder: VideoCodecContext) -> bool:
+        """Return whether the order of the timestamps is the order in which frames are shown.
+
+        Some programs write decoding timestamps in place of presentation timestamps. If the codec
+        reorders frames, timestamps that ascend in decoding order are therefore not trusted. For
+        MPEG-4, such programs also write other wrong timestamps.
+        """
+        if not _are_distinct(self.stamps):
+            return False
+        times = [time for time, _ in self.stamps if time is not None]
+        is_reordered = any(map(gt, times, times[1:])) and decoder.name != "mpeg4"
+        return is_reordered or not decoder.has_b_frames
+
+
+def _survey(
+    container: InputContainer, stream: VideoStream, limits: ReadingLimits, clock: TimeLimit
+) -> _Packets:
+    """Read all packets of a video stream."""
+    stamps = list[tuple[int | None, bool]]()
+    palettes = 0
+    are_whole = are_all = True
+    is_whole = looks_whole(stream)
+    has_palettes = stream.pix_fmt == "pal8"
+    try:
+        for packet in container.demux(stream):
+            clock.check()
+            limits.check_bytes(packet.size)
+            if not packet.size or packet.is_discard:
+                continue
+            stamps.append((packet.pts, packet.is_keyframe))
+            are_whole = are_whole and is_whole(packet)
+            palettes += has_palettes and packet.has_sidedata("palette")
+            limits.check_frames(len(stamps))
+    except av.InvalidDataError:
+        are_all = False
+    return _Packets(stamps, palettes, are_whole, are_all)
+
+
+def _decode_stamps(
+    container: InputContainer, stream: VideoStream, limits: ReadingLimits, clock: TimeLimit
+) -> tuple[list[tuple[int | None, bool]], str]:
+    """Decode a video.
+
+    Returns:
+        The timestamp of each frame in display order and whether it is a key frame. Also a
+        description of the damage, or an empty string.
+    """
+    shown = list[tuple[int | None, bool]]()
+    total = damaged = 0
+    for frame in decode_packets(container, stream, limits):
+        clock.check()
+        total += 1
+        damaged += not is_intact(frame)
+        if frame is not None:
+            shown.append((frame.pts, frame.key_frame))
+    return shown, describe_damage(damaged, total)
+
+
+def _truncation(
+    path: str, container: InputContainer, stream: VideoStream, packets: _Packets, fps: float
+) -> str:
+    """Describe how many frames of a truncated file are there. Return "" if the file is complete."""
+    count = len(packets.stamps)
+    if 0 < stream.frames <= count:
+        return ""
+    share = share_present(path)
+    if share == 1 and packets.are_all:
+        return ""
+    total = stream.frames or round((container.duration or 0) / av.time_base * fps)
+    if total <= count:
+        total = round(count / share)
+    # Some files state only that their last chunk is incomplete.
+    known = f"{count} of about {total}" if count < _NEARLY_ALL * total else f"only {count}"
+    return f"is truncated: {known} frames are there"
 
 
 def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
@@ -195,7 +279,7 @@ def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
     return None not in times and len(set(times)) == len(times)
 
 
-def _timing(stream: VideoStream, timestamps: NDArray[np.int64] | None) -> Timing:
+def _timing(stream: VideoStream, timestamps: Ints | None) -> Timing:
     timing = timing_of(
         timestamps,
         float(stream.time_base or 0),
@@ -205,6 +289,14 @@ def _timing(stream: VideoStream, timestamps: NDArray[np.int64] | None) -> Timing
     if timing is None:
         raise UnreadableVideoError("has no frame rate")
     return timing
+
+
+def _entries(
+    container: InputContainer, stream: VideoStream, timestamps: Ints, keys: Ints, clock: TimeLimit
+) -> Ints:
+    """Return the key frames at which decoding can start, except the first frame."""
+    can_start = partial(_is_entry, container, stream, clock=clock)
+    return np.array([key for key in keys if key and can_start(int(timestamps[key]))], np.int64)
 
 
 def _is_entry(
@@ -223,11 +315,12 @@ def _is_entry(
     for name in ("extradata", "width", "height", "codec_tag", "bits_per_coded_sample", "options"):
         setattr(decoder, name, getattr(known, name))
     decoder.thread_count = 1
-    container.seek(timestamp, stream=stream)
-    for packet in container.demux(stream):
-        clock.check(frames=0)
-        for frame in decoder.decode(packet):
-            return not frame.is_corrupt
+    with contextlib.suppress(av.InvalidDataError):
+        container.seek(timestamp, stream=stream)
+        for packet in container.demux(stream):
+            clock.check(frames=0)
+            for frame in decoder.decode(packet):
+                return not frame.is_corrupt
     return False
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import Video
+from slowfast_patches.datasets.reading.orientation import UPRIGHT, Orientation
 from slowfast_patches.datasets.reading.timing import moments_of
 
 Ints = NDArray[np.int64]
@@ -42,7 +43,7 @@ class VideoRecord:
     video: Video
     """Number of frames, frame rate, displayed width and height, and the moments of the frames if
     the frame rate varies."""
-    turns: int = 0  # quarter turns counterclockwise that rotate the stored picture for display
+    orientation: Orientation = UPRIGHT  # how the stored picture is shown
     timestamps: Ints | None = None
     """VIDEO: (frames,) timestamps in units of the stream's time base. None if timestamps are
     missing or not distinct. Frames are then identified by counting from the beginning."""
@@ -73,7 +74,7 @@ class VideoRecord:
         """
         lists = (self.timestamps, self.keys, self.offsets, self.times)
         content = (
-            *(int(self.kind), self.video[:4], self.turns, self.streams, self.headers.hex()),
+            *(int(self.kind), self.video[:4], self.orientation, self.streams, self.headers.hex()),
             *(None if n is None else np.diff(n, prepend=0).tolist() for n in lists),
         )
         text = json.dumps(content, separators=(",", ":"))
@@ -87,7 +88,7 @@ class VideoRecord:
             UnreadableVideoError: The text is damaged.
         """
         try:
-            kind, video, turns, streams, headers, *lists = json.loads(
+            kind, video, orientation, streams, headers, *lists = json.loads(
                 zlib.decompress(base64.b64decode(content))
             )
             if not all(0 < number < math.inf for number in video):
@@ -98,7 +99,7 @@ class VideoRecord:
             return cls(
                 Kind(kind),
                 shown._replace(moments=moments_of(times, shown.fps)),
-                *(turns, timestamps, keys, offsets),
+                *(Orientation(*orientation), timestamps, keys, offsets),
                 headers=bytes.fromhex(headers),
                 streams=streams,
                 times=times,

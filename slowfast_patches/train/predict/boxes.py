@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from slowfast_patches.datasets.clips import reading_limits, reading_options, sam
 from slowfast_patches.datasets.key_frames import boxes_in_clip, frame_of
 from slowfast_patches.datasets.lists.ava_list import Box
 from slowfast_patches.datasets.reading.clip_reader import read_clips
-from slowfast_patches.datasets.reading.containers import frame_files, open_video, read_jpeg
+from slowfast_patches.datasets.reading.containers import decode_frames, open_video
+from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from slowfast_patches.tasks.box_scores import weights_of
@@ -99,7 +101,9 @@ class BoxPredictor(Predictor):
         if record.kind == Kind.FRAMES:
             return read_jpeg(path, frame_files(path)[wanted])[..., ::-1]
         with open_video(path) as (container, stream):
-            for number, frame in enumerate(container.decode(stream)):
+            for number, frame in enumerate(decode_frames(container, stream)):
                 if number == wanted:
-                    return np.rot90(frame.to_ndarray(format="rgb24"), record.turns)
+                    return record.orientation.shown(
+                        cast(NDArray[np.uint8], frame.to_ndarray(format="rgb24"))
+                    )
         raise UnreadableVideoError(f"cannot be decoded: it has no frame {wanted}")

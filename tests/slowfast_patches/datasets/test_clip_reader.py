@@ -218,11 +218,15 @@ rows and columns of a whole frame, and repeats it within a clip's."""
 
 
 def decoded(path, numbers):
-    """Frames as they are shown, by plain decoding from the start to the end."""
+    """Frames as they are shown, by plain decoding from the start to the end.
+
+    In the only sample with two videos, the second is the larger.
+    """
     with av.open(str(path)) as container:
+        streams = container.streams.video
         return {
             number: np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-            for number, frame in enumerate(container.decode(video=0))
+            for number, frame in enumerate(container.decode(streams[-1]))
             if number in numbers
         }
 

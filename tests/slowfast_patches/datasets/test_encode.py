@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.orientation import Orientation
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
@@ -126,7 +127,9 @@ def test_a_turned_source_is_written_upright(folder, turns, size, bright):
     source = write_video(folder / f"turned{turns}.mp4", [image] * 3, **SHARP)
     record, target = scan(str(source)), folder / f"upright{turns}.mp4"
     video = record.video._replace(width=size[0], height=size[1])
-    write_prepared(str(source), replace(record, video=video, turns=turns), target)
+    write_prepared(
+        str(source), replace(record, video=video, orientation=Orientation(turns)), target
+    )
     shown = rgb(target)[1]
     assert shown.shape == (*size[::-1], 3)
     assert shown[bright].mean() > 1.5 * shown.mean()

@@ -14,7 +14,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     read_frame_list,
 )
 from slowfast_patches.datasets.reading.clip_reader import read_clip
-from slowfast_patches.datasets.reading.containers import jpeg_size
+from slowfast_patches.datasets.reading.jpeg import jpeg_size
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_jpeg

@@ -23,6 +23,7 @@ from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import index as reading_index
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.index import index_files, load_index, open_index
+from slowfast_patches.datasets.reading.orientation import UPRIGHT
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
@@ -284,7 +285,7 @@ def test_an_unchanged_index_of_3000_videos_opens_within_a_third_of_a_second(tmp_
     for path in paths:
         Path(path).touch()
     video = Video(30, 30.0, 340, 256)
-    record = VideoRecord(Kind.VIDEO, video, 0, np.arange(30) * 512, np.zeros(1, np.int64))
+    record = VideoRecord(Kind.VIDEO, video, UPRIGHT, np.arange(30) * 512, np.zeros(1, np.int64))
     answers = iter([record] * len(paths))  # a video that is scanned again has none
     monkeypatch.setattr(scanning, "_try_scan", lambda job: next(answers))
     monkeypatch.setattr(scanning, "FEW", len(paths) + 1)

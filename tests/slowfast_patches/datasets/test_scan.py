@@ -38,12 +38,14 @@ FACTS = {
     "bt2020_10bit.mp4": (60, 30, 320, 240, 0, [0]),
     # Its key frames 76 and 145 do not decode to the end without what came before them.
     "cockatoo_720p_yuv444.mp4": (280, 20, 1280, 720, 0, [0]),
-    "corrupted.mp4": (50, 10, 1280, 720, 0, [0]),
+    # Of its 50 frames, one does not decode.
+    "corrupted.mp4": (49, 10, 1280, 720, 0, [0]),
     "kinetics_340x256_h264.mp4": (300, 30, 340, 256, 0, [0, 235]),
     "kinetics_abseiling_h264_aac.mp4": (250, 25, 454, 256, 0, [0]),
     "kinetics_pancake_h264.mkv": (310, 30, 426, 240, 0, [0, 150, 300]),
     "kth_handwaving_160x120_mpeg4.avi": (581, 25, 160, 120, 0, [0, 300]),
-    "nasa_h264_aac.mp4": (325, 25, 320, 180, 0, [0, 202]),
+    # The larger of its two videos.
+    "nasa_h264_aac.mp4": (390, NTSC, 480, 270, 0, [0, 240]),
     "ntu_1080p_h264.avi": (103, 30, 1920, 1080, 0, [0]),
     "rotated_0.mov": (3, 30, 568, 320, 0, [0]),
     "rotated_90.mov": (3, 30, 320, 568, 3, [0]),
@@ -67,7 +69,7 @@ def test_a_sample_is_what_it_is_known_to_be(name):
     record = scan(str(SAMPLES / name))
     assert record.kind == Kind.VIDEO
     assert record.video[:4] == (frames, pytest.approx(fps, rel=1e-9), width, height)
-    assert record.turns == turns
+    assert record.orientation == (turns, False)
     assert record.keys.tolist() == keys
     assert len(set(record.timestamps.tolist())) == frames
     assert record.offsets is None
@@ -117,26 +119,27 @@ def test_what_keeps_a_video_from_being_read_whole_is_told(tmp_path):
     whole = write_video(tmp_path / "whole.mp4", grey(24), options={"x264-params": "bframes=0"})
     assert scan(str(whole)).damage == ""
     damage = scan(str(break_frame(whole, 13))).damage
-    assert damage == "cannot be decoded completely: 1 of 24 frames are damaged, first frame 13"
+    assert damage == "cannot be decoded completely: 1 of 24 frames are damaged"
     one = write_video(tmp_path / "one.mp4", grey(1))
     assert scan(str(one)).damage == "has only one frame, so all frames of a clip are the same"
     cut = write_video(tmp_path / "cut.mp4", noise(50), container_options={"movflags": "faststart"})
     cut.write_bytes(cut.read_bytes()[:-3000])
-    assert re.fullmatch(r"is truncated: \d+ frames are missing", scan(str(cut)).damage)
+    assert re.fullmatch(r"is truncated: 3\d of about 50 frames are there", scan(str(cut)).damage)
 
 
 def test_a_video_whose_frames_do_not_all_decode_is_told_by_decoding_it(tmp_path):
-    """Nothing but decoding tells damage in MPEG-4: its packets have no lengths in them."""
+    """Nothing but decoding tells damage in MPEG-4 behind the beginning of a packet."""
     path = write_video(tmp_path / "a.mp4", noise(24), codec="mpeg4", gop=30)
     assert find_damage(str(path), scan(str(path)), LIMITS) == ""
     content = bytearray(path.read_bytes())
     with av.open(str(path)) as container:
         for packet in [p for p in container.demux(video=0) if p.size][12:]:
-            content[packet.pos : packet.pos + packet.size] = bytes(packet.size)
+            content[packet.pos + 3 : packet.pos + packet.size] = bytes(packet.size - 3)
     path.write_bytes(content)
     record = scan(str(path))
     assert record.damage == ""
-    assert find_damage(str(path), record, LIMITS) == "has 24 frames, but only 12 can be decoded"
+    said = "cannot be decoded completely: 12 of 24 frames are damaged"
+    assert find_damage(str(path), record, LIMITS) == said
 
 
 # Bad ones.

@@ -1,0 +1,200 @@
+"""Public bug reports about files that readers and tools read wrongly, and the right values.
+
+To add a report, add a row: the report, the property of the file, how the file is made, and which
+pictures it shows in which order. The pictures show their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from av.stream import Disposition
+
+from multigrid import ClipPlan
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.scan import scan
+from tests.slowfast_patches.datasets.public_reports.numbered import (
+    FRAMES,
+    SIDE,
+    Track,
+    copy_as_decoded,
+    cut,
+    noisy,
+    numbers,
+    overwrite,
+    put_cover_first,
+    write,
+    write_jpegs,
+    write_palette,
+    write_tracks,
+)
+
+ALL = tuple(range(FRAMES))
+DEFAULT = Disposition.default
+COVER = Track(96, Disposition.attached_pic, "mjpeg")
+DAMAGED = "cannot be decoded completely: 5 of 40 frames are damaged"
+
+
+class Report(NamedTuple):
+    """A public report, and what is right for its file.
+
+    Attributes:
+        where: The project and the number of the report.
+        what: The property of the file.
+        make: Writes the file into a folder and returns its path.
+        shown: Numbers of the pictures, in the order in which they are shown.
+        damage: What is said about missing frames.
+    """
+
+    where: str
+    what: str
+    make: Callable[[Path], Path]
+    shown: Sequence[int] = ALL
+    damage: str = ""
+
+
+def remuxed(codec: str, container: str, **options: str) -> Callable[[Path], Path]:
+    """Return a function that writes an AVI file with B-frames and copies it to a container."""
+
+    def make(folder: Path) -> Path:
+        source = write(folder / "source.avi", codec, options={"bf": "2", **options})
+        return copy_as_decoded(source, folder / f"copied.{container}")
+
+    return make
+
+
+def hidden_beside(folder: Path) -> Path:
+    write_jpegs(folder / "frames", "{:03}.jpg")
+    (folder / "frames" / "._000.jpg").write_bytes(b"Mac OS X")
+    return folder / "frames"
+
+
+REPORTS = [
+    *(
+        Report("PyAV 1987, FFMS2 148", f"{codec} palette, {name}", make)
+        for codec, name, make in (
+            ("raw", "avi", lambda f: write_palette(f / "a.avi", "rawvideo")),
+            ("raw", "mov", lambda f: write_palette(f / "a.mov", "rawvideo")),
+            ("msrle", "avi", lambda f: write_palette(f / "a.avi", "msrle")),
+            ("changing raw", "avi", lambda f: write_palette(f / "a.avi", "rawvideo", True)),
+            ("changing zmbv", "avi", lambda f: write_palette(f / "a.avi", "zmbv", True)),
+        )
+    ),
+    *(
+        Report("PyAV 534, vision PR 1155", f"{codec}, decoding times, {name}", remuxed(codec, name))
+        for codec, name in (
+            ("mpeg4", "mp4"),
+            ("mpeg4", "mkv"),
+            ("libx264", "mp4"),
+            ("libx264", "mkv"),
+            ("libx264", "mov"),
+            ("mpeg2video", "mp4"),
+        )
+    ),
+    Report(
+        "mutagen 661, USDX PR 948",
+        "stream 0 is cover art",
+        lambda f: put_cover_first(write_tracks(f / "a.mp4", Track(SIDE, DEFAULT), COVER)),
+    ),
+    Report(
+        "torchcodec PR 711, decord 232",
+        "stream 0 is larger, stream 1 is the default",
+        lambda f: write_tracks(f / "a.mp4", Track(96), Track(SIDE, DEFAULT)),
+    ),
+    Report(
+        "torchcodec PR 711, decord 232",
+        "stream 0 is a smaller preview",
+        lambda f: write_tracks(f / "a.mkv", Track(24), Track(SIDE)),
+    ),
+    *(
+        Report(
+            "mteb PR 4696, torchcodec 505",
+            f"the last packets are damaged, {codec} in {name}",
+            lambda f, codec=codec, name=name: overwrite(
+                write(f / name, codec, options={"bf": "0"}), slice(-5, None)
+            ),
+            ALL[:-5],
+            DAMAGED,
+        )
+        for codec, name in (("mpeg4", "a.avi"), ("mpeg4", "a.mp4"), ("libx264", "a.mp4"))
+    ),
+    Report(
+        "mteb PR 4696",
+        "packets in the middle are damaged",
+        lambda f: overwrite(write(f / "a.avi", "mjpeg", "yuvj420p"), slice(15, 20)),
+        ALL[:15] + ALL[20:],
+        DAMAGED,
+    ),
+    Report(
+        "pytorch-video-recognition 30, trackers 558",
+        "numbers without leading zeros",
+        lambda f: write_jpegs(f / "frames", "frame_{}.jpg"),
+    ),
+    Report(
+        "validate 1118",
+        "bytes after the end of JPEG files",
+        lambda f: write_jpegs(f / "frames", "{:03}.jpg", after=b"\xff\xd8 more"),
+    ),
+    Report("sd-webui-traintrain 26", "hidden files of macOS", hidden_beside),
+]
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: f"{report.where}: {report.what}")
+def test_what_a_report_was_about_is_read_right(tmp_path, report):
+    """As a whole, each frame alone, and prepared."""
+    path = str(report.make(tmp_path))
+    record = scan(path)
+    assert record.damage == report.damage
+    assert read(path, ALL[: record.video.frames]) == [*report.shown]
+    alone = [read(path, [number])[0] for number in range(0, record.video.frames, 3)]
+    assert alone == [*report.shown[::3]]
+    write_prepared(path, record, tmp_path / "prepared.mp4")
+    assert read(str(tmp_path / "prepared.mp4"), ALL[: len(report.shown)]) == [*report.shown]
+
+
+def read(path, positions):
+    plan = ClipPlan(np.array(positions), (SIDE, SIDE), (0, 0), SIDE, False)
+    return numbers(read_clip(path, scan(path), plan))
+
+
+SAID = (
+    r"is truncated: (\d+ of about \d+|only \d+) frames are there"
+    r"|cannot be decoded completely: \d+ of 40 frames are damaged"
+)
+CONTAINERS = {
+    "avi": "mpeg4",
+    "wmv": "wmv2",
+    "flv": "flv",
+    "mkv": "libx264",
+    "webm": "libvpx",
+    "ts": "mpeg2video",
+    "mpg": "mpeg1video",
+    "mp4": "libx264",
+    "mov": "mpeg4",
+}
+
+
+@pytest.mark.parametrize("fill", [False, True], ids=["cut", "zeros"])
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_of_a_truncated_file_all_that_is_there_is_used_and_its_share_is_said(
+    tmp_path, container, fill
+):
+    """mteb PR 4696, torchcodec 505: a file that was copied or downloaded in part."""
+    path = tmp_path / f"a.{container}"
+    options = {"movflags": "faststart"} if container in ("mp4", "mov") else None
+    images = [noisy(number) for number in ALL]
+    write(path, CONTAINERS[container], images=images, container_options=options)
+    assert scan(str(path)).damage == ""
+    record = scan(str(cut(path, 0.6, fill)))
+    frames = record.video.frames
+    assert 0.3 * FRAMES < frames < 0.8 * FRAMES
+    assert re.fullmatch(SAID, record.damage)
+    assert read(str(path), range(frames - 3)) == [*range(frames - 3)]  # the last may be incomplete
+    write_prepared(str(path), record, tmp_path / "prepared.mp4")
+    assert scan(str(tmp_path / "prepared.mp4")).video.frames == frames

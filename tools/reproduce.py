@@ -70,14 +70,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "train as SLURM jobs in this partition"
     command_line.add_option(ways, "--slurm", "PARTITION", text)
     command_line.add_at_once(group)
-    add = partial(command_line.add_option, group)
-    text = "hours after which a job saves a checkpoint and is requeued (default: %(default)g)"
-    add("--slurm-hours", "H", text, float, Slurm.hours)
+    jobs.add_slurm_options(group, "--slurm-", cpus="--slurm-cpus")
     text = "maximum number of jobs of an array that run simultaneously (default: %(default)s)"
-    add("--slurm-limit", "N", text, int, Slurm.limit)
-    text = "number of CPU cores per GPU (default: %(default)s)"
-    add("--slurm-cpus", "N", text, int, Slurm.cpus)
-    command_line.add_pairs(group, "--slurm-option")
+    command_line.add_option(group, "--slurm-limit", "N", text, int, Slurm.limit)
 
     group = parser.add_argument_group("what to run on")
     add = partial(command_line.add_option, group)
@@ -100,7 +95,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_overrides(parser, "keys to set in every recipe")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
-    slurm = ("hours", "limit", "cpus", "option")
+    slurm = ("hours", "limit", "cpus", "requeues", "warning-seconds", "option")
     needs = {f"--slurm-{name}": ("--slurm", args.slurm) for name in slurm}
     needs["--at-once"] = ("--local", args.local)
     for option, (other, given) in needs.items():
@@ -156,6 +151,8 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
             hours=args.slurm_hours,
             limit=args.slurm_limit,
             cpus=args.slurm_cpus,
+            requeues=args.slurm_requeues,
+            warning_seconds=args.slurm_warning_seconds,
             options=dict(args.slurm_option),
         )
         queued = jobs.submit_study(study, run_net, slurm)

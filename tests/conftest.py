@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -358,19 +358,6 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[ModuleType, list[st
         return err
 
     return message
-
-
-@pytest.fixture
-def cluster(
-    load_program: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """SLURM's programs, on PATH: a `Cluster` of launch/slurm_scripts.py."""
-    scripts = load_program("tests/slowfast_patches/launch/slurm_scripts.py")
-    made = scripts.Cluster(tmp_path / "cluster")
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    yield made
-    made.close()
 
 
 class Folder:

@@ -40,10 +40,11 @@ _BATCH_FILE = """\
 {directives}
 {choice}srun --wait=60 --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" {command}
 status=$?
+job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 case $status in {resumable})
     if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
         for seconds in 1 2 4 8 16; do
-            scontrol requeue "{job}" && break
+            scontrol requeue "$job" && break
             sleep $seconds
         done
     else
@@ -67,7 +68,7 @@ class Slurm:
         warning_seconds: Seconds before the time limit at which SLURM sends a warning signal. The
             training must finish an iteration and save a checkpoint in this time.
         name: Name of the jobs, as shown by squeue.
-        options: Other options of sbatch by name, such as account.
+        options: Other options of sbatch by name, such as account. The value of a flag is empty.
 
     Raises:
         ValueError: `hours` or `warning_seconds` is out of range.
@@ -118,27 +119,27 @@ def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, 
         "ntasks-per-node": 1,
         "cpus-per-task": slurm.cpus * max(1, recipe.num_gpus),
         "signal": f"USR1@{slurm.warning_seconds}",
+        "requeue": "",
         "open-mode": "append",
         "output": f"{logs.resolve()}/".replace("%", "%%") + ("%A_%a.out" if is_array else "%j.out"),
     }
     if recipe.num_gpus:
         options["gpus-per-node"] = recipe.num_gpus
-    job, command, choice = "$SLURM_JOB_ID", shlex.join(commands[0]), ""
+    choice, command = "", shlex.join(commands[0])
     if is_array:
         options["array"] = f"0-{len(commands) - 1}%{slurm.limit}"
-        job, command = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID", '"$@"'
         cases = "".join(f"{n}) set -- {shlex.join(words)};;\n" for n, words in enumerate(commands))
-        choice = f"case $SLURM_ARRAY_TASK_ID in\n{cases}esac\n"
-    lines = [
-        f"{name}={shlex.quote(str(value))}" for name, value in {**options, **slurm.options}.items()
+        choice, command = f"case $SLURM_ARRAY_TASK_ID in\n{cases}esac\n", '"$@"'
+    directives = [
+        f"#SBATCH --{name}" + (f"={shlex.quote(str(value))}" if value != "" else "")
+        for name, value in {**options, **slurm.options}.items()
     ]
     return _BATCH_FILE.format(
-        directives="\n".join(f"#SBATCH --{line}" for line in ["requeue", *lines]),
+        directives="\n".join(directives),
         choice=choice,
         command=command,
         resumable="|".join(map(str, _RESUMABLE)),
         requeues=slurm.requeues,
-        job=job,
     )
 
 

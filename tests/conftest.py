@@ -38,6 +38,7 @@ RUN_NET = Path(__file__).parents[1] / "tools" / "run_net.py"
 
 # Files that take longest, which go first: at the end, one of them would keep one core alone.
 LONG = (
+    "test_slurm.py",
     "test_faults.py",
     "test_training.py",
     "test_examples.py",
@@ -64,6 +65,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in a line what a machine cannot test."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    needs = {report.longrepr[2].removeprefix("Skipped: ") for report in skipped}
+    for reason in sorted(reason for reason in needs if "needs root and" in reason):
+        terminalreporter.write_line(f"Skipped {reason}")
 
 
 # 24 videos, two epochs of stage one and one of fine-tuning: 64, 32 and 16 clips in the first phase,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,33 @@ def add_slurm_options(group: argparse._ActionsContainer, prefix: str, *, cpus: s
     )
     add(f"{prefix}warning-seconds", "S", text, int, Slurm.warning_seconds)
     command_line.add_pairs(group, f"{prefix}option")
+
+
+def add_study_options(group: argparse._ActionsContainer, ways: argparse._ActionsContainer) -> None:
+    """Add --slurm and the options of the jobs of a study.
+
+    Args:
+        group: Parser or argument group.
+        ways: Group of the options that exclude --slurm.
+    """
+    text = "train as SLURM jobs in this partition"
+    command_line.add_option(ways, "--slurm", "PARTITION", text)
+    add_slurm_options(group, "--slurm-", cpus="--slurm-cpus")
+    text = "maximum number of jobs of an array that run simultaneously (default: %(default)s)"
+    command_line.add_option(group, "--slurm-limit", "N", text, int, Slurm.limit)
+
+
+def slurm_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Slurm | None:
+    """Return the resources that the options of a study request, or None without --slurm."""
+    names = ("hours", "limit", "cpus", "requeues", "warning_seconds", "option")
+    values = {name: getattr(args, f"slurm_{name}") for name in names}
+    if args.slurm:
+        return Slurm(args.slurm, options=dict(values.pop("option")), **values)
+    for name, value in values.items():
+        if value != parser.get_default(f"slurm_{name}"):
+            option = command_line.option_of(f"slurm_{name}")
+            parser.error(f"{option} has no effect without --slurm")
+    return None
 
 
 def job_keys(
@@ -184,7 +212,7 @@ def submit_recipe(recipe: Recipe, command: Sequence[str], slurm: Slurm) -> str:
 
 
 def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
-    """Submit the missing runs of a study.
+    """Submit the missing runs of a study, and say so on standard error.
 
     Returns:
         Maps the folder of each submitted run, relative to the study's output folder, to its job ID.
@@ -197,7 +225,10 @@ def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
         folder = study.folder(arm, seed)
         command = run_command(arm, seed, folder.resolve(), run_net.resolve())
         runs[str(folder.relative_to(study.output))] = (arm.recipe, command)
-    return submit(runs, study.output, slurm)
+    queued = submit(runs, study.output, slurm)
+    numbers = ", ".join(queued.values()) or "all runs are finished or already queued"
+    print(f"{len(queued)} jobs submitted: {numbers}", file=sys.stderr)
+    return queued
 
 
 def submit(
@@ -220,8 +251,8 @@ def submit(
     """
     if shutil.which("sbatch") is None:
         raise ValueError(
-            "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train or "
-            "multigrid-reproduce --local."
+            "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train, "
+            "multigrid-compare without --slurm or multigrid-reproduce --local."
         )
     known = _register(folder)
     active = queued_jobs() if known else set()

@@ -1,8 +1,8 @@
 """tools/run_net.py for tests, by the environment: with FAULT=PLACE:NUMBER it kills itself (-9) at a
 call, with ONE_BLOCK networks have one block in each stage, with PAUSE=SECONDS steps wait.
 
-NUMBER counts the calls of a process from 1. With FAULTY_RANK it is that rank alone. What torchrun or
-SLURM starts again has no faults.
+NUMBER counts the calls of a process from 1. With FAULTY_RANK it is that rank alone. What torchrun
+or SLURM starts again has no faults.
 """
 
 import importlib

@@ -131,12 +131,9 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def missing() -> str:
-    """What keeps a cluster from being started here, or ""."""
-    if os.geteuid() != 0:
-        return "needs root"
-    absent = [name for name in PROGRAMS if shutil.which(name) is None]
-    return f"needs {absent[0]}: apt-get install slurm-wlm munge" if absent else ""
+def is_possible() -> bool:
+    """Return whether a cluster can be started on this machine."""
+    return os.geteuid() == 0 and all(map(shutil.which, PROGRAMS))
 
 
 def free_ports(count: int) -> list[int]:

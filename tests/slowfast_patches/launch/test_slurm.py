@@ -5,6 +5,7 @@ Jobs run side by side, and mostly wait. Trainings that are to be interrupted pau
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -24,14 +25,15 @@ RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 KEYS = ("DATA_LOADER.NUM_WORKERS", 0, "BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0)
 KEYS += ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TRAIN.EVAL_PERIOD", 99)
 KEYS += ("SOLVER.STEPS", [0], "SOLVER.LRS", [1], "SOLVER.MAX_EPOCH", 4, "DIST_JOIN_SECONDS", 10)
+LONG = ("MODEL.NUM_CLASSES", 8, "NUM_GPUS", 0, "SOLVER.LENGTH", 2)
 SLURM = Slurm("batch", cpus=1)
 
 
 @pytest.fixture(scope="module")
 def cluster(load_program: Callable[[str], ModuleType]) -> Iterator[Any]:
     module = load_program("tests/slowfast_patches/launch/slurm_cluster.py")
-    if reason := module.missing():
-        pytest.skip(f"SLURM {reason}")
+    if not module.is_possible():
+        pytest.skip("SLURM jobs: needs root and apt-get install slurm-wlm munge")
     made = module.Cluster()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(made.config))
@@ -197,6 +199,32 @@ def test_a_study_is_an_array_and_no_run_is_queued_twice(
     assert (cluster.restarts(first), cluster.restarts(second)) == (0, 1)
     assert len(study.runs()) == 2
     assert jobs.submit_study(study, RUN_NET, SLURM) == {}
+
+
+@pytest.mark.parametrize("name", ["compare", "reproduce"])
+def test_a_command_queues_each_missing_run_once(
+    cluster: Any,
+    tiny_recipe: Path,
+    load_program: Callable[[str], ModuleType],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    other = shutil.copy(tiny_recipe, tmp_path / "other.yaml")
+    data = tiny_recipe.parent
+    words = {
+        "compare": ["--cfg", tiny_recipe, "--cfg", other, "DATA.PATH_TO_DATA_DIR", data],
+        "reproduce": ["table4", "--kinetics", data, "--imagenet-weights", other, *LONG],
+    }[name]
+    slurm = ["--slurm", "batch", "--slurm-cpus", 1, "--slurm-warning-seconds", 30]
+    slurm += ["--slurm-option", "hold=", "--output", tmp_path / "out"]
+    tool, said = load_program(f"tools/{name}.py"), list[str]()
+    for _ in range(2):
+        assert tool.main(list(map(str, [*words[:1], *words[1:-2], *slurm, *words[-2:]]))) == 0
+        said.append(capsys.readouterr().err)
+    queued = re.search(r"2 jobs submitted: (\d+)_0, \1_1\n", said[0])
+    assert "0 jobs submitted: all runs are finished or already queued" in said[1]
+    cluster.run("scancel", queued[1])
 
 
 def test_a_rejected_job_leaves_nothing(submit: Callable[..., str], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def ip(*words: str) -> None:
 def machines() -> Iterator[list[str]]:
     """Names of two namespaces, connected by their devices `wire`: 10.7.0.1 and 10.7.0.2."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("two machines: needs root and ip: apt-get install iproute2")
+        pytest.skip("two machines: needs root and apt-get install iproute2")
     names = [f"machine{number}-{os.getpid()}" for number in (1, 2)]
     try:
         for name in names:

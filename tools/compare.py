@@ -18,7 +18,7 @@ which on each config is better than the first. Runs of length 1 are shared with 
         --seeds 0 1 2 --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
 
 With --slurm PARTITION, the missing runs are submitted as SLURM jobs. To see the report, repeat the
-command when they have finished.
+command after they have finished.
 """
 
 import argparse

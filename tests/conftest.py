@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -40,6 +40,7 @@ RUN_NET = Path(__file__).parents[1] / "tools" / "run_net.py"
 
 # Files that take longest, which go first: at the end, one of them would keep one core alone.
 LONG = (
+    "test_slurm.py",
     "test_faults.py",
     "test_training.py",
     "test_examples.py",
@@ -66,6 +67,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in a line what a machine cannot test."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    needs = {report.longrepr[2].removeprefix("Skipped: ") for report in skipped}
+    for reason in sorted(reason for reason in needs if "needs root and" in reason):
+        terminalreporter.write_line(f"Skipped {reason}")
 
 
 # 24 videos, two epochs of stage one and one of fine-tuning: 64, 32 and 16 clips in the first phase,
@@ -373,19 +382,6 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[ModuleType, list[st
         return err
 
     return message
-
-
-@pytest.fixture
-def cluster(
-    load_program: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """SLURM's programs, on PATH: a `Cluster` of launch/slurm_scripts.py."""
-    scripts = load_program("tests/slowfast_patches/launch/slurm_scripts.py")
-    made = scripts.Cluster(tmp_path / "cluster")
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    yield made
-    made.close()
 
 
 class Folder:

@@ -16,6 +16,9 @@ which on each config is better than the first. Runs of length 1 are shared with 
     multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --lengths 0.125 0.25 0.5 1 2 \
         --seeds 0 1 2 --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
+
+With --slurm PARTITION, the missing runs are submitted as SLURM jobs. To see the report, repeat the
+command after they have finished.
 """
 
 import argparse
@@ -32,6 +35,7 @@ if __name__ == "__main__":
     command_line.start_program()
 
 from slowfast_patches.config.load import recipe_path
+from slowfast_patches.study import jobs
 from slowfast_patches.study.arms import cost_of, measured_times
 from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
 from slowfast_patches.study.runs import Study, train
@@ -57,11 +61,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "0.25 0.5 1 2, and draw curves"
     )
     command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")
-    command_line.add_at_once(parser)
+    ways = parser.add_mutually_exclusive_group()
+    command_line.add_at_once(ways)
+    jobs.add_study_options(parser, ways)
     command_line.add_overrides(parser, "keys to set in every config")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "lengths", float)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
+    args.slurm = jobs.slurm_of(parser, args)
     return args
 
 
@@ -83,7 +90,12 @@ def main(argv: list[str] | None = None) -> int:
         study = replace(study, step_seconds=seconds)
     step_times = ", ".join(map(str, args.step_times)) or None
     run_net = Path(__file__).with_name("run_net.py")
-    with closing(train(study, run_net, args.at_once)) as progress:
+    if args.slurm:
+        finished = (runs for runs in [study.runs()])
+        jobs.submit_study(study, run_net, args.slurm)
+    else:
+        finished = train(study, run_net, args.at_once)
+    with closing(finished) as progress:
         for runs in progress:
             report = comparison_report(Comparison(study, runs, command, step_times))
             if len(runs):

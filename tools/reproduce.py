@@ -40,7 +40,6 @@ if __name__ == "__main__":
     command_line.start_program()
 
 from slowfast_patches import patching
-from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study import jobs, reproduce
 from slowfast_patches.study.arms import check_study
 from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
@@ -67,17 +66,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     ways.add_argument("--dry-run", action="store_true", help=text)
     text = "train on this machine; see --at-once"
     ways.add_argument("--local", action="store_true", help=text)
-    text = "train as SLURM jobs in this partition"
-    command_line.add_option(ways, "--slurm", "PARTITION", text)
     command_line.add_at_once(group)
-    add = partial(command_line.add_option, group)
-    text = "hours after which a job saves a checkpoint and is requeued (default: %(default)g)"
-    add("--slurm-hours", "H", text, float, Slurm.hours)
-    text = "maximum number of jobs of an array that run simultaneously (default: %(default)s)"
-    add("--slurm-limit", "N", text, int, Slurm.limit)
-    text = "number of CPU cores per GPU (default: %(default)s)"
-    add("--slurm-cpus", "N", text, int, Slurm.cpus)
-    command_line.add_pairs(group, "--slurm-option")
+    jobs.add_study_options(group, ways)
 
     group = parser.add_argument_group("what to run on")
     add = partial(command_line.add_option, group)
@@ -100,13 +90,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_overrides(parser, "keys to set in every recipe")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
-    slurm = ("hours", "limit", "cpus", "option")
-    needs = {f"--slurm-{name}": ("--slurm", args.slurm) for name in slurm}
-    needs["--at-once"] = ("--local", args.local)
-    for option, (other, given) in needs.items():
-        name = option.strip("-").replace("-", "_")
-        if not given and getattr(args, name) != parser.get_default(name):
-            parser.error(f"{option} has no effect without {other}")
+    args.slurm = jobs.slurm_of(parser, args)
+    if not args.local and args.at_once != parser.get_default("at_once"):
+        parser.error("--at-once has no effect without --local")
     return args
 
 
@@ -151,16 +137,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
                 report()
     tables = report()
     if args.slurm:
-        slurm = Slurm(
-            args.slurm,
-            hours=args.slurm_hours,
-            limit=args.slurm_limit,
-            cpus=args.slurm_cpus,
-            options=dict(args.slurm_option),
-        )
-        queued = jobs.submit_study(study, run_net, slurm)
-        numbers = ", ".join(queued.values()) or "all runs are finished or already queued"
-        print(f"{len(queued)} jobs submitted: {numbers}")
+        jobs.submit_study(study, run_net, args.slurm)
     for table in tables:
         print(f"\n{table.experiment.title}\n\n{reproduce.paper_report(table)}")
     print(f"\nReports: {args.output}")

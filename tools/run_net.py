@@ -13,9 +13,9 @@ training run, and all give the same result:
                     multigrid-train --cfg ... NUM_GPUS 8 --num-shards 2 --shard-id 0 \
                         --init-method tcp://first-machine:9999
 
-  torchrun          On each machine:
-                    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \
-                        --rdzv-endpoint first-machine:9999 --no-python \
+  torchrun          On each machine, with its --node-rank:
+                    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 8 \
+                        --master-addr first-machine --master-port 9999 --no-python \
                         multigrid-train --cfg ... NUM_GPUS 8
 
   srun              Once, in a SLURM job with one task per GPU:
@@ -25,7 +25,7 @@ training run, and all give the same result:
                     process per GPU. The rendezvous is on the first machine. To change the port of
                     the rendezvous, use --init-method.
 
-  submitit          multigrid-submit ... submits the training run as a SLURM job.
+  SLURM, queued     multigrid-submit ... submits the training run as a SLURM job.
 
 Exit status:
   0    The training run has finished.

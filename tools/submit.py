@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
-from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, make_executor
+from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
 from slowfast_patches.study import jobs
 
 
@@ -38,22 +38,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--nodes", "N", "number of machines (default: NUM_SHARDS of the recipe)", int)
     text = "number of GPUs per machine (default: NUM_GPUS of the recipe)"
     add("--gpus-per-node", "N", text, int)
-    text = "hours after which the job saves a checkpoint and is requeued (default: %(default)g)"
-    add("--hours", "H", text, float, Slurm.hours)
-    text = "number of CPU cores per GPU, or per machine without GPUs (default: %(default)s)"
-    add("--cpus-per-gpu", "N", text, int, Slurm.cpus)
-    text = (
-        "how often the job may be requeued after its time limit; requeueing after preemption is "
-        "not counted (default: %(default)s)"
-    )
-    add("--requeues", "N", text, int, Slurm.requeues)
-    text = (
-        "seconds before the time limit at which the job is told to save a checkpoint; they must "
-        "be enough for one iteration and the checkpoint (default: %(default)s)"
-    )
-    add("--warning-seconds", "S", text, int, Slurm.warning_seconds)
-    add("--job-name", "NAME", "name of the job (default: %(default)s)", default="multigrid")
-    command_line.add_pairs(parser, "--option")
+    jobs.add_slurm_options(parser, "--", cpus="--cpus-per-gpu")
+    text = "name of the job (default: %(default)s)"
+    add("--job-name", "NAME", text, default=Slurm.name)
     text = "check the recipe and print the batch file without submitting it"
     parser.add_argument("--dry-run", action="store_true", help=text)
     command_line.add_overrides(parser, "keys of the recipe to replace")
@@ -70,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         cpus=args.cpus_per_gpu,
         requeues=args.requeues,
         warning_seconds=args.warning_seconds,
+        name=args.job_name,
         options=dict(args.option),
     )
     cfg = recipe_path(args.cfg).resolve()
@@ -81,18 +69,17 @@ def main(argv: list[str] | None = None) -> int:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     folder = Path(recipe.output_dir)
-    if args.dry_run:
-        machines = (recipe.num_shards, recipe.num_gpus)
-        print(batch_file(make_executor(folder / FOLDER, slurm, *machines, args.job_name)))
-        return 0
     run_net = Path(__file__).resolve().with_name("run_net.py")
     command = [sys.executable, str(run_net), "--cfg", str(cfg), *pairs]
-    number = jobs.submit_recipe(recipe, command, slurm, args.job_name)
+    if args.dry_run:
+        print(batch_file([command], recipe, slurm, folder / FOLDER), end="")
+        return 0
+    number = jobs.submit_recipe(recipe, command, slurm)
     print(
         f"\nSubmitted job {number}\n"
         f"  status:            squeue --jobs {number}\n"
         f"  log:               {folder / 'train.log'}\n"
-        f"  output:            {folder / FOLDER / f'{number}_*_log.out'} and .err\n"
+        f"  output:            {folder / FOLDER / f'{number}.out'}\n"
         f"  save and end:      scancel {number}\n"
         f"  save and requeue:  scancel --signal=TERM {number}"
     )

@@ -1,47 +1,57 @@
 """Train in SLURM jobs that are requeued and resume after their time limit or a preemption.
 
-Jobs are submitted with submitit. A job has one task per machine. Each task runs multigrid-train as
-a child process. At a time limit or preemption:
-
-1. SLURM sends a signal to each task. With SignalChildrenProcesses=yes in cgroup.conf, SLURM sends
-   the signal to the child processes as well.
-2. Each task sends SIGUSR1 to its multigrid-train.
-3. All ranks agree on an iteration, save a checkpoint, and exit with INTERRUPTED_STATUS.
-4. On the first machine, submitit requeues the job with the same job ID and folder. SLURM increments
-   SLURM_RESTART_COUNT.
-
-A table in docs/running.md lists all cases.
+A job has one task per machine, and each task is a multigrid-train. Before the time limit and at a
+preemption, SLURM sends a signal to the tasks. All ranks agree on an iteration, save a checkpoint,
+and exit with INTERRUPTED_STATUS. The batch file then requeues the job with the same job ID. A table
+in docs/running.md lists all cases.
 """
 
 from __future__ import annotations
 
-import math
-import shutil
+import os
+import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
-import submitit
-
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 
 FOLDER = "slurm"
-"""Name of the subfolder of a run in which submitit writes its files, such as job logs."""
+"""Name of the subfolder of a run with the logs of its jobs."""
 
-_KILL_WAIT = 30
-"""Seconds from SIGTERM to SIGKILL when SLURM ends or requeues a job (default of KillWait)."""
-_POLL_SECONDS = 0.2
-"""Interval in seconds at which the training process is polled."""
-_SAVED = (INTERRUPTED_STATUS, -signal.SIGTERM, -signal.SIGUSR1)
-"""Exit statuses after which a training can resume.
+_PAUSES = (1, 2, 4, 0)
+"""Seconds to wait after each failed call of squeue. There are as many attempts."""
+_RESUMABLE = (INTERRUPTED_STATUS, 128 + signal.SIGUSR1, 128 + signal.SIGTERM)
+"""Exit statuses of srun after which a training can resume.
 
-A signal kills a training that has not yet installed its signal handlers. The exit status is then
-the negative signal number.
+A signal kills a process that has not yet installed its signal handlers.
+"""
+
+# After a task has failed, srun lets the others end by themselves for 60 s. With
+# --kill-on-bad-exit=1, it would send them SIGTERM, so they would seem to be interrupted.
+_BATCH_FILE = """\
+#!/bin/bash
+{directives}
+{choice}srun --wait=60 --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" {command}
+status=$?
+job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+case $status in {resumable})
+    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
+        for seconds in 1 2 4 8 16; do
+            scontrol requeue "$job" && break
+            sleep $seconds
+        done
+    else
+        echo "The job has been restarted {requeues} times. To resume it, submit it again."
+    fi
+esac
+exit $status
 """
 
 
@@ -54,13 +64,14 @@ class Slurm:
         hours: Time limit of a job in hours. At the time limit, the job is requeued and resumes.
         limit: Maximum number of jobs of a job array that run at the same time.
         cpus: Number of CPU cores for each process.
-        requeues: Maximum number of times that a job is requeued at its time limit.
+        requeues: Number of restarts after which a job does not requeue itself again.
         warning_seconds: Seconds before the time limit at which SLURM sends a warning signal. The
             training must finish an iteration and save a checkpoint in this time.
-        options: Other options of sbatch by name, such as account.
+        name: Name of the jobs, as shown by squeue.
+        options: Other options of sbatch by name, such as account. The value of a flag is empty.
 
     Raises:
-        ValueError: `warning_seconds` is out of SLURM's range or longer than the job.
+        ValueError: `hours` or `warning_seconds` is out of range.
     """
 
     partition: str
@@ -69,22 +80,19 @@ class Slurm:
     cpus: int = 8
     requeues: int = 50
     warning_seconds: int = 120
+    name: str = "multigrid"
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.hours < 10_000 or self.cpus < 1:
+        if not 0 < self.hours < 10_000:
             raise ValueError(
-                f"a job must have at least 1 CPU core and less than 10,000 hours, not {self.cpus} "
-                f"and {self.hours:g}."
+                f"the time limit of a job is {self.hours:g} hours, but must be above 0 and below "
+                "10,000."
             )
-        if not 0 < self.warning_seconds < 65_536:
+        if not 0 < self.warning_seconds < min(65_536, self.minutes * 60):
             raise ValueError(
-                f"the warning time is {self.warning_seconds} seconds, but must be from 1 to 65535."
-            )
-        if self.minutes * 60 <= self.warning_seconds:
-            raise ValueError(
-                f"the time limit of a job is {self.hours:g} hours, but must be longer than the "
-                f"warning time of {self.warning_seconds} seconds. Give the job more hours."
+                f"the warning time is {self.warning_seconds} seconds, but must be from 1 to 65535 "
+                f"and shorter than the job, whose time limit is {self.hours:g} hours."
             )
 
     @property
@@ -93,199 +101,82 @@ class Slurm:
         return round(self.hours * 60)
 
 
-class _Executor(submitit.SlurmExecutor):
-    """Executor that can write batch files even on a machine without SLURM."""
-
-    @classmethod
-    def affinity(cls) -> int:
-        return 2
-
-
-def has_slurm() -> bool:
-    """Return whether SLURM jobs can be submitted from this machine."""
-    return shutil.which("sbatch") is not None
-
-
-def make_executor(
-    folder: Path, slurm: Slurm, machines: int, gpus: int, name: str = "multigrid"
-) -> submitit.SlurmExecutor:
-    """Return a submitit executor for jobs with one task on each machine.
-
-    Jobs can be requeued, whatever the cluster's default is. If a task fails, the tasks on all other
-    machines are ended.
+def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, logs: Path) -> str:
+    """Return the batch file of a job, or of a job array if there are several commands.
 
     Args:
-        folder: Folder in which submitit writes its files.
-        slurm: Resources to request.
-        machines: Number of machines of a job.
-        gpus: Number of GPUs on each machine. 0 requests none.
-        name: Name of the jobs, as shown by squeue.
+        commands: Command line of the training of each job. It is the same on all machines.
+        recipe: Recipe with the numbers of machines and of GPUs per machine.
+        slurm: Resources to request. Its `options` replace other options.
+        logs: Folder of the logs.
     """
-    executor = _Executor(folder=folder, max_num_timeout=slurm.requeues)
-    executor.update_parameters(
-        partition=slurm.partition,
-        time=slurm.minutes,
-        nodes=machines,
-        ntasks_per_node=1,
-        cpus_per_task=slurm.cpus * max(1, gpus),
-        array_parallelism=slurm.limit,
-        job_name=name,
-        signal_delay_s=slurm.warning_seconds,
-        additional_parameters={"requeue": True, **slurm.options},
-        srun_args=["--kill-on-bad-exit=1", "--wait=0"],
-        **({"gpus_per_node": gpus} if gpus else {}),
+    is_array = len(commands) > 1
+    options = {
+        "job-name": slurm.name,
+        "partition": slurm.partition,
+        "time": slurm.minutes,
+        "nodes": recipe.num_shards,
+        "ntasks-per-node": 1,
+        "cpus-per-task": slurm.cpus * max(1, recipe.num_gpus),
+        "signal": f"USR1@{slurm.warning_seconds}",
+        "requeue": "",
+        "open-mode": "append",
+        "output": f"{logs.resolve()}/".replace("%", "%%") + ("%A_%a.out" if is_array else "%j.out"),
+    }
+    if recipe.num_gpus:
+        options["gpus-per-node"] = recipe.num_gpus
+    choice, command = "", shlex.join(commands[0])
+    if is_array:
+        options["array"] = f"0-{len(commands) - 1}%{slurm.limit}"
+        cases = "".join(f"{n}) set -- {shlex.join(words)};;\n" for n, words in enumerate(commands))
+        choice, command = f"case $SLURM_ARRAY_TASK_ID in\n{cases}esac\n", '"$@"'
+    directives = [
+        f"#SBATCH --{name}" + (f"={shlex.quote(str(value))}" if value != "" else "")
+        for name, value in {**options, **slurm.options}.items()
+    ]
+    return _BATCH_FILE.format(
+        directives="\n".join(directives),
+        choice=choice,
+        command=command,
+        resumable="|".join(map(str, _RESUMABLE)),
+        requeues=slurm.requeues,
     )
-    return executor
 
 
-def batch_file(executor: submitit.SlurmExecutor) -> str:
-    """Return the batch file that would be submitted for one job."""
-    return executor._make_submission_file_text(executor._submitit_command_str, "")
-
-
-def queue(executor: submitit.SlurmExecutor, jobs: Sequence[Job]) -> list[str]:
-    """Submit jobs to SLURM. Several jobs are submitted as one job array.
-
-    Returns:
-        The job IDs, in the order of `jobs`.
+def queue(text: str) -> str:
+    """Submit a batch file to SLURM, and return the ID of the job or of the job array.
 
     Raises:
-        ValueError: SLURM rejects the jobs.
+        ValueError: SLURM rejects the batch file.
     """
-    errors = submitit.core.utils
-    try:
-        # submitit's `map_array` takes one function for all jobs, but each `Job` is a callable.
-        with executor.batch():
-            queued = [executor.submit(job) for job in jobs]
-        return [job.job_id for job in queued]
-    except (
-        subprocess.CalledProcessError,
-        errors.FailedJobError,
-        errors.FailedSubmissionError,
-    ) as error:
-        why = getattr(error, "stderr", None) or error
-        raise ValueError(f"SLURM rejected the jobs: {why}") from error
+    # sbatch would pass variables of the job in which this process may run to the new job.
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "SLURM_CONF" or not name.startswith("SLURM_")
+    }
+    done = _run(["sbatch", "--parsable"], input=text, env=inherited)
+    if done.returncode:
+        raise ValueError(f"SLURM rejected the jobs: {done.stderr.strip()}")
+    return done.stdout.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
 
 
-def state_in_queue(number: str) -> str:
-    """Return the state of a job as shown by squeue, such as "RUNNING".
+def queued_jobs() -> set[str]:
+    """Return the IDs of all jobs that are queued or running.
 
-    Args:
-        number: Job ID.
-
-    Returns:
-        The state, or "" if the job has ended.
+    Raises:
+        ValueError: squeue keeps failing.
     """
-    command = ["squeue", "--noheader", "--format=%T", "--jobs", number]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    for seconds in _PAUSES:
+        done = _run(["squeue", "--all", "--array", "--noheader", "--format=%i"])
+        if done.returncode == 0:
+            return set(done.stdout.split())
+        time.sleep(seconds)
+    raise ValueError(
+        f"squeue fails, so it is unknown which jobs are queued: {done.stderr.strip()}. Nothing was "
+        "submitted. Repeat the command when SLURM is available."
+    )
 
 
-@dataclass
-class Job:
-    """SLURM job that runs one training.
-
-    When the job is started again, the training resumes from the last checkpoint.
-
-    Attributes:
-        command: Command line of the training. It is the same on all machines.
-        warning_seconds: Seconds from the warning signal to the time limit of the job.
-    """
-
-    command: tuple[str, ...]
-    warning_seconds: int = Slurm.warning_seconds
-    _training: subprocess.Popen[bytes] | None = field(default=None, init=False, compare=False)
-
-    def __call__(self) -> int:
-        """Run the training on this machine and wait until it ends.
-
-        Returns:
-            0, the result that submitit stores for the job.
-
-        Raises:
-            RuntimeError: The training failed. The log of the training tells the reason.
-            SystemExit: The training was interrupted and has saved a checkpoint.
-        """
-        warning = _warning_signal()
-        for number in {signal.SIGTERM, signal.SIGUSR1} - {warning}:
-            signal.signal(number, lambda *_: self._ask_to_save())
-        # SLURM may send the warning signal to this task and to the training. Only the task acts.
-        self._training = subprocess.Popen(
-            self.command, preexec_fn=lambda: signal.signal(warning, signal.SIG_IGN)
-        )
-        try:
-            status = self._wait()
-        finally:
-            # Wait while the training saves. SLURM kills the training when this task ends.
-            self._wait(_KILL_WAIT)
-        if status in _SAVED:
-            _requeue(submitit.JobEnvironment())
-        if status:
-            raise RuntimeError(f"the training failed with exit status {status}: {self.command}")
-        return 0
-
-    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Ask the training to save a checkpoint, and return the job to requeue.
-
-        submitit calls this in its handler of the warning signal on the first machine. If the
-        checkpoint is not saved in time, the job is requeued anyway, shortly before the time limit.
-        The training then has another 30 seconds (KillWait) to save. The job is also requeued if the
-        training happens to finish in this time. It then finishes again after the restart.
-        """
-        if self._training is not None:
-            seconds = max(self.warning_seconds - _KILL_WAIT, self.warning_seconds / 2)
-            self._ask_to_save()
-            if self._wait(seconds) is None:
-                _say(
-                    f"The training did not save within {seconds:.0f} s. It will resume from its "
-                    "last checkpoint."
-                )
-        return submitit.helpers.DelayedSubmission(Job(self.command, self.warning_seconds))
-
-    def _ask_to_save(self) -> None:
-        if self._training is not None:
-            self._training.send_signal(signal.SIGUSR1)
-
-    def _wait(self, seconds: float = math.inf) -> int | None:
-        """Wait until the training ends, for at most `seconds`.
-
-        Polling is used because `Popen.wait` could deadlock if a signal handler also waits.
-
-        Returns:
-            Exit status of the training. If a signal killed the training, this is the negative
-            signal number. None if the training is still running.
-        """
-        assert self._training is not None, "the training has not been started"
-        deadline = time.monotonic() + seconds
-        while (status := self._training.poll()) is None and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        return status
-
-
-def _warning_signal() -> signal.Signals:
-    """Return the warning signal that submitit requests from SLURM before the time limit."""
-    return signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
-
-
-def _requeue(job: Any) -> None:
-    """Requeue a job after its training has saved a checkpoint, and exit.
-
-    The first machine raises the warning signal, and submitit's signal handler then requeues the
-    job. The other machines exit with status 0. A cancelled job is not requeued. As SLURM would
-    allow that, the state of the job is checked first.
-    """
-    if job.global_rank != 0:
-        _say("The training has saved a checkpoint. The first machine requeues the job.")
-        sys.exit(0)
-    state = state_in_queue(job.job_id)
-    if state not in ("RUNNING", "SIGNALING"):
-        _say(
-            "The training has saved a checkpoint, but the job is not requeued, because "
-            f"the job is {state or 'unknown to squeue'}."
-        )
-        sys.exit(1)
-    _say("The training has saved a checkpoint. The job is requeued.")
-    signal.raise_signal(_warning_signal())
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
+def _run(command: Sequence[str], **options: Any) -> CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, **options)

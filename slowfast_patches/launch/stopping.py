@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from slowfast_patches.utils.signals import (
     EARLY,
     STOP_SIGNALS,
     TrainingInterruptedError,
+    finished,
     listening,
 )
 
@@ -47,11 +48,13 @@ def interruptible() -> Iterator[None]:
     """Context manager: raise TrainingInterruptedError on SIGTERM and SIGUSR1.
 
     Use this while a run is set up. During the training, use `StopRequest`, so that a checkpoint is
-    saved.
+    saved. The signals have no effect once the run has `finished`.
     """
+    finished.clear()
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not finished.is_set():
+            raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
 
     with handle_signals((signal.SIGTERM, signal.SIGUSR1), interrupt):
         yield
@@ -63,13 +66,17 @@ def handle_signals(numbers: Sequence[signal.Signals], handler: Handler) -> Itera
 
     Outside the main thread, where Python does not allow signal handlers, this does nothing.
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number in numbers if in_main}
+    before = _set_handlers(dict.fromkeys(numbers, handler))
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        _set_handlers(before)
+
+
+def _set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
+    """Set signal handlers, and return the previous ones."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return {number: signal.signal(number, handlers[number]) for number in handlers if in_main}
 
 
 class StopRequest:
@@ -98,21 +105,21 @@ class StopRequest:
         self._agreed = 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
         self._group: Any = None
-        self._listening = handle_signals(STOP_SIGNALS, self._note)
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         listening.append(self)
         if self._world.size > 1:
             # gloo exchanges the flag on the CPU, so that the GPU is not delayed.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._listening.__enter__()
+        self._handlers = _set_handlers(dict.fromkeys(STOP_SIGNALS, self._note))
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         listening.remove(self)
-        # While an interrupted process waits for others to save, a second signal must not kill it.
-        if self._world.size == 1 or not isinstance(error, TrainingInterruptedError):
-            self._listening.__exit__(None, None, None)
+        # A signal must not kill a rank that waits for rank 0 to save a checkpoint or the result.
+        if self._world.size == 1 or isinstance(error, Exception):
+            _set_handlers(self._handlers)
 
     def ask(self) -> None:
         """Start to tell the other processes whether this process was asked to stop."""

@@ -26,7 +26,7 @@ from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import EARLY, TrainingInterruptedError, handle_signals
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError, exit_status, report
 from slowfast_patches.utils.distributed import World, gather_objects, wait_for_all
-from slowfast_patches.utils.signals import STOP_SIGNALS
+from slowfast_patches.utils.signals import STOP_SIGNALS, finished
 
 Main = Callable[[Recipe, World], None]
 
@@ -108,6 +108,7 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
                 if not _started(folder):
                     raise
                 ended.result()
+            finished.set()
         except (dist.DistError, RendezvousError, TimeoutError) as error:
             raise _not_joined(recipe, config.rdzv_endpoint, error) from error
         except ChildFailedError as error:
@@ -202,11 +203,14 @@ def work(recipe: Recipe, main: Main) -> None:
         import_modules(recipe.imports)  # Spawned processes have not imported these modules yet.
         device = process_device(recipe, local_rank)
         _join(recipe)
+        patience = timedelta(seconds=recipe.dist_stall_seconds)
         try:
             main(recipe, World(rank, dist.get_world_size(), device, local_rank))
         except TrainingInterruptedError:
-            wait_for_all()  # When one rank ends, the launcher ends ranks that are still saving.
+            wait_for_all(patience)
             raise
+        # Soon after some ranks have ended, launchers end ranks that still save or write results.
+        wait_for_all(patience)
         dist.destroy_process_group()
     except BaseException as error:
         _end(error, rank, local_rank)
@@ -278,6 +282,7 @@ def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
     Each rank reports errors of its own. To avoid repetition, only local rank 0 reports that another
     rank failed or that the rendezvous failed. Only rank 0 reports an interruption.
     """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The exit status must tell the error.
     try:
         reports = local_rank == 0 or not isinstance(error, JoiningError)
         if isinstance(error, TrainingInterruptedError):

@@ -5,9 +5,14 @@ Runs that already have a queued or running job are not submitted again.
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
+import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from slowfast_patches import patching
@@ -16,18 +21,67 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.launch.slurm import (
-    FOLDER,
-    Job,
-    Slurm,
-    has_slurm,
-    make_executor,
-    queue,
-    state_in_queue,
-)
+from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, queue, queued_jobs
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.runs import Study, run_command
+from slowfast_patches.utils import command_line
+from slowfast_patches.utils.files import write_text
+
+_JOBS = "jobs.json"
+"""Name of the file with the job IDs, in the folder of the logs."""
+
+
+def add_slurm_options(group: argparse._ActionsContainer, prefix: str, *, cpus: str) -> None:
+    """Add the options of a job that all programs have in common (see `Slurm`).
+
+    Args:
+        group: Parser or argument group.
+        prefix: Start of the names of the options.
+        cpus: Name of the option for the number of CPU cores.
+    """
+    add = partial(command_line.add_option, group)
+    text = "hours after which a job saves a checkpoint and is requeued (default: %(default)g)"
+    add(f"{prefix}hours", "H", text, float, Slurm.hours)
+    text = "number of CPU cores per GPU, or per machine without GPUs (default: %(default)s)"
+    add(cpus, "N", text, int, Slurm.cpus)
+    text = (
+        "number of restarts after which a job does not requeue itself again (default: %(default)s)"
+    )
+    add(f"{prefix}requeues", "N", text, int, Slurm.requeues)
+    text = (
+        "seconds before the time limit at which the job is told to save a checkpoint; they must "
+        "be enough for one iteration and the checkpoint (default: %(default)s)"
+    )
+    add(f"{prefix}warning-seconds", "S", text, int, Slurm.warning_seconds)
+    command_line.add_pairs(group, f"{prefix}option")
+
+
+def add_study_options(group: argparse._ActionsContainer, ways: argparse._ActionsContainer) -> None:
+    """Add --slurm and the options of the jobs of a study.
+
+    Args:
+        group: Parser or argument group.
+        ways: Group of the options that exclude --slurm.
+    """
+    text = "train as SLURM jobs in this partition"
+    command_line.add_option(ways, "--slurm", "PARTITION", text)
+    add_slurm_options(group, "--slurm-", cpus="--slurm-cpus")
+    text = "maximum number of jobs of an array that run simultaneously (default: %(default)s)"
+    command_line.add_option(group, "--slurm-limit", "N", text, int, Slurm.limit)
+
+
+def slurm_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Slurm | None:
+    """Return the resources that the options of a study request, or None without --slurm."""
+    names = ("hours", "limit", "cpus", "requeues", "warning_seconds", "option")
+    values = {name: getattr(args, f"slurm_{name}") for name in names}
+    if args.slurm:
+        return Slurm(args.slurm, options=dict(values.pop("option")), **values)
+    for name, value in values.items():
+        if value != parser.get_default(f"slurm_{name}"):
+            option = command_line.option_of(f"slurm_{name}")
+            parser.error(f"{option} has no effect without --slurm")
+    return None
 
 
 def job_keys(
@@ -134,21 +188,20 @@ def _check_files(recipe: Recipe) -> list[str]:
     ]
 
 
-def submit_recipe(recipe: Recipe, command: Sequence[str], slurm: Slurm, name: str) -> str:
+def submit_recipe(recipe: Recipe, command: Sequence[str], slurm: Slurm) -> str:
     """Submit a training, and return its job ID.
 
     Args:
         recipe: Recipe whose OUTPUT_DIR is the folder of the run.
         command: Command line of the training.
         slurm: Resources to request.
-        name: Name of the job.
 
     Raises:
         ValueError: SLURM is missing or rejects the job, or the folder already has a queued or
             running job.
     """
     folder = Path(recipe.output_dir)
-    queued = submit({".": (recipe, command)}, folder, slurm, name)
+    queued = submit({".": (recipe, command)}, folder, slurm)
     if not queued:
         number = _register(folder)["."]
         raise ValueError(
@@ -159,7 +212,7 @@ def submit_recipe(recipe: Recipe, command: Sequence[str], slurm: Slurm, name: st
 
 
 def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
-    """Submit the missing runs of a study.
+    """Submit the missing runs of a study, and say so on standard error.
 
     Returns:
         Maps the folder of each submitted run, relative to the study's output folder, to its job ID.
@@ -172,14 +225,14 @@ def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
         folder = study.folder(arm, seed)
         command = run_command(arm, seed, folder.resolve(), run_net.resolve())
         runs[str(folder.relative_to(study.output))] = (arm.recipe, command)
-    return submit(runs, study.output, slurm)
+    queued = submit(runs, study.output, slurm)
+    numbers = ", ".join(queued.values()) or "all runs are finished or already queued"
+    print(f"{len(queued)} jobs submitted: {numbers}", file=sys.stderr)
+    return queued
 
 
 def submit(
-    runs: Mapping[str, tuple[Recipe, Sequence[str]]],
-    folder: Path,
-    slurm: Slurm,
-    name: str = "multigrid",
+    runs: Mapping[str, tuple[Recipe, Sequence[str]]], folder: Path, slurm: Slurm
 ) -> dict[str, str]:
     """Submit the runs that have no queued or running job, and store the job IDs.
 
@@ -187,9 +240,8 @@ def submit(
 
     Args:
         runs: Maps the name of each run to its recipe and its command line.
-        folder: Folder to store the job IDs in.
+        folder: Folder to store the job IDs and the logs in.
         slurm: Resources to request.
-        name: Name of the jobs.
 
     Returns:
         Maps the name of each submitted run to its job ID.
@@ -197,26 +249,45 @@ def submit(
     Raises:
         ValueError: SLURM is missing or rejects the jobs.
     """
-    if not has_slurm():
+    if shutil.which("sbatch") is None:
         raise ValueError(
-            "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train or "
-            "multigrid-reproduce --local."
+            "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train, "
+            "multigrid-compare without --slurm or multigrid-reproduce --local."
         )
     known = _register(folder)
-    arrays: dict[tuple[int, int], dict[str, Job]] = defaultdict(dict)
-    for run, (recipe, command) in runs.items():
-        if run not in known or not state_in_queue(known[run]):
-            job = Job(tuple(command), slurm.warning_seconds)
-            arrays[recipe.num_shards, recipe.num_gpus][run] = job
+    active = queued_jobs() if known else set()
+    arrays: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for name, (recipe, _) in runs.items():
+        if known.get(name) not in active:
+            arrays[recipe.num_shards, recipe.num_gpus].append(name)
     queued = dict[str, str]()
-    for (machines, gpus), jobs in arrays.items():
-        executor = make_executor(folder / FOLDER, slurm, machines, gpus, name)
-        queued |= dict(zip(jobs, queue(executor, list(jobs.values())), strict=True))
-        (folder / FOLDER / "jobs.json").write_text(json.dumps(known | queued), encoding="utf-8")
+    for names in arrays.values():
+        commands = [runs[name][1] for name in names]
+        with _new_folder(folder / FOLDER) as logs:
+            number = queue(batch_file(commands, runs[names[0]][0], slurm, logs))
+        elements = [f"{number}_{n}" for n in range(len(names))] if len(names) > 1 else [number]
+        queued |= dict(zip(names, elements, strict=True))
+        write_text(logs / _JOBS, json.dumps(known | queued))
     return queued
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Context manager: create a folder, and remove it if the body fails.
+
+    SLURM does not create the folder of a log.
+    """
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    except ValueError:
+        for path in new:
+            path.rmdir()
+        raise
 
 
 def _register(folder: Path) -> dict[str, str]:
     """Return the job IDs stored in a folder as a mapping from names of runs to job IDs."""
-    path = folder / FOLDER / "jobs.json"
+    path = folder / FOLDER / _JOBS
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -61,6 +61,7 @@ from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine_errors import explain_machine_error
+from slowfast_patches.utils.signals import finished
 
 logger = logging.getLogger(__name__)
 
@@ -184,9 +185,10 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
             trained = _train(recipe, world, stop, hooks) if trains else None
             with trained.record.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained, overlaps) if tests else None
-        if world.is_main:
-            with explain_write_errors("The result", output_dir):
-                write_result(recipe, world, trained, metrics, overlaps)
+            if world.is_main:
+                with explain_write_errors("The result", output_dir):
+                    write_result(recipe, world, trained, metrics, overlaps)
+            finished.set()
 
 
 def _check_lists(recipe: Recipe, splits: Sequence[str], world: World) -> list[Overlap]:

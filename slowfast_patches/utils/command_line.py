@@ -24,7 +24,9 @@ from slowfast_patches.utils.machine_errors import explain_machine_error
 from slowfast_patches.utils.signals import (
     BY_HAND_STATUS,
     INTERRUPTED_STATUS,
+    STOP_SIGNALS,
     TrainingInterruptedError,
+    finished,
 )
 
 MISTAKE_STATUS = 2
@@ -103,16 +105,18 @@ def start_program(*, resumes: bool = False) -> None:
     of the user (option --import).
 
     Args:
-        resumes: Whether the program is a training that can be resumed. SIGTERM then ends the
-            program with status 75.
+        resumes: Whether the program is a training that can be resumed. SIGTERM and SIGUSR1 then end
+            the program with status 75. When its `main` has returned, they are ignored.
     """
     if sys.path[0] == os.path.dirname(os.path.abspath(sys.argv[0])):
         del sys.path[0]
-    for number in (signal.SIGINT, signal.SIGTERM)[: 1 + resumes]:
+    for number in STOP_SIGNALS if resumes else (signal.SIGINT,):
         signal.signal(number, _end)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def _end(number: int, frame: FrameType | None) -> None:
+    if finished.is_set():
+        return
     if _is_first_here():
         os.write(2, b"interrupted\n")
     by_hand = number == signal.SIGINT
@@ -138,6 +142,7 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
         def run(*arguments: Any) -> int:
+            resumes = signal.getsignal(signal.SIGTERM) is _end
             if signal.getsignal(signal.SIGINT) is _end:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             out, err = (cast(TextIO, _Printable(stream)) for stream in (sys.stdout, sys.stderr))
@@ -157,6 +162,9 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
                     return exit_status(error)
                 except BaseException as error:
                     return report(error, terminal=_is_first_here())
+                finally:
+                    for number in STOP_SIGNALS if resumes else ():
+                        signal.signal(number, signal.SIG_IGN)
 
         return run
 

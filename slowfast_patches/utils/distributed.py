@@ -85,7 +85,7 @@ def broadcast_from_main(make: Callable[[], T]) -> T:
     """
     if _alone():
         return make()
-    with _patient_group() as group:
+    with _temporary_group(_PATIENCE) as group:
         made: list[T | TrainingInterruptedError | None] = [None]
         if dist.get_rank() == 0:
             try:
@@ -99,18 +99,18 @@ def broadcast_from_main(make: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _patient_group() -> Iterator[dist.ProcessGroup]:
-    """Context manager: create a gloo group of all processes, with a timeout of 7 days.
+def _temporary_group(timeout: timedelta) -> Iterator[dist.ProcessGroup]:
+    """Context manager: create a gloo group of all processes.
 
     All processes must call this. If the body raises an error, the group is not destroyed. The other
     processes would otherwise report a closed connection before this process reports its error.
     """
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    group = dist.new_group(backend="gloo", timeout=timeout)
     yield group
     dist.destroy_process_group(group)
 
 
-def wait_for_all() -> None:
-    """Wait until all processes have called this function, for up to 7 days."""
-    with _patient_group() as group:
+def wait_for_all(timeout: timedelta) -> None:
+    """Wait until all processes have called this function."""
+    with _temporary_group(timeout) as group:
         dist.barrier(group)

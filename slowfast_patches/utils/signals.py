@@ -19,6 +19,10 @@ BY_HAND_STATUS = 130
 EARLY = "stopped by {} before the training began. Repeat the command to start it."
 
 
+finished = threading.Event()
+"""Set when the result of a run is written. Stop signals are ignored from then on."""
+
+
 class TrainingInterruptedError(BaseException):
     """Error raised when a signal has stopped a training that can be resumed.
 

@@ -1,8 +1,8 @@
 """tools/run_net.py for tests, by the environment: with FAULT=PLACE:NUMBER it kills itself (-9) at a
-call, with ONE_BLOCK networks have one block in each stage.
+call, with ONE_BLOCK networks have one block in each stage, with PAUSE=SECONDS steps wait.
 
 NUMBER counts the calls of a process from 1. With FAULTY_RANK it is that rank alone. What torchrun
-starts again is not killed again.
+or SLURM starts again has no faults.
 """
 
 import importlib
@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,23 @@ def install(place: str, number: int) -> None:
     setattr(owner, name, faulty)
 
 
+def pause(seconds: float) -> None:
+    """Wait before each step."""
+    step = Stepper.__call__
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(seconds)
+        return step(*args, **options)
+
+    Stepper.__call__ = slow
+
+
 if __name__ == "__main__":
-    rank = os.environ.get("RANK", "0")
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    again = any(os.environ.get(name, "0") != "0" for name in counts)
+    if "PAUSE" in os.environ and not again:
+        pause(float(os.environ["PAUSE"]))
     place, number = os.environ.get("FAULT", "none:0").split(":")
     if place in PLACES and os.environ.get("FAULTY_RANK", rank) == rank and not again:
         install(place, int(number))

@@ -107,6 +107,43 @@ def test_two_machines_of_one_process_train_what_one_process_does(
     assert sorted(written) == ["logs", "rank_0001.log"], "only the first process writes"
 
 
+BEFORE = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1)"
+AFTER = """
+import atexit, os, signal
+from slowfast_patches.launch import workers
+from slowfast_patches.train import run
+
+def around(module, name):
+    function = getattr(module, name)
+    def signalled(*arguments):
+        send()
+        function(*arguments)
+        send()
+    setattr(module, name, signalled)
+
+def send():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+around(run, "write_result")
+around(workers, "wait_for_all")
+atexit.register(send)
+"""
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_signals_end_a_run_before_its_training_and_not_after_its_result(
+    start, free_port, tmp_path: Path, opened: type, machines: int
+):
+    where = ("--init-method", f"tcp://127.0.0.1:{free_port()}", "--num-shards", machines)
+    (tmp_path / "before.py").write_text(BEFORE)
+    (tmp_path / "after.py").write_text(AFTER)
+    keys = ("TRAIN.BATCH_SIZE", 4 // machines)
+    for module, status in (("before", 75), ("after", 0)):
+        run = (*where, *keys, "--import", module)
+        said_by([start(tmp_path, *run, "--shard-id", n) for n in range(machines)], status)
+    assert "top1" in opened(tmp_path / "out").result
+
+
 def test_torchrun_trains_what_one_process_does_though_a_rank_is_killed(
     free_port: Callable[[], int],
     tiny_recipe: Path,

@@ -1,17 +1,14 @@
 """Tables and figures of the paper: what is in them, what they would cost, and what came of runs."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study import arms, reproduce
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.jobs import submit_study
 from slowfast_patches.study.paper import EXPERIMENTS, PAPER, Row, paper_arms
 from slowfast_patches.study.runs import Study
 
@@ -332,50 +329,3 @@ def test_the_whole_path_of_a_table(
     assert all(0 <= r["measured"]["top1"]["mean"] <= 100 for r in (baseline, ours))
     status, _, err = cli(*command)
     assert (status, "starts" in err) == (0, False)
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an sbatch that keeps what it is given, and programs to whom all jobs run."""
-    folder = tmp_path / "slurm_bin"
-    folder.mkdir()
-    programs = {
-        "sbatch": f'cat "$1" >> {folder}/submitted\necho "Submitted batch job 4242"',
-        "srun": "",
-        "squeue": "echo RUNNING",
-    }
-    for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    return folder
-
-
-def test_runs_become_an_array_and_none_is_queued_twice(slurm: Path, tmp_path: Path) -> None:
-    arms = [arm("table4", label) for label in ("baseline", "multigrid")]
-    study = Study(arms, [0, 1], tmp_path / "out")
-    done = study.folder(arms[0], 0)
-    done.mkdir(parents=True)
-    (done / "result.json").write_text("{}")
-    options = Slurm("gpu", hours=12, limit=3, cpus=6, options={"account": "vision"})
-    asked = (study, ROOT / "tools/run_net.py", options)
-    assert list(submit_study(*asked).values()) == ["4242_0", "4242_1", "4242_2"]
-    script = (slurm / "submitted").read_text()
-    for line in (
-        *("--array=0-2%3", "--partition=gpu", "--time=720", "--nodes=1", "--gpus-per-node=1"),
-        *("--cpus-per-task=6", "--account=vision", "--ntasks-per-node=1"),
-    ):
-        assert f"#SBATCH {line}\n" in script, line
-    assert submit_study(*asked) == {}
-    (slurm / "squeue").write_text("#!/bin/sh\nexit 1\n")  # the queue has forgotten the jobs
-    assert len(submit_study(*asked)) == 3
-
-
-def test_the_command_queues_what_is_missing(
-    slurm: Path, cli: Callable, demo_data: Path, tmp_path: Path
-) -> None:
-    inputs = ["--kinetics", demo_data, "--imagenet-weights", demo_data / "tiny.yaml"]
-    keys = ["MODEL.NUM_CLASSES", 8, "SOLVER.LENGTH", 2]
-    status, out, err = cli("table4", "--slurm", "gpu", "--output", tmp_path / "out", *inputs, *keys)
-    assert status == 0, err
-    assert "2 jobs submitted: 4242_0, 4242_1" in out

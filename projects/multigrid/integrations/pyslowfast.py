@@ -44,6 +44,9 @@ def _take_script() -> None:
 if __name__ == "__main__":
     _take_script()
 if __name__ in ("__main__", "__mp_main__"):
-    enable()
+    try:
+        enable()
+    except ImportError as error:
+        sys.exit(f"Multigrid training cannot be enabled: {error}")
     __file__ = os.environ[_SCRIPT]
     exec(compile(Path(__file__).read_bytes(), __file__, "exec"), globals())

@@ -43,7 +43,7 @@ def enable() -> None:
     | datasets.loader.shuffle_dataset | starts the epoch |
     | models.build.build_model | converts the model (`PySlowFastMultigrid.convert`) |
     | models.optimizer.get_epoch_lr | returns the learning rate of the schedule |
-    | models.optimizer.set_lr | begins the iteration, and sets the learning rate as before |
+    | models.optimizer.set_lr | begins the iteration, with the original's factors by layer |
     | utils.misc.aggregate_sub_bn_stats | averages BN running statistics over processes |
 
     Call this before the script imports from `slowfast`. A second call does nothing.

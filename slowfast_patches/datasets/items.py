@@ -32,7 +32,7 @@ from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.index import VideoIndex
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
-from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
+from slowfast_patches.utils.command_line import WorkerError
 
 Label = int | NDArray[np.float32]
 """A class index, or a multi-hot vector (classes,) in multi-label data sets."""
@@ -76,17 +76,11 @@ class VideoBatch(Batch):
     redrawn: NotRequired[int]
 
 
-class TooManyUnreadableError(ToolError):
+class TooManyUnreadableError(WorkerError):
     """Error raised when too many videos are unreadable.
 
     The cause is then most likely a wrong list or a wrong prefix of its paths.
     """
-
-    exit_status = MISTAKE_STATUS
-
-    def __init__(self, message: str) -> None:
-        # DataLoader re-raises a worker's error with the traceback before the message. Remove it.
-        super().__init__(message.rsplit("TooManyUnreadableError: ", 1)[-1].strip())
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine_errors import explain_machine_error
 from slowfast_patches.utils.signals import finished
+from slowfast_patches.utils.storage import as_path
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
     videos = read_list(recipe, split)
     different = (path for path, _ in groupby(getattr(v, "path", "") for v in videos) if path)
     paths = list(islice(different, _LOOKED_AT))
-    if paths and not any(Path(path).exists() for path in paths):
+    if paths and not any(as_path(path).exists() for path in paths):
         raise ValueError(
             f"None of the first {len(paths)} videos in {list_path(recipe, split)} exists, for "
             f"example {paths[0]}. Set DATA.PATH_PREFIX to the folder that precedes the paths in "

@@ -45,6 +45,16 @@ class ToolError(RuntimeError):
     exit_status = _FAILED
 
 
+class WorkerError(ToolError):
+    """Mistake of the user that a worker of a DataLoader may raise. The message stays short."""
+
+    exit_status = MISTAKE_STATUS
+
+    def __init__(self, message: str) -> None:
+        # DataLoader re-raises a worker's error with the traceback before the message. Remove it.
+        super().__init__(message.rsplit(f"{type(self).__name__}: ", 1)[-1].strip())
+
+
 def exit_status(error: BaseException) -> int:
     """Return the exit status with which a program must end because of an error.
 

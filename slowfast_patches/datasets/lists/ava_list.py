@@ -29,6 +29,7 @@ from slowfast_patches.datasets.lists.csv_list import (
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
 from slowfast_patches.datasets.reading.formats import video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
 
 def annotation(recipe: Recipe, name: str) -> Path:
     """Return the path of a file in AVA.ANNOTATION_DIR."""
-    return Path(recipe.ava.annotation_dir or recipe.data.path_to_data_dir) / name
+    return as_path(recipe.ava.annotation_dir or recipe.data.path_to_data_dir) / name
 
 
 def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
@@ -264,4 +265,5 @@ def _video_lists(recipe: Recipe, split: str) -> list[Path]:
         raise ValueError(
             f"AVA.{'TRAIN' if split == 'train' else 'TEST'}_LISTS is empty, but must name a list"
         )
-    return [Path(recipe.ava.frame_list_dir or recipe.data.path_to_data_dir, n) for n in names]
+    folder = as_path(recipe.ava.frame_list_dir or recipe.data.path_to_data_dir)
+    return [folder / name for name in names]

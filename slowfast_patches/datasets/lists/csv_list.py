@@ -13,6 +13,7 @@ from typing import NamedTuple
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.reading.formats import is_video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.utils.storage import as_path, is_remote, join
 
 _SEPARATORS = (",", ";", "\t", " ")
 """Common separators. An error message suggests one of them if a line cannot be parsed."""
@@ -24,7 +25,8 @@ A path that starts with a character of `_EXPANDED` is unusual as well."""
 _EXPANDED = ("~", "$")
 """Characters at the start of a path that a shell would replace."""
 _ADVICE = {
-    "://": "is an address, but only files are read. Write the path of the downloaded file",
+    "://": "is an address that cannot be read. Write the path of the downloaded file, or an "
+    "address such as s3://bucket/video.mp4",
     ":/": "is not a path on this machine. Write the path on this machine",
     "\\": "is not a path on this machine. Write the path on this machine, with / instead of \\",
     **dict.fromkeys(_EXPANDED, "starts with ~ or $, which is not replaced. Write the whole path"),
@@ -71,7 +73,7 @@ def read_csv(
     """
     check_list(path)
     separator = separator.replace("\\t", "\t")
-    folder = Path(prefix) if prefix else path.parent
+    folder = as_path(prefix) if prefix else path.parent
     places = dict[int, str]()
 
     def parse(lines: Iterable[str]) -> Iterator[LabelledVideo]:
@@ -85,7 +87,7 @@ def read_csv(
                 raise ValueError(f"{path}, line {number}: {error}") from None
             if label not in places:
                 places[label] = f"line {number}"
-            yield LabelledVideo(str(folder / name), label)
+            yield LabelledVideo(join(folder, name), label)
 
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -176,21 +178,23 @@ def _check_path(name: str, folder: Path, separator: str) -> None:
         ValueError: The path is an address, lies in an archive or on another machine, or includes a
             column of the list.
     """
-    found = _ODD.search(name.lower())
+
+    def exists(part: str) -> bool:
+        return as_path(join(folder, part)).exists()
+
+    found = None if is_remote(name) else _ODD.search(name.lower())
     odd = name if name[0] in _EXPANDED else name[found.start() :] if found else ""
-    if odd and (
-        not (folder / name).exists() or (found and (folder / name[: found.end()]).is_file())
-    ):
+    if odd and (not exists(name) or (found and (folder / name[: found.end()]).is_file())):
         advice = next(text for start, text in _ADVICE.items() if odd.startswith(start))
         raise ValueError(f"{name!r:.200} {advice}")
-    if name[-1] in _SEPARATORS and not (folder / name).exists():
+    if name[-1] in _SEPARATORS and not exists(name):
         raise ValueError(f"{name!r:.200} ends with a separator. Remove it from all lines")
-    if is_video_name(name) or separator not in name or (folder / name).exists():
+    if is_video_name(name) or separator not in name or exists(name):
         return
     above, last = os.path.split(name)
     parts = last.split(separator)
     heads = [os.path.join(above, separator.join(parts[:n])) for n in range(1, len(parts))]
-    if any(is_video_name(head) or (folder / head).exists() for head in heads):
+    if any(is_video_name(head) or exists(head) for head in heads):
         raise ValueError(f"{name!r:.200} is not the path of a video: {_MORE_COLUMNS}")
 
 

@@ -28,6 +28,7 @@ from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.datasets.protocol import ListedVideo, VideoDataset
+from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import format_list
 
 __all__ = [
@@ -197,7 +198,7 @@ def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> 
     """
     digest = hashlib.sha256()
     path = list_path(recipe, split)
-    root = os.path.join(str(Path(recipe.data.path_prefix or path.parent)), "")
+    root = os.path.join(str(as_path(recipe.data.path_prefix or path.parent)), "")
     for video in videos:
         # Prefer the name of a video, because it does not depend on folders. The videos of a user's
         # data set may be plain integers, which have neither a name nor a path.
@@ -250,7 +251,7 @@ def labels_of(videos: Sequence[Any]) -> Iterator[int]:
 
 
 def _csv_path(recipe: Recipe, split: str) -> Path:
-    return Path(recipe.data.path_to_data_dir) / f"{split}.csv"
+    return as_path(recipe.data.path_to_data_dir) / f"{split}.csv"
 
 
 def _csv_or_val_path(recipe: Recipe, split: str) -> Path:
@@ -265,17 +266,17 @@ def _ssv2_path(recipe: Recipe, split: str) -> Path:
 
 
 def _named_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    return named_classes(Path(recipe.data.path_to_data_dir))
+    return named_classes(as_path(recipe.data.path_to_data_dir))
 
 
 def _ssv2_classes(recipe: Recipe) -> tuple[str, ...] | None:
     # A data set written by multigrid-prepare has classes.json, like Kinetics.
-    return ssv2_classes(Path(recipe.data.path_to_data_dir)) or _named_classes(recipe)
+    return ssv2_classes(as_path(recipe.data.path_to_data_dir)) or _named_classes(recipe)
 
 
 def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     """Read Charades_v1_classes.txt, with lines such as "c000 Holding some clothes"."""
-    path = Path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
+    path = as_path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
     if not path.is_file():
         return None
     classes = dict[str, int]()

@@ -27,6 +27,7 @@ from slowfast_patches.datasets.reading.jpeg import jpeg_size
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
+from slowfast_patches.utils.storage import status
 
 HEADER = "original_vido_id video_id frame_id path labels"
 """First line of a frame list. Published lists have this misspelling."""
@@ -123,9 +124,8 @@ def read_frame_list(
             invalid line or label, or lists the frames of a video out of order.
     """
     check_list(path)
-    status = path.stat()
     folder = os.fspath(prefix or path.parent)
-    return _parsed(path, folder, num_classes, fps, (status.st_mtime_ns, status.st_size))
+    return _parsed(path, folder, num_classes, fps, status(str(path)))
 
 
 def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVideo]:

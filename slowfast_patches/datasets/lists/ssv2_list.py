@@ -30,6 +30,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     read_charades,
 )
 from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import shorten_list
 
 _NAME = "something-something-v2-{}.json"
@@ -70,7 +71,7 @@ def read_ssv2(
     if not is_frame_list(path):
         return read_kinetics(recipe, path, split)
     videos = read_charades(recipe, path, split)
-    file = labels_file(Path(recipe.data.path_to_data_dir), split)
+    file = labels_file(as_path(recipe.data.path_to_data_dir), split)
     labels = _read_ids(file, classes)
     if odd := sorted(labels.keys() ^ {video.name for video in videos}):
         raise ValueError(
@@ -97,7 +98,7 @@ def webm_videos(file: Path, prefix: str, num_classes: int) -> Sequence[LabelledV
         ValueError: A json file is missing or invalid.
     """
     labels = _read_ids(file, num_classes)
-    folder = Path(prefix) if prefix else file.parent
+    folder = as_path(prefix) if prefix else file.parent
     unpacked = file.parent / _WEBM_FOLDER
     if not prefix and any((unpacked / f"{name}.webm").exists() for name in [*labels][:_TRIED]):
         folder = unpacked

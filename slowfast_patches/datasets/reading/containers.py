@@ -19,6 +19,7 @@ from av.video.stream import VideoStream
 from slowfast_patches.datasets.reading.formats import CONTAINERS
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.utils.storage import is_remote, open_file
 
 _DECODE_ERRORS = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
 """Error types that a damaged file can cause. All other errors, such as TypeError, are bugs and end
@@ -41,6 +42,8 @@ def translate_decode_errors() -> Iterator[None]:
         yield
     except UnreadableVideoError:
         raise
+    except FileNotFoundError as error:
+        raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
     except _DECODE_ERRORS as error:
         raise UnreadableVideoError(f"cannot be decoded: {_reason(error)}") from error
 
@@ -72,21 +75,7 @@ def open_video(
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(CONTAINERS)}
     # This option affects only the decoders with which FFmpeg probes the streams.
     probing = {"skip_frame": "all"} if streams else {}
-    try:
-        # Without the prefix "file:", FFmpeg would take the part of a file name before a colon for a
-        # protocol.
-        container = av.open(
-            f"file:{path}",
-            options=allowed | bound | probing,
-            **_LENIENT,
-        )
-    except av.ArgumentError as error:
-        raise UnreadableVideoError(
-            "cannot be opened: the file is not in a supported video format (see docs/data.md)"
-        ) from error
-    except (av.FFmpegError, OSError, ValueError) as error:
-        raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
-    with container:
+    with _open_container(path, allowed | bound | probing) as container:
         if not container.streams.video:
             raise UnreadableVideoError("has no video stream")
         stream = max(container.streams.video, key=_preference)
@@ -160,8 +149,26 @@ def decode_frames(
     return filter(None, decode_packets(container, stream, limits))
 
 
+@contextlib.contextmanager
+def _open_container(path: str, options: dict[str, str]) -> Iterator[InputContainer]:
+    """Context manager: open a local or remote file with FFmpeg."""
+    with contextlib.ExitStack() as stack:
+        try:
+            # Without the prefix "file:", FFmpeg would take the part of a file name before a colon
+            # for a protocol.
+            file = stack.enter_context(open_file(path)) if is_remote(path) else f"file:{path}"
+            container = stack.enter_context(av.open(file, options=options, **_LENIENT))
+        except av.ArgumentError as error:
+            raise UnreadableVideoError(
+                "cannot be opened: the file is not in a supported video format (see docs/data.md)"
+            ) from error
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
+        yield container
+
+
 def check_regular(path: str, name: str = "") -> None:
-    """Check that `path` is a regular file.
+    """Check that `path` is a regular file. Remote files are checked when they are opened.
 
     Opening a pipe or a device could block forever.
 
@@ -172,6 +179,8 @@ def check_regular(path: str, name: str = "") -> None:
     Raises:
         UnreadableVideoError: The file does not exist or is not a regular file.
     """
+    if is_remote(path):
+        return
     try:
         is_regular = stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError) as error:

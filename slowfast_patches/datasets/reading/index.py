@@ -1,7 +1,8 @@
 """Index of a list of videos: the `VideoRecord` of each video, scanned once and saved in a file.
 
 The index file is compressed JSON. It lies beside the list, or in the user's cache folder if the
-folder of the list is not writable. An index file that is damaged or has another version is rebuilt.
+folder of the list is remote or not writable. An index file that is damaged or has another version
+is rebuilt.
 
 An entry is valid as long as the size and modification time of the video stay the same. Opening an
 index scans all videos that are new, changed or were unreadable before. The exception are unchanged
@@ -34,6 +35,7 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write, map_files
 from slowfast_patches.utils.signals import stop_if_asked
+from slowfast_patches.utils.storage import Status, absolute, is_remote, list_status
 from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ class Entry(NamedTuple):
     """Index entry of one video."""
 
     size: int  # size of a file in bytes, or number of JPEG files in a folder; -1 if missing
-    modified: int  # modification time in nanoseconds; -1 if missing
+    modified: int  # `Status.version`, such as the modification time; -1 if missing
     record: str  # `VideoRecord.packed()`; empty if the video is unreadable
     reason: str  # why the video is unreadable; empty if the video is readable
     damage: str = ""  # `VideoRecord.damage`
@@ -131,10 +133,11 @@ def _open(
     began = time.monotonic()
     names = _names(csv, paths)
     path_of = dict(zip(names, paths, strict=True))
-    status = map_files(lambda name: _status(path_of[name]), list(path_of))
+    remote = list_status(filter(is_remote, paths))
+    status = map_files(lambda name: _status(path_of[name], remote), list(path_of))
     known = dict[str, Entry]()
     for entries in _load(csv):
-        known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}
+        known |= {n: e for n, e in entries.items() if _is_valid(e, status.get(n))}
     left = {path: name for name, path in path_of.items() if name not in known}
     logger.info("%d videos of %s must be scanned", len(left), csv)
     each = scan_each(list(left), workers=workers, limits=limits)
@@ -159,6 +162,18 @@ def _open(
     return index
 
 
+def _is_valid(entry: Entry, status: tuple[int, int] | None) -> bool:
+    """Return whether an entry may be reused for a video with this size and modification time.
+
+    Uploading a video changes its modification time. An entry that was made before an upload is
+    therefore recognized by the size alone.
+    """
+    if status is None or not entry.is_final:
+        return False
+    was_uploaded = status[1] < -1 < entry.modified
+    return entry.size == status[0] and (was_uploaded or entry.modified == status[1])
+
+
 def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
     if isinstance(record, str):
         return Entry(*status, "", record)
@@ -168,10 +183,15 @@ def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
     """Return both possible paths of an index: beside the list, and in the user's cache folder."""
-    absolute = Path(os.path.abspath(csv))
-    digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-    beside = absolute.with_name(f"{csv.stem}.index{suffix}")
+    path = absolute(csv)
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    beside = path.with_name(f"{csv.stem}.index{suffix}")
     return [beside, _cache_folder() / f"{digest}.index{suffix}"]
+
+
+def _writable_files(csv: Path, suffix: str) -> list[Path]:
+    """Return the paths at which an index may be written. Training does not change a bucket."""
+    return [file for file in index_files(csv, suffix) if not is_remote(file)]
 
 
 def unlisted(paths: Sequence[str]) -> Path:
@@ -217,7 +237,7 @@ def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
     Returns:
         The path of the written file, or None if neither folder is writable.
     """
-    for file in index_files(csv, suffix):
+    for file in _writable_files(csv, suffix):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file, shared=True) as stream:
@@ -265,7 +285,7 @@ def _report(csv: Path, index: VideoIndex) -> None:
         ".damaged.txt": ("can be read only in part", index.damaged),
     }
     for suffix, (wrong, videos) in kinds.items():
-        for file in index_files(csv, suffix):
+        for file in _writable_files(csv, suffix):
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
         if not videos:
@@ -311,12 +331,20 @@ def _names(csv: Path, paths: Sequence[str]) -> list[str]:
     the index stays valid if the data set is moved. For other videos, it is the absolute path.
     """
     here = os.getcwd()
-    folder = os.path.join(os.path.abspath(csv.parent), "")
-    return [os.path.join(here, path).removeprefix(folder) for path in paths]
+    folder = os.path.join(str(absolute(csv.parent)), "")
+    full = (path if is_remote(path) else os.path.join(here, path) for path in paths)
+    return [path.removeprefix(folder) for path in full]
 
 
-def _status(path: str) -> tuple[int, int]:
-    """Return the fields `size` and `modified` of the `Entry` of a video."""
+def _status(path: str, remote: Mapping[str, Status]) -> tuple[int, int]:
+    """Return the fields `size` and `modified` of the `Entry` of a video.
+
+    Args:
+        path: The video.
+        remote: The status of each remote video.
+    """
+    if is_remote(path):
+        return remote[path][:2] if path in remote else (-1, -1)
     try:
         status = os.stat(path)
         size = len(frame_files(path)) if stat.S_ISDIR(status.st_mode) else status.st_size

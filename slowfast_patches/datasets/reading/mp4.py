@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from slowfast_patches.utils.storage import open_file
+
 _CONTAINERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNTS = {b"stsz": 16, b"stz2": 16, b"trun": 12}
 """Byte offset of the sample count, by type of the boxes that have one."""
@@ -26,8 +28,8 @@ def count_samples(path: str, enough: int) -> int:
         enough: Stop counting as soon as the count exceeds this number.
     """
     total = 0
-    with open(path, "rb") as file:
-        for count in _counts(file, os.path.getsize(path)):
+    with open_file(path) as file:
+        for count in _counts(file, file.seek(0, os.SEEK_END)):
             total += count
             if total > enough:
                 break

@@ -11,8 +11,9 @@ For a clip of the frames 5 and 20, the reader decodes only 5 of the 48 pictures:
 
 Prepared videos are ordinary mp4 files, which every player can play. This module is faster than a
 general reader because it does not open the file as a container. The index stores the byte offsets
-of the groups, so each group is read with a single call. The headers of the H.264 units (ITU-T
-H.264, 7.3.1: nal_ref_idc and nal_unit_type) tell where the pictures begin and which are references.
+of the groups, so each group is read with a single call, and a clip in a bucket with a single
+request. The headers of the H.264 units (ITU-T H.264, 7.3.1: nal_ref_idc and nal_unit_type) tell
+where the pictures begin and which are references.
 
 The stream uses CAVLC entropy coding and no deblocking, which halves the cost of decoding.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import av
@@ -30,7 +31,8 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
 from slowfast_patches.datasets.reading.containers import check_regular
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_record import Ints, UnreadableVideoError, VideoRecord
+from slowfast_patches.utils.storage import is_remote, read_range
 
 GROUP = 48
 """Number of pictures in a group. The last group of a video may have fewer."""
@@ -40,6 +42,11 @@ TAG = f"multigrid-1 group={GROUP}"
 """Value of the metadata field `comment`, by which `scan` recognizes a prepared file."""
 
 _PICTURES = (1, 5)  # nal_unit_type: slice of a picture, slice of an IDR picture
+_REMOTE_GAP = 1 << 20
+"""Number of unneeded bytes that are read rather than making another request. A request takes as
+long as the transfer of about 1 MB."""
+_REMOTE_READ = 1 << 26
+"""Maximum number of bytes of several groups that are read with one request."""
 _LENGTH = 4
 """Size in bytes of the length field of each H.264 unit. Every muxer writes 4 bytes."""
 
@@ -102,18 +109,37 @@ def decode_prepared(
     check_regular(path)  # reading from a pipe could block forever
     decoder = _decoder(threading.get_ident(), record.headers)
     try:
-        with open(path, "rb", buffering=0) as file:
-            for group, numbers in groupby(wanted, lambda number: number // GROUP):
-                begin, end = record.offsets[group : group + 2].tolist()
-                file.seek(begin)
-                data = file.read(end - begin)
-                if len(data) < end - begin:
-                    raise UnreadableVideoError("cannot be decoded: the file has become shorter")
-                for number, frame in _decode_group(decoder, data, {n % GROUP for n in numbers}):
-                    yield group * GROUP + number, frame
+        for group, data in _read_groups(path, record.offsets, wanted):
+            numbers = {number % GROUP for number in wanted if number // GROUP == group}
+            for number, frame in _decode_group(decoder, data, numbers):
+                yield group * GROUP + number, frame
     except BaseException:
         _decoder.cache_clear()  # the decoder may have stopped in the middle of a group
         raise
+
+
+def _read_groups(path: str, offsets: Ints, wanted: list[int]) -> Iterator[tuple[int, bytes]]:
+    """Yield (index, bytes) of each group that contains a wanted frame.
+
+    In a remote file, groups that are close to each other are read together, so that a clip takes
+    one request. The bytes between them are read as well.
+    """
+    gap, most = (_REMOTE_GAP, _REMOTE_READ) if is_remote(path) else (-1, 0)
+    runs = list[list[int]]()
+    for group in sorted({number // GROUP for number in wanted}):
+        begin, end = offsets[group : group + 2]
+        near = runs and begin - offsets[runs[-1][-1] + 1] <= gap
+        if near and end - offsets[runs[-1][0]] <= most:
+            runs[-1].append(group)
+        else:
+            runs.append([group])
+    for run in runs:
+        begin, end = int(offsets[run[0]]), int(offsets[run[-1] + 1])
+        data = read_range(path, begin, end)
+        if len(data) < end - begin:
+            raise UnreadableVideoError("cannot be decoded: the file has become shorter")
+        for group in run:
+            yield group, data[offsets[group] - begin : offsets[group + 1] - begin]
 
 
 def _decode_group(

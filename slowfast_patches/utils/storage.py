@@ -1,0 +1,324 @@
+"""Read and write files in buckets and on other remote file systems, through fsspec.
+
+A remote path is an address such as `s3://bucket/videos/a.mp4`. Its scheme is one that fsspec knows.
+Credentials and endpoints are those that the library of the file system finds, such as s3fs. These
+libraries also retry requests that fail.
+
+A file that does not exist raises FileNotFoundError, as on a local disk. All other errors become a
+`StorageError`, because they also affect all other files.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import posixpath
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path, PosixPath
+from typing import IO, Any, BinaryIO, NamedTuple, NoReturn, cast
+
+import fsspec
+from fsspec.registry import known_implementations
+
+from slowfast_patches.utils.command_line import WorkerError
+
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://[^/]")
+_UNUSED = frozenset({"file", "http", "https", "local"})
+"""Schemes of fsspec that are not remote paths here. The addresses of web pages look like those of
+files, and a list must not contain them by mistake."""
+_BLOCK = 1 << 20
+"""Number of bytes that `open_file` requests at once. A request takes as long as the transfer of
+about 1 MB."""
+_BLOCKS = 16
+"""Number of blocks that an open file keeps in memory."""
+_VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "mtime", "updated", "created")
+"""Names under which file systems give a value that changes when a file is replaced."""
+_TIMES = ("LastModified", "mtime", "updated", "last_modified", "created")
+"""Names under which file systems give the time when a file was written."""
+
+
+class StorageError(WorkerError):
+    """Error raised when a remote file system cannot be used, such as for wrong credentials."""
+
+
+class Status(NamedTuple):
+    """Properties of a file."""
+
+    size: int
+    """Size in bytes."""
+    version: int
+    """Number that changes when the file is replaced. For a local file, this is the modification
+    time in nanoseconds. For a remote file, it is negative."""
+    modified: float | None
+    """When the file was written, in seconds since the epoch, or None if this is unknown."""
+
+
+class RemotePath(PosixPath):
+    """Path of a remote file. The methods that compute with names are those of `Path`.
+
+    Of the methods that access files, only those below may be used.
+    """
+
+    def __str__(self) -> str:
+        # `Path` collapses the slashes after the scheme.
+        return super().__str__().replace(":/", "://", 1)
+
+    def exists(self, **options: bool) -> bool:
+        """Return whether there is a file or a folder with this path."""
+        return _info(str(self)) is not None
+
+    def is_file(self, **options: bool) -> bool:
+        """Return whether there is a file with this path."""
+        return (_info(str(self)) or {}).get("type") == "file"
+
+    def is_dir(self, **options: bool) -> bool:
+        """Return whether there is a folder with this path."""
+        return (_info(str(self)) or {}).get("type") == "directory"
+
+    def open(self, mode: str = "r", **text: Any) -> IO[Any]:  # type: ignore[override]
+        """Read the whole file, and return its content as a file.
+
+        Args:
+            mode: "r" or "rb".
+            text: Arguments for `io.TextIOWrapper`, such as the encoding.
+        """
+        assert mode in ("r", "rb"), mode
+        content = io.BytesIO(self.read_bytes())
+        return content if mode == "rb" else io.TextIOWrapper(content, **text)
+
+    def read_bytes(self) -> bytes:
+        """Return the content of the file."""
+        return read_range(str(self), 0, None)
+
+    def stat(self, **options: bool) -> NoReturn:
+        """Raise an error, because the fields of `os.stat_result` are those of local files."""
+        raise NotImplementedError(f"{self} is a remote path. Use `status`")
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is the address of a file on a remote file system."""
+    found = _ADDRESS.match(os.fspath(path))
+    return found is not None and found[1] in known_implementations and found[1] not in _UNUSED
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """Return a `Path`, which is a `RemotePath` if the path is remote."""
+    return RemotePath(path) if is_remote(path) else Path(path)
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path without `..`. Remote paths are absolute."""
+    return as_path(path if is_remote(path) else os.path.abspath(path))
+
+
+def join(folder: Path, name: str) -> str:
+    """Return the path of a file in a folder. An absolute or remote name is returned as it is."""
+    if is_remote(name):
+        return name
+    return posixpath.join(str(folder), name) if is_remote(folder) else str(folder / name)
+
+
+def status(path: str) -> Status | None:
+    """Return the status of a file, or None if it does not exist.
+
+    Raises:
+        StorageError: The remote file system cannot be used.
+    """
+    if not is_remote(path):
+        try:
+            local = os.stat(path)
+        except (OSError, ValueError):  # ValueError: the path is not a valid file name
+            return None
+        return Status(local.st_size, local.st_mtime_ns, local.st_mtime)
+    info = _info(path)
+    return _status(info) if info is not None and info["type"] == "file" else None
+
+
+def list_files(folder: str) -> dict[str, Status]:
+    """Return the status of each file in a remote folder, by the name of the file.
+
+    Raises:
+        StorageError: The file system cannot be used.
+    """
+    with _translate_errors(folder) as (system, place):
+        system.invalidate_cache(place)
+        try:
+            found = system.ls(place, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        system.invalidate_cache(place)  # files may change while this process runs
+    files = (info for info in found if info["type"] == "file")
+    return {posixpath.basename(info["name"]): _status(info) for info in files}
+
+
+def list_status(paths: Iterable[str]) -> dict[str, Status]:
+    """Return the status of each of the remote files that exists.
+
+    One request lists about a thousand files of a folder, so this is faster than `status`.
+
+    Raises:
+        StorageError: The file system cannot be used.
+    """
+    folders = dict[str, list[str]]()
+    for path in paths:
+        folders.setdefault(posixpath.dirname(path), []).append(path)
+    found = dict[str, Status]()
+    for folder, files in folders.items():
+        there = list_files(folder)
+        names = ((path, posixpath.basename(path)) for path in files)
+        found |= {path: there[name] for path, name in names if name in there}
+    return found
+
+
+def read_range(path: str, begin: int, end: int | None) -> bytes:
+    """Read the bytes from `begin` to `end`, or to the end of the file, with one request.
+
+    Returns:
+        The bytes, which are fewer than requested if a remote file is shorter.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        StorageError: The remote file system cannot be used.
+    """
+    if not is_remote(path):
+        with open(path, "rb", buffering=0) as file:
+            file.seek(begin)
+            return file.read(-1 if end is None else end - begin)
+    with _translate_errors(path) as (system, place):
+        # Only asynchronous file systems request exactly these bytes if not told otherwise.
+        options = {} if system.async_impl else {"cache_type": "none"}
+        whole = begin == 0 and end is None
+        limits = {} if whole else {"start": begin, "end": end}
+        return cast(bytes, system.cat_file(place, **limits, **options))
+
+
+@contextmanager
+def open_file(path: str) -> Iterator[BinaryIO]:
+    """Context manager: open a local or remote file for reading bytes.
+
+    Of a remote file, only the blocks that are read are requested.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        StorageError: The remote file system cannot be used.
+    """
+    if not is_remote(path):
+        with open(path, "rb") as file:
+            yield file
+        return
+    with _translate_errors(path) as (system, place):
+        cache = {"cache_type": "blockcache", "cache_options": {"maxblocks": _BLOCKS}}
+        opened = system.open(place, "rb", block_size=_BLOCK, **cache)
+    with opened, _RemoteFile(path, opened) as file:
+        yield cast(BinaryIO, file)
+
+
+def upload(file: str | os.PathLike[str], path: str) -> None:
+    """Write the content of a local file to a remote file.
+
+    Raises:
+        StorageError: The remote file system cannot be used.
+    """
+    with _translate_errors(path, "written") as (system, place):
+        system.put_file(os.fspath(file), place)
+
+
+def remove(path: str) -> None:
+    """Remove a remote file if it exists.
+
+    Raises:
+        StorageError: The remote file system cannot be used.
+    """
+    if status(path) is not None:
+        with _translate_errors(path, "removed") as (system, place):
+            system.rm_file(place)
+
+
+class _RemoteFile(io.RawIOBase):
+    """File of fsspec whose errors are translated."""
+
+    def __init__(self, path: str, file: Any) -> None:
+        super().__init__()
+        self._path = path
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        with _translate_errors(self._path):
+            return int(self._file.readinto(buffer))
+
+
+def _info(path: str) -> dict[str, Any] | None:
+    """Return what fsspec knows about a file or folder, or None if it does not exist."""
+    with _translate_errors(path) as (system, place):
+        system.invalidate_cache(place)
+        try:
+            return cast(dict[str, Any], system.info(place))
+        except FileNotFoundError:
+            return None
+
+
+def _status(info: dict[str, Any]) -> Status:
+    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
+    time = next((info[name] for name in _TIMES if info.get(name)), None)
+    modified = time.timestamp() if isinstance(time, datetime) else time
+    seconds = float(modified) if isinstance(modified, (int, float)) else None
+    return Status(info["size"] or 0, -2 - zlib.crc32(version.encode()), seconds)
+
+
+@contextmanager
+def _translate_errors(path: str, done: str = "read") -> Iterator[tuple[Any, str]]:
+    """Context manager: yield the file system of a path and the path there, and translate errors."""
+    scheme = path.partition("://")[0]
+    try:
+        system = _system(scheme, os.getpid())
+        yield system, str(system._strip_protocol(path))
+    except StorageError:
+        raise
+    except FileNotFoundError as error:
+        reason = "no such file or bucket"
+        raise FileNotFoundError(errno.ENOENT, reason, path) from error
+    except ImportError as error:
+        reason = f"a package is missing. {error}"
+        raise StorageError(f"{path} cannot be {done}: {reason}") from error
+    except PermissionError as error:
+        raise StorageError(
+            f"{path} cannot be {done}: access is denied ({_reason(error)}). Check the credentials "
+            f"for {scheme}:// and their permissions"
+        ) from error
+    except Exception as error:  # the errors of these libraries have no common base
+        raise StorageError(
+            f"{path} cannot be {done}: {_reason(error)}. Check the connection, the endpoint and "
+            f"the credentials for {scheme}://"
+        ) from error
+
+
+@lru_cache
+def _system(scheme: str, process: int) -> Any:
+    """Return the file system of a scheme.
+
+    The connections of a file system do not survive a fork, so each process has its own.
+    """
+    return fsspec.filesystem(scheme)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error message on one line, without a full stop."""
+    return " ".join((str(error) or type(error).__name__).split()).rstrip(".")

@@ -189,7 +189,7 @@ def read_range(path: str, begin: int, end: int | None) -> bytes:
     if not is_remote(path):
         with open(path, "rb", buffering=0) as file:
             file.seek(begin)
-            return file.read(-1 if end is None else end - begin)
+            return file.read() if end is None else file.read(end - begin)
     with _translate_errors(path) as (system, place):
         # Only asynchronous file systems request exactly these bytes if not told otherwise.
         options = {} if system.async_impl else {"cache_type": "none"}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from slowfast_patches.datasets.reading.containers import check_regular, translate_decode_errors
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.utils.storage import is_remote, list_files, read_range
 
 _NUMBER = re.compile("([0-9]+)")
 _JPEG = (".jpg", ".jpeg")
@@ -40,7 +41,8 @@ def frame_files(folder: str) -> list[str]:
 
     Hidden files are left out. macOS writes a hidden file `._a.jpg` beside each file `a.jpg`.
     """
-    names = [name for name in os.listdir(folder) if name.lower().endswith(_JPEG)]
+    files = list_files(folder) if is_remote(folder) else os.listdir(folder)
+    names = [name for name in files if name.lower().endswith(_JPEG)]
     return sorted((name for name in names if name[0] != "."), key=_natural)
 
 
@@ -108,9 +110,12 @@ def _read_head(folder: str, name: str, limits: ReadingLimits) -> tuple[bytes, _H
     """Return the content of a JPEG file and the properties in its header."""
     path = os.path.join(folder, name)
     check_regular(path, f"{name} ")
-    limits.check_bytes(os.path.getsize(path), name)
-    with open(path, "rb") as file:
-        content = file.read()
+    if is_remote(path):  # asking for the size would take another request
+        content = read_range(path, 0, limits.bytes + 1)
+    else:
+        limits.check_bytes(os.path.getsize(path), name)
+        content = read_range(path, 0, None)
+    limits.check_bytes(len(content), name)
     head = _parse_head(content) if content.startswith(_JPEG_BEGIN) else _Head()
     if not head.width or not head.height:
         raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG file")

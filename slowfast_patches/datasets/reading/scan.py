@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +45,7 @@ from slowfast_patches.datasets.reading.video_record import (
 )
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
+from slowfast_patches.utils.storage import as_path
 
 FEW = 64
 """Minimum number of videos for which worker processes are started. Starting the processes takes 1
@@ -83,7 +83,7 @@ def scan(path: str, limits: ReadingLimits = LIMITS) -> VideoRecord:
 
 def _scan(path: str, limits: ReadingLimits) -> VideoRecord:
     with translate_decode_errors():
-        if os.path.isdir(path):
+        if as_path(path).is_dir():
             return _scan_folder(path, limits)
         check_regular(path)
         limits.check_frames(count_samples(path, limits.frames))

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO
 
+from slowfast_patches.utils.storage import open_file
+
 _MAX_CHUNKS = 1 << 20
 """Maximum number of chunks of a file that are read."""
 _HEAD = 384
@@ -23,7 +25,7 @@ def share_present(path: str) -> float:
     Return 1 if the file is complete, or if its format has no chunks with stated sizes. Formats
     without a chunk for the whole file show only that their last chunk is incomplete.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         size = _size_without_zeros(file)
         head = file.read(_HEAD)
         for place, packet in _TS_PACKETS:

@@ -25,6 +25,10 @@ validation, always the same videos. Folders inside a class folder are reported a
 --output, no video is encoded, and only the lists and classes.json (from class name to class index)
 are written to the folder of the videos.
 
+Lists, videos and --output may be in a bucket (docs/data.md):
+
+    multigrid-prepare --csv k400/train.csv --csv k400/val.csv --output s3://bucket/k400
+
 From the JSON files of Something-Something V2:
 
     multigrid-prepare --ssv2 ssv2 --output ssv2_prepared
@@ -48,11 +52,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from slowfast_patches.utils.command_line import (
     add_json,
-    add_list,
     add_option,
     command_parser,
     start_program,
@@ -75,18 +77,20 @@ from slowfast_patches.datasets.preparing.video_lists import (
     write_class_lists,
 )
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
+from slowfast_patches.utils.storage import as_path
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__)
     data = parser.add_mutually_exclusive_group(required=True)
-    add_list(data, "--csv", 'csv file with a line "path label" per video; can be repeated')
-    add_option(data, "--folder", "DIR", "folder with a subfolder for each class", Path)
+    text = 'csv file with a line "path label" per video; can be repeated'
+    add_option(data, "--csv", "FILE", text, as_path, [], action="append")
+    add_option(data, "--folder", "DIR", "folder with a subfolder for each class", as_path)
     text = "folder with the JSON files of Something-Something V2"
-    add_option(data, "--ssv2", "DIR", text, Path)
+    add_option(data, "--ssv2", "DIR", text, as_path)
     add = partial(add_option, parser)
-    add("--output", "DIR", "folder for the prepared data set", Path)
+    add("--output", "DIR", "folder or s3://... address for the prepared data set", as_path)
     add_json(parser, "; requires --output")
     add("--workers", "N", "number of processes (default: one per core)", int)
     text = "resize larger frames to this short side (default: %(default)s)"

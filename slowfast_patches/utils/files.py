@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from tempfile import NamedTemporaryFile
+from typing import BinaryIO, TypeVar, cast
 from uuid import uuid4
+
+from slowfast_patches.utils.storage import is_remote, upload
 
 T = TypeVar("T")
 
@@ -23,12 +26,12 @@ _THREADS = 32
 
 @contextmanager
 def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """Context manager: write a file atomically.
+    """Context manager: write a local or remote file atomically.
 
     The body writes to a temporary file in the same folder. After the body, the temporary file is
     synced to disk and renamed to `path`. Even if the process is killed, `path` is either the
     previous file or the complete new file. If the body raises an error, the temporary file is
-    deleted.
+    deleted. The temporary file of a remote file is local, and is uploaded after the body.
 
     Args:
         path: File to write.
@@ -41,6 +44,12 @@ def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     Raises:
         OSError: The file cannot be written. `path` is unchanged.
     """
+    if is_remote(path):
+        with NamedTemporaryFile() as local:
+            yield cast(BinaryIO, local)
+            local.flush()
+            upload(local.name, str(path))
+        return
     mark = f".{uuid4().hex}" if shared else ""
     temporary = path.with_name(path.name + mark + TEMPORARY)
     try:

@@ -96,6 +96,16 @@ class RemotePath(PosixPath):
         """Return the content of the file."""
         return read_range(str(self), 0, None)
 
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove the file."""
+        if missing_ok and not self.is_file():
+            return
+        with _translate_errors(str(self), "removed") as (system, place):
+            system.rm_file(place)
+
+    def mkdir(self, *options: Any, **others: Any) -> None:
+        """Do nothing, because a bucket has no folders."""
+
     def stat(self, **options: bool) -> NoReturn:
         """Raise an error, because the fields of `os.stat_result` are those of local files."""
         raise NotImplementedError(f"{self} is a remote path. Use `status`")
@@ -158,21 +168,24 @@ def list_files(folder: str) -> dict[str, Status]:
 
 
 def list_status(paths: Iterable[str]) -> dict[str, Status]:
-    """Return the status of each of the remote files that exists.
+    """Return the status of each of the files that exists.
 
-    One request lists about a thousand files of a folder, so this is faster than `status`.
+    One request lists about a thousand remote files of a folder, so this is faster than `status`.
 
     Raises:
         StorageError: The file system cannot be used.
     """
     folders = dict[str, list[str]]()
-    for path in paths:
-        folders.setdefault(posixpath.dirname(path), []).append(path)
     found = dict[str, Status]()
+    for path in paths:
+        if is_remote(path):
+            folders.setdefault(posixpath.dirname(path), []).append(path)
+        elif there := status(path):
+            found[path] = there
     for folder, files in folders.items():
-        there = list_files(folder)
+        listed = list_files(folder)
         names = ((path, posixpath.basename(path)) for path in files)
-        found |= {path: there[name] for path, name in names if name in there}
+        found |= {path: listed[name] for path, name in names if name in listed}
     return found
 
 
@@ -227,17 +240,6 @@ def upload(file: str | os.PathLike[str], path: str) -> None:
     """
     with _translate_errors(path, "written") as (system, place):
         system.put_file(os.fspath(file), place)
-
-
-def remove(path: str) -> None:
-    """Remove a remote file if it exists.
-
-    Raises:
-        StorageError: The remote file system cannot be used.
-    """
-    if status(path) is not None:
-        with _translate_errors(path, "removed") as (system, place):
-            system.rm_file(place)
 
 
 class _RemoteFile(io.RawIOBase):

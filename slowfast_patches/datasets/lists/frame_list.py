@@ -27,7 +27,7 @@ from slowfast_patches.datasets.reading.jpeg import jpeg_size
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
-from slowfast_patches.utils.storage import status
+from slowfast_patches.utils.storage import is_remote, status
 
 HEADER = "original_vido_id video_id frame_id path labels"
 """First line of a frame list. Published lists have this misspelling."""
@@ -64,7 +64,7 @@ class FrameVideo:
     def files(self) -> tuple[str, ...]:
         """Paths of the frames, in display order."""
         paths = os.fsdecode(zlib.decompress(self.packed)).split("\n")
-        return tuple(os.path.join(self.folder, path) for path in paths)
+        return tuple(p if is_remote(p) else os.path.join(self.folder, p) for p in paths)
 
     @property
     def path(self) -> str:

@@ -21,6 +21,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -38,7 +39,7 @@ from slowfast_patches.datasets.preparing.video_lists import (
     list_titles,
     write_classes,
 )
-from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.index import open_index, publish_index
 from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
@@ -48,6 +49,7 @@ from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
+from slowfast_patches.utils.storage import absolute, as_path, is_remote, list_status
 from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
@@ -141,11 +143,11 @@ def prepare(
         )
     if fps is not None and not 0 < fps <= _MAX_FPS:
         raise ValueError(f"--fps is {fps:g}, but it must be above 0 and at most {_MAX_FPS}")
-    out = Path(os.path.abspath(out))
+    out = absolute(out)
     _check_apart(lists, out)
     start = time.perf_counter()
-    root = os.path.commonpath([videos.root for videos in lists])
-    with locked(out, "--output"):
+    root = os.path.commonpath([_local_form(str(videos.root)) for videos in lists])
+    with nullcontext() if is_remote(out) else locked(out, "--output"):
         _claim(out, lists, {"format": TAG, "short_side": short_side, "fps": fps, "root": root})
         sources = _find_sources(lists, root)
         # Raise errors about paths before the long work.
@@ -156,13 +158,14 @@ def prepare(
         for text in overlaps:
             logger.warning("warning: %s", text)
         every = list(dict.fromkeys(sources.values()))
-        left = [source for source in every if not _is_made(out, source)]
+        left = _not_made(out, every)
         work = partial(_prepare_one, out, short_side, fps, limits)
         try:
             reasons = _prepare_all(left, work, out, workers)
         finally:
-            for path in (out / "videos").rglob(f"*{TEMPORARY}"):
-                path.unlink(missing_ok=True)
+            if not is_remote(out):
+                for path in (out / "videos").rglob(f"*{TEMPORARY}"):
+                    path.unlink(missing_ok=True)
         counts, variable_rate = _write_lists(lists, sources, reasons, out, separator, workers)
     made = [source for source in every if source not in reasons]
     count = len(classes) or 1 + max(label for videos in lists for _, label in videos.videos)
@@ -176,7 +179,7 @@ def prepare(
         overlaps=overlaps,
         variable_rate=variable_rate,
         source_size=sum(source.size for source in made),
-        size=sum((out / source.target).stat().st_size for source in made),
+        size=_prepared_size(out, made),
         seconds=time.perf_counter() - start,
     )
 
@@ -233,7 +236,7 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
     path = out / "prepared.json"
     if path.exists():
         made = how | {"fps": None} | json.loads(path.read_text())
-        if not os.path.exists(made["root"]):  # the sources have been moved
+        if not as_path(made["root"]).exists():  # the sources have been moved
             made["root"] = how["root"]
         if differ := [key for key in how if made[key] != how[key]]:
             what = ", ".join(f"{key} {made[key]} (now {how[key]})" for key in differ)
@@ -253,11 +256,13 @@ def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
 
     Different paths to the same file have equal sources.
     """
+    paths = dict.fromkeys(video.path for videos in lists for video in videos.videos)
+    remote = list_status(filter(is_remote, paths))
     of_path = dict[str, Source]()
     of_target = dict[str, str]()
-    for path in dict.fromkeys(video.path for videos in lists for video in videos.videos):
-        file = os.path.abspath(path)
-        parts = [part for part in Path(os.path.relpath(file, root)).parts if part != ".."]
+    for path in paths:
+        file = path if is_remote(path) else os.path.abspath(path)
+        parts = [p for p in Path(os.path.relpath(_local_form(file), root)).parts if p != ".."]
         target = "/".join(["videos", *parts])
         if not target.lower().endswith(".mp4"):
             target += ".mp4"
@@ -266,8 +271,15 @@ def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
                 f"{file} and {of_target[target]} would both be written to {target}. Prepare the "
                 "lists that contain them into separate folders"
             )
-        of_path[path] = Source(file, target, *_state(file))
+        there = remote.get(path)
+        state = (there.size, int(there.modified or 0)) if there else _state(file)
+        of_path[path] = Source(file, target, *state)
     return of_path
+
+
+def _local_form(path: str) -> str:
+    """Return an absolute path, in which the scheme of a remote path has become a folder."""
+    return "/" + path.replace("://", "/", 1) if is_remote(path) else path
 
 
 def _state(path: str) -> tuple[int, int | None]:
@@ -281,13 +293,28 @@ def _state(path: str) -> tuple[int, int | None]:
     return sum(s.st_size for s in status), int(max(s.st_mtime for s in status))
 
 
-def _is_made(out: Path, source: Source) -> bool:
-    """Return whether an up-to-date prepared file of a source exists.
+def _not_made(out: Path, sources: Sequence[Source]) -> list[Source]:
+    """Return the sources without an up-to-date prepared file.
 
-    A prepared file whose source has been deleted counts as up to date.
+    A local prepared file has the modification time of its source, and a remote one is newer than
+    its source. A prepared file whose source has been deleted counts as up to date.
     """
-    _, modified = _state(str(out / source.target))
-    return modified is not None and source.modified in (modified, None)
+    made = list_status(str(out / source.target) for source in sources)
+
+    def is_made(source: Source) -> bool:
+        there = made.get(str(out / source.target))
+        if there is None or source.modified is None:
+            return there is not None
+        written = int(there.modified or 0)
+        return written >= source.modified if is_remote(out) else written == source.modified
+
+    return [source for source in sources if not is_made(source)]
+
+
+def _prepared_size(out: Path, sources: Sequence[Source]) -> int:
+    """Return the total size of prepared files in bytes."""
+    found = list_status(str(out / source.target) for source in sources)
+    return sum(there.size for there in found.values())
 
 
 def _prepare_all(
@@ -341,9 +368,11 @@ def _check_room(
             f"none of the first {len(done)} videos can be read. One of them is {done[0].path}: "
             f"{reasons[done[0]]}. Check the lists and --prefix"
         )
+    if is_remote(out):
+        return
     free = shutil.disk_usage(out).free
     share = sum(source.size for source in rest) / max(1, sum(source.size for source in made))
-    size = share * sum((out / source.target).stat().st_size for source in made)
+    size = share * _prepared_size(out, made)
     if size > _SAFETY * free:
         raise ValueError(
             f"the remaining {len(rest):,} videos will need about {_size(size)}, but only "
@@ -419,6 +448,8 @@ def _write_lists(
     for name, made in rows.items():
         index = open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
         uneven |= {path for path, _ in index.timing}
+        if is_remote(out):
+            publish_index(out / name)
     return {titles[name]: len(made) for name, made in rows.items()}, len(uneven)
 
 

@@ -21,6 +21,7 @@ from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.formats import video_files
 from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.storage import absolute, is_remote
 from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[Vid
     return [
         VideoList(
             csv.name,
-            Path(os.path.abspath(csv)),
-            Path(os.path.abspath(prefix or csv.parent)),
+            absolute(csv),
+            absolute(prefix or csv.parent),
             read_csv(csv, prefix=prefix, separator=separator),
         )
         for csv in csvs
@@ -88,9 +89,9 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], Sequ
     """
     lists = list[VideoList]()
     for split in ("train", "val"):
-        file = labels_file(Path(os.path.abspath(folder)), split)
+        file = labels_file(absolute(folder), split)
         videos = webm_videos(file, prefix, sys.maxsize)
-        root = Path(os.path.abspath(videos[0].path)).parent
+        root = absolute(videos[0].path).parent
         lists.append(VideoList(f"{split}.csv", file, root, videos))
     return lists, ssv2_classes(folder) or ()
 
@@ -156,7 +157,9 @@ def find_classes(
             class in val or test is not in train, there is no train split, or `val_fraction` is
             given although there are folders of splits.
     """
-    folder = Path(os.path.abspath(folder))
+    if is_remote(folder):
+        raise ValueError(f"--folder {folder} is not on a local disk. List the videos in csv files")
+    folder = absolute(folder)
     if not folder.is_dir():
         raise ValueError(f"--folder {folder} does not exist")
     names = _folders(folder)

@@ -35,7 +35,7 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write, map_files
 from slowfast_patches.utils.signals import stop_if_asked
-from slowfast_patches.utils.storage import Status, absolute, is_remote, list_status
+from slowfast_patches.utils.storage import Status, absolute, is_remote, list_status, upload
 from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
@@ -192,6 +192,13 @@ def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
 def _writable_files(csv: Path, suffix: str) -> list[Path]:
     """Return the paths at which an index may be written. Training does not change a bucket."""
     return [file for file in index_files(csv, suffix) if not is_remote(file)]
+
+
+def publish_index(csv: Path) -> None:
+    """Copy the index of a remote list from the user's cache folder to the folder of the list."""
+    beside, cached = index_files(csv)
+    if cached.is_file():
+        upload(cached, str(beside))
 
 
 def unlisted(paths: Sequence[str]) -> Path:

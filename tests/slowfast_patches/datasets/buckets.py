@@ -36,6 +36,14 @@ class Bucket(logging.Handler):
         if found := _REQUEST.search(re.sub(r"\x1b\[\d+m", "", record.getMessage())):
             self.requests.append(" ".join(found.group("method", "path", "status")))
 
+    def clear(self) -> None:
+        """Make the bucket empty."""
+        s3_backends.reset()
+        system = fsspec.filesystem("s3")
+        system.invalidate_cache()
+        system.mkdir("data")
+        self.requests.clear()
+
     def upload(self, folder: Path, name: str = "") -> None:
         fsspec.filesystem("s3").put(f"{folder}/", f"data/{name}", recursive=True)
 
@@ -55,7 +63,7 @@ def forget_connections() -> None:
 
 @contextmanager
 def serve_bucket() -> Iterator[Bucket]:
-    """Context manager: start a server with the empty bucket s3://data."""
+    """Context manager: start a server. Call `clear` to make the bucket s3://data."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -71,10 +79,8 @@ def serve_bucket() -> Iterator[Bucket]:
     log.setLevel(logging.INFO)
     with mock.patch.dict(os.environ, variables):
         forget_connections()
-        fsspec.filesystem("s3").mkdir("data")
         log.addHandler(bucket)
         yield bucket
     log.removeHandler(bucket)
     forget_connections()
     server.stop()
-    s3_backends["123456789012"].reset()

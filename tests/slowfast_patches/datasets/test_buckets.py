@@ -3,6 +3,11 @@
 import os
 import pickle
 import shutil
+import socket
+import socketserver
+import threading
+import time
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -23,10 +28,30 @@ NAMES = ["a.mp4", "deep/b.avi", "c d.mkv"]
 SHAPE = Shape(2, 4, 32)
 
 
+@pytest.fixture(scope="module")
+def server():
+    with serve_bucket() as server:
+        yield server
+
+
 @pytest.fixture
-def bucket(cache):
-    with serve_bucket() as bucket:
-        yield bucket
+def bucket(cache, server):
+    server.clear()
+    return server
+
+
+@pytest.fixture
+def connect(server, monkeypatch):
+    """`connect(AWS_ENDPOINT_URL=url)`: make new connections, with other environment variables."""
+
+    def change(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        forget_connections()
+
+    yield change
+    monkeypatch.undo()
+    forget_connections()
 
 
 @pytest.fixture
@@ -113,9 +138,8 @@ def test_an_uploaded_index_is_used_until_a_video_changes(prepared, bucket):
     assert {each.split()[1] for each in bucket.requests if ".mp4" in each} == {f"/data/{name}"}
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.slow
-def test_workers_have_connections_of_their_own(start, data, bucket):
+def test_a_forked_worker_has_a_connection_of_its_own(data, bucket):
     bucket.upload(data)
     dataset = ClipDataset(recipe_of("s3://data"), "train")
     requests = [ClipRequest(video, 0, SHAPE, 0) for video in range(3)]
@@ -125,9 +149,46 @@ def test_workers_have_connections_of_their_own(start, data, bucket):
         batch_sampler=[[request] for request in requests],
         collate_fn=collate,
         num_workers=1,
-        multiprocessing_context=start,
+        multiprocessing_context="fork",
+        timeout=60,
     )
     np.testing.assert_array_equal([batch["clips"][0] for batch in loader], expected)
+
+
+# Preparing.
+
+
+@pytest.mark.slow
+def test_a_data_set_is_prepared_from_a_bucket_into_a_bucket(run, data, bucket, tmp_path):
+    bucket.upload(data, "videos/")
+    lists = ("--csv", "s3://data/videos/train.csv")
+    assert run(*lists, "--output", tmp_path / "prepared")[0] == 0
+    status, output = run(*lists, "--output", "s3://data/prepared")
+    assert status == 0
+    assert "DATA.PATH_TO_DATA_DIR s3://data/prepared" in output
+    bucket.requests.clear()
+    clips = clips_of("s3://data/prepared")
+    assert {each.partition(" ")[0] for each in bucket.requests} <= {"GET", "HEAD"}
+    assert sum("206" in each for each in bucket.requests) == 3  # the clips: nothing was scanned
+    np.testing.assert_array_equal(clips, clips_of(tmp_path / "prepared"))
+    assert class_names(recipe_of("s3://data/prepared", "MODEL.NUM_CLASSES", 3)) == ("a", "b", "c")
+    # What is made stays, until a source changes.
+    before = bucket.content()
+    assert (
+        "of these from earlier runs           3" in run(*lists, "--output", "s3://data/prepared")[1]
+    )
+    write_video(data / "a.mp4", noise(40, seed=5))
+    time.sleep(1)  # S3 gives times in seconds
+    bucket.upload(data, "videos/")
+    assert run(*lists, "--output", "s3://data/prepared")[0] == 0
+    after = bucket.content()
+    assert before["data/prepared/videos/a.mp4"] != after["data/prepared/videos/a.mp4"]
+
+
+def test_an_output_that_cannot_be_written(run, data, bucket):
+    status, output = run("--csv", data / "train.csv", "--output", "s3://nowhere/prepared")
+    assert status == 2
+    assert "no such file or bucket: 's3://nowhere/prepared/prepared.json'" in output
 
 
 # What is said when reading fails.
@@ -162,31 +223,48 @@ def test_wrong_credentials(data, bucket, monkeypatch):
         scan("s3://data/a.mp4")
 
 
-def test_no_credentials(bucket, monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    forget_connections()
-    with (
-        monkeypatch.context(),
-        pytest.raises(StorageError, match=r"locate credentials\. Check the"),
-    ):
+def test_no_credentials(bucket, connect, tmp_path):
+    nothing = dict.fromkeys(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], "")
+    files = ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"]
+    connect(**nothing, **dict.fromkeys(files, str(tmp_path / "none")))
+    with pytest.raises(StorageError, match=r"s3://data/a cannot be read: .*locate credentials\."):
         read_range("s3://data/a", 0, 1)
-    monkeypatch.undo()
-    forget_connections()
 
 
 @pytest.mark.slow
-def test_no_server(bucket, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    forget_connections()
+def test_no_server(bucket, connect):
+    connect(AWS_ENDPOINT_URL="http://127.0.0.1:1")
     with pytest.raises(
         StorageError, match=r"cannot be read: Could not connect .*Check the connect"
     ):
         read_list(recipe_of("s3://data"), "train")
-    monkeypatch.undo()
-    forget_connections()
+
+
+@pytest.mark.slow
+def test_broken_connections_are_tried_again(data, bucket, connect):
+    """The first two connections end in the middle of the answer."""
+    bucket.upload(data)
+    address = urlsplit(os.environ["AWS_ENDPOINT_URL"]).netloc.split(":")
+    broken = list[int]()
+
+    class Proxy(socketserver.BaseRequestHandler):
+        def handle(self):
+            asked = self.request.recv(1 << 16)
+            with socket.create_connection(address) as other:
+                other.sendall(asked.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+                answer = b"".join(iter(lambda: other.recv(1 << 16), b""))
+            if len(broken) < 2:
+                broken.append(len(answer))
+                answer = answer[: len(answer) // 2]
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        connect(AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.server_address[1]}")
+        content = read_range("s3://data/a.mp4", 100, 20000)
+        proxy.shutdown()
+    assert content == (data / "a.mp4").read_bytes()[100:20000]
+    assert len(broken) == 2
 
 
 def test_a_missing_package():

@@ -114,10 +114,14 @@ class Multigrid:
 @dataclass(frozen=True)
 class Data:
     path_to_data_dir: str = key(
-        "", "Folder with the lists of videos, such as train.csv.", may_differ=True
+        "",
+        "Folder with the lists of videos, such as train.csv. It may be in a bucket: s3://bucket/k400.",
+        may_differ=True,
     )
     path_prefix: str = key(
-        "", "Folder that is prepended to the paths in the lists.", may_differ=True
+        "",
+        "Folder that is prepended to the paths in the lists. It may be in a bucket.",
+        may_differ=True,
     )
     path_label_separator: str = key(
         " ",

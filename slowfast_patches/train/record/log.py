@@ -13,6 +13,8 @@ from tqdm import tqdm
 from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.distributed import World
 
+_CHATTY = ("fvcore", "fsspec", "botocore", "aiobotocore")
+"""Libraries that log what is of no interest here, such as every block that fsspec reads."""
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -49,7 +51,8 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     for handler in handlers:
         handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=handlers, force=True)
-    logging.getLogger("fvcore").setLevel(logging.WARNING)
+    for library in _CHATTY:
+        logging.getLogger(library).setLevel(logging.WARNING)
     logging.captureWarnings(True)
 
 

@@ -16,5 +16,6 @@ setup(
         "": ["py.typed", "*.csv", "*.json"],
         "slowfast_patches.configs": ["*/*.yaml"],
         "slowfast_patches.study": ["*.yaml"],
+        "slowfast_patches": ["weights/*/*"],
     },
 )

@@ -100,6 +100,10 @@ def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(bu
     assert re.search(r"phase 1 of \d+ from iteration 0: \d+×4×", trained.stderr + trained.stdout)
     assert (tmp_path / "empty" / "runs/demo/SLOWFAST_DEMO_MULTIGRID/result.json").is_file()
 
+    video = next((tmp_path / "empty" / "data" / "test").rglob("*.mp4"))
+    predict = (programs / "multigrid-predict", "--checkpoint", "words-slowfast", video)
+    assert " %  " in run(tmp_path / "empty", *predict).stdout
+
 
 @pytest.mark.parametrize("source", [ROOT, METHOD], ids=["package", "method"])
 def test_an_index_takes_the_wheel_and_the_source_distribution(source, build):

@@ -2,9 +2,10 @@
 
     multigrid-predict --checkpoint runs/ab/multigrid/seed0 some.mp4 another.mp4 --top 3
 
---checkpoint is a checkpoint file or the OUTPUT_DIR of a run. If it is a folder, the command uses
-the best checkpoint if TRAIN.KEEP_BEST has kept one, and otherwise the last checkpoint. The path of
-the checkpoint is printed to standard error.
+--checkpoint is a checkpoint file, the OUTPUT_DIR of a run, a folder that --hub wrote, or the name
+of weights that ship with the package: words-slowfast or demo-slowfast. From an OUTPUT_DIR, the
+command uses the best checkpoint if TRAIN.KEEP_BEST has kept one, and otherwise the last checkpoint.
+The path of the checkpoint is printed to standard error.
 
 A video is a video file or a folder of JPEG frames. If a folder contains video files, all of them
 are predicted. As in the test, a video is scored on TEST.NUM_ENSEMBLE_VIEWS ×
@@ -33,6 +34,10 @@ empty.
 is a batch of clips (N, 3, T, S, S) of uint8 RGB pixels, where T and S are the frames and the crop
 of the test. The output is the probabilities (N, classes). The extra file classes.json in the
 program has the class names.
+
+--hub DIR writes a folder for the Hugging Face Hub, which --checkpoint also accepts: config.json,
+model.safetensors, recipe.yaml and a model card, README.md, with gaps to fill in. For VideoMAE and
+TimeSformer, transformers.pipeline("video-classification", model=DIR) loads the folder.
 
 Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
 """
@@ -81,7 +86,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and split `videos` from the KEY VALUE pairs after them."""
     parser = command_parser(__doc__)
     add = partial(add_option, parser)
-    add("--checkpoint", "FILE|DIR", "checkpoint, or OUTPUT_DIR of a run", Path, required=True)
+    add(
+        "--checkpoint",
+        "FILE|DIR",
+        "checkpoint, OUTPUT_DIR of a run, folder of --hub, or words-slowfast",
+        Path,
+        required=True,
+    )
     add("--cfg", "FILE", "recipe of the model, if the checkpoint does not contain it", Path)
     text = "number of classes to print (default: %(default)s)"
     add("--top", "K", text, at_least_one, 5)
@@ -93,6 +104,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--output", "FILE.csv", "write a table of the probabilities of all classes", Path)
     text = "write the model as a torch.export program; with this option, videos are optional"
     add("--export", "FILE.pt2", text, Path)
+    add("--hub", "DIR", "write a folder for the Hugging Face Hub; videos are optional", Path)
     add("--boxes", "FILE.csv", "boxes to classify, in the format of AVA", Path)
     add("--draw", "DIR", "folder for pictures of the boxes with their classes", Path)
     add_json(parser)
@@ -103,10 +115,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
     args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
-    if not (args.videos or args.export):
-        parser.error("at least one video, or --export, is required")
-    if args.boxes and (args.output or args.export):
-        parser.error("--boxes cannot be combined with --output or --export")
+    if not (args.videos or args.export or args.hub):
+        parser.error("at least one video, or --export or --hub, is required")
+    if args.boxes and (args.output or args.export or args.hub):
+        parser.error("--boxes cannot be combined with --output, --export or --hub")
     if args.draw and not args.boxes:
         parser.error("--draw requires --boxes")
     return args
@@ -138,6 +150,11 @@ def main(argv: list[str] | None = None) -> int:
 
         write_program(predictor, args.export)
         print(f"Program written to {args.export}", file=sys.stderr)
+    if args.hub:
+        from slowfast_patches.train.predict.hub import write_hub_folder
+
+        write_hub_folder(predictor, path, args.hub)
+        print(f"Folder written to {args.hub}", file=sys.stderr)
     results = list[dict[str, Any]]()
     probabilities = dict[str, Tensor | None]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):

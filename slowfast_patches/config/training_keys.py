@@ -211,6 +211,18 @@ class Train:
         "have no dropout.",
         speed=True,
     )
+    tracker: str = key(
+        "",
+        "Experiment tracker to which the metrics, the recipe and the plan are sent. Empty: none.",
+        one_of("", "mlflow", "wandb", "trackio"),
+        may_differ=True,
+    )
+    tracker_project: str = key(
+        "multigrid",
+        "Project of the tracker, which MLflow calls an experiment.",
+        may_differ=True,
+        needs="TRAIN.TRACKER mlflow wandb trackio",
+    )
     auto_resume: bool = key(
         True, "Resume the run in OUTPUT_DIR if it has a checkpoint.", may_differ=True
     )

@@ -129,6 +129,15 @@ class Sampling:
         """
         return plan_train(rng, _grid(self, shape), video, self.target_fps, centre=centre)
 
+    def evaluation_short_side(self, crop: int, crops: int) -> int:
+        """Return the short side of resized frames in evaluation, in pixels.
+
+        Args:
+            crop: Side of the crop in pixels.
+            crops: Number of spatial crops.
+        """
+        return max(crop, self.short_sides[0]) if crops == 1 else crop
+
     def evaluation_plan(
         self,
         video: Video,
@@ -160,7 +169,7 @@ class Sampling:
             view=(part // crops, count),
             spatial=(part % crops, crops),
             target_fps=self.target_fps,
-            short_side=max(crop, self.short_sides[0]) if crops == 1 and centre is None else crop,
+            short_side=crop if centre is not None else self.evaluation_short_side(crop, crops),
             options=self.options,
             to_end=self.to_end,
             centre=centre,

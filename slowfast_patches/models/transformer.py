@@ -54,6 +54,8 @@ _MODEL_TYPES = {
 
 _SILENT_SECONDS = 30.0
 """Timeout in seconds for a request to the Hugging Face Hub."""
+_REMOVED = "vjepa2.predictor."
+"""Prefix of the names of V-JEPA 2's predictor, which is only used in its pre-training."""
 HEAD = ("classifier.", "fc_norm.", "pooler.")
 """Prefixes of the names of head parameters. Pre-trained weights may lack these parameters."""
 
@@ -106,7 +108,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
         with _errors_in_one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
             model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     if config.model_type == "vjepa2":
-        model.base_model.predictor = nn.Identity()  # only used in V-JEPA 2's pre-training
+        model.base_model.predictor = nn.Identity()
     convert_positions(model)
     _add_drop_path(model, recipe.hf.drop_path)
     model.register_forward_pre_hook(_take_pathways)
@@ -151,6 +153,12 @@ def parameter_depths(model: nn.Module) -> dict[nn.Parameter, int]:
 def _layers(model: Any) -> list[nn.Module]:
     path = _MODEL_TYPES[model.config.model_type].layers
     return list(model.base_model.get_submodule(path))
+
+
+def input_size(model: Any) -> tuple[int, int]:
+    """Return the (frames, crop size) for which a model was configured."""
+    names = _MODEL_TYPES[model.config.model_type]
+    return getattr(model.config, names.frames), getattr(model.config, names.crop)
 
 
 def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
@@ -308,7 +316,7 @@ def _from_folder(folder: Path, config: Any) -> Any:
         for name, found, wanted in info["mismatched_keys"]
     }
     for name, problem in sorted(new.items()):  # sorted, since transformers returns sets
-        if not name.startswith(HEAD):
+        if not name.startswith((*HEAD, _REMOVED)):
             raise ValueError(
                 f"HF.MODEL {folder}: in the weights, {name} is {problem}. Correct HF.CONFIG or "
                 "config.json, which describe a different model."

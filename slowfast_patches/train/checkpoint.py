@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from slowfast_patches.launch.stopping import TrainingStoppedError
+from slowfast_patches.models.weights.weight_files import SHIPPED, local_file
 from slowfast_patches.utils.files import atomic_write, check_archive
 
 logger = logging.getLogger(__name__)
@@ -130,17 +131,21 @@ def best_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Return the checkpoint at a path: a checkpoint file or the OUTPUT_DIR of a run.
+    """Return the file with the weights at a path.
 
-    For an OUTPUT_DIR, return the best checkpoint, or the newest if there is no best checkpoint.
+    The path is a checkpoint file, the OUTPUT_DIR of a run, a folder that `multigrid-predict --hub`
+    wrote, or the name of weights that ship with the package. For an OUTPUT_DIR, return the best
+    checkpoint, or the newest if there is no best checkpoint.
 
     Raises:
         ValueError: The path does not exist, or the folder contains no checkpoint.
     """
+    path = local_file(path)
     checkpoint = (best_checkpoint(path) or last_checkpoint(path)) if path.is_dir() else path
     if checkpoint is None or not checkpoint.exists():
         raise ValueError(
-            f"There is no checkpoint at {path}. Give a checkpoint file or the OUTPUT_DIR of a run."
+            f"There is no checkpoint at {path}. Give a checkpoint file, the OUTPUT_DIR of a run "
+            f"or one of {', '.join(SHIPPED)}."
         )
     return checkpoint
 

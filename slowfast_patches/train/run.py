@@ -52,6 +52,7 @@ from slowfast_patches.train.checkpoint import (
 )
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
+from slowfast_patches.train.record.tracker import check_tracker
 from slowfast_patches.train.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.resume import continues, find_resumable, start_over
 from slowfast_patches.train.same_recipe import check_same_scores
@@ -141,6 +142,8 @@ def _check_training(recipe: Recipe, starts_main: bool) -> None:
             "TRAIN.CHECKPOINT_FILE_PATH to image weights, or set TRAIN.CHECKPOINT_INFLATE False to "
             "start from scratch."
         )
+    if starts_main:
+        check_tracker(recipe)
     if given and starts_main and not resumes:
         check_file(given, recipe.train.checkpoint_type)
 

@@ -378,6 +378,7 @@ class Trainer:
             average_running_stats(self.models)
             self.progress.seconds = self.record.clock.seconds
         self._write(partial(self.checkpoint, of_ranks))
+        self.record.saved()
         # An unscheduled save, for example by a hook, must not change the run.
         set_buffers(self.models, of_ranks, self.world)
 

@@ -16,6 +16,8 @@ from urllib.request import urlopen
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -24,6 +26,12 @@ from slowfast_patches.utils.files import atomic_write, check_archive
 
 logger = logging.getLogger(__name__)
 
+WEIGHTS_FILE = "model.safetensors"
+"""Name of the weights in a folder that `multigrid-predict --hub` wrote."""
+_SHIPPED = Path(__file__).parents[2] / "weights"
+"""Folder of the weights that ship with the package, in a folder each."""
+SHIPPED = tuple(sorted(folder.name for folder in _SHIPPED.glob("*-*")))
+"""Names of the weights that ship with the package."""
 _SILENT_SECONDS = 30.0
 """Maximum time that a server may take to answer during a download."""
 _MOST_SECONDS = 4 * 3600.0
@@ -43,6 +51,9 @@ _OPTIMIZER_BLOB = re.compile(r".*_momentum|lr|model_iter")
 def local_file(path: str | Path) -> Path:
     """Return the local path of a file. If `path` is an https address, download the file first.
 
+    `path` may also be the name of weights that ship with the package, such as words-slowfast, or a
+    folder that `multigrid-predict --hub` wrote. In these cases, return the weight file.
+
     Downloads are stored in the folder that the environment variable FVCORE_CACHE names, by default
     ~/.torch. A file that is already in the folder is not downloaded again.
 
@@ -53,7 +64,10 @@ def local_file(path: str | Path) -> Path:
     if address.startswith("http://"):
         raise ValueError(f"{address} is not safe against tampering; give an https address instead")
     if not address.startswith("https://"):
-        return Path(path)
+        found = Path(path)
+        if address in SHIPPED and not found.exists():
+            found = _SHIPPED / address
+        return found / WEIGHTS_FILE if (found / WEIGHTS_FILE).is_file() else found
     # Use a hash and the last part of the address only, so that the path stays inside the folder.
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
     name = urlsplit(address).path.rpartition("/")[2][-100:]
@@ -112,6 +126,8 @@ def check_kind(path: str | Path, kind: str) -> None:
         raise ValueError(f"{path}: there is no such file")
     with Path(path).open("rb") as file:
         head = file.read(64)
+    if kind == "pytorch" and head[8:9] == b"{":
+        return  # safetensors: the size of the header, then the header as JSON
     from_torch = head.startswith(b"PK\x03\x04") or head[2:].startswith(_LEGACY_MARK)
     if kind == "caffe2" and from_torch:
         raise ValueError(f"{path} was written by PyTorch; set CHECKPOINT_TYPE pytorch")
@@ -142,6 +158,11 @@ def read_weights(path: str | Path, kind: str) -> dict[str, Tensor]:
             for name, blob in read_blobs(Path(path)).items()
             if isinstance(blob, np.ndarray) and not _OPTIMIZER_BLOB.fullmatch(name)
         }
+    if Path(path).suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} cannot be read as safetensors: {error}") from error
     content = _load_torch(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} contains a {type(content).__name__} instead of a state dict")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.tasks import TASKS
+from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.clip_reader import read_clips
@@ -26,6 +28,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
+from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE
 from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.same_recipe import check_same_scores
@@ -70,22 +73,40 @@ def read_checkpoint(
     Raises:
         ValueError: The checkpoint cannot be read, or the recipe is missing or has a mistake.
     """
+    text, names = "", None
     try:
-        checkpoint = load(path)
+        text, names = _stored(path)
     except ValueError as error:  # not written by the trainer, but `Predictor` may read the weights
         if recipe_file is None:
             raise ValueError(
                 f"{error}\nIf the file contains only weights, give their recipe: --cfg FILE"
             ) from error
-        checkpoint = None
     if recipe_file is not None:
         recipe = load_with_classes(recipe_file, overrides)
     else:
-        assert checkpoint is not None
-        recipe = parse_recipe(checkpoint.cfg, f"the config in {path}", overrides)
+        recipe = parse_recipe(text, f"the config of {path}", overrides)
+        if path.name == WEIGHTS_FILE and recipe.model.family.is_transformer:
+            recipe = recipe.replaced({"HF.MODEL": str(path.parent)})
     check_recipe(recipe.replaced({"NUM_SHARDS": 1, "PROCESSES_PER_MACHINE": 1}))
-    names = checkpoint and checkpoint.class_names
     return recipe, names if names and len(names) == recipe.model.num_classes else None
+
+
+def _stored(path: Path) -> tuple[str, tuple[str, ...] | None]:
+    """Read the recipe as YAML and the class names of a checkpoint or of a folder for the Hub.
+
+    Raises:
+        ValueError: The file or the config.json beside it cannot be read, or has no recipe.
+    """
+    if path.name != WEIGHTS_FILE:
+        checkpoint = load(path)
+        return checkpoint.cfg, checkpoint.class_names
+    file = path.with_name("config.json")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        names = config["class_names"]
+        return dump_yaml(config["recipe"]), names and tuple(map(str, names))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} has no recipe of this package ({error!r:.100})") from error
 
 
 class Predictor(nn.Module):

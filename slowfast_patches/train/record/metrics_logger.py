@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from multigrid import Schedule, ScheduleStep
-from slowfast_patches.config.metrics import COUNTS, format_metrics
+from slowfast_patches.config.metrics import format_metrics
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadable
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import DivergedError, Progress, explain_write_errors
 from slowfast_patches.train.record.clock import Clock
 from slowfast_patches.train.record.progress_bar import ProgressBar
+from slowfast_patches.train.record.tracker import Tracker, curves
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World, max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.files import write_text
@@ -36,7 +37,6 @@ _LIMIT = 0.15
 """Warn if a phase waits for data for more than this share of its time."""
 _SECONDS = 5.0
 """Only warn about phases that take more than this number of seconds."""
-_NOT_DRAWN = {"type", "iteration", "epoch", "seconds", "phase", "seconds_left", "shape", *COUNTS}
 
 
 class MetricsLogger:
@@ -72,6 +72,7 @@ class MetricsLogger:
         self._phase_start: tuple[float, ...] = ()
         self._lines: TextIO | None = None
         self._events: SummaryWriter | None = None
+        self._tracker: Tracker | None = None
 
     def open(self, progress: Progress) -> None:
         """Open the log files, and delete old entries after iteration `progress.iteration`.
@@ -91,10 +92,22 @@ class MetricsLogger:
             self._lines = path.open("a", encoding="utf-8")
             # With `purge_step`, TensorBoard ignores later events of a previous attempt.
             self._events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)
+            if self._recipe.train.tracker:
+                self._tracker = Tracker(self._recipe, resumes=done > 0)
+        self.saved()
+
+    def saved(self) -> None:
+        """Send the metrics to TRAIN.TRACKER, after a checkpoint was written."""
+        if self._tracker is not None:
+            with self._writing():
+                self._tracker.send()
 
     def close(self) -> None:
-        """Close the progress bar and the files."""
+        """Close the progress bar and the files, and end the run of TRAIN.TRACKER."""
         self.bar.close()
+        if self._tracker is not None:
+            finished = self._progress.iteration == self._schedule.iterations
+            self._tracker.close(finished=finished)
         with self._writing():
             for file in (self._lines, self._events):
                 if file is not None:
@@ -297,16 +310,9 @@ class MetricsLogger:
         with self._writing():
             self._lines.write(json.dumps(record) + "\n")
             self._lines.flush()
-            if record["type"] == "phase":
-                return
-            curves = {f"{record['type']}/{k}": v for k, v in record.items() if k not in _NOT_DRAWN}
-            if record["type"] == "train":
-                names = ("shape/batch", "shape/frames", "shape/crop")
-                curves |= zip(names, record["shape"], strict=True)
-            for name, value in curves.items():
-                if value is not None:
-                    # Pass the training time as wall time. TensorBoard shows it as relative time.
-                    self._events.add_scalar(name, value, record["iteration"], record["seconds"])
+            for name, value in curves(record).items():
+                # Pass the training time as wall time. TensorBoard shows it as relative time.
+                self._events.add_scalar(name, value, record["iteration"], record["seconds"])
 
     def _writing(self) -> AbstractContextManager[None]:
         when = f" after iteration {self._progress.iteration}"

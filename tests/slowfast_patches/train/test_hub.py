@@ -1,0 +1,159 @@
+"""Folders for the Hub: with the real pipeline, the real mixin, and read back."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from safetensors.torch import load_model
+from torch import nn
+from transformers import pipeline
+
+import slowfast_patches
+from slowfast_patches.config import parse_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.yaml_text import dump_yaml
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.weights import load_weights
+from slowfast_patches.models.weights.weight_files import SHIPPED, local_file
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train.predict.hub import write_hub_folder
+from tests.slowfast_patches.datasets.made_videos import write_video
+from tests.slowfast_patches.train.made_checkpoint import made
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+PATCHES = {"vivit": {"tubelet_size": [2, 8, 8]}}
+NAMES = tuple("abcdefgh")
+
+
+@pytest.fixture
+def transformer(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Path]:
+    """`transformer(type, "KEY", value, ...)`: a checkpoint of random weights."""
+
+    def make(kind: str, *keys: object) -> Path:
+        hf = (
+            "MODEL.ARCH",
+            "hf",
+            "HF.MODEL",
+            kind,
+            "HF.CONFIG",
+            str(SMALL | PATCHES.get(kind, {"patch_size": 8})),
+        )
+        test = ("TEST.NUM_ENSEMBLE_VIEWS", 1, "DATA.MEAN", [0.3, 0.4, 0.5])
+        recipe = tiny_config(tmp_path / "private", *hf, *test, *keys)
+        torch.manual_seed(0)
+        state = {name: 3 * v for name, v in build_model(recipe).state_dict().items()}
+        return checkpoints.save(
+            tmp_path, made(cfg=recipe.text, model_state=state, class_names=NAMES)
+        )
+
+    return make
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> str:
+    """16 frames, as many as a clip of 8 frames with stride 2, that move and change colour."""
+    down, across, colour = np.meshgrid(range(60), range(80), (1, 4, 9), indexing="ij")
+    waves = [
+        np.sin(across / 9 + t / 3 + colour) + np.cos(down / 7 + t * colour / 9) for t in range(16)
+    ]
+    images = [(127 + 60 * wave).astype(np.uint8) for wave in waves]
+    return str(write_video(tmp_path / "video.mp4", images, options={"crf": "4"}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("videomae", ()),
+        ("videomae", ("TEST.NUM_SPATIAL_CROPS", 1, "DATA.TRAIN_JITTER_SCALES", [60, 64])),
+        ("timesformer", ("MODEL.HEAD_ACT", "sigmoid", "DATA.MULTI_LABEL", True)),
+    ],
+)
+def test_the_pipeline_of_transformers_gives_the_scores_of_the_trainer(
+    transformer, tmp_path, video, kind, keys
+):
+    checkpoint = transformer(kind, *keys)
+    model = slowfast_patches.load_model(checkpoint)
+    write_hub_folder(model, checkpoint, tmp_path / "hub")
+    classify = pipeline("video-classification", model=str(tmp_path / "hub"))
+    found = {row["label"]: row["score"] for row in classify(video, frame_sampling_rate=2, top_k=8)}
+    expected = dict(zip(NAMES, model.scores(video).tolist(), strict=True))
+    assert found == pytest.approx(expected, abs=0.01)
+    assert max(expected.values()) - min(expected.values()) > 0.1
+    text = "".join(file.read_text() for file in (tmp_path / "hub").glob("*.[jmy]*"))
+    assert str(tmp_path) not in text
+
+
+@pytest.mark.parametrize("kind", ["videomae", "vivit", "vjepa2", "timesformer"])
+def test_a_transformer_is_read_back(transformer, tmp_path, video, kind):
+    checkpoint = transformer(kind)
+    model = slowfast_patches.load_model(checkpoint)
+    write_hub_folder(model, checkpoint, tmp_path / "hub")
+    again = slowfast_patches.load_model(tmp_path / "hub")
+    torch.testing.assert_close(again.scores(video), model.scores(video))
+    assert again.class_names == NAMES
+
+
+def test_another_size_than_the_models_own_is_refused(transformer, tmp_path):
+    checkpoint = transformer("videomae", "DATA.TEST_CROP_SIZE", 40)
+    with pytest.raises(ValueError, match=r"8 frames of 32².*set DATA.NUM_FRAMES 8 and DATA.TEST"):
+        write_hub_folder(slowfast_patches.load_model(checkpoint), checkpoint, tmp_path / "hub")
+
+
+class OfTheMixin(nn.Module, PyTorchModelHubMixin):
+    """What a user of the Hub without `load_model` would write."""
+
+    def __init__(self, recipe: dict, class_names: list[str]) -> None:
+        super().__init__()
+        self.network = build_model(parse_recipe(dump_yaml(recipe), "the Hub"))
+        self.class_names = class_names
+
+    @classmethod
+    def _load_as_safetensor(cls, model, model_file, map_location, strict):
+        load_model(model.network, model_file, strict=strict)
+        return model
+
+
+@pytest.mark.slow
+def test_a_convolutional_model_is_read_back_and_its_card_has_the_facts(
+    multigrid_run: Path,
+    load_program: Callable[[str], ModuleType],
+    tmp_path: Path,
+    demo_data: Path,
+    one_block: Callable[[], contextlib.AbstractContextManager[None]],
+):
+    folder, video = tmp_path / "hub", str(next((demo_data / "test").rglob("*.mp4")))
+    with one_block():
+        tool = load_program("tools/predict.py")
+        assert tool.main(["--checkpoint", str(multigrid_run), "--hub", str(folder)]) == 0
+        model, again = map(slowfast_patches.load_model, (multigrid_run, folder))
+        assert torch.equal(again.scores(video), model.scores(video))
+        assert again.class_names == model.class_names
+        mixed = OfTheMixin.from_pretrained(str(folder))
+    state = next(model.children()).state_dict()
+    assert all(
+        torch.equal(value, state[name]) for name, value in mixed.network.state_dict().items()
+    )
+    assert tuple(mixed.class_names) == model.class_names
+    card = (folder / "README.md").read_text()
+    result = json.loads((multigrid_run / "result.json").read_text())
+    assert f"top-1 {result['top1']:.2f}" in card
+    assert f"{result['iterations']} iterations" in card
+    assert "| training videos | 24 |" in card
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_weights_of_the_package_are_loaded_by_name_and_start_a_training(name, video, tmp_path):
+    model = slowfast_patches.load_model(name)
+    assert model.class_names is not None
+    assert model.scores(video).shape == (len(model.class_names),)
+    start = build_model(model.recipe)
+    load_weights(start, name, complete=True)
+    card = (local_file(name).with_name("README.md")).read_text()
+    assert "license: " in card
+    assert "(fill in)" not in card

@@ -1,6 +1,6 @@
 r"""Print the phases of a training schedule, and its cost compared with the baseline.
 
-The command needs neither data nor a GPU. Example:
+The command needs neither data nor a GPU, except that --clips needs data. Example:
 
     multigrid-plan --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --dataset-size 200000 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
@@ -38,6 +38,7 @@ from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.launch.launch import resolve
+from slowfast_patches.plan.clips import clips_figure
 from slowfast_patches.plan.cluster import (
     LATENCY,
     Cluster,
@@ -49,6 +50,7 @@ from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import dataset_size, format_plan, plan_of
 from slowfast_patches.plan.step_times import MisfitError, Timing, estimated_timing
 from slowfast_patches.study.arms import measured_times
+from slowfast_patches.utils.pictures import check_format, save_figure
 
 _UNITS = {"gpus": 1, "gpus_per_node": 1, "network": 1e9, "node_network": 1e9, "latency": 1e-6}
 
@@ -66,6 +68,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_json(parser)
     text = "file for a plot of the shapes and the learning rate over the iterations"
     add("--plot", "FILE.png", text, Path)
+    text = "file for a picture of training clips of each shape, and of evaluation clips"
+    add("--clips", "FILE.png", text, Path)
     speed = parser.add_mutually_exclusive_group()
     text = (
         "result file of benchmarks/step_time.py with the times at all shapes; if this option is "
@@ -99,8 +103,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--gpus requires --step-seconds S or --step-times FILE")
     if args.gpus and not (args.gpus_per_node and args.network):
         parser.error("--gpus requires --gpus-per-node and --network")
-    if args.gpus and args.plot:
-        parser.error("--plot cannot be combined with --gpus")
+    if args.gpus and (args.plot or args.clips):
+        parser.error("--plot and --clips cannot be combined with --gpus")
     return args
 
 
@@ -112,11 +116,13 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
 
 
 def show_plan(args: argparse.Namespace) -> str:
-    """Return the plan as text or JSON. With --plot, also draw the schedule."""
-    if args.plot and not args.plot.parent.is_dir():
-        raise ValueError(
-            f"--plot {args.plot}: the folder {args.plot.parent} does not exist. Create it first."
-        )
+    """Return the plan as text or JSON. With --plot or --clips, also draw pictures."""
+    for option, path in pictures(args).items():
+        if not path.parent.is_dir():
+            raise ValueError(
+                f"{option} {path}: the folder {path.parent} does not exist. Create it first."
+            )
+        check_format(path)
     recipe = load_with_classes(args.cfg, args.overrides)
     if args.gpus is not None:
         recipe = with_precision(recipe, on_gpu=True)
@@ -135,7 +141,15 @@ def show_plan(args: argparse.Namespace) -> str:
     plan = plan_of(recipe, args.dataset_size, find_timing(recipe, args))
     if args.plot:
         plot_plan(plan.schedule, learning_rate_of(recipe), args.plot)
+    if args.clips:
+        save_figure(clips_figure(recipe, plan.schedule), args.clips)
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
+
+
+def pictures(args: argparse.Namespace) -> dict[str, Path]:
+    """Return the files of the pictures to write, by option."""
+    paths = {"--plot": args.plot, "--clips": args.clips}
+    return {option: path for option, path in paths.items() if path is not None}
 
 
 def find_timing(recipe: Recipe, args: argparse.Namespace) -> Timing:
@@ -156,8 +170,9 @@ def main(argv: list[str] | None = None) -> int:
     """Print the plan, and return the exit status."""
     args = parse_args(argv)
     print(show_plan(args))
-    if args.plot and not args.json:
-        print(f"\nPicture: {args.plot}")
+    if not args.json:
+        for path in pictures(args).values():
+            print(f"\nPicture: {path}")
     return 0
 
 

@@ -194,6 +194,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
       determines the replacement, so it does not depend on the worker.
     - `unread`: True for an unreadable evaluation clip, and otherwise missing.
     - `coverage`: Only in training, see `ClipPlan`.
+    - `plan` and `source`: The `ClipPlan` and its `Video`. Missing for an unread clip.
 
     Args:
         videos: The listed videos, each with a `path` and a `label`.
@@ -349,6 +350,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 "video": index,
                 "iteration": request.iteration,
                 "coverage": plan.coverage,
+                "plan": plan,
+                "source": record.video,
                 "failures": failures,
             }
         raise self._too_many(failures)
@@ -383,4 +386,5 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
             return [item | {"failures": [(video.path, str(error))], "unread": True}]
-        return [item | targets | {"failures": []} for _, targets in looks]
+        seen = item | {"source": record.video, "failures": []}
+        return [seen | {"plan": plan} | targets for plan, targets in looks]

@@ -56,7 +56,9 @@ _SILENT_SECONDS = 30.0
 """Timeout in seconds for a request to the Hugging Face Hub."""
 HEAD = ("classifier.", "fc_norm.", "pooler.")
 """Prefixes of the names of head parameters. Pre-trained weights may lack these parameters."""
-
+_PREDICTOR = "vjepa2.predictor."
+"""Prefix of the parameters that V-JEPA 2 uses only in pre-training. `build_transformer` drops them,
+so weights that are saved after training lack them."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _DOWNLOADED = [
@@ -106,7 +108,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
         with _errors_in_one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
             model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     if config.model_type == "vjepa2":
-        model.base_model.predictor = nn.Identity()  # only used in V-JEPA 2's pre-training
+        model.base_model.predictor = nn.Identity()
     convert_positions(model)
     _add_drop_path(model, recipe.hf.drop_path)
     model.register_forward_pre_hook(_take_pathways)
@@ -307,7 +309,8 @@ def _from_folder(folder: Path, config: Any) -> Any:
         name: f"of shape {tuple(found)}, not {tuple(wanted)}"
         for name, found, wanted in info["mismatched_keys"]
     }
-    for name, problem in sorted(new.items()):  # sorted, since transformers returns sets
+    new = {name: new[name] for name in sorted(new) if not name.startswith(_PREDICTOR)}
+    for name, problem in new.items():
         if not name.startswith(HEAD):
             raise ValueError(
                 f"HF.MODEL {folder}: in the weights, {name} is {problem}. Correct HF.CONFIG or "
@@ -315,7 +318,7 @@ def _from_folder(folder: Path, config: Any) -> Any:
             )
     if problem := not_finite(model.named_parameters()):
         raise ValueError(f"HF.MODEL {folder} {problem}")
-    random = ", ".join(f"{name} ({problem})" for name, problem in sorted(new.items()))
+    random = ", ".join(f"{name} ({problem})" for name, problem in new.items())
     unused = ", ".join(sorted(info["unexpected_keys"])[:3])
     logger.info(
         "Weights loaded from %s. Initialised randomly: %s. Unused: %s.",

@@ -105,11 +105,9 @@ def _caption(item: Mapping[str, Any], names: Sequence[str] | None) -> str:
     if item.get("unread"):
         return "unreadable video"
     parts = [_label(item["label"], names)]
-    if "plan" in item:
-        plan, video = item["plan"], item["source"]
-        seconds = (plan.positions[-1] - plan.positions[0] + 1) / video.fps
-        box = plan.box(video)
-        parts.append(f"{seconds:.2g} s")
+    if "shown" in item:
+        frames, box, video = item["shown"]
+        parts.append(f"{frames / video.fps:.2g} s" if video.fps else f"{frames} frames")
         parts.append(f"{box.width:.0f}×{box.height:.0f} of {video.width}×{video.height} pixels")
     return ", ".join([*parts, *(["flipped"] if item["flip"] else [])])
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from multigrid import ClipRequest, stream
+from multigrid import Box, ClipRequest, Video, stream
 from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.datasets.items import Shown
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.plan.clips import clips_figure
+from slowfast_patches.plan.clips import _caption, _label, clips_figure
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,17 @@ def test_the_last_row_has_the_evaluation_clips(recipe, schedule, rows):
         assert axes.get_xlabel().endswith(", 0.53 s, 36×36 of 48×40 pixels")
 
 
-def test_classes_have_names_and_several_labels_are_all_named(recipe):
-    from slowfast_patches.plan.clips import _label
-
+def test_classes_have_names_and_several_labels_are_all_named():
     names = ("up", "down", "left")
     assert _label(2, names) == "left"
     assert _label(np.float32([1, 0, 1]), names) == "up and left"
     assert _label(np.float32([[1, 0, 0], [0, 1, 0]]), None) == "class 0 and class 1"
     assert _label(np.float32([0, 0, 0]), names) == "no label"
+
+
+def test_the_span_of_a_video_without_a_frame_rate_is_in_frames():
+    shown = Shown(9, Box(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
+    item = {"label": 1, "flip": False, "shown": shown}
+    assert _caption(item, ("up", "down")) == "down, 9 frames, 30×30 of 48×40 pixels"
+    del item["shown"]  # of a user's data set
+    assert _caption(item, None) == "class 1"

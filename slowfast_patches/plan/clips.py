@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ _CLIPS = 3
 """Maximum number of clips in a row, which are from different videos."""
 _FRAMES = 4
 """Maximum number of frames that are drawn of a clip, evenly spaced from the first to the last."""
+_LABEL = 65
+"""Maximum number of characters of a label."""
 _PITCH = 1.05
 """Distance between the frames of a clip, in widths of a frame."""
 
@@ -65,7 +68,7 @@ def _title(frames: int, crop: int, which: str) -> str:
 def _draw(rows: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str] | None) -> Figure:
     """Draw a row of clips for each title."""
     columns = max(map(len, rows.values()))
-    figure, panels = new_figure(len(rows), 4.2 * columns + 1, 1.35 * len(rows), columns=columns)
+    figure, panels = new_figure(len(rows), 4.2 * columns + 1, 1.5 * len(rows), columns=columns)
     figure.suptitle(f"up to {_FRAMES} frames of each clip, from the first to the last", fontsize=9)
     for row, (title, items) in enumerate(rows.items()):
         cells = panels[row * columns : (row + 1) * columns]
@@ -104,12 +107,14 @@ def _caption(item: Mapping[str, Any], names: Sequence[str] | None) -> str:
     """
     if item.get("unread"):
         return "unreadable video"
-    parts = [_label(item["label"], names)]
+    parts = []
     if "shown" in item:
         frames, box, video = item["shown"]
         parts.append(f"{frames / video.fps:.2g} s" if video.fps else f"{frames} frames")
         parts.append(f"{box.width:.0f}×{box.height:.0f} of {video.width}×{video.height} pixels")
-    return ", ".join([*parts, *(["flipped"] if item["flip"] else [])])
+    if item["flip"]:
+        parts.append("flipped")
+    return f"{_label(item['label'], names)}\n{', '.join(parts)}"
 
 
 def _label(label: Any, names: Sequence[str] | None) -> str:
@@ -117,4 +122,5 @@ def _label(label: Any, names: Sequence[str] | None) -> str:
     array = np.asarray(label)
     multi_hot = np.atleast_2d(array).any(0)
     classes = np.flatnonzero(multi_hot).tolist() if array.ndim else [int(array)]
-    return shorten_list([names[c] if names else f"class {c}" for c in classes]) or "no label"
+    text = shorten_list([names[c] if names else f"class {c}" for c in classes]) or "no label"
+    return textwrap.shorten(text, _LABEL, placeholder="…")

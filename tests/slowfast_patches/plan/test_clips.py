@@ -60,7 +60,7 @@ def test_the_last_row_has_the_evaluation_clips(recipe, schedule, rows):
     for axes, number in zip(rows[-1], (0, 4, 7), strict=True):
         for found, wanted in zip(drawn(axes)[::3], first_and_last(val[number]), strict=True):
             np.testing.assert_array_equal(found, wanted)
-        assert axes.get_xlabel().endswith(", 0.53 s, 36×36 of 48×40 pixels")
+        assert axes.get_xlabel().endswith("\n0.53 s, 36×36 of 48×40 pixels")
 
 
 def test_classes_have_names_and_several_labels_are_all_named():
@@ -69,11 +69,12 @@ def test_classes_have_names_and_several_labels_are_all_named():
     assert _label(np.float32([1, 0, 1]), names) == "up and left"
     assert _label(np.float32([[1, 0, 0], [0, 1, 0]]), None) == "class 0 and class 1"
     assert _label(np.float32([0, 0, 0]), names) == "no label"
+    assert len(_label(0, ["a name that takes more than a line " * 9])) <= 65
 
 
 def test_the_span_of_a_video_without_a_frame_rate_is_in_frames():
     shown = Shown(9, Box(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
     item = {"label": 1, "flip": False, "shown": shown}
-    assert _caption(item, ("up", "down")) == "down, 9 frames, 30×30 of 48×40 pixels"
+    assert _caption(item, ("up", "down")) == "down\n9 frames, 30×30 of 48×40 pixels"
     del item["shown"]  # of a user's data set
-    assert _caption(item, None) == "class 1"
+    assert _caption(item, None) == "class 1\n"

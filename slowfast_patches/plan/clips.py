@@ -92,7 +92,7 @@ def _draw_clip(axes: Axes, item: Mapping[str, Any], names: Sequence[str] | None)
         axes.imshow(frame, extent=(left, left + 1, 0, 1), interpolation="nearest")
     axes.set_xlim(0, _FRAMES * _PITCH)
     axes.set_ylim(0, 1)
-    axes.set_xlabel(_caption(item, names), fontsize=8, loc="left")
+    axes.set_xlabel(_caption(item, names), fontsize=8, loc="left", parse_math=False)
 
 
 def _evenly(count: int, most: int) -> list[int]:

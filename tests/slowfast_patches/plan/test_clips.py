@@ -1,5 +1,7 @@
 """The picture of the clips: a row for each shape, the pixels of the data set, the captions."""
 
+import io
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from multigrid import Box, ClipRequest, Video, stream
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.items import Shown
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.plan.clips import _caption, _label, clips_figure
+from slowfast_patches.plan.clips import _caption, _draw, _label, clips_figure
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,8 @@ def test_the_span_of_a_video_without_a_frame_rate_is_in_frames():
     assert _caption(item, ("up", "down")) == "down\n9 frames, 30×30 of 48×40 pixels"
     del item["shown"]  # of a user's data set
     assert _caption(item, None) == "class 1\n"
+
+
+def test_a_class_name_is_not_read_as_a_formula():
+    item = {"label": 0, "flip": False, "clip": np.zeros((1, 8, 8, 3), np.uint8)}
+    _draw({"a row": [item]}, [r"$\nosuch$"]).savefig(io.BytesIO())

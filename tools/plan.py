@@ -1,6 +1,6 @@
 r"""Print the phases of a training schedule, and its cost compared with the baseline.
 
-The command needs neither data nor a GPU. Example:
+The command needs neither data nor a GPU, except that --clips needs data. Example:
 
     multigrid-plan --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --dataset-size 200000 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
@@ -30,9 +30,11 @@ from slowfast_patches.config import check_recipe
 from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.launch import resolve
+from slowfast_patches.plan.clips import clips_figure
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.plan.step_times import find_timing
+from slowfast_patches.utils.pictures import check_format, save_figure
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -48,17 +50,21 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_json(parser)
     text = "file for a plot of the shapes and the learning rate over the iterations"
     add("--plot", "FILE.png", text, Path)
+    text = "file for a picture of training clips of each shape, and of evaluation clips"
+    add("--clips", "FILE.png", text, Path)
     command_line.add_step_times(parser)
     command_line.add_overrides(parser, "keys to set in the config")
     return parser.parse_intermixed_args(argv)
 
 
 def show_plan(args: argparse.Namespace) -> str:
-    """Return the plan as text or JSON. With --plot, also draw the schedule."""
-    if args.plot and not args.plot.parent.is_dir():
-        raise ValueError(
-            f"--plot {args.plot}: the folder {args.plot.parent} does not exist. Create it first."
-        )
+    """Return the plan as text or JSON. With --plot or --clips, also draw pictures."""
+    for option, path in pictures(args).items():
+        if not path.parent.is_dir():
+            raise ValueError(
+                f"{option} {path}: the folder {path.parent} does not exist. Create it first."
+            )
+        check_format(path)
     recipe = resolve(load_with_classes(args.cfg, args.overrides))
     check_recipe(recipe)
     if recipe.data.path_to_data_dir:
@@ -68,7 +74,15 @@ def show_plan(args: argparse.Namespace) -> str:
     )
     if args.plot:
         plot_plan(plan.schedule, learning_rate_of(recipe), args.plot)
+    if args.clips:
+        save_figure(clips_figure(recipe, plan.schedule), args.clips)
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
+
+
+def pictures(args: argparse.Namespace) -> dict[str, Path]:
+    """Return the files of the pictures to write, by option."""
+    paths = {"--plot": args.plot, "--clips": args.clips}
+    return {option: path for option, path in paths.items() if path is not None}
 
 
 @command_line.tool()
@@ -76,8 +90,9 @@ def main(argv: list[str] | None = None) -> int:
     """Print the plan, and return the exit status."""
     args = parse_args(argv)
     print(show_plan(args))
-    if args.plot and not args.json:
-        print(f"\nPicture: {args.plot}")
+    if not args.json:
+        for path in pictures(args).values():
+            print(f"\nPicture: {path}")
     return 0
 
 

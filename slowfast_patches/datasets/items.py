@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any, NotRequired, cast
+from typing import Any, NamedTuple, NotRequired, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from multigrid import (
     Batch,
+    Box,
     ClipPlan,
     ClipRequest,
     Grid,
@@ -74,6 +75,25 @@ class VideoBatch(Batch):
     rows: NotRequired[Tensor]
     shares: NotRequired[Tensor]
     redrawn: NotRequired[int]
+
+
+class Shown(NamedTuple):
+    """Part of a video that a clip shows.
+
+    Attributes:
+        frames: Number of video frames from the first to the last frame of the clip.
+        box: The crop, in the coordinates of the video.
+        video: The video.
+    """
+
+    frames: int
+    box: Box
+    video: Video
+
+    @classmethod
+    def of_plan(cls, plan: ClipPlan, video: Video) -> Shown:
+        """Return the part of a video that the clip with this plan shows."""
+        return cls(int(plan.positions[-1] - plan.positions[0]) + 1, plan.box(video), video)
 
 
 class TooManyUnreadableError(WorkerError):
@@ -204,6 +224,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
       determines the replacement, so it does not depend on the worker.
     - `unread`: True for an unreadable evaluation clip, and otherwise missing.
     - `coverage`: Only in training, see `ClipPlan`.
+    - `shown`: The part of the video that the clip shows (`Shown`). Missing for an unread clip.
 
     Args:
         videos: The listed videos, each with a `path` and a `label`.
@@ -359,6 +380,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 "video": index,
                 "iteration": request.iteration,
                 "coverage": plan.coverage,
+                "shown": Shown.of_plan(plan, record.video),
                 "failures": failures,
             }
         raise self._too_many(failures)
@@ -393,4 +415,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
             return [item | {"failures": [(video.path, str(error))], "unread": True}]
-        return [item | targets | {"failures": []} for _, targets in looks]
+        return [
+            item | targets | {"failures": [], "shown": Shown.of_plan(plan, record.video)}
+            for plan, targets in looks
+        ]

@@ -54,11 +54,11 @@ _MODEL_TYPES = {
 
 _SILENT_SECONDS = 30.0
 """Timeout in seconds for a request to the Hugging Face Hub."""
-_REMOVED = "vjepa2.predictor."
-"""Prefix of the names of V-JEPA 2's predictor, which is only used in its pre-training."""
 HEAD = ("classifier.", "fc_norm.", "pooler.")
 """Prefixes of the names of head parameters. Pre-trained weights may lack these parameters."""
-
+_PREDICTOR = "vjepa2.predictor."
+"""Prefix of the parameters that V-JEPA 2 uses only in pre-training. `build_transformer` drops them,
+so weights that are saved after training lack them."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _DOWNLOADED = [
@@ -315,15 +315,16 @@ def _from_folder(folder: Path, config: Any) -> Any:
         name: f"of shape {tuple(found)}, not {tuple(wanted)}"
         for name, found, wanted in info["mismatched_keys"]
     }
-    for name, problem in sorted(new.items()):  # sorted, since transformers returns sets
-        if not name.startswith((*HEAD, _REMOVED)):
+    new = {name: new[name] for name in sorted(new) if not name.startswith(_PREDICTOR)}
+    for name, problem in new.items():
+        if not name.startswith(HEAD):
             raise ValueError(
                 f"HF.MODEL {folder}: in the weights, {name} is {problem}. Correct HF.CONFIG or "
                 "config.json, which describe a different model."
             )
     if problem := not_finite(model.named_parameters()):
         raise ValueError(f"HF.MODEL {folder} {problem}")
-    random = ", ".join(f"{name} ({problem})" for name, problem in sorted(new.items()))
+    random = ", ".join(f"{name} ({problem})" for name, problem in new.items())
     unused = ", ".join(sorted(info["unexpected_keys"])[:3])
     logger.info(
         "Weights loaded from %s. Initialised randomly: %s. Unused: %s.",

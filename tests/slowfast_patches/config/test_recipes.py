@@ -36,6 +36,7 @@ SSV2, CHARADES = "SSv2/SLOWFAST_16x8_R50", "Charades/SLOWFAST_16x8_R50"
 TSM = "Kinetics/TSM_8x8_R50"
 TSM_1536 = f"{TSM}_1536GPU"
 VIDEOMAE = "Kinetics/VIDEOMAE_B_16x4"
+VJEPA2 = "Kinetics/VJEPA2_L_16x4"
 BASELINES = [*SLOWFASTS, *I3DS, ONE_GPU, SSV2, CHARADES, TSM, TSM_1536]
 
 ABLATIONS = [f"{SLOWFAST}_MULTIGRID_{name}" for name in ("LONG1", "LONG2", "LONG3")]
@@ -371,6 +372,7 @@ def test_all_recipes_are_here():
     variants += [NO_POOL, *(f"{SLOWFAST}_SMALL{n}" for n in (1, 2, 3))]
     variants += [f"{SLOWFAST}_COSINE_MULTIGRID"]
     variants += [VIDEOMAE, f"{VIDEOMAE}_MULTIGRID", f"{VIDEOMAE}_COOLDOWN"]
+    variants += [f"{VJEPA2}_PROBE", f"{VJEPA2}_PROBE_MULTIGRID"]
     assert sorted(f"{name}.yaml" for name in variants) == PAPER
 
 

@@ -18,6 +18,7 @@ from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models import transformer
 from slowfast_patches.models.build import build_model, build_on_meta
+from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
@@ -165,6 +166,26 @@ def test_a_folders_weights_are_taken_and_another_number_of_classes_has_a_new_hea
     )
     assert other(clips(1, 8, 48)).shape == (1, 3)  # positions are those of the folder's grid
     assert torch.equal(built(folder).classifier.weight, built(folder).classifier.weight)
+
+
+@pytest.mark.parametrize("part", ["whole", "encoder"])
+def test_a_v_jepa_2_that_was_trained_here_is_taken_again_and_only_its_probe_is_trained(
+    part, tmp_path
+):
+    """What is saved lacks the predictor. The probe is the attentive pooler and the classifier."""
+    trained = built("vjepa2")
+    (trained if part == "whole" else trained.base_model).save_pretrained(tmp_path)
+    model = built(tmp_path, "MODEL.NUM_CLASSES", 5)
+    freeze(model, ["backbone"])
+    for name, value in model.base_model.state_dict().items():
+        assert torch.equal(value, trained.base_model.state_dict()[name]), name
+    query = model.pooler.query_tokens
+    assert torch.equal(query, trained.pooler.query_tokens) == (part == "whole")
+    for frames, crop in ((4, 32), (2, 48)):
+        nn.functional.cross_entropy(model(clips(2, frames, crop)), torch.tensor([0, 4])).backward()
+    with_gradient = {name for name, p in model.named_parameters() if p.grad is not None}
+    probe = {name for name, _ in model.named_parameters() if name.startswith(("pooler.", "class"))}
+    assert with_gradient == probe
 
 
 def test_a_folder_without_weights_starts_from_scratch_and_that_is_said(folder, tmp_path, caplog):

@@ -117,6 +117,13 @@ def test_the_picture_is_written_where_it_is_asked_for(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_clips_are_drawn_by_the_command(tool, tiny_recipe, tmp_path):
+    path = tmp_path / "clips.png"
+    data = ["DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
+    assert tool.main(["--cfg", str(tiny_recipe), "--clips", str(path), *data]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_size_of_the_data_set_is_found_in_order(plan_json, short_cycle_recipe, tmp_path):
     base = ("--cfg", short_cycle_recipe, "MULTIGRID.SHORT_CYCLE", "False")
     assert plan_json(*base)["num_videos"] == 64  # DATA.NUM_TRAIN_VIDEOS
@@ -132,6 +139,9 @@ def test_the_size_of_the_data_set_is_found_in_order(plan_json, short_cycle_recip
         (["DATA.NUM_TRAIN_VIDEOS", "0"], "--dataset-size"),
         (["--dataset-size", "4", *LONG], "too short"),
         (["--plot", "/nonexistent/plan.png"], "the folder /nonexistent does not exist"),
+        (["--clips", "/nonexistent/clips.png"], "the folder /nonexistent does not exist"),
+        (["--clips", "clips.mp4"], "Use a file name that ends in .png"),
+        (["--clips", "clips.png", "DATA.PATH_TO_DATA_DIR", "/nonexistent"], "train.csv"),
         (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes"),
     ],
 )

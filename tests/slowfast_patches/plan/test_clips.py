@@ -1,0 +1,87 @@
+"""The picture of the clips: a row for each shape, the pixels of the data set, the captions."""
+
+import io
+
+import numpy as np
+import pytest
+
+from multigrid import Box, ClipRequest, Video, stream
+from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.datasets.items import Shown
+from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.plan.clips import _caption, _draw, _label, clips_figure
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_config, tmp_path_factory):
+    return tiny_config(tmp_path_factory.mktemp("run"), "RNG_SEED", 1)
+
+
+@pytest.fixture(scope="module")
+def schedule(recipe):
+    return schedule_of(recipe, 24)
+
+
+@pytest.fixture(scope="module")
+def rows(recipe, schedule):
+    panels = clips_figure(recipe, schedule).axes
+    return [panels[i : i + 3] for i in range(0, len(panels), 3)]
+
+
+def first_and_last(item):
+    clip = item["clip"][:, :, ::-1] if item["flip"] else item["clip"]
+    return clip[0], clip[-1]
+
+
+def drawn(axes):
+    return [np.asarray(image.get_array()) for image in axes.images]
+
+
+def test_each_shape_has_a_row_of_the_first_clips_of_the_training(recipe, schedule, rows):
+    train = build_dataset(recipe, "train")
+    flips = set()
+    for shape, row in zip(schedule.shapes, rows, strict=False):
+        title = row[0].get_ylabel()
+        assert f"{shape.batch} clips\n{shape.frames} frames\n{shape.crop}² pixels" == title
+        for axes, (video, epoch) in zip(row, stream(1, 24, 0, 3), strict=True):
+            item = train[ClipRequest(video, epoch, shape, 0)]
+            flips.add(item["flip"])
+            frames = drawn(axes)
+            assert len(frames) == min(4, shape.frames)
+            np.testing.assert_array_equal(frames[0], first_and_last(item)[0])
+            np.testing.assert_array_equal(frames[-1], first_and_last(item)[1])
+            assert ("flipped" in axes.get_xlabel()) == item["flip"]
+    assert flips == {True, False}
+
+
+def test_the_last_row_has_the_evaluation_clips(recipe, schedule, rows):
+    """Crops of 32 pixels of 36 in a video of 48 × 40; 8 frames at a stride of 2 and 30 fps."""
+    val = build_dataset(recipe, "val")
+    assert len(rows) == len(schedule.shapes) + 1
+    assert rows[-1][0].get_ylabel() == "evaluation\n8 frames\n32² pixels"
+    for axes, number in zip(rows[-1], (0, 4, 7), strict=True):
+        for found, wanted in zip(drawn(axes)[::3], first_and_last(val[number]), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        assert axes.get_xlabel().endswith("\n0.53 s, 36×36 of 48×40 pixels")
+
+
+def test_classes_have_names_and_several_labels_are_all_named():
+    names = ("up", "down", "left")
+    assert _label(2, names) == "left"
+    assert _label(np.float32([1, 0, 1]), names) == "up and left"
+    assert _label(np.float32([[1, 0, 0], [0, 1, 0]]), None) == "class 0 and class 1"
+    assert _label(np.float32([0, 0, 0]), names) == "no label"
+    assert len(_label(0, ["a name that takes more than a line " * 9])) <= 65
+
+
+def test_the_span_of_a_video_without_a_frame_rate_is_in_frames():
+    shown = Shown(9, Box(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
+    item = {"label": 1, "flip": False, "shown": shown}
+    assert _caption(item, ("up", "down")) == "down\n9 frames, 30×30 of 48×40 pixels"
+    del item["shown"]  # of a user's data set
+    assert _caption(item, None) == "class 1\n"
+
+
+def test_a_class_name_is_not_read_as_a_formula():
+    item = {"label": 0, "flip": False, "clip": np.zeros((1, 8, 8, 3), np.uint8)}
+    _draw({"a row": [item]}, [r"$\nosuch$"]).savefig(io.BytesIO())

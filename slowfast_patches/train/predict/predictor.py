@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from multigrid import empty_clips
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, parse_recipe
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import Recipe, stored_keys
 from slowfast_patches.config.tasks import TASKS
 from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
@@ -104,8 +104,10 @@ def _stored(path: Path) -> tuple[str, tuple[str, ...] | None]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config["class_names"]
-        return dump_yaml(config["recipe"]), names and tuple(map(str, names))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        # Published folders outlive keys, so leave out removed keys.
+        recipe = dump_yaml(stored_keys(config["recipe"]))
+        return recipe, names and tuple(map(str, names))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} has no recipe of this package ({error!r:.100})") from error
 
 

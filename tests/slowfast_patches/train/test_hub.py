@@ -19,8 +19,6 @@ from slowfast_patches.config import parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.weights import load_weights
-from slowfast_patches.models.weights.weight_files import SHIPPED, local_file
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.predict.hub import write_hub_folder
 from tests.slowfast_patches.datasets.made_videos import write_video
@@ -145,15 +143,3 @@ def test_a_convolutional_model_is_read_back_and_its_card_has_the_facts(
     assert f"top-1 {result['top1']:.2f}" in card
     assert f"{result['iterations']} iterations" in card
     assert "| training videos | 24 |" in card
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_weights_of_the_package_are_loaded_by_name_and_start_a_training(name, video, tmp_path):
-    model = slowfast_patches.load_model(name)
-    assert model.class_names is not None
-    assert model.scores(video).shape == (len(model.class_names),)
-    start = build_model(model.recipe)
-    load_weights(start, name, complete=True)
-    card = (local_file(name).with_name("README.md")).read_text()
-    assert "license: " in card
-    assert "(fill in)" not in card

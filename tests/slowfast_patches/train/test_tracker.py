@@ -128,13 +128,13 @@ def of_wandb(folder: Path) -> tuple[Points, dict, bool]:
     return points, config, pictures == 1
 
 
-def of_trackio(folder: Path) -> tuple[Points, dict, bool]:
+def of_trackio(folder: Path, project: str = "words") -> tuple[Points, dict, bool]:
     import trackio
     from trackio.sqlite_storage import SQLiteStorage
 
-    (run,) = trackio.Api().runs("words")
+    (run,) = trackio.Api().runs(project)
     assert run.name.startswith(f"{folder.name}-")
-    rows = SQLiteStorage.get_logs("words", run.name)
+    rows = SQLiteStorage.get_logs(project, run.name)
     points = Points()
     for row in rows:
         for name, value in row.items():
@@ -164,7 +164,7 @@ def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tra
 def test_a_whole_run_that_dies_between_checkpoints(
     train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: type
 ):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read at the first import only
     folder = tmp_path / "SLOWFAST"
     folder.mkdir()
     make_picture(folder)
@@ -173,11 +173,11 @@ def test_a_whole_run_that_dies_between_checkpoints(
         trainer.record.report(trainer.schedule.at(trainer.progress.iteration - 1))
         raise SystemExit
 
-    keys = ("TRAIN.TRACKER", "trackio", "TRAIN.TRACKER_PROJECT", "words", "TEST.ENABLE", False)
+    keys = ("TRAIN.TRACKER", "trackio", "TRAIN.TRACKER_PROJECT", "whole", "TEST.ENABLE", False)
     with hooked(At(7, die)), pytest.raises(SystemExit):
         train(folder, *keys)
     assert opened(folder).checkpoint["iteration"] < 7
-    points, _, _ = of_trackio(train(folder, *keys))
+    points, _, _ = of_trackio(train(folder, *keys), "whole")
     for name, kind in (("loss", "train"), ("lr", "train"), ("top1", "val")):
         records = opened(folder).metrics(kind)
         assert points[f"{kind}/{name}"] == [(r["iteration"], r[name]) for r in records]

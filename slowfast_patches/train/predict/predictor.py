@@ -84,7 +84,7 @@ def read_checkpoint(
     if recipe_file is not None:
         recipe = load_with_classes(recipe_file, overrides)
     else:
-        recipe = parse_recipe(text, f"the config of {path}", overrides)
+        recipe = parse_recipe(text, f"the config in {path}", overrides)
         if path.name == WEIGHTS_FILE and recipe.model.family.is_transformer:
             recipe = recipe.replaced({"HF.MODEL": str(path.parent)})
     check_recipe(recipe.replaced({"NUM_SHARDS": 1, "PROCESSES_PER_MACHINE": 1}))

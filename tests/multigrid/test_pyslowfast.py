@@ -167,6 +167,7 @@ def test_evaluations_are_the_trainer_s():
         (("SOLVER.STEPS", [1, 4]), "must start with 0"),
         (("SOLVER.LRS", [1]), "one value per step"),
         (("MULTIGRID.DEFAULT_B", 4), "as it was loaded"),
+        (("MULTIGRID.EVAL_FREQ", 0), "EVAL_FREQ is 0"),
         (("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0, 0.5]), "too short"),
     ],
 )

@@ -196,7 +196,8 @@ def _check(cfg: Any) -> None:
     """Check that `schedule_of` can use a config.
 
     Raises:
-        ValueError: The config has no section MULTIGRID, or has been used for multigrid already.
+        ValueError: The config has no section MULTIGRID, has been used for multigrid already, or
+            sets MULTIGRID.EVAL_FREQ to 0, by which PySlowFast divides.
     """
     if not hasattr(cfg, "MULTIGRID"):
         raise ValueError(
@@ -208,6 +209,11 @@ def _check(cfg: Any) -> None:
             f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}, so multigrid has already changed "
             "the config. Pass the config as it was loaded, and do not call the multigrid code of "
             "PySlowFast"
+        )
+    if get_key(cfg, "MULTIGRID.EVAL_FREQ", 1) < 1:
+        raise ValueError(
+            "MULTIGRID.EVAL_FREQ is 0, which only multigrid-train accepts. Set the number of "
+            "evaluations in each phase, such as 1"
         )
 
 

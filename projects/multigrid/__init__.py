@@ -31,7 +31,6 @@ from multigrid.positions import (
 )
 from multigrid.sampler import (
     Batch,
-    ClipRequest,
     MultigridBatchSampler,
     clip_numbers,
     collate,
@@ -51,7 +50,7 @@ from multigrid.sampling import (
     plan_train,
 )
 from multigrid.schedule import Phase, Schedule, ScheduleStep, make_schedule
-from multigrid.shapes import Shape, scale_shape
+from multigrid.shapes import ClipRequest, Shape, scale_shape
 from multigrid.training import MultigridLR, Training, prepare_step
 
 __all__ = [

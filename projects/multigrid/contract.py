@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -15,9 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, Subset
 
 from multigrid.batchnorm import GroupedBatchNorm3d
-
-if TYPE_CHECKING:
-    from multigrid.sampler import ClipRequest
+from multigrid.shapes import ClipRequest
 
 __all__ = [
     "CheckedClips",

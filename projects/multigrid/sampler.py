@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn, NotRequired, TypedDict
+from typing import Any, NoReturn, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -19,11 +19,10 @@ from torch.utils.data import Sampler, get_worker_info
 from multigrid.batchnorm import check_processes, group_order
 from multigrid.contract import check_item
 from multigrid.schedule import Schedule, ScheduleStep
-from multigrid.shapes import Shape
+from multigrid.shapes import ClipRequest
 
 __all__ = [
     "Batch",
-    "ClipRequest",
     "MultigridBatchSampler",
     "clip_numbers",
     "collate",
@@ -38,22 +37,6 @@ __all__ = [
 
 _ROWS_ARE_CLIPS = ("clips", "flips", "coverage", "videos")
 """Tensors of a mini-batch with boxes that have one row per clip. The others have one per box."""
-
-
-class ClipRequest(NamedTuple):
-    """Index for a data set's `__getitem__`: which video to read, and in which shape.
-
-    Attributes:
-        video: Index of the video in the data set.
-        epoch: Index of the epoch, from 0.
-        shape: Shape of the mini-batch over all processes. The clip needs its `frames` and `crop`.
-        iteration: Index of the iteration, from 0.
-    """
-
-    video: int
-    epoch: int
-    shape: Shape
-    iteration: int
 
 
 class Batch(TypedDict):

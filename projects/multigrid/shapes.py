@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["BASE_FACTORS", "Factors", "Shape", "scale_shape"]
+__all__ = ["BASE_FACTORS", "ClipRequest", "Factors", "Shape", "scale_shape"]
 
 Factors = tuple[float, float]
 """Frames and crop of a shape as fractions (t/T, h/H) of the baseline's frames and crop."""
@@ -46,6 +47,22 @@ class Shape:
     def volume(self) -> int:
         """Number of pixels in the mini-batch. It is nearly the same for all shapes of the paper."""
         return self.batch * self.frames * self.crop**2
+
+
+class ClipRequest(NamedTuple):
+    """Index for a data set's `__getitem__`: which video to read, and in which shape.
+
+    Attributes:
+        video: Index of the video in the data set.
+        epoch: Index of the epoch, from 0.
+        shape: Shape of the mini-batch over all processes. The clip needs its `frames` and `crop`.
+        iteration: Index of the iteration, from 0.
+    """
+
+    video: int
+    epoch: int
+    shape: Shape
+    iteration: int
 
 
 def scale_shape(

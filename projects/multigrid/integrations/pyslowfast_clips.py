@@ -14,9 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 from multigrid.integrations.pyslowfast_keys import CYCLES_OFF, changed, get_key
-from multigrid.sampler import ClipRequest
 from multigrid.sampling import SamplingOptions, clip_generator, make_grid
-from multigrid.shapes import Shape
+from multigrid.shapes import ClipRequest, Shape
 
 __all__ = ["ConfiguredClips", "arrays"]
 

@@ -22,7 +22,7 @@ from slowfast_patches.datasets import load_with_classes
 from slowfast_patches.launch.device import keep_memory_whole, process_device, set_up_device
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.solver import Precision
+from slowfast_patches.models.solver import autocast, grad_scaler
 from slowfast_patches.plan.step_times import device_of
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.train.step_timer import Mark, Timed, time_step, timed_step
@@ -141,10 +141,10 @@ class Bench(Steps):
 
     def clean_up(self, step: ScheduleStep) -> None:
         super().clean_up(step)
-        self.stepper.precision = Precision(self.recipe, self.device)
+        self.stepper.scaler = grad_scaler(self.recipe, self.device)
 
     def precision_name(self) -> str:
-        with self.stepper.precision.autocast():
+        with autocast(self.recipe, self.device):
             if torch.is_autocast_enabled(self.device.type):
                 return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
         return "float32"

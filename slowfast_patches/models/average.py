@@ -1,4 +1,7 @@
-"""Exponential moving average of a model's weights."""
+"""Exponential moving average of a model's weights.
+
+torch's `AveragedModel` copies the weights at its first update, and averages integer counters.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 def clip_gradients(recipe: Recipe, model: nn.Module) -> None:
     """Clip gradients in place by SOLVER.CLIP_GRAD_VAL or SOLVER.CLIP_GRAD_L2NORM.
 
-    If the loss was scaled, call `Precision.unscale` first.
+    If the loss was scaled, unscale the gradients first.
     """
     if recipe.solver.clip_grad_val:
         nn.utils.clip_grad_value_(model.parameters(), recipe.solver.clip_grad_val)
@@ -121,44 +121,12 @@ def half_type(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bfloat16 else torch.float16
 
 
-class Precision:
-    """Numerical precision of training: float32 or mixed precision.
+def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the autocast context in which to compute the forward pass and the loss."""
+    return torch.autocast(device.type, half_type(device), enabled=is_mixed(recipe))
 
-    Mixed precision uses the type `half_type(device)`. With float16, the loss is scaled.
-    """
 
-    def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._device = device
-        self._enabled = is_mixed(recipe)
-        self._dtype = half_type(device)
-        scaled = self._enabled and self._dtype == torch.float16
-        self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
-
-    @property
-    def scales(self) -> bool:
-        """Whether the loss is scaled. A step is then skipped if gradients overflow."""
-        return self._scaler.is_enabled()
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast context in which to compute the forward pass and the loss."""
-        return torch.autocast(self._device.type, self._dtype, enabled=self._enabled)
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of the loss, multiplied by the loss scale if `scales` is True."""
-        torch.autograd.backward(self._scaler.scale(loss))
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the loss scale."""
-        self._scaler.unscale_(optimizer)
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the parameters, unless a scaled gradient overflowed."""
-        self._scaler.step(optimizer)
-        self._scaler.update()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._scaler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            self._scaler.load_state_dict(state)
+def grad_scaler(recipe: Recipe, device: torch.device) -> torch.amp.GradScaler:
+    """Return the gradient scaler of a recipe. It is enabled for mixed precision with float16."""
+    scales = is_mixed(recipe) and half_type(device) == torch.float16
+    return torch.amp.GradScaler(device.type, enabled=scales)

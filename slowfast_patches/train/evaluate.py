@@ -24,7 +24,7 @@ from slowfast_patches.datasets.loader import (
 from slowfast_patches.datasets.unreadable import log_unreadable
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import Precision
+from slowfast_patches.models.solver import autocast
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
 from slowfast_patches.train.record.progress_bar import terminal_bar
@@ -66,7 +66,6 @@ def evaluate(
     start = time.perf_counter()
     model.eval()
     transform = InputTransform.of_recipe(recipe, world.device)
-    precision = Precision(recipe, world.device)
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
     rounds = evaluation_rounds(dataset, batch_size, world.size)
     if stop is not None:
@@ -81,7 +80,7 @@ def evaluate(
             for first in range(0, count, batch_size):
                 part = select_clips(batch, slice(first, first + batch_size), count)
                 arguments = task.arguments(part, transform, world.device)
-                with precision.autocast():
+                with autocast(recipe, world.device):
                     predictions = model(*arguments)
                 scores.add(part, predictions)
             bar.update()
@@ -151,6 +150,6 @@ class Validation:
             self._stop.between(loader, len(loader)),
             lambda batch: task.arguments(batch, transform, world.device),
             world,
-            Precision(recipe, world.device).autocast,
+            lambda: autocast(recipe, world.device),
             self._schedule.base.batch,
         )

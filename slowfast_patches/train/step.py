@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,10 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
-    Precision,
+    autocast,
     build_optimizer,
     clip_gradients,
+    grad_scaler,
 )
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.mixing import Mixing
@@ -49,7 +50,7 @@ def _unmarked(stage: str) -> None:
 
 
 class Stepper:
-    """A model together with its loss, optimizer, precision and averaged weights.
+    """A model together with its loss, optimizer, gradient scaler and averaged weights.
 
     Each step may have a different clip shape.
 
@@ -90,9 +91,9 @@ class Stepper:
             checkpoint_blocks(model)
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
         self.transform = InputTransform.of_recipe(recipe, device)
-        self.precision = Precision(recipe, device)
+        self.scaler = grad_scaler(recipe, device)
         # Other implementations wait for the GPU to check that the scaled gradients are finite.
-        self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
+        self.optimizer = build_optimizer(recipe, model, fused=self.scaler.is_enabled())
         self._task = task_of(recipe)
         self._loss_function = self._task.loss(label_counts).to(device)
         self._mixing = Mixing(recipe) if recipe.mixup.enable else None
@@ -120,9 +121,10 @@ class Stepper:
             The loss, logits and labels of this process.
         """
         outcome = self.forward_backward(step, batch, clips, mark)
-        self.precision.unscale(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         clip_gradients(self.recipe, self.model)
-        self.precision.step(self.optimizer)
+        self.scaler.step(self.optimizer)  # skips the update if a scaled gradient overflowed
+        self.scaler.update()
         if self.average is not None:
             update_average(self.average, self.model, self.recipe.model.ema_decay)
         mark("optimizer")
@@ -143,76 +145,46 @@ class Stepper:
         prepare_step(step, self.model, self.optimizer)
         # Free the gradients before the forward pass to lower the peak memory.
         self.optimizer.zero_grad(set_to_none=True)
-        task = self._task
-        items = task.mean_items(batch, self.device)
-        outcomes = list[Outcome]()
+        items = self._task.mean_items(batch, self.device)
         count = len(batch["clips"])
-        group = step.bn_size if self.recipe.model.has_batchnorm else None
-        parts = split_clips(count, group, self.parts)
+        has_batchnorm = self.recipe.model.has_batchnorm
+        parts = split_clips(count, step.bn_size if has_batchnorm else None, self.parts)
         statistics = MicroBatchStats(self.model, self.parts)
+        outcomes = list[Outcome]()
         for part in parts:
             statistics.restart()
-            of_part = select_clips(batch, part, count)
+            micro = select_clips(batch, part, count)
             numbers = None if clips is None else [clips[i] for i in part]
-            seed_dropout(self.model, numbers, self.device, task.items_of_clips(of_part))
-            self._set_coverage(of_part)
-            arguments = task.arguments(of_part, self.transform, self.device)
-            targets = of_part["labels"].to(self.device, non_blocking=True)
+            arguments = self._task.arguments(micro, self.transform, self.device)
+            targets = micro["labels"].to(self.device, non_blocking=True)
             if self._mixing is not None:
                 positions = numbers or [step.first_clip + i for i in part]
                 targets = self._mixing(arguments[0], targets, positions)
+            seed_dropout(self.model, numbers, self.device, self._task.items_of_clips(micro))
+            coverage = micro.get("coverage")  # for the position embeddings of transformers
+            if coverage is not None:
+                coverage = coverage.to(self.device, non_blocking=True)
+            set_coverage(self.model, coverage)
             mark("input")
-            with self._exchange(part is parts[-1]):
-                outcomes.append(self._pass(arguments, targets, items / len(targets), mark))
+            # DDP all-reduces the gradients in the backward pass of the last micro-batch only.
+            exchange: AbstractContextManager[None] = nullcontext()
+            if isinstance(self.network, DistributedDataParallel) and part is not parts[-1]:
+                exchange = self.network.no_sync()
+            with exchange:
+                with autocast(self.recipe, self.device):
+                    scores = self.network(*arguments)
+                    loss = self._loss_function(scores, targets)
+                mark("forward")
+                # The gradients of the micro-batches add up to the gradient of the mini-batch.
+                divisor = items / len(targets)
+                self.scaler.scale(loss / divisor).backward()
+                mark("backward")
+            of_items = loss.detach() * (self.parts / divisor)
+            outcomes.append(Outcome(of_items, scores.detach(), targets))
             statistics.add(len(part) / count)
         statistics.update()
-        self._set_coverage({})
         losses, *of_clips = zip(*outcomes, strict=True)
-        loss = torch.stack(losses).mean()
-        return Outcome(loss, *map(torch.cat, of_clips))
-
-    def _pass(
-        self,
-        arguments: Sequence[Any],
-        labels: Tensor,
-        divisor: Tensor | float,
-        mark: Callable[[str], None],
-    ) -> Outcome:
-        """Run the forward and backward passes of one micro-batch.
-
-        Args:
-            arguments: Arguments of the network.
-            labels: Targets of the loss.
-            divisor: Number to divide the mean loss of the micro-batch by, so that the gradients of
-                all micro-batches add up to the gradient of the mini-batch.
-            mark: See `__call__`.
-        """
-        with self.precision.autocast():
-            scores = self.network(*arguments)
-            loss = self._loss_function(scores, labels)
-        mark("forward")
-        self.precision.backward(loss / divisor)
-        mark("backward")
-        return Outcome(loss.detach() * (self.parts / divisor), scores.detach(), labels)
-
-    def _set_coverage(self, batch: Mapping[str, Any]) -> None:
-        """Set the coverage of the next clips of a transformer. Do nothing for other models.
-
-        If the mini-batch has no "coverage", reset the coverage to 1.
-        """
-        if not self.recipe.model.family.is_transformer:
-            return
-        coverage = batch.get("coverage")
-        if coverage is not None:
-            coverage = coverage.to(self.device, non_blocking=True)
-        set_coverage(self.model, coverage)
-
-    def _exchange(self, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context in which DDP all-reduces gradients only for the last micro-batch."""
-        network = self.network
-        if isinstance(network, DistributedDataParallel) and not is_last:
-            return network.no_sync()
-        return nullcontext()
+        return Outcome(torch.stack(losses).mean(), *map(torch.cat, of_clips))
 
 
 def compiled(model: nn.Module, mode: bool | str) -> nn.Module:

@@ -406,7 +406,7 @@ class Trainer:
             model_state=self.model.state_dict(),
             ema_state=None if average is None else average.state_dict(),
             optimizer_state=self.stepper.optimizer.state_dict(),
-            scaler_state=self.stepper.precision.state_dict(),
+            scaler_state=self.stepper.scaler.state_dict(),
             running_stats=running_stats,
             world_size=self.world.size,
             phases=self.schedule.phase_lines(),
@@ -447,6 +447,7 @@ class Trainer:
         assert checkpoint.optimizer_state is not None
         assert checkpoint.scaler_state is not None
         load_optimizer(self.stepper.optimizer, checkpoint.optimizer_state)
-        self.stepper.precision.load_state_dict(checkpoint.scaler_state)
+        if checkpoint.scaler_state:
+            self.stepper.scaler.load_state_dict(checkpoint.scaler_state)
         self.progress = Progress(**{f.name: getattr(checkpoint, f.name) for f in fields(Progress)})
         self._class_names = self._class_names or checkpoint.class_names

@@ -21,6 +21,7 @@ from slowfast_patches.datasets.reading.containers import decode_frames, open_vid
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.models.solver import autocast
 from slowfast_patches.tasks.box_scores import weights_of
 from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
@@ -63,7 +64,7 @@ class BoxPredictor(Predictor):
         for clip, plan in zip(clips, plans, strict=True):
             inside, parts = boxes_in_clip(np.asarray(boxes), plan)
             rows = torch.from_numpy(np.pad(inside, ((0, 0), (1, 0))))
-            with self._precision.autocast():
+            with autocast(recipe, self._device):
                 inputs = self._transform(clip[None], torch.zeros(1, dtype=torch.bool))
                 scores = self._model(inputs, rows.to(inputs[0].device))
             weights = weights_of(torch.from_numpy(parts[:, 0])).view(-1, 1)

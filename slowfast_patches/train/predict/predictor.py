@@ -26,7 +26,7 @@ from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import Precision
+from slowfast_patches.models.solver import autocast
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE
 from slowfast_patches.train.checkpoint import checkpoint_of, load
@@ -157,7 +157,7 @@ class Predictor(nn.Module):
         kind = recipe.test.checkpoint_type
         load_weights(self._model, path, kind=kind, complete=True, section="TEST")
         self._transform = InputTransform.of_recipe(recipe, device)
-        self._precision = Precision(recipe, device)
+        self._device = device
         self.eval()
 
     def forward(self, clips: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class Predictor(nn.Module):
             clips: RGB pixels, (N, 3, T, S, S) uint8. T is DATA.NUM_FRAMES and S is
                 DATA.TEST_CROP_SIZE.
         """
-        with self._precision.autocast():
+        with autocast(self.recipe, self._device):
             scores: Tensor = self._model(self._transform.of_pixels(clips))
         return scores
 

@@ -11,7 +11,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform, pack_pathways
-from slowfast_patches.models.solver import Precision
+from slowfast_patches.models.solver import autocast
 
 CPU = torch.device("cpu")
 
@@ -123,7 +123,7 @@ def test_the_first_operation_is_a_convolution_whose_input_autocast_rounds(arch):
     model, clips = build_model(cfg).train(), random_clips(3, 8, 32)
     scores = list[torch.Tensor]()
     for to_model in (rounded, full):
-        with torch.no_grad(), Precision(cfg, CPU).autocast():
+        with torch.no_grad(), autocast(cfg, CPU):
             scores.append(model(to_model(clips, NO_FLIPS)))
     assert scores[0].std() > 0
     assert torch.equal(*scores)

@@ -21,6 +21,7 @@ from multigrid.learning_rate import (
     Warmup,
     batch_rate_factor,
 )
+from multigrid.phases import make_schedule
 from multigrid.positions import (
     FollowsGrid,
     Patches,
@@ -49,7 +50,7 @@ from multigrid.sampling import (
     plan_test,
     plan_train,
 )
-from multigrid.schedule import Phase, Schedule, ScheduleStep, make_schedule
+from multigrid.schedule import Phase, Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest, Shape, scale_shape
 from multigrid.training import MultigridLR, Training, prepare_step
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from multigrid.cycles import PAPER_ITERATIONS, better_cycles
+from multigrid.cycles import GENTLE, PAPER, PAPER_ITERATIONS, recommend_cycles
 from multigrid.learning_rate import is_adaptive
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
@@ -18,8 +18,6 @@ __all__ = [
     "baseline_cost",
     "cycle_advice",
     "final_iterations",
-    "phase_flops",
-    "phase_seconds",
     "rate_rule_advice",
     "schedule_cost",
     "short_ends",
@@ -64,15 +62,22 @@ def schedule_cost(
     schedule: Schedule,
     flops_per_clip: FlopsPerClip | None = None,
     seconds_per_iteration: SecondsPerIteration | None = None,
+    phases: Sequence[Phase] | None = None,
 ) -> Cost:
-    """Return the cost of a training that follows the schedule."""
-    flops = seconds = None
-    if flops_per_clip is not None:
-        flops = sum(phase_flops(phase, flops_per_clip) for phase in schedule.phases)
-    if seconds_per_iteration is not None:
-        seconds = sum(phase_seconds(phase, seconds_per_iteration) for phase in schedule.phases)
-    clips = schedule.clips
-    return Cost(schedule.iterations, clips / schedule.num_videos, clips, flops, seconds)
+    """Return the cost of a training that follows the schedule.
+
+    Args:
+        schedule: The schedule.
+        flops_per_clip: Function that returns the FLOPs of a clip.
+        seconds_per_iteration: Function that returns the time of a training step.
+        phases: Phases to count. None means all phases of the schedule.
+    """
+    counts = [
+        (shape, phase.count(j))
+        for phase in (schedule.phases if phases is None else phases)
+        for j, shape in enumerate(phase.shapes)
+    ]
+    return _cost(counts, schedule.num_videos, flops_per_clip, seconds_per_iteration)
 
 
 def baseline_cost(
@@ -81,30 +86,25 @@ def baseline_cost(
     seconds_per_iteration: SecondsPerIteration | None = None,
 ) -> Cost:
     """Return the cost of the baseline that the schedule was made for."""
-    base = schedule.base
-    iterations = schedule.baseline_iterations
-    clips = iterations * base.batch
+    counts = [(schedule.base, schedule.baseline_iterations)]
+    return _cost(counts, schedule.num_videos, flops_per_clip, seconds_per_iteration)
+
+
+def _cost(
+    counts: Sequence[tuple[Shape, int]],
+    num_videos: int,
+    flops_per_clip: FlopsPerClip | None,
+    seconds_per_iteration: SecondsPerIteration | None,
+) -> Cost:
+    """Return the cost of numbers of iterations at some shapes."""
+    clips = sum(count * shape.batch for shape, count in counts)
     flops = seconds = None
     if flops_per_clip is not None:
-        flops = clips * flops_per_clip(base.frames, base.crop)
+        flops = sum(n * s.batch * flops_per_clip(s.frames, s.crop) for s, n in counts)
     if seconds_per_iteration is not None:
-        seconds = iterations * seconds_per_iteration(base)
-    return Cost(iterations, clips / schedule.num_videos, clips, flops, seconds)
-
-
-def phase_flops(phase: Phase, flops_per_clip: FlopsPerClip) -> float:
-    """Return the forward and backward FLOPs of all clips of a phase."""
-    return sum(
-        phase.count(j) * shape.batch * flops_per_clip(shape.frames, shape.crop)
-        for j, shape in enumerate(phase.shapes)
-    )
-
-
-def phase_seconds(phase: Phase, seconds_per_iteration: SecondsPerIteration) -> float:
-    """Return the training time of a phase in seconds, excluding data loading and evaluation."""
-    return sum(
-        phase.count(j) * seconds_per_iteration(shape) for j, shape in enumerate(phase.shapes)
-    )
+        seconds = sum(count * seconds_per_iteration(shape) for shape, count in counts)
+    iterations = sum(count for _, count in counts)
+    return Cost(iterations, clips / num_videos, clips, flops, seconds)
 
 
 def final_iterations(schedule: Schedule) -> int:
@@ -134,7 +134,10 @@ def short_ends(schedule: Schedule) -> tuple[str, ...]:
 
 
 def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
-    """Return advice to use other cycles if `better_cycles` recommends some for the schedule.
+    """Return advice to use other cycles if the cycles of a schedule do not fit its length.
+
+    `GENTLE` is recommended instead of cycles whose batch grows by Equation 1, and `PAPER` instead
+    of the long cycle of `GENTLE` alone. Nothing is recommended for the baseline.
 
     Args:
         schedule: The schedule to check.
@@ -143,11 +146,19 @@ def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
     Returns:
         A tuple of one message, or an empty tuple if there is nothing to advise.
     """
+    cycles = schedule.cycles
     iterations = schedule.baseline_iterations
-    better = better_cycles(schedule.cycles, iterations)
-    if better is None:
+    better = recommend_cycles(iterations)
+    if cycles is None:
         return ()
-    side = "below" if iterations < PAPER_ITERATIONS else "at least"
+    if better is PAPER:
+        side = "at least"
+        fits = bool(cycles.short_cycle) or cycles.long_cycle != GENTLE.long_cycle
+    else:
+        side = "below"
+        fits = cycles.batch_exponent != PAPER.batch_exponent
+    if fits:
+        return ()
     return (
         f"the baseline has {iterations:,} iterations ({side} {PAPER_ITERATIONS:,}). The "
         f"{better.name} cycles are recommended for this length. To use them, write "

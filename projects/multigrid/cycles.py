@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from multigrid.sampling import SamplingOptions
 from multigrid.shapes import Factors
 
-__all__ = ["GENTLE", "PAPER", "PAPER_ITERATIONS", "Cycles", "better_cycles", "recommend_cycles"]
+__all__ = ["GENTLE", "PAPER", "PAPER_ITERATIONS", "Cycles", "recommend_cycles"]
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,3 @@ def recommend_cycles(baseline_iterations: float) -> Cycles:
         baseline_iterations: Number of iterations of the baseline, epochs × videos / batch size.
     """
     return PAPER if baseline_iterations >= PAPER_ITERATIONS else GENTLE
-
-
-def better_cycles(cycles: Cycles | None, baseline_iterations: float) -> Cycles | None:
-    """Return the recommended cycles if `cycles` do not fit the length of the training, else None.
-
-    `GENTLE` is recommended instead of cycles whose batch grows by Equation 1 (batch exponent 1).
-    `PAPER` is recommended instead of cycles with the long cycle of `GENTLE` and no short cycle.
-    Nothing is recommended instead of other cycles, or for the baseline (`cycles` is None).
-    """
-    if cycles is None:
-        return None
-    wanted = recommend_cycles(baseline_iterations)
-    if wanted is PAPER:
-        gentle = cycles.long_cycle == GENTLE.long_cycle and not cycles.short_cycle
-        return PAPER if gentle else None
-    return GENTLE if cycles.batch_exponent == PAPER.batch_exponent else None

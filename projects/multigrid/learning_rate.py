@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from itertools import pairwise
 
 __all__ = [
     "CosineRate",
@@ -45,38 +46,6 @@ def is_adaptive(optimizer: str) -> bool:
     return any(name in optimizer.lower() for name in ("ada", "lamb", "lion", "rmsprop"))
 
 
-class LearningRate(Protocol):
-    """Interface of a learning-rate policy."""
-
-    @property
-    def epochs(self) -> float:
-        """Length of the baseline training, in epochs."""
-
-    @property
-    def stage_ends(self) -> tuple[float, ...]:
-        """Ends of the learning-rate stages in epochs, ascending. The last end equals `epochs`.
-
-        Each stage except the last contains one long cycle. The last stage is fine-tuning.
-        """
-
-    @property
-    def drops(self) -> tuple[float, ...]:
-        """Epochs at which the learning rate drops. Empty for a smooth policy."""
-
-    def at(self, epoch: float) -> float:
-        """Return the learning rate at an epoch of the baseline. The epoch may be fractional."""
-
-    @property
-    def warmup(self) -> Warmup:
-        """Warm-up, which is included in the learning rates that `at` returns."""
-
-    def with_late_last_drop(self) -> LearningRate:
-        """Return a policy that delays the last drop to the middle of the last stage (paper §3)."""
-
-    def with_warmup(self, warmup: Warmup) -> LearningRate:
-        """Return a copy of the policy with the given warm-up."""
-
-
 @dataclass(frozen=True)
 class Warmup:
     """Linear warm-up of the learning rate (Goyal et al., 2017).
@@ -90,28 +59,47 @@ class Warmup:
     epochs: float = 0.0
 
 
-class _Policy(ABC):
-    """Base class of policies. `at` adds the warm-up to the learning rate of the subclass."""
+class LearningRate(ABC):
+    """Base class of learning-rate policies. A policy is a frozen dataclass.
+
+    Attributes:
+        warmup: Warm-up, which `at` adds to the rates of the subclass.
+    """
 
     warmup: Warmup
 
+    @property
+    @abstractmethod
+    def stage_ends(self) -> tuple[float, ...]:
+        """Ends of the learning-rate stages in epochs, ascending. The last is the training's length.
+
+        Each stage except the last contains one long cycle. The last stage is fine-tuning.
+        """
+
+    @property
+    def drops(self) -> tuple[float, ...]:
+        """Epochs at which the learning rate drops. Empty for a smooth policy."""
+        return ()
+
     @abstractmethod
     def rate(self, epoch: float) -> float:
-        """Return the learning rate at an epoch, ignoring the warm-up."""
+        """Return the learning rate at an epoch of the baseline, ignoring the warm-up."""
 
     def at(self, epoch: float) -> float:
+        """Return the learning rate at an epoch of the baseline. The epoch may be fractional."""
         start = self.warmup.start
         epochs = self.warmup.epochs
         if epoch >= epochs:
             return self.rate(epoch)
         return start + (self.rate(epochs) - start) * epoch / epochs
 
-    def with_warmup(self: Any, warmup: Warmup) -> Any:
-        return replace(self, warmup=warmup)
+    def with_late_last_drop(self) -> LearningRate:
+        """Return a policy that delays the last drop to the middle of the last stage (paper §3)."""
+        return self
 
 
 @dataclass(frozen=True)
-class SteppedRate(_Policy):
+class SteppedRate(LearningRate):
     """Step policy: the learning rate is `rates[j]` until epoch `ends[j]`.
 
     Args:
@@ -129,19 +117,12 @@ class SteppedRate(_Policy):
     warmup: Warmup = Warmup()
 
     def __post_init__(self) -> None:
-        if not self.ends or len(self.ends) != len(self.rates):
+        ascend = all(a < b for a, b in pairwise((0.0, *self.ends)))
+        if not (len(self.ends) == len(self.rates) > 0 and ascend and min(self.rates) >= 0):
             raise ValueError(
-                f"there are {len(self.ends)} stage ends for {len(self.rates)} learning rates. Give "
-                "one end for each learning rate"
+                f"{self} is not valid: give one end for each learning rate. Ends must be above 0 "
+                "and ascend, and rates must not be negative"
             )
-        if any(b <= a for a, b in zip((0.0, *self.ends), self.ends, strict=False)):
-            raise ValueError(f"stage ends are {self.ends}, but must be above 0 and ascend")
-        if min(self.rates) < 0:
-            raise ValueError(f"learning rates are {self.rates}, but must not be negative")
-
-    @property
-    def epochs(self) -> float:
-        return self.ends[-1]
 
     @property
     def stage_ends(self) -> tuple[float, ...]:
@@ -152,8 +133,7 @@ class SteppedRate(_Policy):
         return self.ends[:-1]
 
     def rate(self, epoch: float) -> float:
-        stage = sum(epoch >= end for end in self.ends[:-1])
-        return self.rates[stage]
+        return self.rates[bisect_right(self.drops, epoch)]
 
     def with_late_last_drop(self) -> SteppedRate:
         if len(self.ends) == 1:
@@ -163,7 +143,7 @@ class SteppedRate(_Policy):
 
 
 @dataclass(frozen=True)
-class CosineRate(_Policy):
+class CosineRate(LearningRate):
     """Cosine policy (Loshchilov and Hutter, 2017).
 
     A cosine has no drops that could separate stages. By default, three long cycles of equal length
@@ -206,14 +186,7 @@ class CosineRate(_Policy):
         cycled = self.epochs * (1 - self.fine_tuning)
         return (*(cycled * (j + 1) / self.cycles for j in range(self.cycles)), self.epochs)
 
-    @property
-    def drops(self) -> tuple[float, ...]:
-        return ()
-
     def rate(self, epoch: float) -> float:
         start = self.warmup.epochs if self.after_warmup else 0.0
         share = (1 + math.cos(math.pi * (epoch - start) / (self.epochs - start))) / 2
         return self.end + (self.base - self.end) * share
-
-    def with_late_last_drop(self) -> CosineRate:
-        return self  # A cosine has no drop to delay.

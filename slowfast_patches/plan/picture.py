@@ -87,7 +87,7 @@ def _draw_shapes(axes: Axes, schedule: Schedule, side: str) -> None:
 def _draw_learning_rate(axes: Axes, schedule: Schedule, baseline: LearningRate) -> None:
     """Plot the learning rates of the schedule and the baseline on a logarithmic axis."""
     shares = np.linspace(0, 1, 2000, endpoint=False)
-    unscaled = [baseline.at(share * baseline.epochs) for share in shares]
+    unscaled = [baseline.at(share * baseline.stage_ends[-1]) for share in shares]
     starts = [phase.start for phase in schedule.phases]
     iterations = np.union1d((shares * schedule.iterations).astype(np.int64), starts)
     rates = [schedule.at(int(i)).lr for i in iterations]

@@ -12,8 +12,6 @@ from multigrid.cost import (
     FlopsPerClip,
     baseline_cost,
     cycle_advice,
-    phase_flops,
-    phase_seconds,
     schedule_cost,
     short_ends,
 )
@@ -165,6 +163,9 @@ def make_plan(
     def flops(shape: Shape) -> float:
         return shape.batch * flops_per_clip(shape.frames, shape.crop)
 
+    costs = [
+        schedule_cost(schedule, flops_per_clip, timing.ours, [phase]) for phase in schedule.phases
+    ]
     phases = [
         {
             "number": number,
@@ -174,15 +175,15 @@ def make_plan(
             "base_shape": asdict(phase.base_shape),
             "start": phase.start,
             "iterations": phase.iterations,
-            "epochs": phase.clips / schedule.num_videos,
-            "clips": phase.clips,
-            "flops": phase_flops(phase, flops_per_clip),
+            "epochs": part.epochs,
+            "clips": part.clips,
+            "flops": part.flops,
             "relative_flops": [flops(shape) / flops(schedule.base) for shape in phase.shapes],
             "lr": (schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
             "bn_sizes": phase.bn_sizes,
-            "seconds": None if timing.ours is None else phase_seconds(phase, timing.ours),
+            "seconds": part.seconds,
         }
-        for number, phase in enumerate(schedule.phases, start=1)
+        for number, (phase, part) in enumerate(zip(schedule.phases, costs, strict=True), start=1)
     ]
     return Plan(schedule, timing, cost, baseline, phases, evaluations)
 

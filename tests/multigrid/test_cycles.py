@@ -17,7 +17,7 @@ from multigrid import (
     make_schedule,
     recommend_cycles,
 )
-from multigrid.cycles import better_cycles
+from multigrid.cost import cycle_advice
 
 RATE = SteppedRate((8.0, 10.0), (0.1, 0.01))
 BASE = Shape(8, 16, 64)
@@ -81,7 +81,10 @@ def test_the_name_is_no_part_of_what_cycles_are():
     ],
 )
 def test_which_cycles_are_recommended(cycles, iterations, better):
-    assert better_cycles(cycles, iterations) is better
+    """One epoch of mini-batches of one clip."""
+    made = make_schedule(Shape(1, 8, 64), iterations, SteppedRate((0.8, 1.0), (0.1, 0.01)), None)
+    advice = cycle_advice(replace(made, cycles=cycles), "{name}")
+    assert [text.split()[-1] for text in advice] == ([] if better is None else [better.name])
     assert recommend_cycles(iterations) is (PAPER if iterations >= 25_000 else GENTLE)
 
 

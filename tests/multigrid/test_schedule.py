@@ -87,7 +87,7 @@ def schedule_or_skip(recipe):
 @given(recipes())
 def test_the_budget_of_clips_is_kept_within_one_batch(recipe):
     schedule = schedule_or_skip(recipe)
-    wanted = recipe["epoch_factor"] * recipe["learning_rate"].epochs * recipe["num_videos"]
+    wanted = recipe["epoch_factor"] * recipe["learning_rate"].stage_ends[-1] * recipe["num_videos"]
     largest = max(shape.batch for shape in schedule.phases[-1].shapes)
     assert abs(schedule.clips - wanted) <= largest
     assert schedule.epochs * schedule.num_videos == pytest.approx(wanted)
@@ -105,7 +105,7 @@ def test_phases_tile_the_training(recipe):
     assert phases[-1].stop == schedule.iterations
     parts = [phase.baseline_epochs for phase in phases]
     assert all(a[1] == b[0] for a, b in pairwise(parts))
-    assert (parts[0][0], parts[-1][1]) == (0, recipe["learning_rate"].epochs)
+    assert (parts[0][0], parts[-1][1]) == (0, recipe["learning_rate"].stage_ends[-1])
     for index, phase in enumerate(phases):
         assert schedule.phase_at(phase.start) == schedule.phase_at(phase.stop - 1) == index
 
@@ -204,7 +204,7 @@ def test_equal_time_gives_each_part_of_the_baseline_its_share_of_the_pixels(reci
     ]
     for phase, own in zip(schedule.phases, pixels, strict=True):
         start, stop = phase.baseline_epochs
-        share = (stop - start) / recipe["learning_rate"].epochs
+        share = (stop - start) / recipe["learning_rate"].stage_ends[-1]
         largest = max(shape.batch for shape in schedule.shapes) / recipe["base"].batch
         room = 8 * largest * recipe["base"].volume  # a boundary is at an iteration
         assert own == pytest.approx(share * sum(pixels), abs=room)
@@ -246,7 +246,7 @@ def test_bn_sizes(both):
 def test_off_is_the_baseline(policy):
     """Iteration i is at epoch i / 25 of the baseline's policy."""
     schedule = make_schedule(BASE, 25 * BASE.batch, policy, epoch_factor=1, bn_size=None, **OFF)
-    assert schedule.iterations == schedule.baseline_iterations == 25 * policy.epochs
+    assert schedule.iterations == schedule.baseline_iterations == 25 * policy.stage_ends[-1]
     for step in schedule.steps():
         where = (step.shape, step.bn_size, step.first_clip)
         assert where == (BASE, None, step.iteration * BASE.batch)
@@ -297,7 +297,7 @@ def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"num_videos": 0}, "needs at least one video"),
+        ({"num_videos": 0}, "too short: with 0 clips"),
         ({"epoch_factor": 1.5, **OFF}, "must be 1 without a long or short cycle"),
         ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "has one stage"),
         ({"learning_rate": 0.1}, "must be a learning-rate policy"),

@@ -14,7 +14,8 @@ from typing import Any
 
 from multigrid.cycles import PAPER, Cycles
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
-from multigrid.schedule import Phase, Schedule, make_schedule
+from multigrid.phases import make_schedule
+from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 
 __all__ = [

@@ -1,0 +1,259 @@
+"""Division of a training into the phases of a `Schedule` (paper §3).
+
+There is one phase for each long-cycle shape in each learning-rate stage, and one or two for
+fine-tuning. The learning rate changes where a phase starts: by the batch size (`lr_scale`), and by
+the policy of the baseline, whose epochs each phase corresponds to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from multigrid.cycles import GENTLE, Cycles
+from multigrid.learning_rate import LearningRate, batch_rate_factor
+from multigrid.schedule import Phase, Schedule
+from multigrid.shapes import BASE_FACTORS, Factors, Shape, scale_shape
+
+__all__ = ["make_schedule"]
+
+
+class _Part(NamedTuple):
+    """Phase whose number of iterations is not known yet.
+
+    Attributes:
+        epochs: Epochs (start, stop) of the baseline's training that correspond to the phase.
+        stage: Index of the learning-rate stage.
+        factors: (t/T, h/H) of the long-cycle shape.
+        fine_tuning: Whether the phase belongs to the fine-tuning stage.
+    """
+
+    epochs: tuple[float, float]
+    stage: int
+    factors: Factors
+    fine_tuning: bool
+
+
+def make_schedule(
+    base: Shape,
+    num_videos: int,
+    learning_rate: LearningRate,
+    cycles: Cycles | None = GENTLE,
+    *,
+    bn_size: int | None = 8,
+    size_divisor: int = 1,
+    batch_rate_rule: str = "linear",
+    equal_time: bool = False,
+    warmup_in_epochs: bool = False,
+    fine_tuning: bool = True,
+) -> Schedule:
+    """Make the schedule of a training (paper §3).
+
+    Each learning-rate stage except the last contains one long cycle. The lengths of the stages have
+    the same ratios as in the baseline. The last stage is fine-tuning at the baseline's shape. The
+    first half of fine-tuning keeps the learning rate of the previous stage. The training has
+    epoch_factor × epochs × num_videos clips, to within one mini-batch.
+
+    Args:
+        base: The shape of the baseline's mini-batch over all processes.
+        num_videos: Number of training videos. An epoch is one clip of each video.
+        learning_rate: The baseline's learning-rate policy. It also defines the length and the
+            stages of the baseline's training.
+        cycles: `GENTLE` for short trainings, `PAPER` for long trainings (see `recommend_cycles`),
+            cycles of your own, or None for the baseline. Give `cycles.sampling` to the data set.
+        bn_size: Number of clips that share BN statistics at a long-cycle shape. None means that
+            each process normalises its clips together.
+        size_divisor: Crops smaller than the baseline's are rounded to a multiple of this number
+            (see `scale_shape`). The paper uses 1.
+        batch_rate_rule: How the learning rate scales with the batch size (see `batch_rate_factor`).
+            The paper uses "linear".
+        equal_time: If False, the ratios between phases apply to their numbers of iterations, as in
+            the paper. If True, the ratios apply to the numbers of pixels trained.
+        warmup_in_epochs: If False, the warm-up takes the same share of the training as in the
+            baseline. If True, it ends after the baseline's number of warm-up epochs, as in later
+            releases of PySlowFast, but never takes a larger share. The paper does not specify this.
+        fine_tuning: If True, the last learning-rate stage is fine-tuning, as in the paper. If
+            False, the last stage also contains a long cycle (our reading of §4.2).
+
+    Raises:
+        ValueError: An argument is out of range, a batch cannot be divided into BN groups, or the
+            training is so short that a phase has no iteration.
+    """
+    used = cycles or Cycles()
+    _check(learning_rate, used)
+    long_cycle = used.long_cycle
+    if not long_cycle and used.short_cycle and learning_rate.drops:
+        long_cycle = (BASE_FACTORS,)
+    late = long_cycle and fine_tuning
+    policy = learning_rate.with_late_last_drop() if late else learning_rate
+    parts = _divide_training(policy, learning_rate.stage_ends, long_cycle, fine_tuning)
+    cycled = [_short_cycle(base, part.factors, used, size_divisor) for part in parts]
+    epochs = used.epoch_factor * learning_rate.stage_ends[-1]
+    stops = _count_iterations(parts, cycled, Fraction(epochs) * num_videos, equal_time)
+    phases = list[Phase]()
+    start = first_clip = 0
+    for part, shapes, stop in zip(parts, cycled, stops, strict=True):
+        phase = Phase(
+            start=start,
+            stop=stop,
+            baseline_epochs=part.epochs,
+            stage=part.stage,
+            lr_scale=batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule),
+            shapes=shapes,
+            bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1], base) for shape in shapes),
+            first_clip=first_clip,
+            fine_tuning=part.fine_tuning,
+        )
+        phases.append(phase)
+        start = stop
+        first_clip += phase.clips
+    made = Schedule(base, num_videos, epochs, policy, tuple(phases), cycles)
+    return _with_warmup_in_epochs(made) if warmup_in_epochs else made
+
+
+def _check(rate: LearningRate, cycles: Cycles) -> None:
+    if not isinstance(rate, LearningRate):
+        raise ValueError(
+            f"learning_rate is {rate!r}, but it must be a learning-rate policy. Use CosineRate, or "
+            "SteppedRate such as SteppedRate((40.0, 50.0), (0.1, 0.01)) for 50 epochs"
+        )
+    if cycles.epoch_factor != 1 and not (cycles.long_cycle or cycles.short_cycle):
+        raise ValueError(
+            f"epoch_factor is {cycles.epoch_factor}, but it must be 1 without a long or short cycle"
+        )
+
+
+def _divide_training(
+    policy: LearningRate,
+    stage_ends: tuple[float, ...],
+    long_cycle: tuple[Factors, ...],
+    fine_tuning: bool,
+) -> list[_Part]:
+    """Return one part for each long-cycle shape in each stage that has a long cycle.
+
+    The remaining stages are divided where the learning rate of the policy drops.
+    """
+    *cycled, end = stage_ends
+    cycled += [] if fine_tuning else [end]
+    if long_cycle and not cycled:
+        raise ValueError(
+            "the learning rate has one stage, but a long cycle needs at least two: the last stage "
+            "is fine-tuning, and each other stage contains one long cycle. Add a learning-rate "
+            "step, or use no long cycle"
+        )
+    starts = (0.0, *cycled) if long_cycle else (0.0,)
+    parts = list[_Part]()
+    for stage, (start, stop) in enumerate(pairwise(starts)):
+        cuts = [start + (stop - start) * j / len(long_cycle) for j in range(len(long_cycle))]
+        for epochs, factors in zip(pairwise((*cuts, stop)), long_cycle, strict=True):
+            parts.append(_Part(epochs, stage, factors, False))
+    last = starts[-1]
+    cuts = sorted({last, *(drop for drop in policy.drops if last < drop < end), end})
+    for count, epochs in enumerate(pairwise(cuts)):
+        stage = len(starts) - 1 if long_cycle else count
+        parts.append(_Part(epochs, stage, BASE_FACTORS, bool(long_cycle)))
+    return parts
+
+
+def _short_cycle(
+    base: Shape, factors: Factors, cycles: Cycles, size_divisor: int
+) -> tuple[Shape, ...]:
+    """Return the shapes of the short cycle for a long-cycle shape.
+
+    The crops are H · factor for each factor of the short cycle, and finally the long-cycle crop. No
+    crop is larger than the long-cycle crop. If the long-cycle crop is H/√2, two of the paper's
+    three shapes are therefore equal.
+    """
+    time, space = factors
+    crops = (*(min(factor, space) for factor in cycles.short_cycle), space)
+    exponent = cycles.batch_exponent
+    return tuple(scale_shape(base, (time, crop), size_divisor, exponent) for crop in crops)
+
+
+def _count_iterations(
+    parts: Sequence[_Part],
+    cycled: Sequence[tuple[Shape, ...]],
+    clips: Fraction,
+    equal_time: bool,
+) -> list[int]:
+    """Return the iteration at which each phase stops.
+
+    The numbers of iterations have the ratios of the parts, divided by the pixels of an iteration
+    with `equal_time`. The phases train `clips` clips in total. Each phase stops at the iteration
+    whose number of clips is nearest to the exact value, so rounding errors do not accumulate over
+    phases. The computation uses fractions, because sums of floats depend on the Python version and
+    could break a tie either way.
+
+    Raises:
+        ValueError: A phase has no iteration.
+    """
+    weights = list[Fraction]()
+    for part, shapes in zip(parts, cycled, strict=True):
+        start, stop = map(Fraction, part.epochs)
+        cost = sum(shape.volume for shape in shapes) if equal_time else len(shapes)
+        weights.append((stop - start) * sum(shape.batch for shape in shapes) / cost)
+    stops = list[int]()
+    seen = i = 0
+    for phase, shapes in enumerate(cycled):
+        wanted = clips * sum(weights[: phase + 1]) / sum(weights)
+        first = i
+        cycle = sum(shape.batch for shape in shapes)
+        whole = max(0, (wanted - seen) // cycle - 1)
+        seen += whole * cycle
+        i += whole * len(shapes)
+        while abs(seen + shapes[i % len(shapes)].batch - wanted) <= abs(seen - wanted):
+            seen += shapes[i % len(shapes)].batch
+            i += 1
+        if i == first:
+            raise ValueError(
+                f"the training is too short: with {float(clips):.0f} clips, phase {phase + 1} of "
+                f"{len(parts)} (shape {shapes[-1]}) has no iteration. Train for more epochs or "
+                "with a smaller batch"
+            )
+        stops.append(i)
+    return stops
+
+
+def _with_warmup_in_epochs(schedule: Schedule) -> Schedule:
+    """Return a copy of a schedule whose warm-up lasts as many epochs as the baseline's warm-up.
+
+    If the schedule's warm-up is shorter already, it does not change. This happens if the training
+    has few epochs or small batches.
+    """
+    policy: Any = schedule.learning_rate
+    end = schedule.first_iteration_after(policy.warmup.epochs * schedule.num_videos)
+    if end == schedule.iterations:
+        return schedule
+    point = schedule.phases[schedule.phase_at(end)].baseline_epoch(end)
+    shorter = replace(policy.warmup, epochs=min(policy.warmup.epochs, point))
+    return replace(schedule, learning_rate=replace(policy, warmup=shorter))
+
+
+def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> int | None:
+    """Return the number of clips per BN group.
+
+    A group has `size` clips at a long-cycle shape. If the short cycle multiplies the batch by 2 or
+    4, groups are larger by the same factor (§3.2). A batch smaller than this is a single group. If
+    such groups do not divide the batch, as can happen with a `batch_exponent`, a group has `size`
+    clips, or the baseline's batch size if that is smaller. For example, 12 clips form three groups
+    of 4 if the baseline's batch size is 4.
+
+    Raises:
+        ValueError: The batch cannot be divided into such groups.
+    """
+    if size is None:
+        return None
+    clips = min(round(size * shape.batch / long_shape.batch), shape.batch)
+    if shape.batch % clips and shape.batch % size == 0:
+        clips = size
+    if shape.batch % clips and base.batch < size:
+        clips = base.batch
+    if shape.batch % clips:
+        raise ValueError(
+            f"a batch of {shape.batch} clips ({shape}) cannot be divided into BN groups of {clips} "
+            "clips. Choose a bn_size that divides the baseline's batch size, or another batch size"
+        )
+    return clips

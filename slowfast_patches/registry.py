@@ -1,21 +1,326 @@
-"""Functions that register models, data sets and augmentations.
+"""Registries of models, data sets, tasks and augmentations, by their names in recipes.
 
-Call them in a module of yours, and name the module in the config key IMPORTS.
+The package registers its own entries with the same functions as users. Call them in a module of
+yours, and name the module in the config key IMPORTS.
 """
 
-from slowfast_patches.config.extensions import register_augmentation
-from slowfast_patches.config.families import ModelFamily, register_model
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
-from slowfast_patches.datasets.lists.dataset_lists import DataSet, register_dataset
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slowfast_patches.utils.tables import format_list
 
 __all__ = [
     "DataSet",
-    "LabelledVideo",
     "ModelFamily",
-    "Recipe",
-    "read_csv",
+    "TaskFamily",
     "register_augmentation",
     "register_dataset",
     "register_model",
+    "register_task",
 ]
+
+T = TypeVar("T")
+
+BUILT_IN = (
+    "slowfast_patches.models.build",
+    "slowfast_patches.datasets.lists.dataset_lists",
+    "slowfast_patches.tasks.task",
+    "slowfast_patches.tasks.detection",
+)
+"""Modules that register the entries of the package. The first lookup of a name imports them."""
+
+Augment = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
+"""Function that takes a training clip (T, S, S, 3) and a random generator, and returns a clip of
+the same shape."""
+
+
+class Registry(Mapping[str, T]):
+    """Entries by name, in the order of their registration.
+
+    Args:
+        kind: Noun for an entry in error messages, such as "model".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.entries = dict[str, T]()
+
+    def add(self, name: str, entry: T) -> None:
+        """Register an entry.
+
+        Raises:
+            ValueError: The name is taken, or has invalid characters.
+        """
+        if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+            raise ValueError(
+                f"{name!r} cannot be the name of a {self.kind}. Use letters, digits, '_', '.' and "
+                "'-', with a letter first."
+            )
+        if name in self.entries:
+            raise ValueError(
+                f"there is already a {self.kind} named {name!r}. Use a name other than "
+                f"{format_list(list(self.entries), 'or')}."
+            )
+        self.entries[name] = entry
+
+    def find(self, name: str, key: str, advice: str = "") -> T:
+        """Return the entry with the name that a key of the recipe has.
+
+        Raises:
+            ValueError: No entry has this name.
+        """
+        if name not in self:
+            raise ValueError(
+                f"{key} is {name!r}, but the registered {self.kind}s are {', '.join(self)}."
+                f"{advice} If your module registers the {self.kind}, add --import MODULE."
+            )
+        return self[name]
+
+    def __getitem__(self, name: str) -> T:
+        import_built_in()
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        import_built_in()
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@cache
+def import_built_in() -> None:
+    """Import the modules that register the entries of the package.
+
+    This happens at the first lookup, because the modules themselves import this module.
+    """
+    for module in BUILT_IN:
+        import_module(module)
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """Properties of an architecture.
+
+    Attributes:
+        pathways: Number of input pathways: 1, or 2 for a slow and a fast pathway.
+        is_resnet: Whether the model is a PySlowFast ResNet, configured by RESNET and NONLOCAL.
+        is_transformer: Whether the model is from the package transformers. Such a model has no BN,
+            adapts its position embeddings to the input shape, and supports SOLVER.LAYER_DECAY.
+        without_effect: Maps each key that has no effect on the model to the reason.
+        build: The registered class or function, which takes a `Recipe` and returns the model.
+    """
+
+    pathways: int = 1
+    is_resnet: bool = False
+    is_transformer: bool = False
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    build: Callable[[Any], Any] | None = None
+
+    @property
+    def has_batchnorm(self) -> bool:
+        return not self.is_transformer
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Properties of a data set. The default values fit Kinetics. Functions take a `Recipe`.
+
+    Attributes:
+        path: Function (recipe, split) that returns the path of the file that lists the split. By
+            default, this is train.csv, val.csv or test.csv in DATA.PATH_TO_DATA_DIR.
+        read: Function (recipe, path, split) that reads the videos of a split from the list at
+            `path`. By default, the list has a line "path label" for each video.
+        classes: Function (recipe) that reads the class names, or returns None if there is no file
+            of class names. By default, the file is classes.json or classes.txt beside the list.
+        task: Name of a registered task, which determines the form of the labels.
+        mirrors: Whether a clip keeps its label when it is flipped horizontally.
+        segments: How frames are sampled if DATA.CLIP_SAMPLING is "auto". If true, divide the video
+            into equal segments and take one frame from each. If false, take frames at a fixed
+            stride.
+        counts_frames: Whether strides count frames of the video, regardless of the frame rate.
+        views_to_end: Whether the last of several test views ends with the last frame of the video.
+            In PySlowFast, it ends earlier.
+        build: Function (recipe, split) that builds the torch data set. Without `read`, the data set
+            has no lists, and its attribute `videos` replaces them.
+    """
+
+    path: Callable[[Any, str], Path] | None = None
+    read: Callable[[Any, Path, str], Sequence[Any]] | None = None
+    classes: Callable[[Any], tuple[str, ...] | None] | None = None
+    task: str = "single_label"
+    mirrors: bool = True
+    segments: bool = False
+    counts_frames: bool = False
+    views_to_end: bool = False
+    build: Callable[[Any, str], Any] | None = None
+
+    @property
+    def has_lists(self) -> bool:
+        return self.build is None or self.read is not None
+
+
+@dataclass(frozen=True)
+class TaskFamily:
+    """Properties of a task, and the keys that it determines or restricts.
+
+    Attributes:
+        targets: Targets of one video in a data set for this task, such as "one label".
+        switch: Key that selects the task, and the value that selects it. By default, the key
+            DATA.TASK with the name of the task.
+        derived: Maps each key that the task determines to its only valid value. The loss and the
+            activation must match. After training with softmax, sigmoid scores would depend on an
+            arbitrary offset of the logits. Softmax scores of several labels cannot be compared
+            between videos, as mAP requires.
+        required: Maps each key that the task restricts to its valid values, with the default first,
+            and the reason.
+        multi_label: Whether labels are vectors (classes,) instead of class indices.
+        metrics: Names of the metrics in result files, with the primary metric first.
+        check: Function (recipe) that raises a ValueError if the task is not possible.
+        build: The registered class, a subclass of `slowfast_patches.tasks.Task`.
+    """
+
+    targets: str = "labels of another form"
+    switch: tuple[str, object] = ("DATA.TASK", "")
+    derived: Mapping[str, str] = field(default_factory=dict)
+    required: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
+    multi_label: bool = False
+    metrics: tuple[str, ...] = ("top1", "top5")
+    check: Callable[[Any], None] | None = None
+    build: Callable[[Any], Any] | None = None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Default values of the keys that the task determines or restricts."""
+        return {**self.derived, **{key: valid[0] for key, (valid, _) in self.required.items()}}
+
+
+MODELS = Registry[ModelFamily]("model")
+DATASETS = Registry[DataSet]("data set")
+TASKS = Registry[TaskFamily]("task")
+AUGMENTATIONS = Registry[Augment]("augmentation")
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+def register_model(
+    name: str, family: ModelFamily | None = None
+) -> Callable[[_Decorated], _Decorated]:
+    """Return a decorator that registers a model under a name for MODEL.ARCH.
+
+    The decorated class or function takes a `Recipe` and returns a `torch.nn.Module`. The module
+    takes a list of pathways (N, C, T, H, W) and returns logits (N, classes). In evaluation, the
+    activation of MODEL.HEAD_ACT converts the logits to scores.
+
+    Args:
+        name: Name of the model in MODEL.ARCH.
+        family: Properties of the model. By default, the model has one pathway.
+
+    Raises:
+        ValueError: The name is taken or invalid, or `family` does not have 1 or 2 pathways.
+    """
+    family = family or ModelFamily()
+    if family.pathways not in (1, 2):
+        raise ValueError(f"the model {name!r} has {family.pathways} pathways, but must have 1 or 2")
+
+    def decorate(build: _Decorated) -> _Decorated:
+        MODELS.add(name, replace(family, build=build))
+        return build
+
+    return decorate
+
+
+def register_dataset(name: str, dataset: DataSet) -> None:
+    """Register a data set under a name for TRAIN.DATASET and TEST.DATASET.
+
+    Args:
+        name: Name in a recipe. Upper and lower case make no difference.
+        dataset: Properties of the data set.
+
+    Raises:
+        ValueError: The name is already registered or invalid.
+    """
+    DATASETS.add(name.lower(), dataset)
+
+
+def register_task(
+    name: str, family: TaskFamily | None = None
+) -> Callable[[_Decorated], _Decorated]:
+    """Return a decorator that registers a task under a name for `DataSet.task` and DATA.TASK.
+
+    The decorated class is a subclass of `slowfast_patches.tasks.Task`. It gives the arguments of
+    the network, the loss, the collection of scores, and the metrics.
+
+    Args:
+        name: Name of the task.
+        family: Properties of the task, and the keys that it determines.
+
+    Raises:
+        ValueError: The name is taken or invalid.
+    """
+    family = family or TaskFamily()
+    key, value = family.switch
+
+    def decorate(build: _Decorated) -> _Decorated:
+        TASKS.add(
+            name, replace(family, build=build, switch=(key, value if key != "DATA.TASK" else name))
+        )
+        return build
+
+    return decorate
+
+
+def register_augmentation(name: str) -> Callable[[Augment], Augment]:
+    """Return a decorator that registers a function as an augmentation for AUG.CUSTOM.
+
+    Args:
+        name: Name of the augmentation in AUG.CUSTOM.
+
+    Raises:
+        ValueError: The name is taken or invalid, or the function does not return a clip of the
+            same shape and type.
+    """
+
+    def decorate(augment: Augment) -> Augment:
+        change_clip(name, augment, np.zeros((2, 32, 32, 3), np.uint8), np.random.default_rng(0))
+        AUGMENTATIONS.add(name, augment)
+        return augment
+
+    return decorate
+
+
+def change_clip(
+    name: str, augment: Augment, clip: NDArray[np.uint8], rng: np.random.Generator
+) -> None:
+    """Apply an augmentation and write the result into the clip.
+
+    Raises:
+        ValueError: The augmentation does not return a clip of the same shape and type.
+    """
+    changed = augment(clip, rng)
+    found = (getattr(changed, "shape", None), getattr(changed, "dtype", type(changed)))
+    if found != (clip.shape, clip.dtype):
+        raise ValueError(
+            f"the augmentation {name!r} must return a clip {clip.shape} uint8, not {changed!r:.60}"
+        )
+    clip[...] = changed
+
+
+def task_name(values: Any) -> str:
+    """Return the name of the task that the keys of a recipe select.
+
+    Args:
+        values: A recipe, or a mapping from full keys to values.
+    """
+    switches = {name: family.switch for name, family in TASKS.items()}
+    return next(n for n, (key, value) in reversed(switches.items()) if values[key] == value)

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from multigrid.learning_rate import is_adaptive
 from slowfast_patches.config.fields import CYCLE
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
-from slowfast_patches.config.tasks import TASKS
+from slowfast_patches.registry import TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +51,8 @@ def _check_task(recipe: Recipe) -> None:
                 f"{key} {recipe[key]} is not possible with {switch} {on}: {reason}. Set {key} "
                 f"{plain(valid[0])}."
             )
-    if task.pools_boxes:
-        _check_feature_map(recipe)
+    if task.check is not None:
+        task.check(recipe)
 
 
 def _check_class_weights(recipe: Recipe) -> None:
@@ -63,23 +62,6 @@ def _check_class_weights(recipe: Recipe) -> None:
         raise ValueError(
             f"SOLVER.CLASS_WEIGHTS has {len(weights)} weights, but MODEL.NUM_CLASSES is {classes}. "
             "Set one weight for each class, or set SOLVER.CLASS_WEIGHTS balanced."
-        )
-
-
-def _check_feature_map(recipe: Recipe) -> None:
-    """Check that boxes can be pooled from the last feature map of the model."""
-    if not recipe.model.family.is_resnet:
-        raise ValueError(
-            f"MODEL.ARCH {recipe.model.arch} is not possible with DETECTION.ENABLE True: the model "
-            "has no feature map to pool boxes from. Use a convolutional model of PySlowFast."
-        )
-    scale = 4 * math.prod(stage[0] for stage in recipe.resnet.spatial_strides)
-    if (given := recipe.detection.spatial_scale_factor) != scale:
-        raise ValueError(
-            f"DETECTION.SPATIAL_SCALE_FACTOR {given} does not match "
-            f"RESNET.SPATIAL_STRIDES {plain(recipe.resnet.spatial_strides)}, which give the last "
-            f"feature map a stride of {scale} pixels. Set DETECTION.SPATIAL_SCALE_FACTOR {scale}, "
-            "or change the strides. Models for AVA have stride 1 and dilation 2 in the last stage."
         )
 
 

@@ -19,11 +19,13 @@ from slowfast_patches.config.fields import (
     REGISTERED,
     RGB,
     SIZE,
+    Check,
     above_zero_to,
     from_to,
     key,
     one_of,
 )
+from slowfast_patches.registry import TASKS
 
 _DETECTS = "DETECTION.ENABLE True"
 _MIXES = "MIXUP.ENABLE True"
@@ -167,6 +169,13 @@ class Data:
         False,
         "A video may have several labels, and the metric is mAP. If this key is not set, its value "
         "follows from TRAIN.DATASET.",
+    )
+    task: str = key(
+        "",
+        "Name of a task that a module of IMPORTS has registered. Empty: DATA.MULTI_LABEL and "
+        "DETECTION.ENABLE select the task. If this key is not set, its value follows from "
+        "TRAIN.DATASET.",
+        Check(lambda name: not name or name in TASKS, "empty, or the name of a registered task"),
     )
     ensemble_method: str = key(
         "sum", "How the scores of all views of a video are combined.", one_of("sum", "max")

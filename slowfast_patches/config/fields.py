@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from slowfast_patches.config.extensions import AUGMENTATIONS
 from slowfast_patches.config.rand_augment import is_rand_augment
+from slowfast_patches.registry import AUGMENTATIONS
 from slowfast_patches.utils.tables import format_list
 
 CYCLE = "USES_MULTIGRID True"

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
-from slowfast_patches.config.extensions import import_modules, require_imported
+from slowfast_patches.config.imports import import_modules, require_imported
 from slowfast_patches.config.later_releases import ignored_key, translate
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
-from slowfast_patches.config.tasks import TASKS, task_name
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
+from slowfast_patches.registry import TASKS, task_name
 from slowfast_patches.utils.command_line import split_pairs
 
 logger = logging.getLogger(__name__)
@@ -332,8 +332,8 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
                 values[key] = tuple((stage[0], stage[0]) for stage in values[key])
     elif "DATA.INPUT_CHANNEL_NUM" not in given:
         values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
-    task = task_name(detects=values["DETECTION.ENABLE"], multi_label=values["DATA.MULTI_LABEL"])
-    values |= {key: value for key, value in TASKS[task].defaults.items() if key not in given}
+    defaults = TASKS[task_name(values)].defaults
+    values |= {key: value for key, value in defaults.items() if key not in given}
     if "TEST.DATASET" not in given:
         values["TEST.DATASET"] = values["TRAIN.DATASET"]
     if "DATA.CROP_SIZE" not in given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.registry import TASKS
 
 COUNTS = ("videos", "unreadable", "partly_read")
 """Names of the counts that a result has in addition to metrics: the number of all videos, of
@@ -19,26 +20,16 @@ _TITLES = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
 def metric_names(recipe: Recipe) -> tuple[str, ...]:
     """Return the names of a recipe's metrics in result files, with the primary metric first.
 
-    Returns:
-        ("map",), the mean average precision over the classes, if a video or a box may have several
-        labels. Otherwise ("top1", "top5"), or ("top1",) for at most five classes.
+    With five classes or fewer, there is no top-5 accuracy, because it would always be 100 %.
     """
-    if recipe.multi_label:
-        return ("map",)
-    return tuple(f"top{k}" for k in accuracy_ranks(recipe.model.num_classes))
-
-
-def accuracy_ranks(num_classes: int) -> tuple[int, ...]:
-    """Return the values of k for which to report top-k accuracy.
-
-    With five classes or fewer, top-5 accuracy is not reported, because it is always 100 %.
-    """
-    return (1, 5) if num_classes > 5 else (1,)
+    few_classes = recipe.model.num_classes <= 5
+    return tuple(m for m in TASKS[recipe.task].metrics if not (m == "top5" and few_classes))
 
 
 def metric_title(name: str) -> str:
     """Return the display name of a metric, such as "top-1", "mAP" or "top-1 (EMA)"."""
-    return _TITLES[name.removesuffix(EMA)] + " (EMA)" * name.endswith(EMA)
+    plain = name.removesuffix(EMA)
+    return _TITLES.get(plain, plain) + " (EMA)" * name.endswith(EMA)
 
 
 def with_suffix(values: Mapping[str, float], suffix: str) -> dict[str, float]:

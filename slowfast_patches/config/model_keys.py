@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slowfast_patches.config.families import FAMILIES, ModelFamily
 from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
     BELOW_ONE,
@@ -20,7 +19,7 @@ from slowfast_patches.config.fields import (
     key,
     one_of,
 )
-from slowfast_patches.utils.tables import format_list
+from slowfast_patches.registry import MODELS, ModelFamily
 
 Stages = tuple[tuple[int, ...], ...]
 """One number for each pathway of each stage."""
@@ -36,7 +35,11 @@ class Model:
         "i3d_nopool keep all frames. hf is a video transformer of the package transformers (see "
         "the section HF). slow is another name for slowonly. Modules of IMPORTS can register more "
         "architectures.",
-        Check(FAMILIES.__contains__, f"{format_list(FAMILIES, 'or')}, or registered by IMPORTS"),
+        Check(
+            MODELS.__contains__,
+            "slowfast, slowonly, c2d, c2d_nopool, i3d, i3d_nopool, tsm, hf, or registered by "
+            "IMPORTS",
+        ),
         speed=True,
     )
     num_classes: int = key(
@@ -90,7 +93,7 @@ class Model:
 
     @property
     def family(self) -> ModelFamily:
-        return FAMILIES[self.arch]
+        return MODELS[self.arch]
 
     @property
     def has_two_pathways(self) -> bool:

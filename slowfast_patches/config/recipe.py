@@ -19,7 +19,6 @@ from slowfast.config import defaults as host_defaults
 
 from multigrid import Shape
 from slowfast_patches.config.data_keys import Aug, Ava, Data, DataLoading, Mixup, Multigrid
-from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
     FROM_ZERO,
@@ -39,9 +38,9 @@ from slowfast_patches.config.model_keys import (
     SlowFast,
     Tsm,
 )
-from slowfast_patches.config.tasks import task_name
 from slowfast_patches.config.training_keys import Solver, Test, Train
 from slowfast_patches.config.yaml_text import dump_yaml, flatten
+from slowfast_patches.registry import MODELS, TASKS, task_name
 
 PER_PATHWAY = (
     "RESNET.NUM_BLOCK_TEMP_KERNEL",
@@ -147,13 +146,13 @@ class Recipe:
 
     @property
     def task(self) -> str:
-        """Name of the task in `config.tasks.TASKS`."""
-        return task_name(detects=self.detection.enable, multi_label=self.data.multi_label)
+        """Name of the task in `registry.TASKS`."""
+        return task_name(self)
 
     @property
     def multi_label(self) -> bool:
         """Whether a video or a box may have several labels. This is always true for boxes."""
-        return self.task != "single_label"
+        return TASKS[self.task].multi_label
 
     @property
     def groups_batchnorm(self) -> bool:
@@ -294,7 +293,7 @@ def differences(
 def host_config(recipe: Recipe) -> Any:
     """Convert a recipe to a new config object of PySlowFast."""
     node = _nested(values_by_key(recipe), host_defaults.get_cfg())
-    node.MODEL.SINGLE_PATHWAY_ARCH = [arch for arch in FAMILIES if FAMILIES[arch].pathways == 1]
+    node.MODEL.SINGLE_PATHWAY_ARCH = [arch for arch in MODELS if MODELS[arch].pathways == 1]
     node.MODEL.MODEL_NAME = "SlowFast" if recipe.model.has_two_pathways else "ResNet"
     return node
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slowfast_patches.config.data_keys import Aug
-from slowfast_patches.config.extensions import AUGMENTATIONS, change_clip
 from slowfast_patches.config.rand_augment import parse_rand_augment
+from slowfast_patches.registry import AUGMENTATIONS, change_clip
 
 Clip = NDArray[np.uint8]
 """Clip, (T, S, S, 3) uint8 RGB."""

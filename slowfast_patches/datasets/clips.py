@@ -17,6 +17,7 @@ from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path,
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import VideoRecord
+from slowfast_patches.registry import TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class ClipDataset(Clips):
         assert split in ("train", "val", "test"), split
         self.split = split
         self._classes = int(recipe.model.num_classes)
-        self._multi_label = dataset_of(recipe, split).task == "multi_label"
+        self._multi_label = TASKS[dataset_of(recipe, split).task].multi_label
         videos = read_list(recipe, split)
         path = list_path(recipe, split)
         options = reading_options(recipe)

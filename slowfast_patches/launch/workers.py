@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from slowfast_patches.config.extensions import import_modules
+from slowfast_patches.config.imports import import_modules
 from slowfast_patches.config.recipe import Recipe, differences, values_by_key
 from slowfast_patches.launch.device import process_device
 from slowfast_patches.launch.placement import Placement

@@ -21,6 +21,7 @@ from slowfast_patches.models.layers.pooling import (
 )
 from slowfast_patches.models.transformer import build_transformer, scores_of_logits
 from slowfast_patches.models.tsm import build_tsm
+from slowfast_patches.registry import ModelFamily, register_model
 
 __all__ = ["build_model", "build_on_meta"]
 
@@ -37,42 +38,36 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
 
     Returns:
         The model, in the memory format that MODEL.CHANNELS_LAST selects.
+
+    Raises:
+        ValueError: A registered class or function does not return a `torch.nn.Module`.
     """
-    if recipe.model.family.is_transformer:
-        return build_transformer(recipe)
-    model = _build_resnet(recipe) if recipe.model.family.is_resnet else _build_registered(recipe)
+    family = recipe.model.family
+    assert family.build is not None
+    if not isinstance(model := family.build(recipe), nn.Module):
+        raise ValueError(
+            f"the class or function registered as MODEL.ARCH {recipe.model.arch} must return a "
+            f"torch.nn.Module, not {model!r:.60}"
+        )
+    if family.is_transformer:
+        return model
+    if not family.is_resnet:
+        # In evaluation, a user's model returns scores. With `mask_seed`, `seed_dropout` seeds
+        # torch's generator, so that a resumed run draws the same numbers.
+        if not hasattr(model, "mask_seed"):
+            model.mask_seed = recipe.rng_seed  # type: ignore[assignment]
+        model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
     model = convert_convolutions(convert_pools(model))
     if recipe.model.channels_last:
         model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     return convert_batchnorm(model) if grouped_bn else model
 
 
-def _build_registered(recipe: Recipe) -> nn.Module:
-    """Build a registered model. In evaluation, the model applies the activation MODEL.HEAD_ACT.
-
-    Raises:
-        ValueError: The registered function does not return a `torch.nn.Module`.
-    """
-    arch = recipe.model.arch
-    build = recipe.model.family.build
-    assert build is not None
-    if not isinstance(model := build(recipe), nn.Module):
-        raise ValueError(
-            f"the class or function registered as MODEL.ARCH {arch} must return a torch.nn.Module, "
-            f"not {model!r:.60}"
-        )
-    if not hasattr(model, "mask_seed"):
-        # Let `seed_dropout` seed torch's generator, so that a resumed run draws the same numbers.
-        model.mask_seed = recipe.rng_seed  # type: ignore[assignment]
-    model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
-    return model
-
-
 def _return_scores(model: nn.Module, inputs: object, logits: Tensor, act: str) -> Tensor:
     return logits if model.training else scores_of_logits(logits, act)
 
 
-def _build_resnet(recipe: Recipe) -> nn.Module:
+def build_resnet(recipe: Recipe) -> nn.Module:
     """Build a PySlowFast model or a TSM whose head accepts clips of every shape."""
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
@@ -130,3 +125,23 @@ class _SkipRandomInit(TorchFunctionMode):
         if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
             return args[0]
         return func(*args, **(kwargs or {}))
+
+
+_NO_BN = "which has no BN"
+
+register_model("slowfast", ModelFamily(pathways=2, is_resnet=True))(build_resnet)
+for name in ("slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool", "tsm"):
+    register_model(name, ModelFamily(is_resnet=True))(build_resnet)
+register_model(
+    "hf",
+    ModelFamily(
+        is_transformer=True,
+        without_effect={
+            "BN.USE_PRECISE_STATS": _NO_BN,
+            "BN.GROUP_SIZE": _NO_BN,
+            "MULTIGRID.BN_BASE_SIZE": _NO_BN,
+            "MODEL.CHANNELS_LAST": "which computes on tokens instead of feature maps",
+            "MODEL.DROPOUT_RATE": "whose dropout rates are in HF.CONFIG, e.g. hidden_dropout_prob",
+        },
+    ),
+)(build_transformer)

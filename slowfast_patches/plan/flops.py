@@ -70,12 +70,11 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
                 "Increase DATA.NUM_FRAMES or DATA.TRAIN_CROP_SIZE, or use less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)."
             ) from error
-        if recipe.model.family.build is not None:
-            _check_logits(recipe, logits)
+        _check_logits(recipe, logits)
 
 
 def _check_logits(recipe: Recipe, logits: object) -> None:
-    """Check that a registered model returns logits (1, classes) for one clip.
+    """Check that a model returns logits (1, classes) for one clip.
 
     Raises:
         ValueError: `logits` is not a tensor of this shape.

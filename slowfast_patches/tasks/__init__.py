@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.tasks.detection import Detection
-from slowfast_patches.tasks.task import MultiLabel, Task
+from slowfast_patches.registry import TASKS
+from slowfast_patches.tasks.task import Task
 
 __all__ = ["Task", "task_of"]
-
-_CLASSES: dict[str, type[Task]] = {
-    "single_label": Task,
-    "multi_label": MultiLabel,
-    "detection": Detection,
-}
 
 
 def task_of(recipe: Recipe) -> Task:
     """Build the task that a recipe trains and tests."""
-    return _CLASSES[recipe.task](recipe)
+    build = TASKS[recipe.task].build
+    assert build is not None
+    task: Task = build(recipe)
+    return task

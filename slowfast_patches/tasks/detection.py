@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slowfast_patches.config.recipe import Recipe, plain
+from slowfast_patches.registry import TaskFamily, register_task
 from slowfast_patches.tasks.box_scores import BoxScores, read_annotations
 from slowfast_patches.tasks.task import MultiLabel
 from slowfast_patches.utils.distributed import sum_over_ranks
 
 
+def _check_feature_map(recipe: Recipe) -> None:
+    """Check that boxes can be pooled from the last feature map of the model."""
+    if not recipe.model.family.is_resnet:
+        raise ValueError(
+            f"MODEL.ARCH {recipe.model.arch} is not possible with DETECTION.ENABLE True: the model "
+            "has no feature map to pool boxes from. Use a convolutional model of PySlowFast."
+        )
+    scale = 4 * math.prod(stage[0] for stage in recipe.resnet.spatial_strides)
+    if (given := recipe.detection.spatial_scale_factor) != scale:
+        raise ValueError(
+            f"DETECTION.SPATIAL_SCALE_FACTOR {given} does not match "
+            f"RESNET.SPATIAL_STRIDES {plain(recipe.resnet.spatial_strides)}, which give the last "
+            f"feature map a stride of {scale} pixels. Set DETECTION.SPATIAL_SCALE_FACTOR {scale}, "
+            "or change the strides. Models for AVA have stride 1 and dilation 2 in the last stage."
+        )
+
+
+@register_task(
+    "detection",
+    TaskFamily(
+        "boxes",
+        ("DETECTION.ENABLE", True),
+        {"MODEL.LOSS_FUNC": "bce", "MODEL.HEAD_ACT": "sigmoid"},
+        {
+            "TEST.NUM_ENSEMBLE_VIEWS": ((1,), "a key frame has only one temporal view"),
+            "DATA.CLIP_SAMPLING": (("auto", "stride"), "clips are centred on key frames"),
+            "DATA.ENSEMBLE_METHOD": (("sum",), "the scores of a box are averaged over crops"),
+            "MIXUP.ENABLE": ((False,), "boxes cannot be blended"),
+            "AUG.ENABLE": ((False,), "augmentations do not transform boxes"),
+            "SOLVER.CLASS_WEIGHTS": (((),), "class weights are not supported for boxes"),
+            "TRAIN.COMPILE": ((False,), "clips have different numbers of boxes"),
+        },
+        multi_label=True,
+        metrics=("map",),
+        check=_check_feature_map,
+    ),
+)
 class Detection(MultiLabel):
     """Task with several labels for each box. An item is a box.
 

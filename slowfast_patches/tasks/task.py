@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.config.metrics import accuracy_ranks
+from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.registry import TaskFamily, register_task
 from slowfast_patches.tasks.losses import WeightedCrossEntropy, class_weights
 from slowfast_patches.tasks.scores import (
     Judgement,
@@ -24,6 +25,14 @@ Transform = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """Function that converts the clips and flips of a mini-batch to the pathways of a network."""
 
 
+@register_task(
+    "single_label",
+    TaskFamily(
+        "one label",
+        ("DATA.MULTI_LABEL", False),
+        {"MODEL.LOSS_FUNC": "cross_entropy", "MODEL.HEAD_ACT": "softmax"},
+    ),
+)
 class Task:
     """Task of a model: additional inputs, the loss, the collection of scores, and the metrics.
 
@@ -115,10 +124,20 @@ class Task:
 
     def judge(self, scores: Tensor, labels: Tensor) -> Judgement:
         """Compute the metrics from scores (V, C), and labels (V,) or (V, C)."""
-        ranks = accuracy_ranks(scores.shape[1])
+        ranks = [int(name.removeprefix("top")) for name in metric_names(self.recipe)]
         return Judgement({f"top{k}": topk_accuracy(scores, labels, k) for k in ranks})
 
 
+@register_task(
+    "multi_label",
+    TaskFamily(
+        "several labels",
+        ("DATA.MULTI_LABEL", True),
+        {"MODEL.LOSS_FUNC": "bce_logit", "MODEL.HEAD_ACT": "sigmoid"},
+        multi_label=True,
+        metrics=("map",),
+    ),
+)
 class MultiLabel(Task):
     """Task with several labels for each clip, trained by binary cross entropy and judged by mAP.
 

@@ -1,10 +1,4 @@
-"""Registry of data sets: the path and format of the lists, and the meaning of the labels.
-
-A recipe selects a data set by a name in DATASETS. A user's module that is listed in IMPORTS can
-register further data sets. One line is enough if the csv files have the format of Kinetics:
-
-    register_dataset("sports", DataSet(mirrors=False, segments=True))
-"""
+"""Data sets of the package: the path and format of the lists, and the meaning of the labels."""
 
 from __future__ import annotations
 
@@ -13,28 +7,22 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.config.extensions import register
 from slowfast_patches.config.load import given_keys, load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.tasks import TASKS
 from slowfast_patches.datasets.lists.ava_list import ava_classes, ava_path, read_ava
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
-from slowfast_patches.datasets.protocol import ListedVideo, VideoDataset
+from slowfast_patches.registry import DATASETS, TASKS, DataSet, register_dataset
 from slowfast_patches.utils.storage import as_path
-from slowfast_patches.utils.tables import format_list
 
 __all__ = [
-    "DATASETS",
     "TEST_IS_VAL",
-    "DataSet",
     "class_names",
     "count_list",
     "dataset_of",
@@ -46,7 +34,6 @@ __all__ = [
     "list_path",
     "load_with_classes",
     "read_list",
-    "register_dataset",
 ]
 
 _CLASSES = "MODEL.NUM_CLASSES"
@@ -80,9 +67,9 @@ def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ())
 def _count_classes(recipe: Recipe) -> int | None:
     """Return the number of classes in the training data, or None if that cannot be determined."""
     dataset = dataset_of(recipe, "train")
-    if names := dataset.classes(recipe):
+    if names := (dataset.classes or _named_classes)(recipe):
         return len(names)
-    if dataset.build is not None or not list_path(recipe, "train").is_file():
+    if not dataset.has_lists or not list_path(recipe, "train").is_file():
         return None
     videos = read_list(recipe.replaced({_CLASSES: sys.maxsize}), "train")
     return 1 + max(labels_of(videos), default=-1)
@@ -96,10 +83,10 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
             invalid.
     """
     dataset = fitting_dataset(recipe, split)
-    if dataset.build is not None:
+    if dataset.build is not None and not dataset.has_lists:
         videos: Sequence[Any] = dataset.build(recipe, split).videos
         return videos
-    return dataset.read(recipe, dataset.path(recipe, split), split)
+    return (dataset.read or read_kinetics)(recipe, list_path(recipe, split), split)
 
 
 def fitting_dataset(recipe: Recipe, split: str) -> DataSet:
@@ -113,9 +100,10 @@ def fitting_dataset(recipe: Recipe, split: str) -> DataSet:
     if dataset.task != recipe.task:
         key, value = TASKS[dataset.task].switch
         if recipe[key] == value:  # then the wrong key is the switch of the recipe's own task
-            key, value = TASKS[recipe.task].switch[0], False
+            key = TASKS[recipe.task].switch[0]
+            value = type(recipe[key])()  # False, or no name
         targets = TASKS[dataset.task].targets
-        raise ValueError(f"set {key} {value}, because the videos of {split} have {targets}")
+        raise ValueError(f"set {key} {value!r}, because the videos of {split} have {targets}")
     if split == "train" and recipe.data.random_flip and not dataset.mirrors:
         raise ValueError(
             f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, because a horizontal flip "
@@ -126,7 +114,7 @@ def fitting_dataset(recipe: Recipe, split: str) -> DataSet:
 
 def list_path(recipe: Recipe, split: str) -> Path:
     """Return the path of the file that lists a split. The file need not exist."""
-    return dataset_of(recipe, split).path(recipe, split)
+    return (dataset_of(recipe, split).path or _csv_path)(recipe, split)
 
 
 def dataset_of(recipe: Recipe, split: str) -> DataSet:
@@ -135,41 +123,14 @@ def dataset_of(recipe: Recipe, split: str) -> DataSet:
     TEST.DATASET names the data set of the test split, and TRAIN.DATASET that of other splits.
 
     Raises:
-        ValueError: No data set is registered under this name.
+        ValueError: No data set is registered under this name, or its task is not registered.
     """
     section = recipe.test if split == "test" else recipe.train
-    if (name := section.dataset.lower()) not in DATASETS:
-        key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
-        raise ValueError(
-            f"{key} is {name!r}, but the registered data sets are {', '.join(DATASETS)}. For lists "
-            f"of your own videos with a line 'path label' for each, set {key} kinetics. If your "
-            "module registers the data set, add --import MODULE."
-        )
-    return DATASETS[name]
-
-
-def register_dataset(name: str, dataset: DataSet) -> None:
-    """Register a data set under a name for TRAIN.DATASET and TEST.DATASET.
-
-    Args:
-        name: Name in a recipe. Upper and lower case make no difference.
-        dataset: Properties of the data set.
-
-    Raises:
-        ValueError: The name is already registered or invalid, or the task is unknown or cannot be
-            used with `DataSet.build`.
-    """
-    if dataset.task not in TASKS:
-        raise ValueError(
-            f"the data set {name!r} has task={dataset.task!r}, but the task must be "
-            f"{format_list(list(TASKS), 'or')}."
-        )
-    if TASKS[dataset.task].pools_boxes and dataset.build is not None:
-        raise ValueError(
-            f"the data set {name!r} has task={dataset.task!r}, which does not allow `build`. Use "
-            "`read`, and return a KeyFrame for each key frame."
-        )
-    register(DATASETS, "data set", name.lower(), dataset)
+    key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
+    advice = f" For lists of your own videos with a line 'path label' for each, set {key} kinetics."
+    dataset = DATASETS.find(section.dataset.lower(), key, advice)
+    TASKS.find(dataset.task, f"the task of {section.dataset}")
+    return dataset
 
 
 def count_list(recipe: Recipe, split: str) -> int | None:
@@ -184,7 +145,7 @@ def count_list(recipe: Recipe, split: str) -> int | None:
 def is_tested_on_val(recipe: Recipe) -> bool:
     """Return whether the test list is the same file as the validation list, or a copy of it."""
     test, val = (list_path(recipe, split) for split in ("test", "val"))
-    if not (test.is_file() and val.is_file()) or dataset_of(recipe, "test").build is not None:
+    if not (test.is_file() and val.is_file()) or not dataset_of(recipe, "test").has_lists:
         return False
     return test == val or test.read_bytes() == val.read_bytes()
 
@@ -217,7 +178,7 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     Raises:
         ValueError: The file of names is invalid, or the number of names is not MODEL.NUM_CLASSES.
     """
-    names = dataset_of(recipe, "train").classes(recipe)
+    names = (dataset_of(recipe, "train").classes or _named_classes)(recipe)
     if names is not None and (count := len(names)) != recipe.model.num_classes:
         raise ValueError(
             f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, but {recipe.data.path_to_data_dir} "
@@ -288,43 +249,14 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     return in_order(path, classes)
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """Properties of a data set. The default values fit Kinetics."""
-
-    path: Callable[[Recipe, str], Path] = _csv_path
-    """Function (recipe, split) that returns the path of the file that lists the split."""
-    read: Callable[[Recipe, Path, str], Sequence[ListedVideo]] = read_kinetics
-    """Function (recipe, path, split) that reads the videos of a split from the list at `path`."""
-    classes: Callable[[Recipe], tuple[str, ...] | None] = _named_classes
-    """Function that reads the class names, or returns None if there is no file of class names."""
-    task: str = "single_label"
-    """Name of the task in `TASKS`, which determines the form of the labels."""
-    mirrors: bool = True
-    """Whether a clip keeps its label when it is flipped horizontally."""
-    segments: bool = False
-    """How frames are sampled if DATA.CLIP_SAMPLING is "auto". If true, divide the video into equal
-    segments and take one frame from each. If false, take frames at a fixed stride."""
-    counts_frames: bool = False
-    """Whether strides count frames of the video, regardless of the frame rate."""
-    views_to_end: bool = False
-    """Whether the last of several test views ends with the last frame of the video. In PySlowFast,
-    it ends earlier."""
-    build: Callable[[Recipe, str], VideoDataset] | None = None
-    """Function (recipe, split) that builds the data set. It replaces `ClipDataset`, and `path` and
-    `read` then have no effect."""
-
-
-DATASETS: dict[str, DataSet] = {
-    "kinetics": DataSet(),
-    "ssv2": DataSet(
-        path=_ssv2_path,
-        read=read_ssv2,
-        classes=_ssv2_classes,
-        mirrors=False,
-        segments=True,
-    ),
-    "charades": DataSet(
+register_dataset("kinetics", DataSet())
+register_dataset(
+    "ssv2",
+    DataSet(path=_ssv2_path, read=read_ssv2, classes=_ssv2_classes, mirrors=False, segments=True),
+)
+register_dataset(
+    "charades",
+    DataSet(
         path=_csv_or_val_path,
         read=read_charades,
         classes=_charades_classes,
@@ -332,6 +264,7 @@ DATASETS: dict[str, DataSet] = {
         counts_frames=True,
         views_to_end=True,
     ),
-    "ava": DataSet(path=ava_path, read=read_ava, classes=ava_classes, task="detection"),
-}
-"""Maps lower-case names to the registered data sets."""
+)
+register_dataset(
+    "ava", DataSet(path=ava_path, read=read_ava, classes=ava_classes, task="detection")
+)

@@ -14,7 +14,6 @@ from multigrid import empty_clips
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe, stored_keys
-from slowfast_patches.config.tasks import TASKS
 from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
@@ -29,6 +28,7 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE
+from slowfast_patches.registry import TASKS
 from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.same_recipe import check_same_scores

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -15,27 +16,33 @@ from torch import nn
 from multigrid import Shape
 from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.check import check_recipe
-from slowfast_patches.config.extensions import AUGMENTATIONS
-from slowfast_patches.config.families import FAMILIES
+from slowfast_patches.config.metrics import metric_names
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.datasets.augmentation import Augmentation
-from slowfast_patches.datasets.lists.dataset_lists import DATASETS, load_with_classes
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
+    AUGMENTATIONS,
+    DATASETS,
+    MODELS,
+    TASKS,
     DataSet,
     ModelFamily,
-    Recipe,
+    TaskFamily,
+    import_built_in,
     register_augmentation,
     register_dataset,
     register_model,
+    register_task,
 )
 from slowfast_patches.study.arms import make_arm
 from slowfast_patches.study.runs import run_command
 from slowfast_patches.tasks import task_of
-from slowfast_patches.tasks.task import MultiLabel
+from slowfast_patches.tasks.task import MultiLabel, Task
 from slowfast_patches.utils import command_line
 
 
@@ -44,7 +51,10 @@ def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Tables, search path and modules are as before after each test, which has its own folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with mock.patch.dict(FAMILIES), mock.patch.dict(DATASETS), mock.patch.dict(AUGMENTATIONS):
+    import_built_in()
+    with ExitStack() as stack:
+        for registry in (MODELS, DATASETS, TASKS, AUGMENTATIONS):
+            stack.enter_context(mock.patch.dict(registry.entries))
         yield
     sys.modules.pop("mine", None)
 
@@ -106,7 +116,7 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
     command = run_command(arm, 0, Path("out"), Path("run_net.py"))
     assert command[command.index("IMPORTS") + 1] == "mine"
     assert parse_yaml(arm.recipe.text, "the test")["IMPORTS"] == ["mine"]
-    assert parse_recipe(arm.recipe.text, "the test").model.family == FAMILIES["net"]
+    assert parse_recipe(arm.recipe.text, "the test").model.family == MODELS["net"]
     del sys.modules["mine"]
     with pytest.raises(ValueError, match=r"the test needs the module mine.* add --import mine"):
         parse_recipe(arm.recipe.text, "the test")
@@ -119,10 +129,8 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
     ("register", "said"),
     [
         (lambda: register_model("my net")(int), "'my net' cannot be the name of a model"),
-        (lambda: register_model("net", ModelFamily(pathways=3)), "Register a ModelFamily with 1"),
-        (lambda: register_model("net", ModelFamily(is_transformer=True)), "do not set is_tr"),
-        (lambda: register_dataset("a", DataSet(task="detection", build=print)), "Use `read`"),
-        (lambda: register_dataset("a", DataSet(task="boxes")), "single_label, multi_label or det"),
+        (lambda: register_model("net", ModelFamily(pathways=3)), "must have 1 or 2"),
+        (lambda: register_task("multi_label")(int), "already a task named 'multi_label'"),
         (lambda: [register_augmentation("a")(same) for _ in "ab"], "already"),
         (lambda: register_augmentation("a")(lambda clip, rng: None), "uint8, not None"),
         (lambda: register_augmentation("a")(lambda clip, rng: clip / 2), "uint8, not .*0."),
@@ -184,6 +192,21 @@ def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax(ke
     assert isinstance(task_of(recipe), MultiLabel)
     with pytest.raises(ValueError, match=said):
         check_and_build(load_with_classes(None, [*tags, *keys]))
+
+
+def test_a_registered_task_is_selected_by_its_data_set():
+    @register_task("ranked", TaskFamily("a rank", metrics=("spearman",)))
+    class Ranked(Task):
+        pass
+
+    register_dataset("judges", DataSet(task="ranked", build=Clips))
+    recipe = load_with_classes(None, ("TRAIN.DATASET", "judges"))
+    assert recipe.data.task == recipe.task == "ranked"
+    assert metric_names(recipe) == ("spearman",)
+    assert isinstance(task_of(recipe), Ranked)
+    register_dataset("others", DataSet(task="rank"))
+    with pytest.raises(ValueError, match="the registered tasks are single_label, multi_label, det"):
+        load_with_classes(None, ("TRAIN.DATASET", "others"))
 
 
 def check_and_build(recipe: Recipe) -> None:

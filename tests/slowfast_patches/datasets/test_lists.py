@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.lists.dataset_lists import (
-    DATASETS,
-    DataSet,
     class_names,
     count_list,
     is_tested_on_val,
@@ -20,6 +18,7 @@ from slowfast_patches.datasets.lists.dataset_lists import (
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.plan.plan import dataset_size
+from slowfast_patches.registry import DATASETS, DataSet
 from slowfast_patches.train import run as run_module
 from slowfast_patches.utils.distributed import World
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
@@ -52,7 +51,7 @@ def ssv2(tmp_path):
 
 
 def test_a_data_set_of_ones_own_has_lists_as_kinetics(tmp_path, monkeypatch):
-    monkeypatch.setitem(DATASETS, "cats", DataSet(mirrors=False))
+    monkeypatch.setitem(DATASETS.entries, "cats", DataSet(mirrors=False))
     (tmp_path / "train.csv").write_text("a.mp4 1\nb.mp4 0\n")
     cats = recipe(tmp_path, "cats", "DATA.RANDOM_FLIP", False)
     assert [video.label for video in read_list(cats, "train")] == [1, 0]

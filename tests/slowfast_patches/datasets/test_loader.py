@@ -27,7 +27,6 @@ from multigrid import (
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.lists.dataset_lists import DATASETS, DataSet
 from slowfast_patches.datasets.loader import (
     build_dataset,
     loading_advice,
@@ -35,6 +34,7 @@ from slowfast_patches.datasets.loader import (
     training_loader,
 )
 from slowfast_patches.launch import launch
+from slowfast_patches.registry import DATASETS, DataSet
 
 BASE = Shape(4, 8, 32)
 MIB = 2**20
@@ -247,6 +247,8 @@ def test_labels_that_do_not_fit_the_task_are_refused(schedule, multi_label, shap
 
 
 def test_a_data_set_without_the_required_interface_is_refused(monkeypatch):
-    monkeypatch.setitem(DATASETS, "own", DataSet(build=lambda recipe, split: Marked(pause=0)))
+    monkeypatch.setitem(
+        DATASETS.entries, "own", DataSet(build=lambda recipe, split: Marked(pause=0))
+    )
     with pytest.raises(ValueError, match="Marked, must have `videos`"):
         build_dataset(config("TRAIN.DATASET", "own"), "train")

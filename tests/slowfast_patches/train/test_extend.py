@@ -5,15 +5,14 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from slowfast_patches import load_model
-from slowfast_patches.config.extensions import AUGMENTATIONS
-from slowfast_patches.config.families import FAMILIES
-from slowfast_patches.datasets.lists.dataset_lists import DATASETS
+from slowfast_patches.registry import AUGMENTATIONS, DATASETS, MODELS, TASKS, import_built_in
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
 MODULES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
@@ -33,12 +32,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    tables = [mock.patch.dict(table) for table in (FAMILIES, DATASETS, AUGMENTATIONS)]
-    for table in tables:
-        table.start()
-    yield tmp_path
-    for table in tables:
-        table.stop()
+    import_built_in()
+    with ExitStack() as stack:
+        for registry in (MODELS, DATASETS, TASKS, AUGMENTATIONS):
+            stack.enter_context(mock.patch.dict(registry.entries))
+        yield tmp_path
     for name in MODULES:
         sys.modules.pop(name, None)
 
@@ -81,7 +79,7 @@ def test_a_registered_model_trains_at_all_shapes_and_predicts_if_its_module_is_t
     status, said = command_line(folder / "run", *words, "BN.USE_PRECISE_STATS", False)
     assert status == 0, said
     assert len({tuple(record["shape"]) for record in opened(folder / "run").metrics()}) > 3
-    del sys.modules["my_model"], FAMILIES["my_net"]
+    del sys.modules["my_model"], MODELS.entries["my_net"]
     with pytest.raises(ValueError, match=r"needs the module my_model.* add --import my_model"):
         load_model(folder / "run")
     predictor = load_model(folder / "run", None, ["IMPORTS", "my_model"])

@@ -126,7 +126,7 @@ def test_files_of_the_program_do_not_hide_modules_of_the_user(tmp_path):
     program.write_text(
         "from slowfast_patches.utils.command_line import start_program\n"
         "start_program()\n"
-        "from slowfast_patches.config.extensions import import_modules\n"
+        "from slowfast_patches.config.imports import import_modules\n"
         "import_modules(['plan'])\n"
         "import plan; print(plan.__file__)\n"
     )

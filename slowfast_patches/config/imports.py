@@ -1,0 +1,65 @@
+"""Import of user modules that register models, data sets and more (key IMPORTS).
+
+The option --import sets IMPORTS. `load_recipe` imports the modules before it checks the recipe.
+Because IMPORTS is part of the recipe, all processes of a run (launch/workers.py), SLURM jobs and
+runs of a study import the same modules. `config.yaml` and checkpoints store the module names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from slowfast_patches.registry import import_built_in
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Import the modules of IMPORTS from the current folder or the Python path.
+
+    Raises:
+        ValueError: A module does not exist, or raises an exception while it is imported.
+    """
+    import_built_in()  # so that a module cannot take a name of the package
+    if names and os.getcwd() not in sys.path:
+        # Append the folder, so that its files cannot hide installed packages.
+        sys.path.append(os.getcwd())
+    for name in names:
+        try:
+            import_module(name)
+        except (Exception, SystemExit) as error:  # A script may call sys.exit().
+            raise ValueError(f"IMPORTS {name}: {_explain(name, error)}") from error
+
+
+def require_imported(names: Sequence[str], source: str) -> None:
+    """Check that all modules named in an untrusted file have already been imported.
+
+    Raises:
+        ValueError: A module has not been imported. Importing the module could run unknown code.
+    """
+    if missing := [name for name in names if name not in sys.modules]:
+        modules = ",".join(missing)
+        raise ValueError(
+            f"{source} needs the module {modules}. Modules named in a file are not imported "
+            "without your consent, because they can run any code. If you trust the module, add "
+            f"--import {modules}, or import it first."
+        )
+
+
+def _explain(name: str, error: BaseException) -> str:
+    """Describe why a module cannot be imported, with the file and line of the error."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and f"{name}.".startswith(f"{missing}."):
+        return (
+            f"there is no such module in {os.getcwd()} or on the Python path. For my_model.py, "
+            "write my_model. Start in the folder of the module, or add the folder to PYTHONPATH."
+        )
+    package = str(Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    place = [frame for frame in frames if not frame.filename.startswith(package)][-1]
+    where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}{where}. Correct the module."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ __all__ = [
     "check_item",
     "check_iteration",
     "check_optimizer",
-    "check_transformers",
     "modules_in_eval",
 ]
 
@@ -171,22 +169,6 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
             "the optimizer has none of the model's parameters. Give Training the model that is "
             "trained, and the optimizer that was created for it",
             stacklevel=4,
-        )
-
-
-def check_transformers(installed: str | None = None) -> None:
-    """Raise ImportError if the package transformers is older than version 5.18.
-
-    Versions 5.0 to 5.17 load the weights q_bias and v_bias of VideoMAE as zeros.
-
-    Args:
-        installed: The version. None means the version of the installed package.
-    """
-    version = installed or importlib.metadata.version("transformers")
-    if tuple(map(int, version.split(".")[:2])) < (5, 18):
-        raise ImportError(
-            f"transformers {version} is too old, because it loads some weights of VideoMAE as "
-            "zeros. Run pip install --upgrade 'transformers>=5.18'"
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from multigrid import FollowsGrid, convert_positions
-from multigrid.contract import check_transformers
+from multigrid.positions import check_transformers
 from slowfast_patches.config.data_keys import Data
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.weights.fit import not_finite

@@ -14,11 +14,11 @@ import transformers
 from torch import nn
 
 from multigrid import ClipRequest, Cycles, Shape, SteppedRate, convert_positions, make_schedule
-from multigrid.contract import check_transformers
 from multigrid.integrations.transformers import (
     MultigridTrainer,
     processor_colours,
 )
+from multigrid.positions import check_transformers
 from tests.multigrid.clips import Clips
 
 pytestmark = pytest.mark.slow

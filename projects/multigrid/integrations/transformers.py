@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from multigrid.batchnorm import average_running_stats
-from multigrid.contract import check_transformers
+from multigrid.positions import check_transformers
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
 from multigrid.training import MultigridLR, Training

@@ -1,0 +1,20 @@
+"""Position embeddings that are interpolated to the shape of each clip."""
+
+from multigrid.positions.convert import check_transformers, convert_positions
+from multigrid.positions.interpolate import (
+    FollowsGrid,
+    Patches,
+    check_patches,
+    place_positions,
+    set_coverage,
+)
+
+__all__ = [
+    "FollowsGrid",
+    "Patches",
+    "check_patches",
+    "check_transformers",
+    "convert_positions",
+    "place_positions",
+    "set_coverage",
+]

@@ -62,7 +62,7 @@ from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
@@ -264,7 +264,7 @@ def _peer(decode: Decode, dataset: ClipDataset, seed: int, shape: Shape) -> Read
     assert index is not None
 
     def read(number: int, epoch: int) -> object:
-        video = index.record(number).video
+        video = index[number].video
         rng = clip_generator(seed, epoch, number)
         plan = dataset.sampling.training_plan(rng, shape, video)
         positions = np.minimum(plan.positions, video.frames - 1).tolist()

@@ -73,9 +73,9 @@ from torch import Tensor
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.datasets.lists.ava_list import read_boxes
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.reading.formats import video_files, video_name
 from slowfast_patches.datasets.reading.jpeg import frame_files
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import video_files, video_name
 from slowfast_patches.train.checkpoint import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.predict.boxes import BoxPredictor

@@ -18,8 +18,11 @@ from pathlib import Path
 from av.video.frame import VideoFrame
 
 from slowfast_patches.datasets.lists.csv_list import read_utf8
-from slowfast_patches.datasets.reading.containers import open_video, translate_decode_errors
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import (
+    UnreadableVideoError,
+    translate_decode_errors,
+)
+from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils.tables import format_list
 
 FPS = 25
@@ -178,11 +181,12 @@ def decode(sentence: Sentence) -> Iterator[VideoFrame]:
     """
     count = 0
     size = None
-    with translate_decode_errors(), open_video(str(sentence.video)) as (container, stream):
+    with translate_decode_errors(), open_video(str(sentence.video)) as file:
+        stream = file.stream
         rate = float(stream.average_rate or stream.guessed_rate or FPS)
         if round(rate) != FPS:
             raise UnreadableVideoError(f"has {rate:g} frames a second instead of {FPS}")
-        for frame in container.decode(stream):
+        for frame in file.container.decode(stream):
             if (frame.width, frame.height) != (size := size or (frame.width, frame.height)):
                 raise UnreadableVideoError("has frames of different sizes")
             count += 1

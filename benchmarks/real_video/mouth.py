@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from multigrid import Box
 from slowfast_patches.datasets.reading.pixels import Cropper
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.utils.files import atomic_write
 
 _SIDE = 112 / 288

@@ -33,7 +33,7 @@ from mouth import Look, Square, find_square, look_at, write_picture
 from tqdm import tqdm
 
 from slowfast_patches.datasets.demo.synthetic import write_clip
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores

@@ -15,8 +15,9 @@ from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.items import Clips, Label, Sampling
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
 from slowfast_patches.datasets.reading.index import open_index
-from slowfast_patches.datasets.reading.limits import ReadingLimits
-from slowfast_patches.datasets.reading.video_record import VideoRecord
+from slowfast_patches.datasets.reading.reader import ClipReader
+from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
+from slowfast_patches.datasets.reading.unreadable import ReadingLimits
 from slowfast_patches.registry import TASKS
 
 logger = logging.getLogger(__name__)
@@ -41,13 +42,13 @@ class ClipDataset(Clips):
         self._multi_label = TASKS[dataset_of(recipe, split).task].multi_label
         videos = read_list(recipe, split)
         path = list_path(recipe, split)
-        options = reading_options(recipe)
+        reader = clip_reader_of(recipe)
         sampling = sampling_of(recipe, split)
         index = None
         self._sources = self._read_sources(recipe, videos)
-        if not hasattr(self._sources[0], "record"):  # videos of a frame list need no index
+        if not hasattr(self._sources[0], "scanned"):  # videos of a frame list need no index
             paths = [video.path for video in self._sources]
-            index = open_index(path, paths, step=sampling.step, limits=options["limits"])
+            index = open_index(path, paths, step=sampling.step, limits=reader.limits)
         test = recipe.test
         super().__init__(
             videos,
@@ -57,7 +58,7 @@ class ClipDataset(Clips):
             views=(test.num_ensemble_views, test.num_spatial_crops) if split == "test" else (1, 1),
             augment=_augmentation(recipe) if split == "train" else None,
             evaluation_crop=recipe.data.test_crop_size if split == "test" else None,
-            **options,
+            reader=reader,
         )
         taken = f"{sampling.base.frames} frames at a stride of {sampling.stride}"
         if sampling.options.segments:
@@ -83,11 +84,11 @@ class ClipDataset(Clips):
         vector[list(video.classes(*span))] = 1
         return vector
 
-    def _record(self, number: int) -> VideoRecord:
+    def _scanned(self, number: int) -> ScannedVideo:
         if self.index is None:
-            record: VideoRecord = self._sources[number].record(self._reading["limits"])
-            return record
-        return super()._record(number)
+            scanned: ScannedVideo = self._sources[number].scanned(self._reader.limits)
+            return scanned
+        return super()._scanned(number)
 
 
 def _augmentation(recipe: Recipe) -> Augmentation | None:
@@ -96,21 +97,16 @@ def _augmentation(recipe: Recipe) -> Augmentation | None:
     return Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)
 
 
-def reading_options(recipe: Recipe) -> dict[str, Any]:
-    """Return the keyword arguments for `read_clip` that follow from a recipe."""
-    threads = 0 if recipe.data_loader.enable_multi_thread_decode else 1
-    return {"threads": threads, "limits": reading_limits(recipe)}
-
-
-def reading_limits(recipe: Recipe) -> ReadingLimits:
-    """Return the limits that the keys DATA.MAX_... of a recipe set."""
+def clip_reader_of(recipe: Recipe) -> ClipReader:
+    """Return a reader with the limits DATA.MAX_... and the decoder threads of a recipe."""
     data = recipe.data
-    return ReadingLimits(
+    limits = ReadingLimits(
         pixels=data.max_frame_pixels,
         frames=data.max_video_frames,
         bytes=data.max_frame_bytes,
         seconds=data.max_read_seconds,
     )
+    return ClipReader(limits, threads=0 if recipe.data_loader.enable_multi_thread_decode else 1)
 
 
 def sampling_of(recipe: Recipe, split: str) -> Sampling:

@@ -29,10 +29,10 @@ from multigrid import (
     plan_train,
 )
 from multigrid.sampler import stack_labels
-from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.index import VideoIndex
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.reader import READER, ClipReader
+from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.utils.command_line import WorkerError
 
 Label = int | NDArray[np.float32]
@@ -228,13 +228,12 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
 
     Args:
         videos: The listed videos, each with a `path` and a `label`.
-        index: The index of the videos, or None if the subclass overrides `_record`.
+        index: The index of the videos, or None if the subclass overrides `_scanned`.
         sampling: How clips are sampled from the videos.
         seed: Seed of the random clips.
         views: Number of temporal views and of spatial crops per video in evaluation.
         evaluation_crop: Side of an evaluation clip in pixels. By default the crop of the baseline.
-        threads: Number of decoder threads per clip. 0 lets the codec choose.
-        limits: Limits on the videos that may be read.
+        reader: Reads the clips, within limits on the videos.
         augment: Function that changes a training clip in place. Its arguments are the clip, the
             epoch and the index of the video.
     """
@@ -248,8 +247,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         seed: int,
         views: tuple[int, int] = (1, 1),
         evaluation_crop: int | None = None,
-        threads: int = 1,
-        limits: ReadingLimits = LIMITS,
+        reader: ClipReader = READER,
         augment: Callable[[NDArray[np.uint8], int, int], None] | None = None,
     ) -> None:
         self.videos = videos
@@ -259,7 +257,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         self._views = views
         self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
         self._augment = augment
-        self._reading: dict[str, Any] = {"threads": threads, "limits": limits}
+        self._reader = reader
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
         """Return the label of a training clip with this plan.
@@ -281,14 +279,14 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         plan = self.sampling.evaluation_plan(video, part, self._views, self._crop)
         return plan, {"label": self._label(self.videos[number], None)}
 
-    def _record(self, number: int) -> VideoRecord:
-        """Return the record of a video.
+    def _scanned(self, number: int) -> ScannedVideo:
+        """Return a video as it was scanned.
 
         Raises:
             UnreadableVideoError: The video could not be scanned.
         """
         assert self.index is not None
-        return self.index.record(number)
+        return self.index[number]
 
     def __len__(self) -> int:
         return len(self.videos) * self.num_clips
@@ -366,9 +364,9 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         while len(failures) < TRIES:
             video = self.videos[index]
             try:
-                record = self._record(index)
-                plan, targets = self._draw(rng, request.shape, index, record.video)
-                read_clip(video.path, record, plan, out, **self._reading)
+                scanned = self._scanned(index)
+                plan, targets = self._draw(rng, request.shape, index, scanned.video)
+                self._reader.read_clip(video.path, scanned, plan, out)
             except UnreadableVideoError as error:
                 failures.append((video.path, str(error)))
                 index = int(rng.integers(len(self.videos)))
@@ -380,7 +378,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 "video": index,
                 "iteration": request.iteration,
                 "coverage": plan.coverage,
-                "shown": Shown.of_plan(plan, record.video),
+                "shown": Shown.of_plan(plan, scanned.video),
                 "failures": failures,
             }
         raise self._too_many(failures)
@@ -406,16 +404,16 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         video = self.videos[index]
         item = {"label": self._label(video, None), "flip": False, "video": index, "iteration": -1}
         try:
-            record = self._record(index)
-            looks = [self._look(index, record.video, part) for part, _ in parts]
+            scanned = self._scanned(index)
+            looks = [self._look(index, scanned.video, part) for part, _ in parts]
             plans = [plan for plan, _ in looks]
-            read_clips(video.path, record, plans, [out for _, out in parts], **self._reading)
+            self._reader.read_clips(video.path, scanned, plans, [out for _, out in parts])
         except UnreadableVideoError as error:
             if len(parts) > 1:  # retry the clips one by one, because some may be readable
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
             return [item | {"failures": [(video.path, str(error))], "unread": True}]
         return [
-            item | targets | {"failures": [], "shown": Shown.of_plan(plan, record.video)}
+            item | targets | {"failures": [], "shown": Shown.of_plan(plan, scanned.video)}
             for plan, targets in looks
         ]

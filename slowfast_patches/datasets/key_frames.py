@@ -20,7 +20,8 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.items import Label, VideoBatch
 from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, read_sources
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ class KeyFrameClips(ClipDataset):
     def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
         return read_sources(recipe, self.split)
 
-    def _record(self, number: int) -> VideoRecord:
-        return super()._record(self.videos[number].video)
+    def _scanned(self, number: int) -> ScannedVideo:
+        return super()._scanned(self.videos[number].video)
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
         labels: Floats = np.zeros((len(video.boxes), self._classes), np.float32)

@@ -16,7 +16,7 @@ class ListedVideo(Protocol):
     - `label`: The class index of the video.
     - `classes(first, last)`: Returns the set of all labels of the frames `first` to `last`.
     - `name`: The name that identifies the video, if that is not the path.
-    - `record(limits)`: Returns the `VideoRecord` of a video that is stored as separate frames.
+    - `scanned(limits)`: Returns the `ScannedVideo` of a video that is stored as separate frames.
 
     The items of a data set that is built by `DataSet.build` need not have this interface. They may
     even be integers.

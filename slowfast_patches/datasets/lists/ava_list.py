@@ -27,8 +27,8 @@ from slowfast_patches.datasets.lists.csv_list import (
     read_utf8,
 )
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
-from slowfast_patches.datasets.reading.formats import video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.datasets.reading.video_file import video_name
 from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import shorten_list
 

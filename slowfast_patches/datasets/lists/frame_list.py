@@ -24,9 +24,9 @@ from multigrid import Video
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import check_labels, check_list, read_utf8
 from slowfast_patches.datasets.reading.jpeg import jpeg_size
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
+from slowfast_patches.datasets.reading.unreadable import LIMITS, ReadingLimits
 from slowfast_patches.utils.storage import is_remote, status
 
 HEADER = "original_vido_id video_id frame_id path labels"
@@ -95,8 +95,10 @@ class FrameVideo:
             for label in run.labels
         }
 
-    def record(self, limits: ReadingLimits = LIMITS) -> VideoRecord:
-        """Return the record of the video. The frame size is read from the first frame.
+    def scanned(self, limits: ReadingLimits = LIMITS) -> ScannedVideo:
+        """Return the video in the form in which clips are read from it.
+
+        The frame size is read from the first frame.
 
         Raises:
             UnreadableVideoError: The first frame is missing, is not a JPEG file, or exceeds a
@@ -104,7 +106,7 @@ class FrameVideo:
         """
         files = self.files
         size = jpeg_size("", files[0], limits=limits)
-        return VideoRecord(Kind.FRAMES, Video(len(files), self.fps, *size), files=files)
+        return ScannedVideo(Kind.FRAMES, Video(len(files), self.fps, *size), files=files)
 
 
 def read_frame_list(

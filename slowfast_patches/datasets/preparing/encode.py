@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 from multigrid.sampling import frames_at
-from slowfast_patches.datasets.reading.containers import (
-    decode_frames,
-    open_video,
+from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
+from slowfast_patches.datasets.reading.pixels import UPRIGHT
+from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
+from slowfast_patches.datasets.reading.unreadable import (
+    LIMITS,
+    ReadingLimits,
+    UnreadableVideoError,
     translate_decode_errors,
 )
-from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
-from slowfast_patches.datasets.reading.orientation import UPRIGHT
-from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils.files import atomic_write
 
 Picture = NDArray[np.uint8]
@@ -69,7 +70,7 @@ CRF = 23
 
 def write_prepared(
     source: str,
-    record: VideoRecord,
+    scanned: ScannedVideo,
     target: Path,
     *,
     short_side: int = 256,
@@ -89,7 +90,7 @@ def write_prepared(
         UnreadableVideoError: The source cannot be decoded, or the source or target exceeds a limit.
         OSError: The target cannot be written.
     """
-    video = record.video
+    video = scanned.video
     rate = max(_MIN_RATE, Fraction(fps or video.fps).limit_denominator(100_000))
     tick, copies, times = _timeline(video, rate, limits, resample=fps is not None)
     parameters = ":".join(f"{key}={value}" for key, value in X264.items())
@@ -103,7 +104,7 @@ def write_prepared(
             stream = container.add_stream("libx264", rate=rate, options=options)
             stream.pix_fmt = "yuv420p"
             stream.codec_context.time_base = tick
-            pictures = source_pictures(source, record, short_side, limits)
+            pictures = source_pictures(source, scanned, short_side, limits)
             for count, picture in zip(chain(copies, repeat(0)), pictures, strict=False):
                 frame = VideoFrame.from_ndarray(picture, format="yuv420p")
                 frame.time_base = tick
@@ -151,16 +152,16 @@ def _timeline(
 
 
 def source_pictures(
-    source: str, record: VideoRecord, short_side: int, limits: ReadingLimits = LIMITS
+    source: str, scanned: ScannedVideo, short_side: int, limits: ReadingLimits = LIMITS
 ) -> Iterator[Picture]:
     """Yield all frames of the source, rotated and mirrored as for display, and resized.
 
     All frames have the same width and height, which are both even numbers.
     """
-    video = record.video
+    video = scanned.video
     scale = min(1.0, short_side / min(video.width, video.height))
     size = [max(2, round(side * scale / 2) * 2) for side in (video.width, video.height)]
-    width, height = record.orientation.turned_size(*size)
+    width, height = scanned.orientation.turned_size(*size)
     resize = VideoReformatter()
 
     def to(frame: VideoFrame, pixels: str) -> NDArray[np.uint8]:
@@ -169,11 +170,11 @@ def source_pictures(
         return cast(NDArray[np.uint8], resized.to_ndarray())
 
     with translate_decode_errors():
-        for frame in _decoded(source, record, limits):
-            if record.orientation == UPRIGHT and _is_plain(frame):
+        for frame in _decoded(source, scanned, limits):
+            if scanned.orientation == UPRIGHT and _is_plain(frame):
                 yield to(frame, "yuv420p")
                 continue
-            shown = np.ascontiguousarray(record.orientation.shown(to(frame, "rgb24")))
+            shown = np.ascontiguousarray(scanned.orientation.shown(to(frame, "rgb24")))
             picture = VideoFrame.from_ndarray(shown, format="rgb24").reformat(format="yuv420p")
             yield cast(Picture, picture.to_ndarray())
 
@@ -187,11 +188,11 @@ def _is_plain(frame: VideoFrame) -> bool:
     )
 
 
-def _decoded(source: str, record: VideoRecord, limits: ReadingLimits) -> Iterator[VideoFrame]:
-    if record.kind == Kind.FRAMES:
+def _decoded(source: str, scanned: ScannedVideo, limits: ReadingLimits) -> Iterator[VideoFrame]:
+    if scanned.kind == Kind.FRAMES:
         for name in frame_files(source):
             picture = read_jpeg(source, name, limits=limits)
             yield VideoFrame.from_ndarray(picture, format="bgr24")
     else:
-        with open_video(source, limits=limits) as (container, stream):
-            yield from decode_frames(container, stream, limits)
+        with open_video(source, limits) as file:
+            yield from file.frames()

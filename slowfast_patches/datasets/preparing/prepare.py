@@ -41,10 +41,9 @@ from slowfast_patches.datasets.preparing.video_lists import (
 )
 from slowfast_patches.datasets.reading.index import open_index, publish_index
 from slowfast_patches.datasets.reading.jpeg import frame_files
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import LIMITS, ReadingLimits, UnreadableVideoError
 from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
@@ -393,11 +392,11 @@ def _prepare_one(
     """
     target = out / source.target
     try:
-        record = scan(source.path, limits)
+        scanned = scan(source.path, limits)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_prepared(
             source.path,
-            record,
+            scanned,
             target,
             short_side=short_side,
             fps=fps,

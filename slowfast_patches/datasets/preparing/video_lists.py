@@ -19,7 +19,7 @@ from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, sp
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
 from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
-from slowfast_patches.datasets.reading.formats import video_files
+from slowfast_patches.datasets.reading.video_file import video_files
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.storage import absolute, is_remote
 from slowfast_patches.utils.tables import shorten_list

@@ -1,4 +1,4 @@
-"""Index of a list of videos: the `VideoRecord` of each video, scanned once and saved in a file.
+"""Index of a list of videos: each video, scanned once, in a file.
 
 The index file is compressed JSON. It lies beside the list, or in the user's cache folder if the
 folder of the list is remote or not writable. An index file that is damaged or has another version
@@ -27,11 +27,15 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from slowfast_patches.datasets.reading.jpeg import frame_files
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.unreadable import (
+    LIMITS,
+    ReadingLimits,
+    UnreadableVideoError,
+)
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write, map_files
 from slowfast_patches.utils.signals import stop_if_asked
@@ -53,10 +57,10 @@ class Entry(NamedTuple):
 
     size: int  # size of a file in bytes, or number of JPEG files in a folder; -1 if missing
     modified: int  # `Status.version`, such as the modification time; -1 if missing
-    record: str  # `VideoRecord.packed()`; empty if the video is unreadable
+    scanned: str  # `ScannedVideo.packed()`; empty if the video is unreadable
     reason: str  # why the video is unreadable; empty if the video is readable
-    damage: str = ""  # `VideoRecord.damage`
-    timing: str = ""  # `VideoRecord.timing`
+    damage: str = ""  # `ScannedVideo.damage`
+    timing: str = ""  # `ScannedVideo.timing`
     gap: float = 0.0  # `typical_gap`; 0 if the video is unreadable
 
     @property
@@ -64,39 +68,53 @@ class Entry(NamedTuple):
         """Whether the entry may be reused for an unchanged video, so that no new scan is needed."""
         return self.reason in ("", KILLER)
 
+    def fits(self, size: int, modified: int) -> bool:
+        """Return whether the entry may be reused for a video.
+
+        Uploading a video changes its modification time. An entry that was made before an upload is
+        therefore recognized by the size alone.
+        """
+        was_uploaded = modified < -1 < self.modified
+        same_time = was_uploaded or self.modified == modified
+        return self.is_final and self.size == size and same_time
+
 
 class VideoIndex:
-    """Records of the videos of a list, by the index of the video in the list."""
+    """The scanned videos of a list, by the index of the video in the list.
+
+    Attributes:
+        unreadable: (path, reason) of each unreadable video.
+        damaged: (path, damage) of each video that can be read only in part.
+        timing: (path, description) of each video with an unusual frame rate.
+    """
 
     def __init__(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
-        self._entries = SharedList((entry.record, entry.reason) for entry in entries)
-        self.unreadable = [(p, e.reason) for p, e in zip(paths, entries, strict=True) if e.reason]
-        """(path, reason) of each unreadable video."""
-        self.damaged = [(p, e.damage) for p, e in zip(paths, entries, strict=True) if e.damage]
-        """(path, damage) of each video that can be read only in part."""
-        self.timing = [(p, e.timing) for p, e in zip(paths, entries, strict=True) if e.timing]
-        """(path, description) of each video with an unusual frame rate."""
+        self._entries = SharedList((entry.scanned, entry.reason) for entry in entries)
+        both = list(zip(paths, entries, strict=True))
+        self.unreadable = [(path, entry.reason) for path, entry in both if entry.reason]
+        self.damaged = [(path, entry.damage) for path, entry in both if entry.damage]
+        self.timing = [(path, entry.timing) for path, entry in both if entry.timing]
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def record(self, number: int) -> VideoRecord:
-        """Return the record of a video.
+    def __getitem__(self, number: int) -> ScannedVideo:
+        """Return a scanned video.
 
         Raises:
             UnreadableVideoError: The video could not be scanned.
         """
-        record, reason = self._entries[number]
+        scanned, reason = self._entries[number]
         if reason:
             raise UnreadableVideoError(reason)
-        return VideoRecord.unpacked(record)
+        return ScannedVideo.unpacked(scanned)
 
     @property
     def is_prepared(self) -> bool:
         """Whether the first readable video was written by multigrid-prepare."""
         readable = (n for n, (_, reason) in enumerate(self._entries) if not reason)
         first = next(readable, None)
-        return first is not None and self.record(first).kind == Kind.PREPARED
+        return first is not None and self[first].kind == Kind.PREPARED
 
 
 def open_index(
@@ -124,29 +142,37 @@ def open_index(
         workers: Number of processes that scan videos. By default one per core.
         limits: Limits on the videos that may be read.
     """
-    return broadcast_from_main(lambda: _open(csv, paths, step, workers, limits))
+
+    def open_here() -> VideoIndex:
+        names = _names(csv, paths)
+        entries = _scan_new(csv, dict(zip(names, paths, strict=True)), workers, limits)
+        listed = [entries[name] for name in names]
+        index = VideoIndex(listed, paths)
+        slow = {p: e.gap for p, e in zip(paths, listed, strict=True) if has_few_frames(e.gap, step)}
+        _report(csv, index, slow, step)
+        return index
+
+    return broadcast_from_main(open_here)
 
 
-def _open(
-    csv: Path, paths: Sequence[str], step: float, workers: int | None, limits: ReadingLimits
-) -> VideoIndex:
-    began = time.monotonic()
-    names = _names(csv, paths)
-    path_of = dict(zip(names, paths, strict=True))
-    remote = list_status(filter(is_remote, paths))
+def _scan_new(
+    csv: Path, path_of: Mapping[str, str], workers: int | None, limits: ReadingLimits
+) -> dict[str, Entry]:
+    """Return the entries of all videos by name. Scan videos without a valid entry."""
+    began = saved = time.monotonic()
+    remote = list_status(filter(is_remote, path_of.values()))
     status = map_files(lambda name: _status(path_of[name], remote), list(path_of))
     known = dict[str, Entry]()
     for entries in _load(csv):
-        known |= {n: e for n, e in entries.items() if _is_valid(e, status.get(n))}
+        known |= {n: e for n, e in entries.items() if n in status and e.fits(*status[n])}
     left = {path: name for name, path in path_of.items() if name not in known}
     logger.info("%d videos of %s must be scanned", len(left), csv)
     each = scan_each(list(left), workers=workers, limits=limits)
     bar = tqdm(each, f"index of {csv.name}", len(left), unit="video", disable=None)
-    saved = began
     try:
         with contextlib.closing(each):
-            for path, record in bar:
-                known[left[path]] = _entry(status[left[path]], record)
+            for path, scanned in bar:
+                known[left[path]] = _entry(status[left[path]], scanned)
                 stop_if_asked(_STOPPED)
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     _save(csv, known)
@@ -155,30 +181,14 @@ def _open(
         if left:
             _save(csv, known)
     logger.info("Opened the index of %s in %.1f s", csv, time.monotonic() - began)
-    listed = [known[name] for name in names]
-    index = VideoIndex(listed, paths)
-    _report(csv, index)
-    _report_slow(csv, {p: e.gap for p, e in zip(paths, listed, strict=True)}, step)
-    return index
+    return known
 
 
-def _is_valid(entry: Entry, status: tuple[int, int] | None) -> bool:
-    """Return whether an entry may be reused for a video with this size and modification time.
-
-    Uploading a video changes its modification time. An entry that was made before an upload is
-    therefore recognized by the size alone.
-    """
-    if status is None or not entry.is_final:
-        return False
-    was_uploaded = status[1] < -1 < entry.modified
-    return entry.size == status[0] and (was_uploaded or entry.modified == status[1])
-
-
-def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
-    if isinstance(record, str):
-        return Entry(*status, "", record)
-    gap = round(typical_gap(record.video), 4)
-    return Entry(*status, record.packed(), "", record.damage, record.timing, gap)
+def _entry(status: tuple[int, int], scanned: ScannedVideo | str) -> Entry:
+    if isinstance(scanned, str):
+        return Entry(*status, "", scanned)
+    gap = round(typical_gap(scanned.video), 4)
+    return Entry(*status, scanned.packed(), "", scanned.damage, scanned.timing, gap)
 
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
@@ -285,50 +295,43 @@ def load_index(file: Path) -> dict[str, Entry]:
         raise ValueError(f"it cannot be used ({type(error).__name__}: {error})") from error
 
 
-def _report(csv: Path, index: VideoIndex) -> None:
-    """Warn about unreadable and damaged videos, and list all of them in a file for each kind."""
-    kinds = {
-        ".unreadable.txt": ("cannot be read", index.unreadable),
-        ".damaged.txt": ("can be read only in part", index.damaged),
-    }
-    for suffix, (wrong, videos) in kinds.items():
-        for file in _writable_files(csv, suffix):
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
-        if not videos:
-            continue
-        rows = [(path, " ".join(reason.split())) for path, reason in videos]
-        content = "".join(map("{0[0]}\t{0[1]}\n".format, rows)).encode("utf-8", "backslashreplace")
-        logger.warning(
-            "%d of the %d videos of %s %s: %s. The full list is in %s",
-            *(len(rows), len(index), csv, wrong, shorten_list(list(map(" ".join, rows)))),
-            _write(csv, suffix, content) or "no file, because no folder is writable",
-        )
-    if index.timing:
-        logger.warning(
-            "%d of the %d videos of %s have a variable frame rate, or another one than FFmpeg "
-            "reports. Their clips are sampled by timestamp: %s",
-            *(len(index.timing), len(index), csv),
-            shorten_list([f"{path} {timing}" for path, timing in index.timing]),
-        )
-
-
-def _report_slow(csv: Path, gaps: Mapping[str, float], step: float) -> None:
-    """Warn about videos of which most clips have few distinct frames.
+def _report(csv: Path, index: VideoIndex, slow: Mapping[str, float], step: float) -> None:
+    """Warn about videos that are not read as usual. List unreadable and damaged ones in files.
 
     Args:
         csv: The path of the list.
-        gaps: Maps the path of each video to the `typical_gap` between its frames.
+        index: The index.
+        slow: Maps the paths of videos with few distinct frames per clip to their `typical_gap`.
         step: Time between the frames of a clip, in seconds.
     """
-    slow = [f"{path} ({gap:.3g} s)" for path, gap in gaps.items() if has_few_frames(gap, step)]
-    if slow:
-        logger.warning(
-            "%d of the %d videos of %s show each frame so long that most of their clips have few "
-            "distinct frames: %s. A clip takes a frame every %.3g s. Remove these videos, or set a "
-            "longer stride",
-            *(len(slow), len(gaps), csv, shorten_list(slow), step),
-        )
+
+    def warn(videos: Sequence[str], text: str, *more: object) -> None:
+        if videos:
+            found = (len(videos), len(index), csv)
+            logger.warning(f"%d of the %d videos of %s {text}", *found, shorten_list(videos), *more)
+
+    for suffix, text, videos in (
+        (".unreadable.txt", "cannot be read: %s. The full list is in %s", index.unreadable),
+        (".damaged.txt", "can be read only in part: %s. The full list is in %s", index.damaged),
+    ):
+        for file in _writable_files(csv, suffix):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+        rows = [(path, " ".join(reason.split())) for path, reason in videos]
+        content = "".join(map("{0[0]}\t{0[1]}\n".format, rows)).encode("utf-8", "backslashreplace")
+        written = _write(csv, suffix, content) if rows else None
+        warn([*map(" ".join, rows)], text, written or "no file, because no folder is writable")
+    warn(
+        [" ".join(video) for video in index.timing],
+        "have a variable frame rate, or another one than FFmpeg reports. Their clips are sampled "
+        "by timestamp: %s",
+    )
+    warn(
+        [f"{path} ({gap:.3g} s)" for path, gap in slow.items()],
+        "show each frame so long that most of their clips have few distinct frames: %s. A clip "
+        "takes a frame every %.3g s. Remove these videos, or set a longer stride",
+        step,
+    )
 
 
 def _names(csv: Path, paths: Sequence[str]) -> list[str]:

@@ -12,9 +12,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.reading.containers import check_regular, translate_decode_errors
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import (
+    LIMITS,
+    ReadingLimits,
+    UnreadableVideoError,
+    translate_decode_errors,
+)
+from slowfast_patches.datasets.reading.video_file import check_regular
 from slowfast_patches.utils.storage import is_remote, list_files, read_range
 
 _NUMBER = re.compile("([0-9]+)")

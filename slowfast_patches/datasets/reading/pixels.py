@@ -1,4 +1,4 @@
-"""Crop and resize decoded frames, and only then convert them to RGB.
+"""Turn, crop and resize decoded frames, and only then convert them to RGB.
 
 decoded frame             Y  ▒▒▒▒▒▒▒▒   U ▒▒▒▒  V ▒▒▒▒     planes as the codec stores them
 crop and resize planes       ▒[████]▒     ▒[██]   ▒[██]    OpenCV, on views of the decoder's memory
@@ -7,18 +7,18 @@ convert to RGB            RGB (S, S, 3)                    swscale, for all YUV 
 
 from __future__ import annotations
 
-from typing import Any, cast
+import math
+import struct
+from typing import Any, NamedTuple, cast
 
 import cv2
 import numpy as np
-from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from av.video.plane import VideoPlane
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from multigrid import Box
-from slowfast_patches.datasets.reading.orientation import UPRIGHT, Orientation
 
 Image = NDArray[np.uint8]
 
@@ -28,6 +28,51 @@ _Region = tuple[slice, slice]
 _AVERAGED = 2.0
 """Minimum downscaling factor for which areas are averaged. Bilinear interpolation would skip
 samples from this factor on."""
+
+
+class Orientation(NamedTuple):
+    """How to show a stored picture: mirror it left to right if `mirrored`, and then rotate it."""
+
+    turns: int = 0  # quarter turns counterclockwise
+    mirrored: bool = False
+
+    def shown(self, image: Image) -> Image:
+        """Return a view of a stored picture (H, W, ...) as it is shown."""
+        if not any(self):  # np.rot90 is slow
+            return image
+        return np.rot90(image[:, ::-1] if self.mirrored else image, self.turns)
+
+    def turned_size(self, width: int, height: int) -> tuple[int, int]:
+        """Swap the width and height if a rotation swaps them."""
+        return (height, width) if self.turns % 2 else (width, height)
+
+    def stored(self, box: Box) -> Box:
+        """Transform a box from the shown to the stored picture.
+
+        Both boxes are in coordinates from 0 to 1 relative to the sides of the picture.
+        """
+        x, y, w, h = box.x, box.y, box.width, box.height
+        for _ in range(self.turns):
+            x, y, w, h = 1 - y - h, x, h, w
+        return Box(1 - x - w if self.mirrored else x, y, w, h)
+
+
+UPRIGHT = Orientation()
+
+
+def orientation_of(frame: VideoFrame) -> Orientation:
+    """Return the orientation that the display matrix of a frame states.
+
+    The matrix (a b u, c d v, x y w) moves a stored point (p, q) to (ap + cq + x, bp + dq + y). Its
+    rotation is rounded to a multiple of 90 degrees.
+    """
+    matrix: Any = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return UPRIGHT
+    a, b, _, c, d = struct.unpack_from("=5i", matrix)
+    mirrored = a * d < b * c
+    sign = -1 if mirrored else 1
+    return Orientation(round(math.atan2(-sign * b, sign * a) / (math.pi / 2)) % 4, mirrored)
 
 
 class Cropper:
@@ -61,20 +106,27 @@ class Cropper:
         self._source: tuple[str, int, int, int, int] | None = None
         self._reformatter = VideoReformatter()
 
-    def __call__(self, frame: VideoFrame, out: Image) -> None:
-        """Crop and resize a decoded frame into `out`, (size, size, 3) RGB."""
+    def __call__(self, frame: VideoFrame | Image, out: Image) -> None:
+        """Crop and resize a decoded frame into `out`, (size, size, 3) RGB.
+
+        The frame may also be a picture (H, W, 3) BGR, which is neither rotated nor mirrored.
+        """
+        if isinstance(frame, np.ndarray):
+            self.image(frame, out)
+            out[:] = out[..., ::-1]
+            return
         source = (frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range)
         if source != self._source:
             self._adapt(frame)
             self._source = source
+        image: Image
         if self._small is None:
             whole = self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-            image: Image = np.empty((self._size, self._size, 3), np.uint8)
+            image = np.empty((self._size, self._size, 3), np.uint8)
             _resize(whole[self._regions[0]], image)
         else:
-            for plane, region, target in zip(
-                frame.planes, self._regions, self._targets, strict=True
-            ):
+            parts = zip(frame.planes, self._regions, self._targets, strict=True)
+            for plane, region, target in parts:
                 _resize(_samples(plane, self._depth)[region], target)
             # One thread, because a thread pool per frame costs several times the conversion.
             small = self._reformatter.reformat(self._small, format="rgb24", threads=1)
@@ -95,26 +147,20 @@ class Cropper:
         """
         size = self._size
         fmt = frame.format
-        width = frame.width
-        height = frame.height
+        sides = (frame.width, frame.height)
         self._small: VideoFrame | None = None
-        if not _is_planar_yuv(fmt):
-            self._regions = [_region(self._part, (width, height), (1, 1))]
+        planes = [component.plane for component in fmt.components]
+        if planes != [0, 1, 2] or fmt.is_rgb or fmt.is_big_endian:  # no planes Y, U and V
+            self._regions = [_region(self._part, sides, (1, 1))]
             return
-        steps = [(round(width / c.width), round(height / c.height)) for c in fmt.components]
-        luma = _region(self._part, (width, height), max(steps))
+        steps = [(round(sides[0] / c.width), round(sides[1] / c.height)) for c in fmt.components]
+        luma = _region(self._part, sides, max(steps))
         self._regions = [_subsample(luma, step) for step in steps]
         self._small = VideoFrame(size, size, fmt.name)
         self._small.colorspace = frame.colorspace
         self._small.color_range = frame.color_range
         self._depth = np.dtype(np.uint8 if fmt.components[0].bits == 8 else np.uint16)
         self._targets = [_samples(plane, self._depth) for plane in self._small.planes]
-
-
-def _is_planar_yuv(fmt: VideoFormat) -> bool:
-    """Return whether a format stores Y, U and V in separate planes, in native byte order."""
-    planes = [component.plane for component in fmt.components]
-    return planes == [0, 1, 2] and not fmt.is_rgb and not fmt.is_big_endian
 
 
 def _region(part: Box, sides: tuple[int, int], step: tuple[int, int]) -> _Region:

@@ -30,8 +30,9 @@ import av
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from slowfast_patches.datasets.reading.containers import check_regular
-from slowfast_patches.datasets.reading.video_record import Ints, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.scanned_video import Ints, ScannedVideo
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import check_regular
 from slowfast_patches.utils.storage import is_remote, read_range
 
 GROUP = 48
@@ -93,23 +94,23 @@ def split_group(data: bytes) -> list[Picture]:
 
 
 def decode_prepared(
-    path: str, record: VideoRecord, wanted: list[int]
+    path: str, scanned: ScannedVideo, wanted: list[int]
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Yield (number, frame) for each wanted frame of a prepared file.
 
     Args:
         path: The prepared file.
-        record: The record of the file.
+        scanned: The scanned file.
         wanted: The frame indices in ascending order.
 
     Raises:
         UnreadableVideoError: The file does not match the index.
     """
-    assert record.offsets is not None
+    assert scanned.offsets is not None
     check_regular(path)  # reading from a pipe could block forever
-    decoder = _decoder(threading.get_ident(), record.headers)
+    decoder = _decoder(threading.get_ident(), scanned.headers)
     try:
-        for group, data in _read_groups(path, record.offsets, wanted):
+        for group, data in _read_groups(path, scanned.offsets, wanted):
             numbers = {number % GROUP for number in wanted if number // GROUP == group}
             for number, frame in _decode_group(decoder, data, numbers):
                 yield group * GROUP + number, frame

@@ -1,4 +1,4 @@
-"""Scan videos to make their `VideoRecord`s, either one video or many in parallel."""
+"""Scan videos, one video or many in parallel. Clips are read from scanned videos."""
 
 from __future__ import annotations
 
@@ -6,29 +6,25 @@ import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from operator import gt
 
 import av
 import numpy as np
 from av.codec.context import CodecContext
-from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
-from av.video.stream import VideoStream
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.containers import (
-    check_regular,
-    decode_frames,
-    decode_packets,
-    open_video,
-    translate_decode_errors,
+from slowfast_patches.datasets.reading.damage import (
+    describe_damage,
+    is_intact,
+    looks_whole,
+    share_present,
 )
-from slowfast_patches.datasets.reading.damage import describe_damage, is_intact, looks_whole
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
-from slowfast_patches.datasets.reading.mp4 import count_samples
-from slowfast_patches.datasets.reading.orientation import orientation_of
+from slowfast_patches.datasets.reading.pixels import orientation_of
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
+from slowfast_patches.datasets.reading.scanned_video import Ints, Kind, ScannedVideo
 from slowfast_patches.datasets.reading.timing import (
     JOINABLE,
     Timing,
@@ -36,12 +32,18 @@ from slowfast_patches.datasets.reading.timing import (
     moments_of,
     timing_of,
 )
-from slowfast_patches.datasets.reading.truncation import share_present
-from slowfast_patches.datasets.reading.video_record import (
-    Ints,
-    Kind,
+from slowfast_patches.datasets.reading.unreadable import (
+    LIMITS,
+    ReadingLimits,
+    TimeLimit,
     UnreadableVideoError,
-    VideoRecord,
+    translate_decode_errors,
+)
+from slowfast_patches.datasets.reading.video_file import (
+    VideoFile,
+    check_regular,
+    count_samples,
+    open_video,
 )
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
@@ -66,8 +68,12 @@ _FRAMES_PER_SECOND = 30.0
 """Assumed frame rate of a folder of JPEG files, which is that of Something-Something V2."""
 
 
-def scan(path: str, limits: ReadingLimits = LIMITS) -> VideoRecord:
-    """Scan a video file or a folder of JPEG files, and return its record.
+_Stamps = list[tuple[int | None, bool]]
+"""Timestamp of each frame, and whether the frame is a key frame."""
+
+
+def scan(path: str, limits: ReadingLimits = LIMITS) -> ScannedVideo:
+    """Scan a video file or a folder of JPEG files.
 
     Read all packets of a video file, but decode only the key frames. If the container does not
     store presentation timestamps, decode all frames.
@@ -75,27 +81,23 @@ def scan(path: str, limits: ReadingLimits = LIMITS) -> VideoRecord:
     Raises:
         UnreadableVideoError: The path is not a video, or the video is damaged or exceeds a limit.
     """
-    record = _scan(path, limits)
-    if record.video.frames == 1:
-        return replace(record, damage="has only one frame, so all frames of a clip are the same")
-    return record
-
-
-def _scan(path: str, limits: ReadingLimits) -> VideoRecord:
     with translate_decode_errors():
         if as_path(path).is_dir():
-            return _scan_folder(path, limits)
-        check_regular(path)
-        limits.check_frames(count_samples(path, limits.frames))
-        with open_video(path, limits=limits) as (container, stream):
-            if container.metadata.get("comment") == TAG:
-                return _scan_prepared(container, stream, limits)
-            return _scan_video(path, container, stream, limits)
+            scanned = _scan_folder(path, limits)
+        else:
+            check_regular(path)
+            limits.check_frames(count_samples(path, limits.frames))
+            with open_video(path, limits) as file:
+                is_prepared = file.container.metadata.get("comment") == TAG
+                scanned = _scan_prepared(file) if is_prepared else _scan_video(file)
+    if scanned.video.frames == 1:
+        return replace(scanned, damage="has only one frame, so all frames of a clip are the same")
+    return scanned
 
 
 def scan_each(
     paths: Sequence[str], *, workers: int | None = None, limits: ReadingLimits
-) -> Generator[tuple[str, VideoRecord | str]]:
+) -> Generator[tuple[str, ScannedVideo | str]]:
     """Scan videos in several processes, and yield the results in any order.
 
     Fewer than 64 videos are scanned in the calling process. A video that crashes the scanning
@@ -107,75 +109,73 @@ def scan_each(
         limits: Limits on the videos that may be read.
 
     Yields:
-        The path of a video, and either the record of the video or the reason why the video cannot
-        be read.
+        The path of a video, and either the scanned video or the reason why it cannot be read.
     """
     jobs = [(path, limits) for path in paths]
     others = 0 if len(jobs) < FEW else workers or available_cores()
-    each = run_each(_try_scan, jobs, others, jobs_per_worker=4)
-    with contextlib.closing(each):
-        for (path, _), record in each:
-            yield path, KILLER if isinstance(record, WorkerCrashed) else record
+    with contextlib.closing(run_each(_try_scan, jobs, others, jobs_per_worker=4)) as each:
+        for (path, _), scanned in each:
+            yield path, KILLER if isinstance(scanned, WorkerCrashed) else scanned
 
 
-def _try_scan(job: tuple[str, ReadingLimits]) -> VideoRecord | str:
-    """Return the record of a video, or the reason why the video cannot be read."""
+def _try_scan(job: tuple[str, ReadingLimits]) -> ScannedVideo | str:
+    """Scan a video. Return the reason if that is not possible."""
     try:
         return scan(*job)
     except UnreadableVideoError as error:
         return str(error) or "cannot be read"
 
 
-def _scan_video(
-    path: str, container: InputContainer, stream: VideoStream, limits: ReadingLimits
-) -> VideoRecord:
-    """Return the record of a video file.
+def _scan_video(file: VideoFile) -> ScannedVideo:
+    """Scan a video file that is not prepared.
 
     Take the timestamps from the packets if they are reliable. Otherwise decode the video, and
     include only frames that can be decoded.
     """
-    clock = TimeLimit(limits)
-    packets = _survey(container, stream, limits, clock)
+    clock = TimeLimit(file.limits)
+    packets = _survey(file, clock)
     if not packets.stamps:
         raise UnreadableVideoError("has no frames")
-    trusted = container.format.name in _TRUSTED
+    container = file.container.format.name
+    trusted = container in _TRUSTED
     # In other containers, the number of streams is known only after reading part of the file.
-    streams = len(container.streams) if trusted else 0
-    opened = partial(open_video, path, streams=streams, limits=limits)
+    streams = len(file.container.streams) if trusted else 0
+    again = partial(open_video, file.path, file.limits, streams=streams)
     damage = ""
-    is_sound = packets.are_whole and packets.are_all
-    if trusted and is_sound and packets.are_in_order(stream.codec_context):
+    if trusted and packets.are_sound and packets.are_in_order(file.stream.codec_context):
         shown = sorted(packets.stamps)
     else:
-        with opened() as (again, video_stream):
-            shown, damage = _decode_stamps(again, video_stream, limits, clock)
+        with again() as decoded:
+            shown, damage = _decode_stamps(decoded, clock)
     counted = not _are_distinct(shown)  # then identify frames by counting from the beginning
     if counted:
         shown = [(number, number == 0) for number in range(len(shown))]
     timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
-    with opened() as (again, video_stream):
-        first = next(decode_frames(again, video_stream, limits), None)
+    with again() as decoded:
+        first = next(decoded.frames(), None)
         if first is None or not shown:
             raise UnreadableVideoError("has no frame that decodes")
         keys = np.flatnonzero([is_key for _, is_key in shown])
         if packets.palettes > 1:
             keys = keys[:0]  # a seek would skip the latest palette
         elif not all(is_key for _, is_key in packets.stamps):
-            keys = _entries(again, video_stream, timestamps, keys, clock)
+            keys = _entries(decoded, timestamps, keys, clock)
+    timing = _timing(file, None if counted else timestamps)
+    if timing.times is not None and container == "avi":
+        with again() as avi:
+            timing = _timing(file, avi_times(avi, timing.times))
     orientation = orientation_of(first)
     size = orientation.turned_size(first.width, first.height)
-    stamps = None if counted else timestamps
-    timing = _timing(stream, stamps)
-    if timing.times is not None and container.format.name == "avi":
-        with opened() as (again, video_stream):
-            timing = _timing(stream, avi_times(again, video_stream, timing.times))
     moments = moments_of(timing.times, timing.fps)
-    return VideoRecord(
-        *(Kind.VIDEO, Video(len(shown), timing.fps, *size, moments), orientation, stamps),
+    return ScannedVideo(
+        Kind.VIDEO,
+        Video(len(shown), timing.fps, *size, moments),
+        orientation,
+        None if counted else timestamps,
         keys=np.union1d(keys, np.zeros(1, np.int64)),
         streams=streams,
         times=timing.times,
-        damage=_truncation(path, container, stream, packets, timing.fps) or damage,
+        damage=_truncation(file, packets, timing.fps) or damage,
         timing=timing.remark,
     )
 
@@ -185,16 +185,15 @@ class _Packets:
     """What the packets of a video stream tell without being decoded.
 
     Attributes:
-        stamps: Presentation timestamp of each packet, in decoding order, and whether the packet is
-            a key frame.
+        stamps: Presentation timestamps, in decoding order.
         palettes: Number of packets with a new palette.
-        are_whole: Whether all packets look undamaged.
+        are_sound: Whether all packets look undamaged, up to the end of the file.
         are_all: Whether the container could be read to the end of the file.
     """
 
-    stamps: list[tuple[int | None, bool]]
+    stamps: _Stamps
     palettes: int
-    are_whole: bool
+    are_sound: bool
     are_all: bool
 
     def are_in_order(self, decoder: VideoCodecContext) -> bool:
@@ -211,42 +210,37 @@ class _Packets:
         return is_reordered or not decoder.has_b_frames
 
 
-def _survey(
-    container: InputContainer, stream: VideoStream, limits: ReadingLimits, clock: TimeLimit
-) -> _Packets:
+def _survey(file: VideoFile, clock: TimeLimit) -> _Packets:
     """Read all packets of a video stream."""
-    stamps = list[tuple[int | None, bool]]()
+    stamps: _Stamps = []
     palettes = 0
     are_whole = are_all = True
-    is_whole = looks_whole(stream)
-    has_palettes = stream.pix_fmt == "pal8"
+    is_whole = looks_whole(file.stream)
+    has_palettes = file.stream.pix_fmt == "pal8"
     try:
-        for packet in container.demux(stream):
+        for packet in file.container.demux(file.stream):
             clock.check()
-            limits.check_bytes(packet.size)
+            file.limits.check_bytes(packet.size)
             if not packet.size or packet.is_discard:
                 continue
             stamps.append((packet.pts, packet.is_keyframe))
             are_whole = are_whole and is_whole(packet)
             palettes += has_palettes and packet.has_sidedata("palette")
-            limits.check_frames(len(stamps))
+            file.limits.check_frames(len(stamps))
     except av.InvalidDataError:
         are_all = False
-    return _Packets(stamps, palettes, are_whole, are_all)
+    return _Packets(stamps, palettes, are_whole and are_all, are_all)
 
 
-def _decode_stamps(
-    container: InputContainer, stream: VideoStream, limits: ReadingLimits, clock: TimeLimit
-) -> tuple[list[tuple[int | None, bool]], str]:
+def _decode_stamps(file: VideoFile, clock: TimeLimit) -> tuple[_Stamps, str]:
     """Decode a video.
 
     Returns:
-        The timestamp of each frame in display order and whether it is a key frame. Also a
-        description of the damage, or an empty string.
+        The timestamps in display order, and a description of the damage or an empty string.
     """
-    shown = list[tuple[int | None, bool]]()
+    shown: _Stamps = []
     total = damaged = 0
-    for frame in decode_packets(container, stream, limits):
+    for frame in chain.from_iterable(map(file.decode, file.packets())):
         clock.check()
         total += 1
         damaged += not is_intact(frame)
@@ -255,17 +249,15 @@ def _decode_stamps(
     return shown, describe_damage(damaged, total)
 
 
-def _truncation(
-    path: str, container: InputContainer, stream: VideoStream, packets: _Packets, fps: float
-) -> str:
+def _truncation(file: VideoFile, packets: _Packets, fps: float) -> str:
     """Describe how many frames of a truncated file are there. Return "" if the file is complete."""
     count = len(packets.stamps)
-    if 0 < stream.frames <= count:
+    if 0 < file.stream.frames <= count:
         return ""
-    share = share_present(path)
+    share = share_present(file.path)
     if share == 1 and packets.are_all:
         return ""
-    total = stream.frames or round((container.duration or 0) / av.time_base * fps)
+    total = file.stream.frames or round((file.container.duration or 0) / av.time_base * fps)
     if total <= count:
         total = round(count / share)
     # Some files state only that their last chunk is incomplete.
@@ -273,35 +265,30 @@ def _truncation(
     return f"is truncated: {known} frames are there"
 
 
-def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
+def _are_distinct(stamps: _Stamps) -> bool:
     """Return whether all frames have timestamps, and no two timestamps are equal."""
     times = [timestamp for timestamp, _ in stamps]
     return None not in times and len(set(times)) == len(times)
 
 
-def _timing(stream: VideoStream, timestamps: Ints | None) -> Timing:
+def _timing(file: VideoFile, timestamps: Ints | None) -> Timing:
     timing = timing_of(
         timestamps,
-        float(stream.time_base or 0),
-        float(stream.average_rate or stream.guessed_rate or 0),
-        joinable=stream.container.format.name in JOINABLE,
+        float(file.stream.time_base or 0),
+        float(file.stream.average_rate or file.stream.guessed_rate or 0),
+        joinable=file.container.format.name in JOINABLE,
     )
     if timing is None:
         raise UnreadableVideoError("has no frame rate")
     return timing
 
 
-def _entries(
-    container: InputContainer, stream: VideoStream, timestamps: Ints, keys: Ints, clock: TimeLimit
-) -> Ints:
+def _entries(file: VideoFile, timestamps: Ints, keys: Ints, clock: TimeLimit) -> Ints:
     """Return the key frames at which decoding can start, except the first frame."""
-    can_start = partial(_is_entry, container, stream, clock=clock)
-    return np.array([key for key in keys if key and can_start(int(timestamps[key]))], np.int64)
+    return np.array([k for k in keys if k and _is_entry(file, int(timestamps[k]), clock)], np.int64)
 
 
-def _is_entry(
-    container: InputContainer, stream: VideoStream, timestamp: int, clock: TimeLimit
-) -> bool:
+def _is_entry(file: VideoFile, timestamp: int, clock: TimeLimit) -> bool:
     """Return whether decoding can start at the key frame with this timestamp.
 
     In some files, frames that depend on earlier frames are marked as key frames. Test the frame
@@ -309,26 +296,25 @@ def _is_entry(
     references. Do not open the container again, because opening takes longer the more frames it
     has.
     """
-    known = stream.codec_context
+    known = file.stream.codec_context
     decoder = CodecContext.create(known.codec, "r")
     assert isinstance(decoder, VideoCodecContext)
     for name in ("extradata", "width", "height", "codec_tag", "bits_per_coded_sample", "options"):
         setattr(decoder, name, getattr(known, name))
     decoder.thread_count = 1
     with contextlib.suppress(av.InvalidDataError):
-        container.seek(timestamp, stream=stream)
-        for packet in container.demux(stream):
+        file.container.seek(timestamp, stream=file.stream)
+        for packet in file.container.demux(file.stream):
             clock.check(frames=0)
             for frame in decoder.decode(packet):
                 return not frame.is_corrupt
     return False
 
 
-def _scan_prepared(
-    container: InputContainer, stream: VideoStream, limits: ReadingLimits
-) -> VideoRecord:
-    """Return the record of a prepared file, with the offsets of its groups."""
-    packets = [packet for packet in container.demux(stream) if packet.size]
+def _scan_prepared(file: VideoFile) -> ScannedVideo:
+    """Scan a prepared file. The result has the offsets of its groups."""
+    stream = file.stream
+    packets = [packet for packet in file.container.demux(stream) if packet.size]
     starts = [number for number, packet in enumerate(packets) if packet.is_keyframe]
     ends = [packet.pos + packet.size for packet in packets if packet.pos is not None]
     headers = stream.codec_context.extradata
@@ -340,13 +326,12 @@ def _scan_prepared(
             "video again, or remove the comment"
         )
     offsets = np.array([ends[number] - packets[number].size for number in starts] + ends[-1:])
-    limits.check_bytes(int(np.diff(offsets).max()), "a group of frames")
-    timing = _timing(stream, np.array([stamp for stamp, _ in sorted(stamps)], np.int64))
+    file.limits.check_bytes(int(np.diff(offsets).max()), "a group of frames")
+    timing = _timing(file, np.array([stamp for stamp, _ in sorted(stamps)], np.int64))
     moments = moments_of(timing.times, timing.fps)
-    video = Video(len(packets), timing.fps, stream.width, stream.height, moments)
-    return VideoRecord(
+    return ScannedVideo(
         Kind.PREPARED,
-        video,
+        Video(len(packets), timing.fps, stream.width, stream.height, moments),
         offsets=offsets,
         headers=bytes(headers),
         times=timing.times,
@@ -354,9 +339,9 @@ def _scan_prepared(
     )
 
 
-def _scan_folder(path: str, limits: ReadingLimits) -> VideoRecord:
+def _scan_folder(path: str, limits: ReadingLimits) -> ScannedVideo:
     files = frame_files(path)
     if not files:
         raise UnreadableVideoError("is a folder that contains no JPEG files")
     height, width = read_jpeg(path, files[0], limits=limits).shape[:2]
-    return VideoRecord(Kind.FRAMES, Video(len(files), _FRAMES_PER_SECOND, width, height))
+    return ScannedVideo(Kind.FRAMES, Video(len(files), _FRAMES_PER_SECOND, width, height))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from av.container import InputContainer
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import Video
+from slowfast_patches.datasets.reading.video_file import VideoFile
 
 _MAX_DEVIATION = 1.0
 """If no frame is further than this from its place at a constant rate, in frames, the rate counts as
@@ -40,7 +39,7 @@ class Timing(NamedTuple):
 
     Attributes:
         fps: The mean frame rate.
-        times: See `VideoRecord`. None if the rate is constant.
+        times: See `ScannedVideo`. None if the rate is constant.
         remark: Description of a variable rate, or of a rate that contradicts the one that FFmpeg
             reports. "" if there is nothing to describe.
     """
@@ -84,14 +83,14 @@ def timing_of(
     return Timing(measured, times if varies else None, remark)
 
 
-def avi_times(container: InputContainer, stream: VideoStream, times: Ints) -> Ints:
+def avi_times(file: VideoFile, times: Ints) -> Ints:
     """Return when the frames of an AVI file are shown.
 
     AVI files have no presentation timestamps. For H.264 without B-frames, FFmpeg makes up
     timestamps that are those of the next frame. The decoding timestamps are then right.
     """
-    packets = [packet.dts for packet in container.demux(stream) if packet.size]
-    is_reordered = stream.codec_context.has_b_frames
+    packets = [packet.dts for packet in file.packets() if packet.size]
+    is_reordered = file.stream.codec_context.has_b_frames
     if not is_reordered and len(packets) == len(times) and None not in packets:
         decoded = np.array(packets, np.int64)
         if (decoded[1:] == times[:-1]).all():

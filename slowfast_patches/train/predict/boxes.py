@@ -13,14 +13,14 @@ from torch import Tensor
 
 from multigrid import empty_clips
 from multigrid.sampling import frames_at
-from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
+from slowfast_patches.datasets.clips import clip_reader_of, sampling_of
 from slowfast_patches.datasets.key_frames import boxes_in_clip, frame_of
 from slowfast_patches.datasets.lists.ava_list import Box
-from slowfast_patches.datasets.reading.clip_reader import read_clips
-from slowfast_patches.datasets.reading.containers import decode_frames, open_video
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.datasets.reading.scanned_video import Kind
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.tasks.box_scores import weights_of
 from slowfast_patches.train.predict.predictor import Predictor
@@ -48,17 +48,18 @@ class BoxPredictor(Predictor):
             UnreadableVideoError: The video cannot be read, or ends before the key frame.
         """
         recipe = self.recipe
-        record = scan(path, reading_limits(recipe))
-        centre = frame_of(second, record.video)
+        reader = clip_reader_of(recipe)
+        scanned = scan(path, reader.limits)
+        centre = frame_of(second, scanned.video)
         crops = recipe.test.num_spatial_crops
         crop = recipe.data.test_crop_size
         sampling = sampling_of(recipe, "test")
         plans = [
-            sampling.evaluation_plan(record.video, part, (1, crops), crop, centre)
+            sampling.evaluation_plan(scanned.video, part, (1, crops), crop, centre)
             for part in range(crops)
         ]
         clips = empty_clips(crops, recipe.data.num_frames, crop)
-        read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))
+        reader.read_clips(path, scanned, plans, [clip.numpy() for clip in clips])
         sums = torch.zeros(len(boxes), recipe.model.num_classes, dtype=torch.float64)
         total = torch.zeros(len(boxes), 1, dtype=torch.float64)
         for clip, plan in zip(clips, plans, strict=True):
@@ -96,15 +97,16 @@ class BoxPredictor(Predictor):
 
     def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
         """Read the key frame at `second`, (H, W, 3) RGB."""
-        record = scan(path, reading_limits(self.recipe))
-        moment = np.array([frame_of(second, record.video)])
-        wanted = int(frames_at(moment, record.video)[0])
-        if record.kind == Kind.FRAMES:
-            return read_jpeg(path, frame_files(path)[wanted])[..., ::-1]
-        with open_video(path) as (container, stream):
-            for number, frame in enumerate(decode_frames(container, stream)):
+        limits = clip_reader_of(self.recipe).limits
+        scanned = scan(path, limits)
+        moment = np.array([frame_of(second, scanned.video)])
+        wanted = int(frames_at(moment, scanned.video)[0])
+        if scanned.kind == Kind.FRAMES:
+            return read_jpeg(path, frame_files(path)[wanted], limits=limits)[..., ::-1]
+        with open_video(path, limits) as file:
+            for number, frame in enumerate(file.frames()):
                 if number == wanted:
-                    return record.orientation.shown(
+                    return scanned.orientation.shown(
                         cast(NDArray[np.uint8], frame.to_ndarray(format="rgb24"))
                     )
         raise UnreadableVideoError(f"cannot be decoded: it has no frame {wanted}")

@@ -15,13 +15,12 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe, stored_keys
 from slowfast_patches.config.yaml_text import dump_yaml
-from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
+from slowfast_patches.datasets.clips import clip_reader_of, sampling_of
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
-from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.damage import find_damage
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -200,12 +199,12 @@ class Predictor(nn.Module):
         Raises:
             UnreadableVideoError: The video cannot be read.
         """
-        limits = reading_limits(self.recipe)
-        record = scan(path, limits)
+        limits = clip_reader_of(self.recipe).limits
+        scanned = scan(path, limits)
         texts = list[str]()
-        if damage := find_damage(path, record, limits):
+        if damage := find_damage(path, scanned, limits):
             texts.append(f"{damage}. Only the readable part is used")
-        gap = typical_gap(record.video)
+        gap = typical_gap(scanned.video)
         if has_few_frames(gap, sampling_of(self.recipe, "test").step):
             texts.append(f"has a frame every {gap:.3g} s, so its clips have few distinct frames")
         return texts
@@ -237,9 +236,10 @@ class Predictor(nn.Module):
             UnreadableVideoError: One of the clips cannot be read.
         """
         recipe = self.recipe
-        record = scan(path, reading_limits(recipe))
+        reader = clip_reader_of(recipe)
+        scanned = scan(path, reader.limits)
         views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
-        video = record.video
+        video = scanned.video
         if dataset_of(recipe, "test").counts_frames:
             video = video._replace(fps=float(recipe.data.target_fps))
         sampling = sampling_of(recipe, "test")
@@ -247,5 +247,5 @@ class Predictor(nn.Module):
         parts = range(views[0] * views[1]) if parts is None else parts
         clips = empty_clips(len(parts), recipe.data.num_frames, crop)
         plans = [sampling.evaluation_plan(video, part, views, crop) for part in parts]
-        read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))
+        reader.read_clips(path, scanned, plans, [clip.numpy() for clip in clips])
         return clips.permute(0, 4, 1, 2, 3)

@@ -13,7 +13,7 @@ import cv2
 from slowfast_patches.datasets.demo.synthetic import CLASSES
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.datasets.reading.containers import open_video
+from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils.files import write_text
 
 
@@ -60,8 +60,8 @@ def _write_video(path: str, out: Path, name: str) -> list[str]:
     """Write the frames of a video. Returns their paths, relative to `out`."""
     files = list[str]()
     (out / "frames" / name).mkdir(parents=True, exist_ok=True)
-    with open_video(path) as (container, stream):
-        for count, frame in enumerate(container.decode(stream), start=1):
+    with open_video(path) as file:
+        for count, frame in enumerate(file.frames(), start=1):
             # FFmpeg's conversion of such small frames is not deterministic.
             image = cv2.cvtColor(frame.to_ndarray(), cv2.COLOR_YUV2BGR_I420)
             files.append(f"frames/{name}/{name}_{count:06d}.jpg")

@@ -125,7 +125,7 @@ def test_an_uploaded_index_is_used_until_a_video_changes(prepared, bucket):
     name = "videos/a.mp4"
     write_video(prepared / name, noise(30, seed=9))
     bucket.upload(prepared / "videos", "videos/")
-    assert open_index(path, videos).record(0).video.frames == 30
+    assert open_index(path, videos)[0].video.frames == 30
     # The cached index has the version of the file, so a file of the same size is noticed.
     content = bytearray((prepared / name).read_bytes())
     content[-1] ^= 1

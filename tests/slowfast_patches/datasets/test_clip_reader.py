@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import ClipPlan, Video
-from slowfast_patches.datasets.reading import clip_reader
-from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
+from slowfast_patches.datasets.reading import reader
 from slowfast_patches.datasets.reading.pixels import Cropper
+from slowfast_patches.datasets.reading.reader import READER
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.datasets.reading.scanned_video import Kind
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
 
 FRAMES, WIDTH, HEIGHT = 60, 64, 48
@@ -45,7 +46,7 @@ def plan(positions):
 
 
 def read(path, positions):
-    return numbers(read_clip(str(path), scan(str(path)), plan(positions)))
+    return numbers(READER.read_clip(str(path), scan(str(path)), plan(positions)))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
     path = str(write_video(folder / "gradient.mp4", [image] * 3, options=SHARP))
     width, height, x, y, crop = (scale * side for side in (WIDTH, HEIGHT, 10, 20, 16))
     cut = ClipPlan(np.array([0, 2]), (width, height), (x, y), crop, flip=True)
-    clip = read_clip(path, scan(path), cut)
+    clip = READER.read_clip(path, scan(path), cut)
     assert (clip.shape, clip.dtype) == ((2, crop, crop, 3), np.uint8)
     shown = clip[1] / 4
     assert shown[..., 0].mean(0) == pytest.approx(np.linspace(10, 25, crop), abs=1.5)
@@ -104,7 +105,7 @@ def test_a_file_that_changed_after_it_was_indexed_is_one_error(folder, video):
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(UnreadableVideoError, match="cannot be"):
-            read_clip(str(path), record, plan(list(range(FRAMES))))
+            READER.read_clip(str(path), record, plan(list(range(FRAMES))))
     with pytest.raises(UnreadableVideoError, match="decode"):
         scan(str(path))
 
@@ -133,36 +134,36 @@ def overlapping():
 
 def read_as_one(path, plans):
     clips = [np.zeros((len(p.positions), p.crop, p.crop, 3), np.uint8) for p in plans]
-    read_clips(str(path), scan(str(path)), plans, clips)
+    READER.read_clips(str(path), scan(str(path)), plans, clips)
     return clips
 
 
 @pytest.mark.parametrize("source", ["video", "jpegs"])
 def test_clips_that_are_read_together_are_those_read_alone(source, request):
     path = request.getfixturevalue(source)
-    alone = [read_clip(str(path), scan(str(path)), plan) for plan in overlapping()]
+    alone = [READER.read_clip(str(path), scan(str(path)), plan) for plan in overlapping()]
     assert all(map(np.array_equal, read_as_one(path, overlapping()), alone))
 
 
 def test_a_frame_of_several_clips_is_decoded_once(jpegs):
-    """30 is in all of them, and of two sizes: it is read at each."""
-    with mock.patch.object(clip_reader, "read_jpeg", wraps=clip_reader.read_jpeg) as read_jpeg:
+    """30 is in all of them."""
+    with mock.patch.object(reader, "read_jpeg", wraps=reader.read_jpeg) as read_jpeg:
         read_as_one(jpegs, overlapping())
     numbers = [int(call.args[1][:2]) for call in read_jpeg.call_args_list]
-    assert numbers == [3, 9, 20, 30, 30, 40, 59]
+    assert numbers == [3, 9, 20, 30, 40, 59]
 
 
 @pytest.fixture
 def decoded_frames(monkeypatch):
     """The numbers of the frames that come out of decoders, wanted or not."""
-    numbers, decode = [], clip_reader._decode_from_here
+    numbers, decode = [], reader._decode_from_here
 
     def spy(*args):
         for number, frame in decode(*args):
             numbers.append(number)
             yield number, frame
 
-    monkeypatch.setattr(clip_reader, "_decode_from_here", spy)
+    monkeypatch.setattr(reader, "_decode_from_here", spy)
     return numbers
 
 
@@ -194,7 +195,7 @@ def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
     record = scan(str(jpegs))
     assert (record.kind, record.video) == (Kind.FRAMES, Video(60, 30.0, 256, 192))
     wanted = ClipPlan(np.array([0, 7, 7, 50, 70]), (256, 192), (0, 0), 64, False)
-    clip = read_clip(str(jpegs), record, wanted)
+    clip = READER.read_clip(str(jpegs), record, wanted)
     assert clip[:, 40, 40].tolist() == [[4 * n] * 3 for n in (0, 7, 7, 50, 59)]
     assert clip[3, 4, 4, 0] > 200  # red comes first
     assert clip[3, 4, 4, 2] < 60
@@ -204,7 +205,7 @@ def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
 def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, short_side, reduced):
     plan = ClipPlan(np.array([50]), (short_side * 4 // 3, short_side), (0, 0), 24, False)
     with mock.patch.object(Cropper, "image", autospec=True, side_effect=Cropper.image) as crop:
-        clip = read_clip(str(jpegs), scan(str(jpegs)), plan)
+        clip = READER.read_clip(str(jpegs), scan(str(jpegs)), plan)
     assert crop.call_args.args[1].shape == (192 // reduced, 256 // reduced, 3)
     assert clip[0, 23, 23].tolist() == [200] * 3
 
@@ -247,7 +248,7 @@ def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
     shown = [np.minimum(plan.positions, last).tolist() for plan in plans]
     frames = decoded(path, {*chain(*shown)})
     for plan, numbers in zip(plans, shown, strict=True):
-        clip, (x, y) = read_clip(str(path), record, plan).astype(np.int16), plan.corner
+        clip, (x, y) = READER.read_clip(str(path), record, plan).astype(np.int16), plan.corner
         expected = np.stack([frames[n][y : y + crop, x : x + crop] for n in numbers])
         difference = np.abs(clip - expected)
         limit = DEEP.get(path.name, 0)
@@ -264,5 +265,5 @@ def test_less_is_decoded_than_all_frames(decoded_frames, positions, most):
     path = str(SAMPLES / "kinetics_340x256_h264.mp4")
     record = scan(path)
     assert record.keys.tolist() == [0, 235]
-    read_clip(path, record, ClipPlan(np.array(positions), (340, 256), (0, 0), 96, False))
+    READER.read_clip(path, record, ClipPlan(np.array(positions), (340, 256), (0, 0), 96, False))
     assert len(positions) <= len(decoded_frames) <= most

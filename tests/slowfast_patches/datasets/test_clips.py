@@ -8,10 +8,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 from multigrid import ClipRequest, Shape, collate
-from slowfast_patches.datasets import items
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.train.predict import Predictor
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json, write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of
@@ -148,9 +148,10 @@ def test_test_items_are_views_by_crops_of_a_video_read_in_one_pass(videos):
     """They are those that are read one by one."""
     data = ClipDataset(recipe_of(videos, *SIX_VIEWS), "test")
     assert (len(data), data.num_clips) == (VIDEOS * 6, 6)
-    with patch.object(items, "read_clips", wraps=items.read_clips) as read:
+    reads = ClipReader.read_clips
+    with patch.object(ClipReader, "read_clips", autospec=True, side_effect=reads) as read:
         batch = data.__getitems__(range(4, 14))
-    assert [len(call.args[2]) for call in read.call_args_list] == [2, 6, 2]
+    assert [len(call.args[3]) for call in read.call_args_list] == [2, 6, 2]
     assert batch["videos"].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 2, 2]
     alone = [data[number]["clip"] for number in range(4, 14)]
     assert np.array_equal(batch["clips"], alone)

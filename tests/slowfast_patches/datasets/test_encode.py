@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.orientation import Orientation
+from slowfast_patches.datasets.reading.pixels import Orientation
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_video
 
 FRAMES = 100

@@ -13,10 +13,10 @@ from slowfast_patches.datasets.lists.frame_list import (
     LabelledFrames,
     read_frame_list,
 )
-from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.jpeg import jpeg_size
-from slowfast_patches.datasets.reading.limits import ReadingLimits
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.datasets.reading.reader import READER
+from slowfast_patches.datasets.reading.scanned_video import Kind
+from slowfast_patches.datasets.reading.unreadable import ReadingLimits, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
 
 TWO_VIDEOS = f"""{HEADER}
@@ -117,9 +117,9 @@ def plan(*positions):
 def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_path):
     (tmp_path / "other.jpg").symlink_to(frames / "9.jpg")
     files = [frames / "4.jpg", frames / "2.jpg", tmp_path / "other.jpg", frames / "0.jpg"]
-    record = video_of(*files).record()
+    record = video_of(*files).scanned()
     assert (record.kind, record.video) == (Kind.FRAMES, Video(4, 25.0, 96, 64))
-    clip = read_clip("nowhere", record, plan(0, 1, 1, 2, 3, 7))
+    clip = READER.read_clip("nowhere", record, plan(0, 1, 1, 2, 3, 7))
     assert clip[:, 32, 32, 0].tolist() == [80, 40, 40, 180, 0, 0]
 
 
@@ -136,9 +136,9 @@ def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path, name, rea
     (tmp_path / "text").write_text("no picture")
     (tmp_path / "cut").write_bytes((frames / "3.jpg").read_bytes()[:-100])
     os.mkfifo(tmp_path / "fifo")
-    record = video_of(frames / "1.jpg", tmp_path / name).record()  # by the head of the first
+    record = video_of(frames / "1.jpg", tmp_path / name).scanned()  # by the head of the first
     with pytest.raises(UnreadableVideoError, match=f"{name} {reason}"):
-        read_clip("", record, plan(0, 1))
+        READER.read_clip("", record, plan(0, 1))
 
 
 def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):

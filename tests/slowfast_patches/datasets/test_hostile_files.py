@@ -1,27 +1,23 @@
 """Files that name other files, that never end, or that are too large: refused, never followed."""
 
 import os
-import re
 import threading
 from pathlib import Path
 from unittest.mock import patch
 
-import av
 import cv2
 import numpy as np
 import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.datasets.clips import reading_limits
+from slowfast_patches.datasets.clips import clip_reader_of
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import scan as scanning
-from slowfast_patches.datasets.reading.clip_reader import read_clip
-from slowfast_patches.datasets.reading.formats import CONTAINERS
-from slowfast_patches.datasets.reading.limits import ReadingLimits
-from slowfast_patches.datasets.reading.mp4 import count_samples
+from slowfast_patches.datasets.reading.reader import READER, ClipReader
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import ReadingLimits, UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import count_samples
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
 
 WIDTH, HEIGHT, FRAMES = 64, 48, 24
@@ -92,7 +88,7 @@ def test_what_leads_elsewhere_is_refused(tmp_path, video, kind, to):
     reason = lead(path, kind, target)
     for call in (
         lambda: scan(str(path)),
-        lambda: read_clip(str(path), record, plan()),
+        lambda: READER.read_clip(str(path), record, plan()),
         lambda: write_prepared(str(path), record, tmp_path / "o"),
     ):
         assert reason in refusal(call)
@@ -104,7 +100,7 @@ def test_a_prepared_file_that_became_a_pipe_is_refused(tmp_path, video):
     record = scan(str(path))
     path.unlink()
     os.mkfifo(path)
-    assert "is not a regular file" in refusal(lambda: read_clip(str(path), record, plan()))
+    assert "is not a regular file" in refusal(lambda: READER.read_clip(str(path), record, plan()))
 
 
 @pytest.mark.parametrize("name", ["%03d.jpg", "concat:000.jpg|001.jpg"])
@@ -117,19 +113,11 @@ def test_a_name_is_no_pattern_and_no_protocol(tmp_path, name, monkeypatch):
     assert "cannot be opened" in refusal(lambda: scan(name))
 
 
-def test_only_one_module_opens_files_for_reading():
-    root = Path(__file__).parents[3]
-    paths = [*(root / "slowfast_patches").rglob("*.py"), *(root / "tools").rglob("*.py")]
-    opens = re.compile(r'av\.open\((?!.*"w")|VideoCapture\(')
-    assert [path.name for path in paths if opens.search(path.read_text())] == ["containers.py"]
-    assert set(CONTAINERS) <= av.formats_available
-
-
 # Files that are too large.
 
 
 def test_the_limits_of_the_config_are_those_of_the_reader():
-    assert reading_limits(default_recipe()) == ReadingLimits()
+    assert clip_reader_of(default_recipe()) == ClipReader()
 
 
 def jpeg(path, width=WIDTH, height=HEIGHT):
@@ -147,7 +135,7 @@ def test_videos_and_folders_of_frames_have_a_bound_on_pixels(tmp_path, video, ki
     record, prepared = scan(str(path)), tmp_path / "bounded.mp4"
     for call in (
         lambda **bound: scan(str(path), **bound),
-        lambda **bound: read_clip(str(path), record, plan(0), **bound),
+        lambda **bound: ClipReader(**bound).read_clip(str(path), record, plan(0)),
         lambda **bound: write_prepared(str(path), record, prepared, **bound),
     ):
         call(limits=ReadingLimits(pixels=PIXELS))
@@ -157,7 +145,10 @@ def test_videos_and_folders_of_frames_have_a_bound_on_pixels(tmp_path, video, ki
         )
     if kind == "frames":
         jpeg(tmp_path / "0.jpg", 9000, 9000)  # takes 243 MB; Pillow and OpenCV decode it
-        for call in (lambda: scan(str(path)), lambda: read_clip(str(path), record, plan(0))):
+        for call in (
+            lambda: scan(str(path)),
+            lambda: READER.read_clip(str(path), record, plan(0)),
+        ):
             assert "has frames of 9000×9000 pixels" in refusal(call)
 
 
@@ -171,7 +162,7 @@ def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
     assert (record.video.width, record.video.frames) == (WIDTH, 2 * FRAMES)
     for call in (
         lambda: scan(str(path), **bound),
-        lambda: read_clip(str(path), record, plan(FRAMES + 3), **bound),
+        lambda: ClipReader(**bound).read_clip(str(path), record, plan(FRAMES + 3)),
     ):
         assert "has frames of 256×192 pixels, more than" in refusal(call)
 
@@ -215,7 +206,10 @@ def test_a_video_of_too_many_or_too_large_frames_is_refused(tmp_path, suffix):
 def test_a_large_jpeg_is_refused_before_it_is_read(tmp_path):
     record = scan(str(jpeg(tmp_path / "0.jpg").parent))
     os.truncate(tmp_path / "0.jpg", 1 << 40)  # takes no place on the disk
-    for call in (lambda: scan(str(tmp_path)), lambda: read_clip(str(tmp_path), record, plan())):
+    for call in (
+        lambda: scan(str(tmp_path)),
+        lambda: READER.read_clip(str(tmp_path), record, plan()),
+    ):
         said = "0.jpg has 1099511627776 bytes, more than DATA.MAX_FRAME_BYTES"
         assert said in refusal(call)
 
@@ -244,7 +238,7 @@ def test_a_reading_beyond_its_time_is_ended(tmp_path, video, kind):
     record = scan(str(path))
     over = ReadingLimits(seconds=-99.0)  # as if so many had passed
     message = "takes too long to decode: more processor time than DATA.MAX_READ_SECONDS"
-    assert message in refusal(lambda: read_clip(str(path), record, plan(0), limits=over))
+    assert message in refusal(lambda: ClipReader(over).read_clip(str(path), record, plan(0)))
     if kind.startswith("video"):
         assert message in refusal(lambda: scan(str(path), over))
 

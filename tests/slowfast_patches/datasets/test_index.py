@@ -23,9 +23,10 @@ from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import index as reading_index
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.index import index_files, load_index, open_index
-from slowfast_patches.datasets.reading.orientation import UPRIGHT
+from slowfast_patches.datasets.reading.pixels import UPRIGHT
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.utils.command_line import exit_status
 from slowfast_patches.utils.distributed import World
@@ -89,7 +90,7 @@ def opened(folder, paths=None):
 
 def assert_right(index, paths):
     """The records are what scanning gives, in the order of the list."""
-    found = [index.record(number).packed() for number in range(len(index))]
+    found = [index[number].packed() for number in range(len(index))]
     assert found == [scan(path).packed() for path in paths]
 
 
@@ -109,7 +110,7 @@ def test_the_records_are_what_scanning_finds_now_when_loaded_and_when_moved(data
     for _ in range(2):
         index = opened(data)
         assert_right(index, paths)
-    assert {index.record(number).kind for number in range(len(paths))} == {*Kind}
+    assert {index[number].kind for number in range(len(paths))} == {*Kind}
     moved = data.rename(data.with_name("moved"))
     assert_right(opened(moved), videos(moved))
     assert len(scanned) == len(paths), "nothing has changed"
@@ -141,7 +142,7 @@ def test_what_is_new_changed_or_gone(data, scanned):
     index = opened(data)
     assert_right(index, videos(data))
     assert sorted(scanned) == ["even.mp4", "frames", "new.mp4", "uneven.mp4"]
-    assert index.record(videos(data).index(str(data / "frames"))).video == Video(4, 30.0, 30, 20)
+    assert index[videos(data).index(str(data / "frames"))].video == Video(4, 30.0, 30, 20)
 
 
 def test_relative_paths_and_paths_outside_the_folder(data, tmp_path, scanned, monkeypatch):
@@ -167,7 +168,7 @@ def test_unreadable_videos_are_reported_and_tried_again(data, scanned, caplog):
         index = opened(data, paths)
         assert [path for path, _ in index.unreadable] == bad
         with pytest.raises(UnreadableVideoError, match="Invalid data"):
-            index.record(paths.index(bad[0]))
+            index[paths.index(bad[0])]
         assert listing.read_text() == "".join(f"{p}\t{reason}\n" for p, reason in index.unreadable)
         warning = the_warning(caplog, "cannot be read")
         assert f"2 of the {len(paths)} videos" in warning
@@ -262,7 +263,7 @@ def test_a_record_that_makes_no_sense_is_an_unreadable_video(data, file, record)
         entry[2] = record
     file.write_bytes(gzip.compress(json.dumps(content).encode()))
     with pytest.raises(UnreadableVideoError, match="damaged index entry"):
-        opened(data).record(0)
+        opened(data)[0]
 
 
 def test_where_the_folder_is_not_writable_the_index_lies_in_the_cache(
@@ -285,7 +286,7 @@ def test_an_unchanged_index_of_3000_videos_opens_within_a_third_of_a_second(tmp_
     for path in paths:
         Path(path).touch()
     video = Video(30, 30.0, 340, 256)
-    record = VideoRecord(Kind.VIDEO, video, UPRIGHT, np.arange(30) * 512, np.zeros(1, np.int64))
+    record = ScannedVideo(Kind.VIDEO, video, UPRIGHT, np.arange(30) * 512, np.zeros(1, np.int64))
     answers = iter([record] * len(paths))  # a video that is scanned again has none
     monkeypatch.setattr(scanning, "_try_scan", lambda job: next(answers))
     monkeypatch.setattr(scanning, "FEW", len(paths) + 1)
@@ -294,7 +295,7 @@ def test_an_unchanged_index_of_3000_videos_opens_within_a_third_of_a_second(tmp_
         start = time.process_time()
         index = opened(tmp_path, paths)
         times.append(time.process_time() - start)
-    assert index.record(2_999).packed() == record.packed()
+    assert index[2_999].packed() == record.packed()
     assert min(times[1:]) < 1 / 3
 
 
@@ -340,7 +341,7 @@ def open_as_rank(rank, meeting, folder, results):
 
     scanning.scan = slowly
     index = opened(folder)
-    results.put([index.record(number).packed() for number in range(len(index))])
+    results.put([index[number].packed() for number in range(len(index))])
     scanning.scan = scan_and_stop
     with StopRequest(World(rank, 2, torch.device("cpu"))):
         try:

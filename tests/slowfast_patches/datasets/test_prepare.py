@@ -19,7 +19,7 @@ from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
 from slowfast_patches.datasets.preparing import prepare as preparing
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import Kind
+from slowfast_patches.datasets.reading.scanned_video import Kind
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from tests.slowfast_patches.datasets.made_videos import (
     noise,

@@ -12,12 +12,12 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.damage import find_damage
-from slowfast_patches.datasets.reading.limits import LIMITS
 from slowfast_patches.datasets.reading.prepared import split_group
+from slowfast_patches.datasets.reading.reader import READER
 from slowfast_patches.datasets.reading.scan import scan, scan_each
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.datasets.reading.scanned_video import Kind
+from slowfast_patches.datasets.reading.unreadable import LIMITS, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import (
     SAMPLES,
     break_frame,
@@ -112,7 +112,7 @@ def test_a_prepared_file_that_is_damaged_is_refused(prepared):
     prepared.write_bytes(content)
     plan = ClipPlan(np.arange(9), (42, 32), (0, 0), 32, False)
     with pytest.raises(UnreadableVideoError, match="a group of pictures is damaged"):
-        read_clip(str(prepared), record, plan)
+        READER.read_clip(str(prepared), record, plan)
 
 
 def test_what_keeps_a_video_from_being_read_whole_is_told(tmp_path):

@@ -13,11 +13,11 @@ import pytest
 
 from multigrid import ClipRequest, SamplingOptions, Shape, Video, plan_test
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.reader import READER
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.timing import timing_of
-from slowfast_patches.datasets.reading.video_record import VideoRecord
 from slowfast_patches.datasets.video_clips import VideoClips
 from tests.slowfast_patches.datasets.made_videos import grey, rows, write_video
 from tools import prepare_data
@@ -77,14 +77,14 @@ def test_a_clip_shows_the_frames_of_even_times(made, name):
     assert record.video.frames == len(kept)
     assert record.video.fps == pytest.approx(24 * len(kept) / duration, rel=1e-3)
     assert "variable frame rate" in record.timing
-    record = VideoRecord.unpacked(record.packed())
+    record = ScannedVideo.unpacked(record.packed())
     how = {"frames": 8, "stride": 2, "crop": SIDE, "target_fps": 24, "to_end": True}
     for view in range(4):
         plan, regular = (
             plan_test(video, **how, view=(view, 4), options=EXACT)
             for video in (record.video, Video(duration, 24.0, SIDE, SIDE))
         )
-        shown = numbers(read_clip(str(folder / name), record, plan))
+        shown = numbers(READER.read_clip(str(folder / name), record, plan))
         assert shown == last_kept(kept, regular.positions.tolist())
 
 

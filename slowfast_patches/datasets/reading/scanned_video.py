@@ -1,4 +1,4 @@
-"""The record of a video: the properties that are needed to read clips from it."""
+"""A scanned video: the properties of a video that are needed to read clips from it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.orientation import UPRIGHT, Orientation
+from slowfast_patches.datasets.reading.pixels import UPRIGHT, Orientation
 from slowfast_patches.datasets.reading.timing import moments_of
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 
 Ints = NDArray[np.int64]
-
-
-class UnreadableVideoError(ValueError):
-    """Error raised when a video is missing or cannot be decoded. The message gives the reason."""
 
 
 class Kind(IntEnum):
@@ -32,7 +29,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class VideoRecord:
+class ScannedVideo:
     """Properties of a video that `scan` determines and the index stores.
 
     Frame indices count from 0 in display order, regardless of the timestamps. Some fields
@@ -81,8 +78,8 @@ class VideoRecord:
         return base64.b64encode(zlib.compress(text.encode())).decode()
 
     @classmethod
-    def unpacked(cls, content: str) -> VideoRecord:
-        """Restore a record from the text returned by `packed`.
+    def unpacked(cls, content: str) -> ScannedVideo:
+        """Restore a video from the text returned by `packed`.
 
         Raises:
             UnreadableVideoError: The text is damaged.

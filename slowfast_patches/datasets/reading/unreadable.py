@@ -1,15 +1,42 @@
-"""Limits on the memory and processor time that reading one video may take."""
+"""What makes a video unreadable: errors of the libraries that decode it, and our limits."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+import av
+import cv2
 
+_DECODE_ERRORS = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
+"""Error types that a damaged file can cause. All other errors, such as TypeError, are bugs and end
+the run."""
 _SECONDS_PER_FRAME = 0.1
 """Processor time allowed per frame, in addition to `ReadingLimits.seconds`. This is enough even for
 frames of 8192 × 8192 pixels."""
+
+
+class UnreadableVideoError(ValueError):
+    """Error raised when a video is missing or cannot be decoded. The message gives the reason."""
+
+
+@contextlib.contextmanager
+def translate_decode_errors() -> Iterator[None]:
+    """Re-raise errors of PyAV, OpenCV and the operating system as `UnreadableVideoError`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UnreadableVideoError(f"cannot be opened: {reason_of(error)}") from error
+    except _DECODE_ERRORS as error:
+        raise UnreadableVideoError(f"cannot be decoded: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error message on one line, without the error number and the path."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(reason.split())
 
 
 @dataclass(frozen=True)
@@ -32,7 +59,7 @@ class ReadingLimits:
     seconds: float = 30.0
 
     def check_pixels(self, width: int, height: int) -> None:
-        """Raise an error if a frame of this size has more than `pixels` pixels."""
+        """Check the size of a frame."""
         if width * height > self.pixels:
             raise UnreadableVideoError(
                 f"has frames of {width}×{height} pixels, more than DATA.MAX_FRAME_PIXELS "
@@ -40,23 +67,18 @@ class ReadingLimits:
             )
 
     def check_frames(self, count: int) -> None:
-        """Raise an error if a video has more than `frames` frames."""
+        """Check the number of frames of a video."""
         if count > self.frames:
             raise UnreadableVideoError(
                 f"has more frames or audio samples than DATA.MAX_VIDEO_FRAMES {self.frames}"
             )
 
-    def check_bytes(self, size: int, name: str = "") -> None:
-        """Raise an error if a packet or file has more than `bytes` bytes.
-
-        Args:
-            size: Size of the packet or file in bytes.
-            name: Name of the packet or file in the error message.
-        """
+    def check_bytes(self, size: int, name: str = "a frame") -> None:
+        """Check the size in bytes of a packet or file. The message contains `name`."""
         if size > self.bytes:
             raise UnreadableVideoError(
-                f"cannot be decoded: {name or 'a frame'} has {size} bytes, more than "
-                f"DATA.MAX_FRAME_BYTES {self.bytes}"
+                f"cannot be decoded: {name} has {size} bytes, more than DATA.MAX_FRAME_BYTES "
+                f"{self.bytes}"
             )
 
 
@@ -73,9 +95,6 @@ class TimeLimit:
 
     def check(self, frames: int = 1) -> None:
         """Check the time used so far, after extending the limit by 0.1 s for each new frame.
-
-        Args:
-            frames: Number of frames by which the limit is extended.
 
         Raises:
             UnreadableVideoError: The thread has used more processor time than allowed.

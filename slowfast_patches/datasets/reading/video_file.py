@@ -1,0 +1,285 @@
+"""Video files: which formats are opened, and how a file is opened and decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, BinaryIO, cast
+
+import av
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Discard, Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from slowfast_patches.datasets.reading.unreadable import (
+    LIMITS,
+    ReadingLimits,
+    UnreadableVideoError,
+    reason_of,
+)
+from slowfast_patches.utils.storage import is_remote, open_file
+
+_FORMATS = {
+    "mov": (".mp4", ".m4v", ".mov", ".qt", ".3gp", ".3g2", ".f4v"),
+    "matroska": (".mkv", ".webm"),
+    "avi": (".avi", ".divx"),
+    "mpeg": (".mpg", ".mpeg", ".vob"),
+    "mpegts": (".ts", ".mts", ".m2t", ".m2ts"),
+    "asf": (".wmv", ".asf"),
+    "flv": (".flv",),
+    "ogg": (".ogv", ".ogg", ".ogm"),
+    "mxf": (".mxf",),
+    "gxf": (".gxf",),
+    "nut": (".nut",),
+    "rm": (".rm", ".rmvb"),
+    "wtv": (".wtv",),
+    "dv": (".dv", ".dif"),
+    "ivf": (".ivf",),
+    "obu": (".obu",),
+    "gif": (".gif",),
+    "mjpeg": (".mjpeg", ".mjpg"),
+    "mpegvideo": (".m1v", ".m2v"),
+    "m4v": (".m4v",),
+    "h264": (".h264", ".264", ".avc"),
+    "hevc": (".hevc", ".h265", ".265"),
+    "vc1": (".vc1",),
+    "yuv4mpegpipe": (".y4m",),
+}
+"""Suffixes of files by the name of FFmpeg's demuxer. docs/data.md lists the same suffixes.
+
+FFmpeg opens files with these demuxers only. All of them read a single self-contained file. Other
+demuxers may open other files through a playlist, render text as pictures, or interpret the file
+name as a pattern.
+"""
+SUFFIXES = tuple(dict.fromkeys(chain(*_FORMATS.values())))
+"""Suffixes of video files, in lower case."""
+_LENIENT: dict[str, Any] = (
+    {"metadata_errors": "replace"} if av.__version__.startswith("18.") else {}
+)
+"""Arguments for `av.open` that make PyAV 18 accept metadata that is not UTF-8. PyAV 19 always
+accepts such metadata."""
+_DEFAULT_FLAG = 5_000_000
+"""Number of pixels that the default flag of a stream is worth in FFmpeg's choice of a stream."""
+_FFMPEG_MAX_PIXELS = 2**31 - 1
+"""Largest value of FFmpeg's `max_pixels` option. Its default is lower."""
+_PARENT_BOXES = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
+_COUNTS = {b"stsz": 16, b"stz2": 16, b"trun": 12}
+"""Byte offset of the sample count, by type of the MP4 boxes that have one."""
+
+
+def is_video_name(path: str) -> bool:
+    """Return whether a path ends with the suffix of a video file, in upper or lower case."""
+    return path.lower().endswith(SUFFIXES)
+
+
+def video_name(path: str) -> str:
+    """Return the file name without its video suffixes: `a.webm.mp4` becomes `a`."""
+    name = os.path.basename(path)
+    while is_video_name(name):
+        name = os.path.splitext(name)[0]
+    return name
+
+
+def video_files(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the sorted paths of the video files in a folder, chosen by their suffixes.
+
+    Hidden files, such as macOS's ._a.mp4, are ignored.
+    """
+    names = (name for name in os.listdir(folder) if name[0] != "." and is_video_name(name))
+    return sorted(os.path.join(folder, name) for name in names)
+
+
+@dataclass(frozen=True)
+class VideoFile:
+    """Open video file.
+
+    Attributes:
+        path: The file.
+        limits: Limits on what may be decoded.
+        container: The container.
+        stream: The video stream that the ffmpeg program would choose.
+    """
+
+    path: str
+    limits: ReadingLimits
+    container: InputContainer
+    stream: VideoStream
+
+    def packets(self) -> Iterator[Packet[VideoStream]]:
+        """Yield the packets of the stream up to the end or to the first damage of the container.
+
+        The last packet is empty, so that decoding it returns the frames that the decoder still
+        holds.
+        """
+        try:
+            yield from self.container.demux(self.stream)
+        except av.InvalidDataError:
+            yield cast("Packet[VideoStream]", Packet())
+
+    def decode(self, packet: Packet[VideoStream] | None) -> list[VideoFrame | None]:
+        """Decode a packet. Return [None] if the packet is damaged.
+
+        If `packet` is None or empty, return the frames that the decoder still holds.
+
+        Raises:
+            UnreadableVideoError: The frames have become too large.
+        """
+        decoder = self.stream.codec_context
+        try:
+            return [*decoder.decode(packet)]
+        except av.InvalidDataError:
+            self.limits.check_pixels(decoder.width, decoder.height)
+            return [None]
+
+    def frames(self) -> Iterator[VideoFrame]:
+        """Yield the frames in display order, and skip damaged packets."""
+        return filter(None, chain.from_iterable(map(self.decode, self.packets())))
+
+
+@contextlib.contextmanager
+def open_video(
+    path: str, limits: ReadingLimits = LIMITS, *, threads: int = 1, streams: int = 0
+) -> Iterator[VideoFile]:
+    """Open a video file. All streams except the chosen video stream are discarded.
+
+    FFmpeg accepts only known formats and does not open other files. Frames with more pixels than
+    `limits` allows are not decoded, even if the frame size changes within the stream.
+
+    Args:
+        path: The video file.
+        limits: Limits on what may be decoded.
+        threads: Number of decoder threads. 0 lets the codec choose.
+        streams: Number of streams in the file, or 0 if unknown. If the number is known, FFmpeg does
+            not decode frames to find the streams. For large frames, this saves as much time as
+            reading half a clip takes.
+
+    Raises:
+        UnreadableVideoError: The file cannot be opened, has no video stream, or has too large
+            frames.
+    """
+    check_regular(path)
+    bound = {"max_pixels": str(min(limits.pixels, _FFMPEG_MAX_PIXELS))}
+    allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(_FORMATS)}
+    # This option affects only the decoders with which FFmpeg probes the streams.
+    probing = {"skip_frame": "all"} if streams else {}
+    with _open_container(path, allowed | bound | probing) as container:
+        if not container.streams.video:
+            raise UnreadableVideoError("has no video stream")
+        stream = max(container.streams.video, key=_preference)
+        for other in container.streams:
+            if other is not stream:
+                other.discard = Discard.all
+        if stream.codec_context is None:
+            raise UnreadableVideoError("uses a codec that FFmpeg cannot decode")
+        limits.check_pixels(stream.width, stream.height)
+        stream.codec_context.thread_count = threads
+        stream.codec_context.options = bound
+        yield VideoFile(path, limits, container, stream)
+
+
+def _preference(stream: VideoStream) -> tuple[bool, int]:
+    """Return the rank of a video stream. Of equal ranks, the first stream is chosen.
+
+    The order is that of the ffmpeg program. Streams that FFmpeg can decode come before others,
+    videos before cover art, and large pictures before small ones. A stream with the default flag
+    ranks as if it had 5 million more pixels.
+    """
+    if stream.codec_context is None:
+        return False, 0
+    if stream.disposition & Disposition.attached_pic:
+        return True, 1
+    is_default = bool(stream.disposition & Disposition.default)
+    return True, stream.width * stream.height + _DEFAULT_FLAG * is_default
+
+
+@contextlib.contextmanager
+def _open_container(path: str, options: dict[str, str]) -> Iterator[InputContainer]:
+    """Context manager: open a local or remote file with FFmpeg."""
+    with contextlib.ExitStack() as stack:
+        try:
+            # Without the prefix "file:", FFmpeg would take the part of a file name before a colon
+            # for a protocol.
+            file = stack.enter_context(open_file(path)) if is_remote(path) else f"file:{path}"
+            container = stack.enter_context(av.open(file, options=options, **_LENIENT))
+        except av.ArgumentError as error:
+            raise UnreadableVideoError(
+                "cannot be opened: the file is not in a supported video format (see docs/data.md)"
+            ) from error
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise UnreadableVideoError(f"cannot be opened: {reason_of(error)}") from error
+        yield container
+
+
+def check_regular(path: str, name: str = "") -> None:
+    """Check that `path` is a regular file. Remote files are checked when they are opened.
+
+    Opening a pipe or a device could block forever.
+
+    Args:
+        path: The file to check.
+        name: Text to put before the error message.
+
+    Raises:
+        UnreadableVideoError: The file does not exist or is not a regular file.
+    """
+    if is_remote(path):
+        return
+    try:
+        is_regular = stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError) as error:
+        raise UnreadableVideoError(f"{name}cannot be opened: {reason_of(error)}") from error
+    if not is_regular:
+        raise UnreadableVideoError(f"{name}cannot be opened: the path is not a regular file")
+
+
+def count_samples(path: str, enough: int) -> int:
+    """Count the samples of all tracks of an MP4 or MOV file (ISO 14496-12), without FFmpeg.
+
+    FFmpeg allocates memory for all samples that a file announces, so a malicious file could exhaust
+    the memory. A box without a sample count is counted as one sample, so that files with very many
+    small boxes also reach the limit. For files of other formats, the result is small.
+
+    Args:
+        path: The file.
+        enough: Stop counting as soon as the count exceeds this number.
+    """
+    total = 0
+    with open_file(path) as file:
+        for count in _counts(file, file.seek(0, os.SEEK_END)):
+            total += count
+            if total > enough:
+                break
+    return total
+
+
+def _counts(file: BinaryIO, size: int) -> Iterator[int]:
+    """Yield the number of samples in each box, or 1 for a box without a sample count."""
+    ends = [size]
+    position = 0
+    while ends:
+        if position + 8 > ends[-1]:
+            position = ends.pop()
+            continue
+        file.seek(position)
+        head = file.read(20)
+        length, kind = int.from_bytes(head[:4]), head[4:8]
+        header = 16 if length == 1 else 8
+        if length == 1:
+            length = int.from_bytes(head[8:16])
+        end = min(ends[-1], position + length) if length else ends[-1]
+        if 0 < length < header:
+            position = ends[-1]  # FFmpeg also skips the rest of the parent box after such a box
+        elif kind in _PARENT_BOXES:
+            yield 1
+            ends.append(end)
+            position += header
+        else:
+            place = _COUNTS.get(kind, len(head))
+            yield int.from_bytes(head[place : place + 4]) or 1
+            position = end

@@ -21,15 +21,14 @@ _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def check_gpus(recipe: Recipe, placement: Placement) -> None:
     """Check that this machine has at least NUM_GPUS GPUs.
 
-    A single GPU is enough for a task of srun, because a task sees only its own GPU if srun assigns
-    GPUs to tasks (--gpus-per-task).
+    A single GPU is enough for a rank that a launcher has started, because a task of srun sees only
+    its own GPU if srun assigns GPUs to tasks (--gpus-per-task).
 
     Raises:
         ValueError: This machine has fewer GPUs.
     """
     count = torch.cuda.device_count()
-    is_task = placement.launcher == "srun" and placement.local_rank is not None
-    if count < recipe.num_gpus and not (is_task and count == 1):
+    if count < recipe.num_gpus and not (placement.local_rank is not None and count == 1):
         raise ValueError(
             f"NUM_GPUS is {recipe.num_gpus}, but this machine has {count} GPUs. To train on the "
             "CPU, set NUM_GPUS 0."

@@ -79,7 +79,7 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
         if placement.size == 1:
             main(recipe, World(0, 1, process_device(recipe, 0)))
             return
-    if placement.machines > 1 and placement.launcher != "torchrun" and placement.address is None:
+    if placement.machines > 1 and placement.address is None:
         raise ValueError(
             f"NUM_SHARDS is {placement.machines}, but there is no rendezvous. Add --init-method "
             "tcp://FIRST-MACHINE:PORT to the command on all machines."
@@ -87,6 +87,6 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
     if placement.local_rank is None:
         start_workers(placement, recipe, main)
         return
-    if placement.launcher != "torchrun":
-        os.environ.update(placement.variables(os.environ))
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        os.environ.update(placement.variables(placement.local_rank))
     work(recipe, main)

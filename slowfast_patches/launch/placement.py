@@ -1,4 +1,7 @@
-"""Find out how many processes a run has on each machine, and which of them this process is."""
+"""Translate the conventions of srun and PySlowFast to torchrun's: where the processes of a run are.
+
+The rest of the package knows only the environment variables that torchrun sets for a process.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,21 @@ class Placement:
     """Placement of the processes of a run on machines.
 
     Attributes:
-        launcher: "torchrun", "srun", or "run_net" for PySlowFast's convention.
         machines: Number of machines.
         machine: Index of this machine, from 0.
         per_machine: Number of processes on each machine.
         local_rank: Rank of this process on this machine. None if this process is not a rank itself
             but starts the ranks of this machine.
-        address: Rendezvous, HOST:PORT of the first machine. None if torchrun provides the
-            rendezvous, or if no rendezvous was given.
+        address: Rendezvous, HOST:PORT of the first machine. None if none was given.
+        has_cores: Whether the launcher has assigned cores to this rank, which it does not share.
     """
 
-    launcher: str
     machines: int
     machine: int
     per_machine: int
     local_rank: int | None
     address: str | None = None
+    has_cores: bool = False
 
     @property
     def size(self) -> int:
@@ -46,23 +48,18 @@ class Placement:
         """Rank of this process, or of the first rank that this process starts."""
         return self.machine * self.per_machine + (self.local_rank or 0)
 
-    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables that torchrun would set for this process.
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """Return the environment variables that torchrun would set for a rank of this machine.
 
-        LOCAL_WORLD_SIZE is the number of processes that share the available cores. It is 1 if srun
-        has assigned separate cores to each task.
-
-        Args:
-            environment: Environment variables that SLURM has set, such as os.environ.
+        LOCAL_WORLD_SIZE is the number of processes that share the available cores.
         """
         assert self.address is not None
-        own_cores = available_cores() < int(environment.get("SLURM_CPUS_ON_NODE", 0))
         host, _, port = self.address.rpartition(":")
         return {
-            "RANK": str(self.first_rank),
+            "RANK": str(self.machine * self.per_machine + local_rank),
             "WORLD_SIZE": str(self.size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(1 if own_cores else self.per_machine),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(1 if self.has_cores else self.per_machine),
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
         }
@@ -86,29 +83,34 @@ def find_placement(
     Raises:
         ValueError: The launcher contradicts the recipe.
     """
-    address = None if init_method is None else _host_and_port(init_method)
-    if "TORCHELASTIC_RUN_ID" in environment:
-        placement = _under_torchrun(environment, address)
-    elif int(environment.get("SLURM_STEP_NUM_TASKS", 0)) > 1:
-        placement = _under_srun(recipe, environment, address)
-    else:
-        return _by_hand(recipe, address)
-    launcher = placement.launcher
-    machines = placement.machines
-    if 0 < recipe.num_gpus != placement.per_machine:
+    given = init_method and re.fullmatch(r"tcp://([^/]+:\d+)/?", init_method)
+    if init_method and not given:
         raise ValueError(
-            f"{launcher} starts {placement.per_machine} processes on each machine, but NUM_GPUS is "
+            f"--init-method is {init_method}, but must be tcp://HOST:PORT, where HOST is the first "
+            "machine."
+        )
+    address = given[1] if given else None
+    asked = (recipe.num_shards, recipe.shard_id)
+    if "TORCHELASTIC_RUN_ID" in environment:
+        found = _under_torchrun(environment, address)
+    elif int(environment.get("SLURM_STEP_NUM_TASKS", 0)) > 1:
+        found = _under_srun(recipe, environment, address)
+    else:
+        count = max(1, recipe.num_gpus)
+        found = Placement(*asked, count, 0 if count == 1 else None, address)
+    if 0 < recipe.num_gpus != found.per_machine:
+        raise ValueError(
+            f"The launcher starts {found.per_machine} processes on each machine, but NUM_GPUS is "
             f"{recipe.num_gpus}. The two numbers must be equal."
         )
     # The recipe may leave out NUM_SHARDS and SHARD_ID, or repeat the values of the launcher.
-    asked = (recipe.num_shards, recipe.shard_id)
-    if asked not in {(1, 0), (machines, 0), (machines, placement.machine)}:
+    allowed = {(1, 0), (found.machines, 0), (found.machines, found.machine)}
+    if asked not in allowed or not 0 <= found.machine < max(1, found.machines):
         raise ValueError(
-            f"{launcher} sets NUM_SHARDS {machines} and SHARD_ID {placement.machine}, but the "
-            f"recipe sets {asked[0]} and {asked[1]}. Remove these keys from the recipe and the "
-            "command."
+            f"NUM_SHARDS is {asked[0]} and SHARD_ID is {asked[1]}, but SHARD_ID must be from 0 to "
+            "NUM_SHARDS - 1. torchrun and srun set both, so with them, remove these keys."
         )
-    return placement
+    return found
 
 
 def is_restart(environment: Mapping[str, str]) -> bool:
@@ -117,41 +119,14 @@ def is_restart(environment: Mapping[str, str]) -> bool:
     return any(int(environment.get(name) or 0) > 0 for name in counts)
 
 
-def _host_and_port(url: str) -> str:
-    match = re.fullmatch(r"tcp://([^/]+:\d+)/?", url)
-    if match is None:
-        raise ValueError(
-            f"--init-method is {url}, but must be tcp://HOST:PORT, where HOST is the first machine."
-        )
-    return match[1]
-
-
-def _by_hand(recipe: Recipe, address: str | None) -> Placement:
-    machines = recipe.num_shards
-    machine = recipe.shard_id
-    if not 0 <= machine < max(1, machines):
-        raise ValueError(
-            f"SHARD_ID is {machine}, but must be from 0 to {machines - 1} (NUM_SHARDS - 1)."
-        )
-    alone = recipe.num_gpus < 2
-    count = max(1, recipe.num_gpus)
-    return Placement("run_net", machines, machine, count, 0 if alone else None, address)
-
-
 def _under_torchrun(environment: Mapping[str, str], address: str | None) -> Placement:
-    if address is not None:
+    if address:
         raise ValueError("torchrun provides the rendezvous. Remove --init-method.")
     machines = int(environment["GROUP_WORLD_SIZE"])
-    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    if restarts and machines > 1 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        raise ValueError(
-            "On several machines, torchrun --max-restarts requires --rdzv-backend c10d and the "
-            "environment variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, because restarted "
-            "processes cannot reuse the TCP store of the previous processes."
-        )
     per_machine = int(environment["WORLD_SIZE"]) // machines
     machine, local_rank = divmod(int(environment["RANK"]), per_machine)
-    return Placement("torchrun", machines, machine, per_machine, local_rank)
+    address = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    return Placement(machines, machine, per_machine, local_rank, address)
 
 
 def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | None) -> Placement:
@@ -169,12 +144,12 @@ def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | N
         )
     starts = tasks == machines and recipe.num_gpus > 1
     return Placement(
-        launcher="srun",
         machines=machines,
         machine=int(environment["SLURM_NODEID"]),
         per_machine=recipe.num_gpus if starts else tasks // machines,
         local_rank=None if starts else int(environment["SLURM_LOCALID"]),
         address=address or _step_address(environment),
+        has_cores=not starts and available_cores() < int(environment.get("SLURM_CPUS_ON_NODE", 0)),
     )
 
 
@@ -184,9 +159,8 @@ def _step_address(environment: Mapping[str, str]) -> str:
     The host is the first machine of the step, where rank 0 runs. The port depends on the job ID and
     the step ID, because several jobs may run on the same machine.
     """
-    # This is a list such as "node[01-16,20],login".
+    # This is a list such as "node[01-16,20],login". Its first machine is node01.
     listed = environment.get("SLURM_STEP_NODELIST", "localhost")
-    # The first entry of "node[01-16,20],login" is "node[01". Brackets are removed below.
     first = re.sub(r"(\[\d+)[^]]*", r"\1", listed).split(",")[0]
     number = 97 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])
     return f"{re.sub('[][]', '', first)}:{_FIRST_PORT + number % _PORTS}"

@@ -12,7 +12,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +24,6 @@ from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 FOLDER = "slurm"
 """Name of the subfolder of a run with the logs of its jobs."""
 
-_PAUSES = (1, 2, 4, 0)
-"""Seconds to wait after each failed call of squeue. There are as many attempts."""
 _RESUMABLE = (INTERRUPTED_STATUS, 128 + signal.SIGUSR1, 128 + signal.SIGTERM)
 """Exit statuses of srun after which a training can resume.
 
@@ -71,7 +68,7 @@ class Slurm:
         options: Other options of sbatch by name, such as account. The value of a flag is empty.
 
     Raises:
-        ValueError: `hours` or `warning_seconds` is out of range.
+        ValueError: SLURM would not accept the times, or the warning would come too late.
     """
 
     partition: str
@@ -84,21 +81,13 @@ class Slurm:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.hours < 10_000:
+        latest = min(65_536, self.hours * 3600)
+        if not (0 < self.warning_seconds < latest and self.hours < 10_000):
             raise ValueError(
-                f"the time limit of a job is {self.hours:g} hours, but must be above 0 and below "
-                "10,000."
+                f"the time limit of a job is {self.hours:g} hours, and the warning time is "
+                f"{self.warning_seconds} seconds. The warning time must be from 1 to 65535 "
+                "seconds, and shorter than the time limit."
             )
-        if not 0 < self.warning_seconds < min(65_536, self.minutes * 60):
-            raise ValueError(
-                f"the warning time is {self.warning_seconds} seconds, but must be from 1 to 65535 "
-                f"and shorter than the job, whose time limit is {self.hours:g} hours."
-            )
-
-    @property
-    def minutes(self) -> int:
-        """Time limit of a job in minutes."""
-        return round(self.hours * 60)
 
 
 def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, logs: Path) -> str:
@@ -114,7 +103,7 @@ def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, 
     options = {
         "job-name": slurm.name,
         "partition": slurm.partition,
-        "time": slurm.minutes,
+        "time": round(slurm.hours * 60),
         "nodes": recipe.num_shards,
         "ntasks-per-node": 1,
         "cpus-per-task": slurm.cpus * max(1, recipe.num_gpus),
@@ -165,17 +154,15 @@ def queued_jobs() -> set[str]:
     """Return the IDs of all jobs that are queued or running.
 
     Raises:
-        ValueError: squeue keeps failing.
+        ValueError: squeue fails.
     """
-    for seconds in _PAUSES:
-        done = _run(["squeue", "--all", "--array", "--noheader", "--format=%i"])
-        if done.returncode == 0:
-            return set(done.stdout.split())
-        time.sleep(seconds)
-    raise ValueError(
-        f"squeue fails, so it is unknown which jobs are queued: {done.stderr.strip()}. Nothing was "
-        "submitted. Repeat the command when SLURM is available."
-    )
+    done = _run(["squeue", "--all", "--array", "--noheader", "--format=%i"])
+    if done.returncode:
+        raise ValueError(
+            f"squeue fails, so it is unknown which jobs are queued: {done.stderr.strip()}. Nothing "
+            "was submitted. Repeat the command when SLURM is available."
+        )
+    return set(done.stdout.split())
 
 
 def _run(command: Sequence[str], **options: Any) -> CompletedProcess[str]:

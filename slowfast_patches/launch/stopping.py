@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import islice
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -23,15 +24,6 @@ from slowfast_patches.utils.signals import (
     finished,
     listening,
 )
-
-__all__ = [
-    "EARLY",
-    "StopRequest",
-    "TrainingInterruptedError",
-    "TrainingStoppedError",
-    "handle_signals",
-    "interruptible",
-]
 
 T = TypeVar("T")
 Handler = Callable[[int, FrameType | None], None]
@@ -56,17 +48,17 @@ def interruptible() -> Iterator[None]:
         if not finished.is_set():
             raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
 
-    with handle_signals((signal.SIGTERM, signal.SIGUSR1), interrupt):
+    with handle_signals({signal.SIGTERM: interrupt, signal.SIGUSR1: interrupt}):
         yield
 
 
 @contextmanager
-def handle_signals(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Context manager: call `handler` on the given signals in the body.
+def handle_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Context manager: use these signal handlers in the body.
 
     Outside the main thread, where Python does not allow signal handlers, this does nothing.
     """
-    before = _set_handlers(dict.fromkeys(numbers, handler))
+    before = _set_handlers(handlers)
     try:
         yield
     finally:
@@ -102,8 +94,8 @@ class StopRequest:
         self._timeout = timeout
         self.asked = 0
         self._interrupted = False
-        self._agreed = 0
-        self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
+        self._agreed = torch.zeros(1, dtype=torch.int64)
+        self._work: Any = None
         self._group: Any = None
         self._handlers: dict[signal.Signals, Any] = {}
 
@@ -124,10 +116,10 @@ class StopRequest:
     def ask(self) -> None:
         """Start to tell the other processes whether this process was asked to stop."""
         self.agreed()
-        self._number[0] = self.asked
+        self._agreed.clamp_(min=self.asked)
         if self._group is not None:
             self._work = dist.all_reduce(
-                self._number, dist.ReduceOp.MAX, group=self._group, async_op=True
+                self._agreed, dist.ReduceOp.MAX, group=self._group, async_op=True
             )
 
     def agreed(self) -> bool:
@@ -138,13 +130,17 @@ class StopRequest:
         if self._work is not None:
             self._work.wait()
             self._work = None
-        self._agreed = max(self._agreed, int(self._number[0]))
-        return self._agreed > 0
+        return bool(self._agreed)
 
-    @property
-    def signal(self) -> signal.Signals:
-        """Signal because of which all processes stop. Use this only if `agreed` is True."""
-        return signal.Signals(self._agreed)
+    def check(self, when: str = "") -> None:
+        """Raise TrainingInterruptedError in all processes if `agreed`.
+
+        Args:
+            when: End of the error message "stopped by SIGTERM ...".
+        """
+        if self.agreed():
+            name = signal.Signals(int(self._agreed)).name
+            raise TrainingInterruptedError(f"stopped by {name} {when}".strip())
 
     def begin(self, name: str) -> None:
         """Begin a step of the preparation, unless the run was asked to stop.
@@ -153,10 +149,7 @@ class StopRequest:
             TrainingInterruptedError: The run was asked to stop. All processes raise it.
         """
         self.ask()
-        if self.agreed():
-            raise TrainingInterruptedError(
-                f"stopped by {self.signal.name} before {name}, when the training had not begun"
-            )
+        self.check(f"before {name}")
 
     def between(self, batches: Iterable[T], rounds: int) -> Iterator[T]:
         """Yield the mini-batches of an evaluation until the run is asked to stop.
@@ -172,30 +165,21 @@ class StopRequest:
         iterator = iter(batches)
         for _ in range(rounds):
             self.ask()
-            for batch in iterator:
-                yield batch
-                break
-            if self.agreed():
-                raise TrainingInterruptedError(
-                    f"stopped by {self.signal.name} during an evaluation"
-                )
+            yield from islice(iterator, 1)
+            self.check("during an evaluation")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. Do not log here, because the signal may have interrupted a logger."""
-        if number == signal.SIGINT:
-            # SIGTERM after SIGINT is not a second Ctrl-C: launchers forward SIGINT as SIGTERM.
-            if self._interrupted:
-                _say("interrupted again: exiting without saving a checkpoint")
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-                os.kill(os.getpid(), signal.SIGINT)
-            self._interrupted = True
-            if self._world.is_main:
-                _say(
-                    "interrupted: saving a checkpoint after this iteration. To exit without "
-                    "saving, press Ctrl-C again"
-                )
         self.asked = self.asked or number
-
-
-def _say(text: str) -> None:
-    os.write(2, f"\n{text}\n".encode())
+        if number != signal.SIGINT:
+            return  # SIGTERM after SIGINT is no second Ctrl-C: launchers forward SIGINT as SIGTERM.
+        if self._interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        self._interrupted = True
+        if self._world.is_main:
+            os.write(
+                2,
+                b"\ninterrupted: saving a checkpoint after this iteration. To exit without saving, "
+                b"press Ctrl-C again\n",
+            )

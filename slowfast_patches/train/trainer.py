@@ -34,11 +34,7 @@ from slowfast_patches.datasets.loader import (
     training_bytes,
     training_loader,
 )
-from slowfast_patches.launch.stopping import (
-    StopRequest,
-    TrainingInterruptedError,
-    TrainingStoppedError,
-)
+from slowfast_patches.launch.stopping import StopRequest, TrainingStoppedError
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
@@ -65,6 +61,7 @@ from slowfast_patches.train.step import Outcome, Stepper, in_parallel
 from slowfast_patches.train.warm_up import dry_run, without_compiling
 from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.distributed import World, broadcast_from_main, sum_over_ranks
+from slowfast_patches.utils.signals import TrainingInterruptedError
 
 logger = logging.getLogger(__name__)
 
@@ -259,8 +256,7 @@ class Trainer:
             self.record.report(step)
         if stops or validates or saves:
             self.save()
-        if stops:
-            raise TrainingInterruptedError(f"stopped by {self.stop.signal.name}")
+        self.stop.check()
         if validates:
             self.validate(step)
 

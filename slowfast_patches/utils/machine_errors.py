@@ -20,7 +20,13 @@ _KILLED = _Cause(
     "A data loader worker was killed",
     "If the machine was out of memory, set a lower DATA_LOADER.NUM_WORKERS.",
 )
+_LOST_RANK = _Cause(
+    r"Dist\w*Error|/gloo/transport/",  # NCCL and the store, gloo
+    "Another rank failed, or did not answer within DIST_STALL_SECONDS",
+    "See the log of that rank.",
+)
 _CAUSES = (
+    _LOST_RANK,
     _Cause(
         "Too many open files|ancdata",
         "The limit of open files is reached",
@@ -64,6 +70,11 @@ def explain_machine_error(error: BaseException) -> str:
     if found is None and _is_broken_connection(error):
         found = _KILLED
     return f"{found.cause} ({line}). {found.remedy}" if found else ""
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Return whether an error, or its explanation, is that the connection to a rank was lost."""
+    return re.search(_LOST_RANK.pattern, f"{type(error).__name__}: {error}") is not None
 
 
 def _is_broken_connection(error: BaseException) -> bool:

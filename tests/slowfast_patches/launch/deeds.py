@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch import launch, workers
 from slowfast_patches.launch.placement import Placement
-from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.distributed import World
@@ -31,21 +32,15 @@ SAVING = float(os.environ.get("SAVING", "1"))
 def main(recipe: Recipe, world: World) -> None:
     setup_logging(recipe.output_dir, world)
     signal.alarm(DEADLINE)
-    _deed(os.environ["DEED"], Path(recipe.output_dir), world)
+    _deed(os.environ["DEED"], Path(recipe.output_dir), world, recipe.dist_stall_seconds)
     total = torch.ones(1)
     dist.all_reduce(total)
     (Path(recipe.output_dir) / f"rank_{world.rank}").write_text(f"{int(total)} {world.local_rank}")
 
 
-def _deed(name: str, folder: Path, world: World) -> None:
-    if name == "interrupt":  # rank 0 writes a checkpoint meanwhile
-        _save(folder, world, 7)
-        raise TrainingInterruptedError("stopped by a signal after iteration 7")
+def _deed(name: str, folder: Path, world: World, patience: float) -> None:
     if name == "train":
-        _train(folder, world)
-    if name == "sleep":
-        os.write(1, b"sleeps\n")
-        time.sleep(DEADLINE)
+        _train(folder, world, timedelta(seconds=patience))
     if world.rank == 1:
         if name == "mistake":
             raise ValueError("a key of the recipe is wrong")
@@ -53,7 +48,7 @@ def _deed(name: str, folder: Path, world: World) -> None:
             error = KeyError("no such thing")
             error.add_note("in iteration 7")
             raise error
-        if name == "kill":
+        if name == "kill" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         if name == "silence":
             time.sleep(DEADLINE)
@@ -61,9 +56,9 @@ def _deed(name: str, folder: Path, world: World) -> None:
         time.sleep(DEADLINE)  # in no collective, and still it ends
 
 
-def _train(folder: Path, world: World) -> None:
+def _train(folder: Path, world: World, patience: timedelta) -> None:
     """Iterations until a signal asks to stop; then saving takes rank 0 seconds."""
-    with StopRequest(world) as stop:
+    with StopRequest(world, patience) as stop:
         for iteration in range(DEADLINE * 10):
             stop.ask()
             if iteration == 1:
@@ -71,7 +66,7 @@ def _train(folder: Path, world: World) -> None:
             time.sleep(0.1)
             if stop.agreed():
                 _save(folder, world, iteration)
-                raise TrainingInterruptedError(f"stopped by {stop.signal.name}")
+                stop.check()
 
 
 def _save(folder: Path, world: World, iteration: int) -> None:
@@ -92,7 +87,7 @@ def start(keys: list[str]) -> None:
 
 def _two_a_machine(recipe: Recipe, _: object, url: str | None) -> Placement:
     address = url and url.removeprefix("tcp://")
-    return Placement("run_net", recipe.num_shards, recipe.shard_id, 2, None, address)
+    return Placement(recipe.num_shards, recipe.shard_id, 2, None, address)
 
 
 def _forget_handlers() -> None:

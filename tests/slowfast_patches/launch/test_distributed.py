@@ -1,11 +1,9 @@
-"""Two processes train what one does, by the host's convention, torchrun and srun."""
+"""Two processes train what one does, by the host's convention and as srun and torchrun do."""
 
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -96,17 +94,6 @@ def said_by(processes: list[Popen[str]], status: int = 0) -> list[str]:
     return said
 
 
-def test_two_machines_of_one_process_train_what_one_process_does(
-    start, free_port, one_process: Path, tmp_path: Path, opened: type
-):
-    where = ("--init-method", f"tcp://127.0.0.1:{free_port()}", "--num-shards", 2)
-    keys = ("TRAIN.BATCH_SIZE", 2)
-    said_by([start(tmp_path / n, *where, "--shard-id", n, *keys) for n in ("0", "1")])
-    assert_same_training(opened(tmp_path / "0" / "out"), opened(one_process))
-    written = [path.name for path in (tmp_path / "1" / "out").rglob("*")]
-    assert sorted(written) == ["logs", "rank_0001.log"], "only the first process writes"
-
-
 BEFORE = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1)"
 AFTER = """
 import atexit, os, signal
@@ -130,38 +117,23 @@ atexit.register(send)
 """
 
 
-@pytest.mark.parametrize("machines", [1, 2])
-def test_signals_end_a_run_before_its_training_and_not_after_its_result(
-    start, free_port, tmp_path: Path, opened: type, machines: int
-):
-    where = ("--init-method", f"tcp://127.0.0.1:{free_port()}", "--num-shards", machines)
+def test_a_signal_ends_a_run_before_its_training(start, tmp_path: Path):
     (tmp_path / "before.py").write_text(BEFORE)
-    (tmp_path / "after.py").write_text(AFTER)
-    keys = ("TRAIN.BATCH_SIZE", 4 // machines)
-    for module, status in (("before", 75), ("after", 0)):
-        run = (*where, *keys, "--import", module)
-        said_by([start(tmp_path, *run, "--shard-id", n) for n in range(machines)], status)
-    assert "top1" in opened(tmp_path / "out").result
+    said_by([start(tmp_path, "--import", "before")], status=75)
 
 
-def test_torchrun_trains_what_one_process_does_though_a_rank_is_killed(
-    free_port: Callable[[], int],
-    tiny_recipe: Path,
-    data: tuple[object, ...],
-    one_process: Path,
-    tmp_path: Path,
-    opened: type,
+def test_two_machines_train_what_one_process_does_whatever_signals_follow_the_result(
+    start, free_port, one_process: Path, tmp_path: Path, opened: type
 ):
-    where = ("--master-addr", "127.0.0.1", "--master-port", free_port())
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, *where)
-    keys = ("OUTPUT_DIR", tmp_path, "DATA_LOADER.NUM_WORKERS", 0, *OPTIONS, *data)
-    variables = os.environ | SMALL | {"FAULT": "step:5", "FAULTY_RANK": "1"}
-    words = (*launcher, "--max-restarts", 1, RUN_NET, "--cfg", tiny_recipe, *keys)
-    command = list(map(str, words))
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert "Resuming after iteration" in opened(tmp_path).log
-    assert_same_training(opened(tmp_path), opened(one_process))
+    where = ("--init-method", f"tcp://127.0.0.1:{free_port()}", "--num-shards", 2)
+    keys = ("TRAIN.BATCH_SIZE", 2, "--import", "after")
+    for name in ("0", "1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "after.py").write_text(AFTER)
+    said_by([start(tmp_path / n, *where, "--shard-id", n, *keys) for n in ("0", "1")])
+    assert_same_training(opened(tmp_path / "0" / "out"), opened(one_process))
+    written = [path.name for path in (tmp_path / "1" / "out").rglob("*")]
+    assert sorted(written) == ["logs", "rank_0001.log"], "only the first process writes"
 
 
 def test_stopped_on_four_tasks_of_srun_it_continues_on_two_processes_of_torchrun(

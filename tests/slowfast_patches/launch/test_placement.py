@@ -9,6 +9,7 @@ from slowfast_patches.launch.placement import Placement, find_placement, is_rest
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"}
 TORCHRUN |= {"RANK": "11", "GROUP_RANK": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
+TORCHRUN |= {"MASTER_ADDR": "first", "MASTER_PORT": "7"}
 JOB = {"SLURM_JOB_ID": "1234567", "SLURM_NTASKS": "64", "SLURM_NNODES": "9"}
 JOB |= {"SLURM_JOB_NODELIST": "gpu[01-09]"}
 STEP = JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
@@ -16,7 +17,7 @@ STEP |= {"SLURM_STEP_NODELIST": "gpu[07,11]"}
 ONE_TASK_A_GPU = STEP | {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "11", "SLURM_LOCALID": "3"}
 ONE_TASK_A_MACHINE = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
 ONE_TASK_A_MACHINE |= {"SLURM_LOCALID": "0"}
-SHARED = {"TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+UNDER_TORCHRUN = Placement(2, 1, 8, 3, "first:7")
 THERE = "tcp://first:9999"
 
 
@@ -27,18 +28,18 @@ def config(*overrides: object) -> Recipe:
 @pytest.mark.parametrize(
     ("keys", "environment", "expected", "size", "rank"),
     [
-        (("NUM_GPUS", 0), {}, Placement("run_net", 1, 0, 1, 0), 1, 0),
-        (("NUM_GPUS", 1), {}, Placement("run_net", 1, 0, 1, 0), 1, 0),
-        (("NUM_GPUS", 8), {}, Placement("run_net", 1, 0, 8, None), 8, 0),
-        (("NUM_SHARDS", 3, "SHARD_ID", 2), {}, Placement("run_net", 3, 2, 8, None), 24, 16),
-        (("NUM_GPUS", 0, "NUM_SHARDS", 3), {}, Placement("run_net", 3, 0, 1, 0), 3, 0),
+        (("NUM_GPUS", 0), {}, Placement(1, 0, 1, 0), 1, 0),
+        (("NUM_GPUS", 1), {}, Placement(1, 0, 1, 0), 1, 0),
+        (("NUM_GPUS", 8), {}, Placement(1, 0, 8, None), 8, 0),
+        (("NUM_SHARDS", 3, "SHARD_ID", 2), {}, Placement(3, 2, 8, None), 24, 16),
+        (("NUM_GPUS", 0, "NUM_SHARDS", 3), {}, Placement(3, 0, 1, 0), 3, 0),
         # A batch script, and srun --pty bash.
-        ((), JOB, Placement("run_net", 1, 0, 8, None), 8, 0),
-        ((), JOB | {"SLURM_STEP_NUM_TASKS": "1"}, Placement("run_net", 1, 0, 8, None), 8, 0),
-        ((), TORCHRUN, Placement("torchrun", 2, 1, 8, 3), 16, 11),
-        (("NUM_GPUS", 0), TORCHRUN, Placement("torchrun", 2, 1, 8, 3), 16, 11),
-        ((), TORCHRUN | ONE_TASK_A_MACHINE, Placement("torchrun", 2, 1, 8, 3), 16, 11),
-        (("NUM_SHARDS", 2, "SHARD_ID", 0), TORCHRUN, Placement("torchrun", 2, 1, 8, 3), 16, 11),
+        ((), JOB, Placement(1, 0, 8, None), 8, 0),
+        ((), JOB | {"SLURM_STEP_NUM_TASKS": "1"}, Placement(1, 0, 8, None), 8, 0),
+        ((), TORCHRUN, UNDER_TORCHRUN, 16, 11),
+        (("NUM_GPUS", 0), TORCHRUN, UNDER_TORCHRUN, 16, 11),
+        ((), TORCHRUN | ONE_TASK_A_MACHINE, UNDER_TORCHRUN, 16, 11),
+        (("NUM_SHARDS", 2, "SHARD_ID", 0), TORCHRUN, UNDER_TORCHRUN, 16, 11),
     ],
 )
 def test_who_starts_which_ranks(keys, environment, expected, size, rank):
@@ -62,7 +63,7 @@ def test_srun_has_a_task_for_each_process_or_machine(
 ):
     placement = find_placement(config("NUM_GPUS", gpus), environment)
     address = f"gpu07:{20_000 + 97 * 1_234_567 % 12_000}"
-    assert placement == Placement("srun", 2, 1, per_machine, local_rank, address)
+    assert placement == Placement(2, 1, per_machine, local_rank, address)
     assert (placement.size, placement.first_rank) == (size, rank)
     assert find_placement(config("NUM_GPUS", gpus), environment, THERE).address == "first:9999"
     later = find_placement(config("NUM_GPUS", gpus), environment | {"SLURM_STEP_ID": "1"})
@@ -90,8 +91,8 @@ def test_ranks_meet_on_the_first_machine_of_a_step(listed, first):
 @pytest.mark.parametrize(("cores", "sharing"), [(32, "8"), (4, "1")])
 def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, cores, sharing):
     monkeypatch.setattr(placement_module, "available_cores", lambda: cores)
-    placement = find_placement(config("NUM_GPUS", 8), ONE_TASK_A_GPU, THERE)
-    assert placement.variables({"SLURM_CPUS_ON_NODE": "32"}) == {
+    environment = ONE_TASK_A_GPU | {"SLURM_CPUS_ON_NODE": "32"}
+    assert find_placement(config("NUM_GPUS", 8), environment, THERE).variables(3) == {
         "RANK": "11",
         "WORLD_SIZE": "16",
         "LOCAL_RANK": "3",
@@ -104,15 +105,18 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
 @pytest.mark.parametrize(
     ("environment", "keys", "init_method", "said"),
     [
-        (TORCHRUN, ["NUM_SHARDS", 3], None, "torchrun sets .* Remove these"),
-        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "torchrun sets .* Remove these"),
+        (TORCHRUN, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3 and SHARD_ID is 0.* remove these"),
+        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "SHARD_ID is 5, .* remove these keys"),
         (TORCHRUN, [], THERE, "Remove --init-method"),
         (TORCHRUN, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM_GPUS is 4"),
-        (TORCHRUN | SHARED, [], None, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
-        (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "srun sets .* Remove these"),
+        (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3"),
         (ONE_TASK_A_GPU, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM"),
         (ONE_TASK_A_GPU | {"SLURM_STEP_NUM_TASKS": "15"}, [], None, "15 tasks on 2 machines"),
-        ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID is 2, but must be from 0 to"),
+        ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID must be from 0 to NUM_SHARDS - 1"),
+        *(
+            ({}, [], address, f"--init-method is {address}, but must be tcp://HOST:PORT")
+            for address in ("first:9999", "tcp://first", "tcp://first:x", "file:///here")
+        ),
     ],
 )
 def test_launchers_that_contradict_each_other(environment, keys, init_method, said):

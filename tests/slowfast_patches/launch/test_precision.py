@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-import yaml
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.launch import device
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.solver import is_mixed
 
@@ -49,23 +47,3 @@ def test_what_a_recipe_says_stays_and_what_is_not_decided_is_refused(processor):
         assert resolve(asked).train.mixed_precision is mixed
     with pytest.raises(ValueError, match="auto has not been resolved"):
         is_mixed(load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto"]))
-
-
-@pytest.mark.slow
-def test_a_run_writes_down_what_was_decided_and_goes_on_with_no_other(
-    tmp_path, processor, command_line, one_block, one_block_keys, opened, monkeypatch
-):
-    """A checkpoint of a machine with AMX is not continued on one without."""
-    keys = ("TRAIN.MIXED_PRECISION", "auto", "TEST.ENABLE", False, *one_block_keys)
-    monkeypatch.setattr(device, "_WIDE", 8)  # as the tests' network is
-    processor("amx_tile")
-    with one_block():
-        status, said = command_line(tmp_path, *keys)
-    assert status == 0, said
-    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert written["TRAIN"]["MIXED_PRECISION"] is True
-    assert opened(tmp_path).result["config"]["TRAIN"]["MIXED_PRECISION"] is True
-    processor()
-    status, said = command_line(tmp_path, *keys)
-    assert status == 2
-    assert "TRAIN.MIXED_PRECISION: True in the checkpoint, False now" in said

@@ -5,8 +5,8 @@ Jobs run side by side, and mostly wait. Trainings that are to be interrupted pau
 
 import json
 import os
-import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +24,7 @@ from slowfast_patches.study.runs import Study
 RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 KEYS = ("DATA_LOADER.NUM_WORKERS", 0, "BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0)
 KEYS += ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TRAIN.EVAL_PERIOD", 99)
-KEYS += ("SOLVER.STEPS", [0], "SOLVER.LRS", [1], "SOLVER.MAX_EPOCH", 4, "DIST_JOIN_SECONDS", 10)
-LONG = ("MODEL.NUM_CLASSES", 8, "NUM_GPUS", 0, "SOLVER.LENGTH", 2)
+KEYS += ("SOLVER.STEPS", [0], "SOLVER.LRS", [1], "SOLVER.MAX_EPOCH", 2, "DIST_JOIN_SECONDS", 10)
 SLURM = Slurm("batch", cpus=1)
 
 
@@ -65,32 +64,9 @@ def submit(cluster: Any, tiny_recipe: Path, keys: tuple[object, ...]) -> Callabl
     return call
 
 
-@pytest.fixture(scope="module")
-def undisturbed(
-    submit: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, tuple[str, Path]]:
-    """Job and folder of an undisturbed run on one and on two nodes."""
-    folders = {nodes: tmp_path_factory.mktemp(f"nodes_{nodes}") for nodes in (1, 2)}
-    return {nodes: (submit(folder, nodes), folder) for nodes, folder in folders.items()}
-
-
-@pytest.fixture(scope="module")
-def timed_out(
-    submit: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path]:
-    """A job that takes longer than its time limit, queued before all others."""
-    folder = tmp_path_factory.mktemp("timed_out")
-    slurm = Slurm("batch", cpus=1, hours=2 / 60, warning_seconds=60)
-    return submit(folder, 1, slurm=slurm, PAUSE="2.5"), folder
-
-
 def output(folder: Path) -> str:
     [path] = (folder / "slurm").glob("*.out")
     return path.read_text()
-
-
-def number_of(folder: Path) -> str:
-    return json.loads((folder / "slurm" / "jobs.json").read_text())["."]
 
 
 def trains(folder: Path, iterations: int = 3) -> Callable[[], bool]:
@@ -99,191 +75,82 @@ def trains(folder: Path, iterations: int = 3) -> Callable[[], bool]:
     return lambda: path.exists() and path.read_text().count('"train"') >= iterations
 
 
-@pytest.fixture(autouse=True)
-def _started(timed_out: object, undisturbed: object) -> None:
-    """Jobs that others are compared with, or that take long, start first."""
-
-
-def test_a_job_that_fails_on_another_node_than_the_first_ends_once(
-    cluster: Any, submit: Callable[..., str], tmp_path: Path
-) -> None:
-    """An import that fails there, and a killed rank."""
-    text = "import os\nif os.environ['SLURM_NODEID'] == '1':\n    import no_such_module\n"
-    (tmp_path / "node_module.py").write_text(text)
-    path = {"PYTHONPATH": str(tmp_path)}
-    folders = [tmp_path / "imports", tmp_path / "killed"]
-    imports = submit(folders[0], 2, "IMPORTS", "node_module", **path)
-    killed = submit(folders[1], 2, FAULT="step:3", FAULTY_RANK="1")
-    assert cluster.end(imports) == "FAILED 2:0"
-    assert "no_such_module" in output(folders[0])
-    assert ": task 1: Exited with exit code 2" in output(folders[0])
-    assert cluster.end(killed) == "FAILED 137:0"
-    assert ": task 1: Killed" in output(folders[1])
-    assert "error: rank 0: another rank failed" in output(folders[1])
-    assert [cluster.restarts(job) for job in (imports, killed)] == [0, 0]
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_job_is_the_run_itself(
-    cluster: Any, undisturbed: dict[int, tuple[str, Path]], nodes: int, opened: type
-) -> None:
-    job, folder = undisturbed[nodes]
-    assert cluster.end(job) == "COMPLETED 0:0"
-    assert opened(folder).result["world_size"] == nodes
-    assert cluster.restarts(job) == 0
-
-
-def test_a_cancelled_job_saves_and_goes_on_when_it_is_submitted_again(
-    cluster: Any,
-    submit: Callable[..., str],
-    undisturbed: dict[int, tuple[str, Path]],
-    tmp_path: Path,
-    opened: type,
-    assert_same_run: Callable[..., None],
-) -> None:
-    job = submit(tmp_path, 2, PAUSE="0.3")
-    with pytest.raises(ValueError, match=f"Job {job} for .* is already queued or running"):
-        submit(tmp_path, 2)
-    cluster.until(trains(tmp_path))
-    cluster.run("scancel", job)
-    assert cluster.end(job).startswith("CANCELLED")
-    assert opened(tmp_path).checkpoint["iteration"] >= 3
-    assert cluster.end(submit(tmp_path, 2)) == "COMPLETED 0:0"
-    assert_same_run(opened(tmp_path), opened(undisturbed[2][1]))
-
-
-def test_a_job_that_is_requeued_goes_on_unless_that_was_too_often(
-    cluster: Any,
-    submit: Callable[..., str],
-    undisturbed: dict[int, tuple[str, Path]],
-    tmp_path: Path,
-    opened: type,
-    assert_same_run: Callable[..., None],
-) -> None:
-    """By SLURM, as after a preemption, or by itself, as after a warning."""
-    requeued, warned, given_up = (tmp_path / name for name in ("requeued", "warned", "given_up"))
-    no_more = Slurm("batch", cpus=1, requeues=0)
-    commands = dict[Path, list[str]]()
-    for folder, slurm, *command in (
-        (requeued, SLURM, "scontrol", "requeue"),
-        (warned, SLURM, "scancel", "--signal=USR1"),
-        (given_up, no_more, "scancel", "--signal=TERM"),
-    ):
-        submit(folder, 1, slurm=slurm, PAUSE="0.2")
-        commands[folder] = command
-    for folder, command in commands.items():
-        cluster.until(trains(folder))
-        cluster.run(*command, number_of(folder))
-    for folder in (requeued, warned):
-        job = number_of(folder)
-        assert cluster.end(job) == "COMPLETED 0:0"
-        assert cluster.restarts(job) == 1
-        assert_same_run(opened(folder), opened(undisturbed[1][1]))
-    assert cluster.end(number_of(given_up)) == "FAILED 75:0"
-    assert "has been restarted 0 times" in output(given_up)
-
-
-def test_a_study_is_an_array_and_no_run_is_queued_twice(
-    cluster: Any, tiny_recipe: Path, keys: tuple[object, ...], tmp_path: Path
-) -> None:
-    other = shutil.copy(tiny_recipe, tmp_path / "other.yaml")
-    study = Study(make_arms([tiny_recipe, other], list(map(str, keys))), [0], tmp_path / "100 % x")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PAUSE", "0.2")
-        queued = jobs.submit_study(study, RUN_NET, SLURM)
-    first, second = queued.values()
-    assert jobs.submit_study(study, RUN_NET, SLURM) == {}
-    cluster.until(trains(study.folder(study.arms[1], 0)))
-    cluster.run("scancel", "--signal=USR1", second)
-    assert cluster.end(first) == cluster.end(second) == "COMPLETED 0:0"
-    assert (cluster.restarts(first), cluster.restarts(second)) == (0, 1)
-    assert len(study.runs()) == 2
-    assert jobs.submit_study(study, RUN_NET, SLURM) == {}
-
-
-@pytest.mark.parametrize("name", ["compare", "reproduce"])
-def test_a_command_queues_each_missing_run_once(
-    cluster: Any,
-    tiny_recipe: Path,
-    load_program: Callable[[str], ModuleType],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-) -> None:
-    other = shutil.copy(tiny_recipe, tmp_path / "other.yaml")
-    data = tiny_recipe.parent
-    words = {
-        "compare": ["--cfg", tiny_recipe, "--cfg", other, "DATA.PATH_TO_DATA_DIR", data],
-        "reproduce": ["table4", "--kinetics", data, "--imagenet-weights", other, *LONG],
-    }[name]
-    slurm = ["--slurm", "batch", "--slurm-cpus", 1, "--slurm-warning-seconds", 30]
-    slurm += ["--slurm-option", "hold=", "--output", tmp_path / "out"]
-    tool, said = load_program(f"tools/{name}.py"), list[str]()
-    for _ in range(2):
-        assert tool.main(list(map(str, [*words[:1], *words[1:-2], *slurm, *words[-2:]]))) == 0
-        said.append(capsys.readouterr().err)
-    queued = re.search(r"2 jobs submitted: (\d+)_0, \1_1\n", said[0])
-    assert "0 jobs submitted: all runs are finished or already queued" in said[1]
-    cluster.run("scancel", queued[1])
-
-
-def test_a_rejected_job_leaves_nothing(submit: Callable[..., str], tmp_path: Path) -> None:
-    folder = tmp_path / "of" / "run"
-    with pytest.raises(ValueError, match=r"SLURM rejected the jobs: .* invalid partition") as error:
-        submit(folder, 1, slurm=Slurm("nowhere"))
-    assert str(error.value).count("invalid partition") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_a_job_gets(cluster: Any, tiny_config: Callable[..., Any], tmp_path: Path) -> None:
     """All CPUs of a task, which srun of SLURM 22.05 takes from its own option alone."""
     script = "scontrol show step $SLURM_JOB_ID.$SLURM_STEP_ID; scontrol show job $SLURM_JOB_ID"
     slurm = Slurm("batch", cpus=3, hours=1.5, options={"comment": "a b", "nice": "7"})
-    job = queue(
-        batch_file(
-            [["bash", "-c", script]], tiny_config(tmp_path, "NUM_SHARDS", 2), slurm, tmp_path
-        )
-    )
+    recipe = tiny_config(tmp_path, "NUM_SHARDS", 2)
+    job = queue(batch_file([["bash", "-c", script]], recipe, slurm, tmp_path))
     assert cluster.end(job) == "COMPLETED 0:0"
     said = (tmp_path / f"{job}.out").read_text()
     for text in ("CPUs=6 Tasks=2", "TimeLimit=01:30:00", "Comment=a b", "Nice=7", "Requeue=1"):
         assert text in said
 
 
-@pytest.mark.parametrize("failures", [2, 9])
-def test_a_failing_squeue_is_not_an_empty_queue(
-    cluster: Any,
-    submit: Callable[..., str],
-    failures: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_rejected_job_leaves_nothing_and_a_queued_one_is_not_queued_again(
+    cluster: Any, submit: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    job = submit(run, 1, slurm=Slurm("batch", options={"hold": ""}))
-    count, real = tmp_path / "count", shutil.which("squeue")
-    count.write_text("")
-    text = f'echo >> {count}; [ $(wc -l < {count}) -gt {failures} ] || exit 1; exec {real} "$@"'
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\n{text}\n")
+    folder = tmp_path / "of" / "run"
+    with pytest.raises(ValueError, match=r"SLURM rejected the jobs: .* invalid partition"):
+        submit(folder, 1, slurm=Slurm("nowhere"))
+    assert list(tmp_path.iterdir()) == []
+    job = submit(folder, 1, slurm=Slurm("batch", options={"hold": ""}))
+    with pytest.raises(ValueError, match=f"Job {job} for .* is already queued or running"):
+        submit(folder, 1)
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        patch.setattr("slowfast_patches.launch.slurm._PAUSES", (0, 0, 0, 0))
-        expected = "squeue fails" if failures == 9 else "already queued"
-        with pytest.raises(ValueError, match=expected):
-            submit(run, 1)
-    assert json.loads((run / "slurm" / "jobs.json").read_text()) == {".": job}
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ValueError, match="squeue fails"):
+        submit(folder, 1)
+    assert json.loads((folder / "slurm" / "jobs.json").read_text()) == {".": job}
     cluster.run("scancel", job)
 
 
-def test_a_job_saves_before_its_time_limit_and_goes_on(
+def test_runs_go_on_bit_for_bit_after_a_warning_and_fail_once_if_a_rank_is_killed(
     cluster: Any,
-    timed_out: tuple[str, Path],
-    undisturbed: dict[int, tuple[str, Path]],
+    submit: Callable[..., str],
+    tiny_recipe: Path,
+    keys: tuple[object, ...],
+    tmp_path: Path,
     opened: type,
     assert_same_run: Callable[..., None],
 ) -> None:
-    job, folder = timed_out
-    assert cluster.end(job) == "COMPLETED 0:0"
-    assert cluster.restarts(job) > 0
-    assert "Exited with exit code 75" in output(folder)
-    assert_same_run(opened(folder), opened(undisturbed[1][1]))
+    """The same run twice, as an array, and one on two nodes, side by side."""
+    killed = submit(tmp_path / "killed", 2, FAULT="step:3", FAULTY_RANK="1")
+    other = shutil.copy(tiny_recipe, tmp_path / "other.yaml")
+    study = Study(make_arms([tiny_recipe, other], list(map(str, keys))), [0], tmp_path / "100 % x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PAUSE", "0.2")
+        first, second = jobs.submit_study(study, RUN_NET, SLURM).values()
+    assert jobs.submit_study(study, RUN_NET, SLURM) == {}
+    whole, warned = (study.folder(arm, 0) for arm in study.arms)
+    cluster.until(trains(warned))
+    cluster.run("scancel", "--signal=USR1", second)
+    assert cluster.end(first) == cluster.end(second) == "COMPLETED 0:0"
+    assert (cluster.restarts(first), cluster.restarts(second)) == (0, 1)
+    assert_same_run(opened(warned), opened(whole))
+    assert jobs.submit_study(study, RUN_NET, SLURM) == {}
+    assert cluster.end(killed) == "FAILED 137:0"
+    assert ": task 1: Killed" in output(tmp_path / "killed")
+    assert "error: rank 0: Another rank failed" in output(tmp_path / "killed")
+    assert cluster.restarts(killed) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "requeued"),
+    [(0, 0, False), (1, 0, False), (75, 6, True), (75, 7, False), (138, 0, True), (143, 0, True)],
+)
+def test_a_job_requeues_itself_if_it_can_resume(
+    tiny_config: Callable[..., Any], tmp_path: Path, status: int, restarts: int, requeued: bool
+) -> None:
+    for name, text in (("srun", f"exit {status}"), ("scontrol", 'echo "$@" >&2')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = Slurm("batch", requeues=7)
+    text = batch_file([["train", "one"], ["train", "two"]], tiny_config(tmp_path), slurm, tmp_path)
+    ids = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "1", "SLURM_CPUS_PER_TASK": "1"}
+    environment = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_RESTART_COUNT": str(restarts)} | ids
+    done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True)
+    assert done.returncode == status
+    assert (done.stderr == "requeue 12_1\n") is requeued
+    assert ("submit it again" in done.stdout) is (status == 75 and not requeued)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
+from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import result as result_module
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.trainer import Trainer
-from slowfast_patches.utils.signals import INTERRUPTED_STATUS
+from slowfast_patches.utils.signals import INTERRUPTED_STATUS, TrainingInterruptedError
 from tests.conftest import mount_small_shm, needs_mount
 from tests.slowfast_patches.train.conftest import At, hooked, save_and_die
 

@@ -71,7 +71,6 @@ from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
     find_classes,
     list_overlaps,
-    list_titles,
     read_lists,
     read_ssv2_lists,
     write_class_lists,
@@ -159,8 +158,7 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
     if args.ssv2:
         return read_ssv2_lists(args.ssv2, prefix=args.prefix)
     lists, classes = find_classes(args.folder, args.val_fraction)
-    titles = list_titles(lists)
-    counts = [f"{len(listed.videos)} for {titles[listed.name]}" for listed in lists]
+    counts = [f"{len(listed.videos)} for {listed.name}" for listed in lists]
     print(f"{args.folder}: {len(classes)} classes; videos: {', '.join(counts)}")
     return lists, classes
 

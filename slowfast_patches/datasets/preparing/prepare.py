@@ -24,31 +24,38 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import av
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.preparing.sources import (
+    Source,
+    find_sources,
+    local_form,
+    not_prepared,
+    prepared_size,
+)
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
     format_csv,
     list_overlaps,
-    list_titles,
     write_classes,
 )
 from slowfast_patches.datasets.reading.index import open_index, publish_index
-from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.unreadable import LIMITS, ReadingLimits, UnreadableVideoError
+from slowfast_patches.datasets.reading.unreadable import (
+    LIMITS,
+    ReadingLimits,
+    UnreadableVideoError,
+)
 from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
-from slowfast_patches.utils.storage import absolute, as_path, is_remote, list_status
+from slowfast_patches.utils.storage import absolute, as_path, is_remote
 from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
@@ -60,44 +67,32 @@ _SAFETY = 1.1
 """Stop only if the estimated size exceeds this multiple of the free disk space."""
 
 
-class Source(NamedTuple):
-    """Video to prepare."""
-
-    path: str
-    target: str
-    """Path of the prepared file, relative to the output folder."""
-    size: int
-    """Size in bytes of the file, or of all JPEG files in the folder. 0 if the path does not
-    exist."""
-    modified: int | None
-    """Modification time in seconds. None if the path does not exist."""
-
-
 @dataclass(frozen=True)
 class Report:
-    """Results of a run."""
+    """Results of a run.
 
-    folder: str
+    Attributes:
+        keys: Configuration keys for training on the data set.
+        videos: Number of prepared files in all lists.
+        lists: Maps the name of each csv file to the number of videos in the file.
+        from_earlier_runs: Number of prepared files that an earlier run had written.
+        unreadable: `path` and `reason` of each video that is left out because it cannot be read.
+        overlaps: Warnings about videos that are in several lists, also as copies of the same
+            content.
+        source_size: Total size of the source files in bytes.
+        size: Total size of the prepared files in bytes.
+        seconds: Duration of this run in seconds.
+    """
+
     keys: dict[str, str | int]
-    """Configuration keys for training on the data set."""
     videos: int
-    """Number of prepared files in all lists."""
     lists: dict[str, int]
-    """Maps the title of each csv file (`list_titles`) to the number of videos in the file."""
     from_earlier_runs: int
-    """Number of prepared files that an earlier run had written."""
     unreadable: Sequence[dict[str, str]]
-    """`path` and `reason` of each video that is left out because it cannot be read."""
     overlaps: Sequence[str]
-    """Warnings about videos that are in several lists, also as copies of the same content."""
-    variable_rate: int
-    """Number of prepared files with a variable frame rate."""
     source_size: int
-    """Total size of the source files in bytes."""
     size: int
-    """Total size of the prepared files in bytes."""
     seconds: float
-    """Duration of this run in seconds."""
 
 
 def prepare(
@@ -145,19 +140,19 @@ def prepare(
     out = absolute(out)
     _check_apart(lists, out)
     start = time.perf_counter()
-    root = os.path.commonpath([_local_form(str(videos.root)) for videos in lists])
+    root = os.path.commonpath([local_form(str(videos.root)) for videos in lists])
     with nullcontext() if is_remote(out) else locked(out, "--output"):
         _claim(out, lists, {"format": TAG, "short_side": short_side, "fps": fps, "root": root})
-        sources = _find_sources(lists, root)
+        of_path = find_sources((video.path for listed in lists for video in listed.videos), root)
+        sources = list(dict.fromkeys(of_path.values()))
         # Raise errors about paths before the long work.
-        format_csv(((source.target, 0) for source in sources.values()), separator)
+        format_csv(((source.target, 0) for source in sources), separator)
         if classes:
             write_classes(classes, out)
         overlaps = [str(overlap) for overlap in list_overlaps(lists)]
         for text in overlaps:
             logger.warning("warning: %s", text)
-        every = list(dict.fromkeys(sources.values()))
-        left = _not_made(out, every)
+        left = not_prepared(out, sources)
         work = partial(_prepare_one, out, short_side, fps, limits)
         try:
             reasons = _prepare_all(left, work, out, workers)
@@ -165,30 +160,23 @@ def prepare(
             if not is_remote(out):
                 for path in (out / "videos").rglob(f"*{TEMPORARY}"):
                     path.unlink(missing_ok=True)
-        counts, variable_rate = _write_lists(lists, sources, reasons, out, separator, workers)
-    made = [source for source in every if source not in reasons]
-    count = len(classes) or 1 + max(label for videos in lists for _, label in videos.videos)
-    return Report(
-        folder=str(out),
-        keys=_training_keys(out, separator, count),
-        videos=len(made),
-        lists=counts,
-        from_earlier_runs=len(every) - len(left),
-        unreadable=[{"path": s.path, "reason": reasons[s]} for s in every if s in reasons],
-        overlaps=overlaps,
-        variable_rate=variable_rate,
-        source_size=sum(source.size for source in made),
-        size=_prepared_size(out, made),
-        seconds=time.perf_counter() - start,
-    )
-
-
-def _training_keys(out: Path, separator: str, num_classes: int) -> dict[str, str | int]:
-    """Return the configuration keys and values for training on the lists in `out`."""
+        counts = _write_lists(lists, of_path, reasons, out, separator, workers)
+    made = [source for source in sources if source not in reasons]
     keys: dict[str, str | int] = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": ""}
     if separator != " ":
         keys["DATA.PATH_LABEL_SEPARATOR"] = separator
-    return {**keys, "MODEL.NUM_CLASSES": num_classes}
+    largest = max(label for listed in lists for _, label in listed.videos)
+    return Report(
+        keys=keys | {"MODEL.NUM_CLASSES": len(classes) or 1 + largest},
+        videos=len(made),
+        lists=counts,
+        from_earlier_runs=len(sources) - len(left),
+        unreadable=[{"path": s.path, "reason": reasons[s]} for s in sources if s in reasons],
+        overlaps=overlaps,
+        source_size=sum(source.size for source in made),
+        size=prepared_size(out, made),
+        seconds=time.perf_counter() - start,
+    )
 
 
 def format_report(report: Report) -> str:
@@ -198,7 +186,6 @@ def format_report(report: Report) -> str:
         **{f"  in {name}": f"{count:,}" for name, count in report.lists.items()},
         "of these from earlier runs": f"{report.from_earlier_runs:,}",
         "unreadable, left out": f"{len(report.unreadable):,}",
-        "variable rate, times kept": f"{report.variable_rate:,}",
         "source": _size(report.source_size),
         "prepared": _size(report.size),
         "time of this run": format_duration(report.seconds),
@@ -207,8 +194,8 @@ def format_report(report: Report) -> str:
     if bad := report.unreadable:
         lines += [f"{len(bad)} videos cannot be read and are left out (see unreadable.txt):"]
         lines += ["  {path}: {reason}".format(**video) for video in bad[:_MOST_REASONS]]
-    pairs = shlex.join(map(str, chain(*report.keys.items())))
-    return "\n".join([*lines, f"To train on this data set, add these keys: {pairs}"])
+    keys = shlex.join(f"{part}" for pair in report.keys.items() for part in pair)
+    return "\n".join([*lines, f"To train on this data set, add these keys: {keys}"])
 
 
 def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
@@ -234,7 +221,7 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
     """
     path = out / "prepared.json"
     if path.exists():
-        made = how | {"fps": None} | json.loads(path.read_text())
+        made = json.loads(path.read_text())
         if not as_path(made["root"]).exists():  # the sources have been moved
             made["root"] = how["root"]
         if differ := [key for key in how if made[key] != how[key]]:
@@ -248,72 +235,6 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
             f"{out / foreign[0]} was not written by multigrid-prepare. Choose another folder"
         )
     write_text(path, json.dumps(how, indent=2) + "\n")
-
-
-def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
-    """Return a dict from each path in the lists to its `Source`.
-
-    Different paths to the same file have equal sources.
-    """
-    paths = dict.fromkeys(video.path for videos in lists for video in videos.videos)
-    remote = list_status(filter(is_remote, paths))
-    of_path = dict[str, Source]()
-    of_target = dict[str, str]()
-    for path in paths:
-        file = path if is_remote(path) else os.path.abspath(path)
-        parts = [p for p in Path(os.path.relpath(_local_form(file), root)).parts if p != ".."]
-        target = "/".join(["videos", *parts])
-        if not target.lower().endswith(".mp4"):
-            target += ".mp4"
-        if of_target.setdefault(target, file) != file:
-            raise ValueError(
-                f"{file} and {of_target[target]} would both be written to {target}. Prepare the "
-                "lists that contain them into separate folders"
-            )
-        there = remote.get(path)
-        state = (there.size, int(there.modified or 0)) if there else _state(file)
-        of_path[path] = Source(file, target, *state)
-    return of_path
-
-
-def _local_form(path: str) -> str:
-    """Return an absolute path, in which the scheme of a remote path has become a folder."""
-    return "/" + path.replace("://", "/", 1) if is_remote(path) else path
-
-
-def _state(path: str) -> tuple[int, int | None]:
-    """Return `Source.size` and `Source.modified` of a file or of a folder of JPEG files."""
-    try:
-        status = [os.stat(path)]
-        if os.path.isdir(path):
-            status += [os.stat(os.path.join(path, name)) for name in frame_files(path)]
-    except OSError:
-        return 0, None
-    return sum(s.st_size for s in status), int(max(s.st_mtime for s in status))
-
-
-def _not_made(out: Path, sources: Sequence[Source]) -> list[Source]:
-    """Return the sources without an up-to-date prepared file.
-
-    A local prepared file has the modification time of its source, and a remote one is newer than
-    its source. A prepared file whose source has been deleted counts as up to date.
-    """
-    made = list_status(str(out / source.target) for source in sources)
-
-    def is_made(source: Source) -> bool:
-        there = made.get(str(out / source.target))
-        if there is None or source.modified is None:
-            return there is not None
-        written = int(there.modified or 0)
-        return written >= source.modified if is_remote(out) else written == source.modified
-
-    return [source for source in sources if not is_made(source)]
-
-
-def _prepared_size(out: Path, sources: Sequence[Source]) -> int:
-    """Return the total size of prepared files in bytes."""
-    found = list_status(str(out / source.target) for source in sources)
-    return sum(there.size for there in found.values())
 
 
 def _prepare_all(
@@ -371,7 +292,7 @@ def _check_room(
         return
     free = shutil.disk_usage(out).free
     share = sum(source.size for source in rest) / max(1, sum(source.size for source in made))
-    size = share * _prepared_size(out, made)
+    size = share * prepared_size(out, made)
     if size > _SAFETY * free:
         raise ValueError(
             f"the remaining {len(rest):,} videos will need about {_size(size)}, but only "
@@ -415,17 +336,16 @@ def _prepare_one(
 
 def _write_lists(
     lists: Sequence[VideoList],
-    sources: dict[str, Source],
+    of_path: dict[str, Source],
     reasons: dict[Source, str],
     out: Path,
     separator: str,
     workers: int,
-) -> tuple[dict[str, int], int]:
+) -> dict[str, int]:
     """Write the lists of prepared videos, their indexes, and unreadable.txt.
 
     Returns:
-        A dict from the title of each list to the number of videos in the new list, and the number
-        of prepared files with a variable frame rate.
+        The number of videos in each new list, by the name of the list.
     """
     unreadable = out / "unreadable.txt"
     unreadable.unlink(missing_ok=True)
@@ -433,23 +353,20 @@ def _write_lists(
         lines = (f"{s.path}\t{' '.join(reason.split())}\n" for s, reason in reasons.items())
         write_text(unreadable, "".join(lines))
     rows = dict[str, list[tuple[str, int]]]()
-    titles = list_titles(lists)
-    for videos in lists:
-        listed = [(sources[path], label) for path, label in videos.videos]
-        rows[videos.name] = [(s.target, label) for s, label in listed if s not in reasons]
-        if not rows[videos.name]:
+    for listed in lists:
+        videos = ((of_path[path], label) for path, label in listed.videos)
+        rows[listed.name] = [(s.target, label) for s, label in videos if s not in reasons]
+        if not rows[listed.name]:
             raise ValueError(
-                f"none of the videos that {videos.origin} lists for {videos.name} can be read"
+                f"none of the videos that {listed.origin} lists for {listed.name} can be read"
             )
     for name, made in rows.items():
         write_text(out / name, format_csv(made, separator))
-    uneven = set[str]()
     for name, made in rows.items():
-        index = open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
-        uneven |= {path for path, _ in index.timing}
+        open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
         if is_remote(out):
             publish_index(out / name)
-    return {titles[name]: len(made) for name, made in rows.items()}, len(uneven)
+    return {name: len(made) for name, made in rows.items()}
 
 
 def _size(size: float) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
-from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
 from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.video_file import video_files
@@ -114,19 +113,6 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
     return "".join(lines)
 
 
-def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
-    """Return a dict from the name of each list to its title in reports.
-
-    The title is the name. The only exception is test.csv if it has the same videos as val.csv:
-    then its title is "test.csv (test is val)".
-    """
-    videos = {listed.name: list(listed.videos) for listed in lists}
-    titles = {name: name for name in videos}
-    if "test.csv" in videos and videos["test.csv"] == videos.get("val.csv"):
-        titles["test.csv"] += f" ({TEST_IS_VAL})"
-    return titles
-
-
 def list_overlaps(lists: Iterable[VideoList]) -> list[Overlap]:
     """Find the videos that several lists have in common, including copies of the same content."""
     return find_overlaps({listed.name.removesuffix(".csv"): listed.videos for listed in lists})
@@ -163,23 +149,22 @@ def find_classes(
     if not folder.is_dir():
         raise ValueError(f"--folder {folder} does not exist")
     names = _folders(folder)
-    if names and set(names) <= set(_SPLITS):
-        if val_fraction is not None:
-            raise ValueError(
-                f"--val-fraction has no effect, because {folder} is already split into "
-                f"{', '.join(names)}. Remove this option"
-            )
-        splits = {split: _classes(folder / split) for split in names}
-        evaluated = splits.get("val") or splits.get("test")
-        if "train" not in splits or evaluated is None:
-            raise ValueError(
-                f"{folder} contains only {', '.join(names)}, but train and one of val and test are "
-                "needed. Add the missing folder"
-            )
-        splits = {"val": evaluated, "test": evaluated} | splits
+    if not names or not set(names) <= set(_SPLITS):
+        splits = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
+    elif val_fraction is not None:
+        raise ValueError(
+            f"--val-fraction has no effect, because {folder} is already split into "
+            f"{', '.join(names)}. Remove this option"
+        )
     else:
-        train, val = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
-        splits = {"train": train, "val": val, "test": val}
+        splits = {split: _classes(folder / split) for split in names}
+    evaluated = splits.get("val") or splits.get("test")
+    if "train" not in splits or evaluated is None:
+        raise ValueError(
+            f"{folder} contains only {', '.join(names)}, but train and one of val and test are "
+            "needed. Add the missing folder"
+        )
+    splits = {"val": evaluated, "test": evaluated} | splits
     classes = sorted(splits["train"])
     lists = list[VideoList]()
     for split in _SPLITS:
@@ -187,8 +172,11 @@ def find_classes(
             raise ValueError(
                 f"{folder / split / unknown[0]} has no corresponding class folder in train/"
             )
-        listed = ((n, p) for n, name in enumerate(classes) for p in splits[split].get(name, ()))
-        videos = [LabelledVideo(path, number) for number, path in listed]
+        videos = [
+            LabelledVideo(path, number)
+            for number, name in enumerate(classes)
+            for path in splits[split].get(name, ())
+        ]
         lists.append(VideoList(f"{split}.csv", folder, folder, videos))
     return lists, classes
 
@@ -245,21 +233,17 @@ def _classes(folder: Path) -> _Classes:
                 f"{folder / name} has no videos, but each folder here must be a class with videos. "
                 "docs/data.md lists the suffixes of video files"
             )
-        paths = (str(path) for path in (folder / name).iterdir() if path.name[0] != ".")
-        if beside := sorted(set(paths) - set(videos)):
+        paths = {str(path) for path in (folder / name).iterdir() if path.name[0] != "."}
+        if others := sorted(paths - set(videos)):
             logger.warning(
                 "warning: these files and folders are ignored, because they are not videos: %s",
-                shorten_list(beside),
+                shorten_list(others),
             )
     return classes
 
 
-def _set_aside(folder: Path, fraction: float) -> tuple[_Classes, _Classes]:
-    """Hold out a fraction of the videos of each class, chosen by a hash of their paths.
-
-    Returns:
-        The remaining videos for training, and the held-out videos for validation.
-    """
+def _set_aside(folder: Path, fraction: float) -> dict[str, _Classes]:
+    """Hold out a fraction of the videos of each class for validation, by a hash of their paths."""
     if not 0 < fraction < 1:
         raise ValueError(f"--val-fraction is {fraction}, but must be between 0 and 1")
 
@@ -270,11 +254,12 @@ def _set_aside(folder: Path, fraction: float) -> tuple[_Classes, _Classes]:
     val = dict[str, list[str]]()
     for name, paths in _classes(folder).items():
         count = min(len(paths) - 1, max(1, round(fraction * len(paths))))
-        val[name] = sorted(sorted(paths, key=lot)[:count])
-        train[name] = sorted({*paths} - {*val[name]})
+        chosen = sorted(paths, key=lot)
+        val[name] = sorted(chosen[:count])
+        train[name] = sorted(chosen[count:])
     if not any(val.values()):
         raise ValueError(
             f"{folder}: every class has only one video, so no video can be held out for "
             "validation. Add videos"
         )
-    return train, val
+    return {"train": train, "val": val}

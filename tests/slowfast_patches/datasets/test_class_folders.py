@@ -28,7 +28,7 @@ def test_lists_are_made_of_folders(run, classes, caplog):
     status, output = run("--folder", classes)
     assert (status, "MODEL.NUM_CLASSES 4" in output) == (0, True)
     assert all(f"jump/{name}" in caplog.text for name in ("notes.txt", "old"))
-    assert "videos: 15 for train.csv, 3 for val.csv, 3 for test.csv (test is val)\n" in output
+    assert "videos: 15 for train.csv, 3 for val.csv, 3 for test.csv\n" in output
     numbers = json.loads((classes / "classes.json").read_text(encoding="utf-8"))
     assert numbers == {"jump": 0, "once": 1, "sit down": 2, "żółw": 3}
     train, val, test = (rows(classes / f"{split}.csv") for split in ("train", "val", "test"))

@@ -192,15 +192,15 @@ def test_lists_name_videos_with_a_variable_rate_and_with_few_frames(tmp_path, ca
     assert "few distinct frames" not in caplog.text
 
 
-def test_preparing_counts_variable_rates_and_takes_a_rate(tmp_path, capsys):
+def test_preparing_keeps_variable_rates_or_takes_a_rate(tmp_path, capsys):
     write_numbered(tmp_path / "uneven.mkv", DROPPED)
     write_video(tmp_path / "plain.mp4", grey(24), fps=12)
     (tmp_path / "train.csv").write_text("uneven.mkv 0\nplain.mp4 1\n")
     command = ["--csv", str(tmp_path / "train.csv"), "--json", "--workers", "1"]
-    for fps, varying, frames in (([], 1, [23, 24]), (["--fps", "24"], 0, [69, 48])):
+    for fps, frames in (([], [23, 24]), (["--fps", "24"], [69, 48])):
         out = tmp_path / f"out{len(fps)}"
         assert prepare_data.main([*command, *fps, "--output", str(out)]) == 0
-        assert json.loads(capsys.readouterr().out)["variable_rate"] == varying
+        assert json.loads(capsys.readouterr().out)["videos"] == 2
         paths = [path for path, _ in rows(out / "train.csv")]
         assert [scan(str(out / path)).video.frames for path in paths] == frames
     for fps, message in (("12", "prepared with fps 24.0"), ("0", "--fps is 0"), ("nan", "--fps")):

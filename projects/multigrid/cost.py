@@ -10,19 +10,6 @@ from multigrid.learning_rate import is_adaptive
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 
-__all__ = [
-    "MIN_FINAL_ITERATIONS",
-    "Cost",
-    "FlopsPerClip",
-    "SecondsPerIteration",
-    "baseline_cost",
-    "cycle_advice",
-    "final_iterations",
-    "rate_rule_advice",
-    "schedule_cost",
-    "short_ends",
-]
-
 MIN_FINAL_ITERATIONS = 100
 """Minimum number of iterations at the baseline's shape at the end of a multigrid training.
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from multigrid.sampling import SamplingOptions
 from multigrid.shapes import Factors
 
-__all__ = ["GENTLE", "PAPER", "PAPER_ITERATIONS", "Cycles", "recommend_cycles"]
-
 
 @dataclass(frozen=True)
 class Cycles:

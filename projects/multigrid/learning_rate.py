@@ -13,15 +13,6 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-__all__ = [
-    "CosineRate",
-    "LearningRate",
-    "SteppedRate",
-    "Warmup",
-    "batch_rate_factor",
-    "is_adaptive",
-]
-
 
 def batch_rate_factor(growth: float, rule: str = "linear") -> float:
     """Return the learning-rate multiplier for a larger batch.

@@ -18,8 +18,6 @@ from multigrid.learning_rate import LearningRate, batch_rate_factor
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import BASE_FACTORS, Factors, Shape, scale_shape
 
-__all__ = ["make_schedule"]
-
 
 class _Part(NamedTuple):
     """Phase whose number of iterations is not known yet.

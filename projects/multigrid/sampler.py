@@ -17,23 +17,8 @@ from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
 from multigrid.batchnorm import check_processes, group_order
-from multigrid.contract import check_item
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest
-
-__all__ = [
-    "Batch",
-    "MultigridBatchSampler",
-    "clip_numbers",
-    "collate",
-    "empty_clips",
-    "network_input",
-    "select_clips",
-    "stack_boxes",
-    "stack_labels",
-    "stream",
-]
-
 
 _ROWS_ARE_CLIPS = ("clips", "flips", "coverage", "videos")
 """Tensors of a mini-batch with boxes that have one row per clip. The others have one per box."""
@@ -132,7 +117,12 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.load_state_dict({"iteration": start})
+        if not 0 <= start <= schedule.iterations:
+            raise ValueError(
+                f"cannot start at iteration {start}, because the schedule has "
+                f"{schedule.iterations} iterations. Resume with the same schedule"
+            )
+        self.start = start
 
     def batch(self, iteration: int) -> list[ClipRequest]:
         """Return the requests for this rank's clips of an iteration."""
@@ -159,30 +149,6 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
             "divided over the processes. Do not pass the loader to accelerator.prepare. In "
             "Lightning, use Trainer(use_distributed_sampler=False)"
         )
-
-    def state_dict(self, trained_iterations: int) -> dict[str, int]:
-        """Return the state to resume from after `trained_iterations` iterations.
-
-        Args:
-            trained_iterations: Number of iterations trained so far, `batch["iteration"] + 1`. The
-                sampler cannot count them, because data loaders draw mini-batches in advance.
-        """
-        return {"iteration": trained_iterations}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Make the sampler start at the iteration of `state` the next time it is iterated over.
-
-        Raises:
-            ValueError: The schedule has no such iteration.
-        """
-        start = state["iteration"]
-        last = self.schedule.iterations
-        if not 0 <= start <= last:
-            raise ValueError(
-                f"cannot start at iteration {start}, because the schedule has {last} iterations. "
-                "The state may come from a training with another schedule"
-            )
-        self.start = start
 
 
 def empty_clips(count: int, frames: int, crop: int) -> Tensor:
@@ -219,14 +185,9 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
             - `failures`, optional: list of (path, reason) of videos that could not be read.
             - `coverage`, optional: (time, space), as in `ClipPlan`.
             - `boxes`, optional: (k, 4), x1, y1, x2, y2. `label` is then (k, classes) float32.
-
-    Raises:
-        ValueError: The first sample lacks a required key, or `clip` or `label` has the wrong type
-            or shape.
     """
     if isinstance(samples, Mapping):
         return samples
-    check_item(samples[0])
     iterations = {sample["iteration"] for sample in samples}
     assert len(iterations) == 1, f"samples are of several iterations: {sorted(iterations)}"
     batch = Batch(

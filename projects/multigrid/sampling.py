@@ -30,19 +30,6 @@ from numpy.typing import NDArray
 
 from multigrid.shapes import Shape
 
-__all__ = [
-    "Box",
-    "ClipPlan",
-    "Grid",
-    "SamplingOptions",
-    "Video",
-    "clip_generator",
-    "frames_at",
-    "make_grid",
-    "plan_test",
-    "plan_train",
-]
-
 
 class Video(NamedTuple):
     """Properties of a video that determine how clips are sampled.

@@ -15,8 +15,6 @@ from multigrid.cycles import Cycles
 from multigrid.learning_rate import LearningRate
 from multigrid.shapes import Shape
 
-__all__ = ["Phase", "Schedule", "ScheduleStep"]
-
 
 @dataclass(frozen=True)
 class Phase:

@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["BASE_FACTORS", "ClipRequest", "Factors", "Shape", "scale_shape"]
-
 Factors = tuple[float, float]
 """Frames and crop of a shape as fractions (t/T, h/H) of the baseline's frames and crop."""
 

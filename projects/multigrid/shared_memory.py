@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 
-__all__ = ["fit_workers"]
-
 
 def fit_workers(
     workers: int, batch_bytes: int, *, processes: int = 1, prefetch: int = 2

@@ -10,11 +10,13 @@ from zlib import crc32
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import (
+    GroupedBatchNorm3d,
     MicroBatch,
     MicroBatchStats,
     check_accumulation,
@@ -22,22 +24,13 @@ from multigrid.batchnorm import (
     set_group_size,
     split_clips,
 )
-from multigrid.contract import (
-    CheckedClips,
-    check_converted,
-    check_dataset,
-    check_divisible,
-    check_iteration,
-    check_optimizer,
-)
+from multigrid.contract import CheckedClips
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
 from multigrid.positions import check_patches, set_coverage
 from multigrid.sampler import Batch, MultigridBatchSampler, collate, select_clips
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shared_memory import fit_workers
-from multigrid.watch import LoopWatch, unwrap
-
-__all__ = ["MultigridLR", "Training", "prepare_step"]
+from multigrid.watch import LoopWatch, check_converted, check_optimizer, unwrap
 
 _CYCLES_CODE = (
     "make_schedule(..., cycles=multigrid.{name}) and "
@@ -118,7 +111,6 @@ class Training:
         self.iteration = 0
         self.accumulation_steps = accumulation_steps
         self._place = (rank, world_size)
-        self._formed = False
         self._checked: tuple[nn.Module, Optimizer] | None = None
         self._step: ScheduleStep | None = None
         self._watch = LoopWatch()
@@ -136,8 +128,7 @@ class Training:
 
         This also registers hooks that raise ValueError if the loop forgets to call `begin`. The
         hooks check each forward in training mode with gradients, and each `optimizer.step()`. They
-        do nothing after the last iteration. The first item of the data set is checked when it is
-        read.
+        do nothing after the last iteration. Samples of the data set are checked when they are read.
 
         Args:
             dataset: A data set that accepts a `ClipRequest` as index. It must have as many videos
@@ -150,20 +141,23 @@ class Training:
                 cannot be indexed by `ClipRequest`, or the mini-batches cannot be divided over the
                 processes (`check_processes`).
         """
-        check_dataset(dataset, self.schedule.num_videos)
+        videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
+        if videos != self.schedule.num_videos:
+            raise ValueError(
+                f"the schedule was made for {self.schedule.num_videos} videos, but the data set "
+                f"has {videos}. Use make_schedule(..., num_videos={videos})"
+            )
+        rank, size = self._ranks()
+        sampler = MultigridBatchSampler(self.schedule, self.seed, rank, size, self.iteration)
+        if size > 1:
+            form_groups(self.schedule)
         if self.iteration == self.schedule.iterations:
             warnings.warn(
                 "the training is complete, so the loader has no mini-batches. One pass over the "
                 "loader is the whole training. For another training, create another Training",
                 stacklevel=2,
             )
-        rank, size = self._ranks()
-        sampler = MultigridBatchSampler(self.schedule, self.seed, rank, size, self.iteration)
-        if dist.is_available() and dist.is_initialized() and size > 1 and not self._formed:
-            form_groups(self.schedule)
-            self._formed = True
-        is_complete = self.iteration == self.schedule.iterations
-        if self.model is not None and self.optimizer is not None and not is_complete:
+        elif self.model is not None and self.optimizer is not None:
             self._watch.attach(self.model, self.optimizer)
         _, shortage = fit_workers(
             options.get("num_workers", 0),
@@ -174,7 +168,8 @@ class Training:
         if shortage:
             warnings.warn(f"{shortage}, or reduce num_workers", stacklevel=2)
         options = {"collate_fn": collate, **options}
-        return loader(CheckedClips(dataset), batch_sampler=sampler, **options)
+        clips = CheckedClips(dataset, is_collated=options["collate_fn"] is collate)
+        return loader(clips, batch_sampler=sampler, **options)
 
     def begin(self, batch: Batch | Mapping[str, Any] | int) -> ScheduleStep:
         """Prepare model and optimizer for the next iteration. Call this before the forward.
@@ -194,7 +189,14 @@ class Training:
                 call also raises ValueError if the model does not accept all shapes
                 (`check_patches`), or if its BN layers were not converted by `convert_batchnorm`.
         """
-        iteration = check_iteration(batch, self.iteration)
+        iteration = batch if isinstance(batch, int) else self._iteration_of(batch)
+        if iteration != self.iteration:
+            raise ValueError(
+                f"the mini-batch is of iteration {iteration}, but iteration {self.iteration} is "
+                "next. Call begin once for each mini-batch of training.loader(dataset), which must "
+                "not be passed to accelerator.prepare or fabric.setup_dataloaders. To resume a "
+                "training, call load_state_dict before you create the loader"
+            )
         if self.model is None or self.optimizer is None:
             raise ValueError(
                 "Training has no model or no optimizer. Create it with both, or set the attributes "
@@ -209,9 +211,17 @@ class Training:
         )
         prepare_step(step, self.model, self.optimizer)
         self._step = step
-        self._set_coverage(batch if isinstance(batch, Mapping) else {})
+        self._set_coverage({} if isinstance(batch, int) else batch)
         self.iteration += 1
         return step
+
+    def _iteration_of(self, batch: Batch | Mapping[str, Any]) -> int:
+        if not isinstance(batch, Mapping) or "iteration" not in batch:
+            raise ValueError(
+                'the mini-batch has no "iteration". Use multigrid.collate or another collate_fn '
+                "that keeps this key, or call begin with the index of the iteration"
+            )
+        return int(batch["iteration"])
 
     def micro_batches(self, batch: Mapping[str, Any]) -> Iterator[MicroBatch]:
         """Divide the mini-batch into `accumulation_steps` micro-batches. Call this after `begin`.
@@ -238,35 +248,40 @@ class Training:
             raise ValueError("no iteration has begun. Call training.begin(batch) first")
         count = self._step.shape.batch // self._ranks()[1]
         boxes = len(batch["boxes"]) if "boxes" in batch else None
-        divided = self._divided(batch, self._step, self.model, count)
+        divided = self._divide(batch, self._step, self.model, count)
         statistics = MicroBatchStats(self.model, len(divided))
-        for clips in divided:
+        for number, clips in enumerate(divided, 1):
             statistics.restart()
             micro = select_clips(batch, clips, count)
             self._set_coverage(micro)
             share = len(clips) / count
-            is_last = clips is divided[-1]
+            is_last = number == len(divided)
             if is_last:
                 self._watch.undivided = 0
             yield MicroBatch(micro, len(micro["boxes"]) / boxes if boxes else share, is_last)
             statistics.add(share)
         statistics.update()
 
-    def _divided(
+    def _divide(
         self, batch: Mapping[str, Any], step: ScheduleStep, model: nn.Module, count: int
     ) -> list[list[int]]:
         """Return the indices of the clips of each micro-batch, of `count` clips on this process."""
         parts = self.accumulation_steps
-        if parts == 1:
-            return [list(range(count))]
-        has_batchnorm = check_divisible(model)
-        check_accumulation(self.schedule, self._ranks()[1], parts, has_batchnorm)
-        if not any(isinstance(rows, Tensor) and len(rows) == count for rows in batch.values()):
-            raise ValueError(
-                f"the mini-batch has no tensor of {count} rows, one for each clip of this process, "
-                "so it cannot be divided into micro-batches. Pass the mini-batch of the loader"
-            )
-        return split_clips(count, step.bn_size if has_batchnorm else None, parts)
+        norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.training]
+        if parts > 1:
+            if not all(isinstance(norm, GroupedBatchNorm3d) for norm in norms):
+                raise ValueError(
+                    "micro-batches would change the BN statistics of layers that were not "
+                    "converted. Call multigrid.convert_batchnorm(model) before you create the "
+                    "optimizer, or leave accumulation_steps out"
+                )
+            check_accumulation(self.schedule, self._ranks()[1], parts, bool(norms))
+            if not any(isinstance(rows, Tensor) and len(rows) == count for rows in batch.values()):
+                raise ValueError(
+                    f"the mini-batch has no tensor of {count} rows, one for each clip of this "
+                    "process, so it cannot be divided. Pass the mini-batch of the loader"
+                )
+        return split_clips(count, step.bn_size if norms else None, parts)
 
     def _ranks(self) -> tuple[int, int]:
         """Return the rank and the world size."""
@@ -295,10 +310,9 @@ class Training:
         """
         assert self._step is not None
         assert self.model is not None
-        own = self._step.shape
         base = self.schedule.base
-        coarse = (own.frames, own.crop) != (base.frames, base.crop)
-        set_coverage(self.model, batch.get("coverage") if coarse else None)
+        is_base = (self._step.shape.frames, self._step.shape.crop) == (base.frames, base.crop)
+        set_coverage(self.model, None if is_base else batch.get("coverage"))
 
     def state_dict(self) -> dict[str, int]:
         """Return the state to resume from. Call this after the optimizer step of an iteration."""
@@ -312,10 +326,10 @@ class Training:
                 or seed.
         """
         for name, local in self._identity().items():
-            if (other := state.get(name)) != local:
+            if state.get(name) != local:
                 raise ValueError(
-                    f"the state has {name} {other}, but this training has {name} {local}. Resume "
-                    "with the same schedule and seed"
+                    f"the state has {name} {state.get(name)}, but this training has {name} "
+                    f"{local}. Resume with the same schedule and seed"
                 )
         self.iteration = state["iteration"]
         self._watch = LoopWatch()

@@ -4,47 +4,33 @@ from __future__ import annotations
 
 import math
 import warnings
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from multigrid.contract import modules_in_eval
-
-__all__ = ["LoopWatch", "WeakHook", "unwrap"]
+from multigrid.batchnorm import GroupedBatchNorm3d
 
 _WINDOW, _MOST_UNSTEPPED = 8, 4
 """Report a loop if 4 of the last 8 iterations had no optimizer step."""
 
-_ACCUMULATES = (
-    f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients without a call of "
-    "optimizer.step(). The learning rate of an iteration is for one mini-batch, so call "
-    "optimizer.step() in each iteration. To accumulate gradients, use "
-    "Training(..., accumulation_steps=k) and training.micro_batches(batch)"
-)
-_IS_UNUSED = (
-    f"the first {_MOST_UNSTEPPED} iterations did not call step() of the optimizer that Training "
-    "has. Give Training the model and the optimizer that the loop trains, and call "
-    "optimizer.step() in each iteration. To accumulate gradients, use "
+_ADVICE = (
+    "Give Training the model and the optimizer that the loop trains, and call optimizer.step() in "
+    "each iteration, because its learning rate is for one mini-batch. To accumulate gradients, use "
     "Training(..., accumulation_steps=k) and training.micro_batches(batch)"
 )
 
-_handles: WeakKeyDictionary[nn.Module | Optimizer, list[RemovableHandle]] = WeakKeyDictionary()
-"""Hooks of the latest `LoopWatch` of each model and optimizer."""
+_watched: WeakKeyDictionary[nn.Module | Optimizer, ReferenceType[LoopWatch]] = WeakKeyDictionary()
+"""Latest watch of each model and optimizer. A copy of a model or an optimizer has none."""
 
 
 class LoopWatch:
     """Check that a loop calls `begin`, the forward and `optimizer.step()` in turn.
-
-    A model and an optimizer have only the hooks of their latest watch. The hooks stay registered
-    after the training, when they do nothing. Removing a hook within a hook would change the
-    dictionary that torch iterates over.
 
     Attributes:
         undivided: Number of micro-batches into which the loop has yet to divide the mini-batch, or
@@ -54,8 +40,6 @@ class LoopWatch:
     undivided = 0
 
     def __init__(self) -> None:
-        self._model: nn.Module | None = None
-        self._optimizer: Optimizer | None = None
         self._has_begun = False
         self._has_run = False
         self._has_stepped = False
@@ -65,23 +49,20 @@ class LoopWatch:
         self._said = set[str]()
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Register hooks on a model and an optimizer, unless this watch has them already."""
-        optimizer = unwrap(optimizer)
-        if self._model is model and self._optimizer is optimizer:
-            return
+        """Watch a model and an optimizer, in the place of any other watch."""
         self._model = model
-        self._optimizer = optimizer
-        for part in (model, optimizer):
-            for handle in _handles.pop(part, ()):
-                handle.remove()
-        _handles[model] = [model.register_forward_pre_hook(WeakHook(self._check_forward))]
-        _handles[optimizer] = [
-            optimizer.register_step_pre_hook(WeakHook(self._check_step)),
-            optimizer.register_step_post_hook(WeakHook(self._end_step)),
-        ]
+        self._optimizer = optimizer = unwrap(optimizer)
+        if model not in _watched:
+            model.register_forward_pre_hook(_before_forward)
+        if optimizer not in _watched:
+            optimizer.register_step_pre_hook(_before_step)
+            optimizer.register_step_post_hook(_after_step)
+        _watched[model] = _watched[optimizer] = ref(self)
 
     def begin(self, rates: Sequence[float], *, is_last: bool, undivided: int) -> None:
         """Check the previous iteration, and begin the next one before its rates are set.
+
+        torch.amp.GradScaler skips a step if gradients are not finite. Such steps are not missing.
 
         Args:
             rates: Learning rates of the next iteration.
@@ -91,41 +72,42 @@ class LoopWatch:
         Raises:
             ValueError: The loop accumulates gradients over several iterations.
         """
-        self._check_steps()
+        is_unused = not (self._has_run or self._has_stepped)
+        self._unstepped.append(self._has_begun and (is_unused or _has_gradients(self._model)))
+        if sum(self._unstepped) >= _MOST_UNSTEPPED:
+            if self._has_stepped:
+                raise ValueError(
+                    f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients "
+                    f"without a call of optimizer.step(). {_ADVICE}"
+                )
+            self._warn_once(  # a compiled step calls no hooks
+                f"the first {_MOST_UNSTEPPED} iterations did not call step() of the optimizer that "
+                f"Training has. {_ADVICE}"
+            )
         self._check_rates(rates)
         self._rates = list(rates)
         self._has_begun = True
         self._has_ended = is_last
         self.undivided = undivided
 
-    def _check_forward(self, model: nn.Module, *_: Any) -> None:
+    def before_forward(self) -> None:
         """Raise ValueError if a training forward runs without a preceding `begin`.
 
         Otherwise, the forward would use the BN group size of the previous iteration. Several
         forwards between `begin` and `optimizer.step()` are allowed.
         """
-        if not (model.training and torch.is_grad_enabled()):
-            return
-        self._has_run = True
-        if not (self._has_begun or self._has_ended):
-            raise ValueError(
-                "the model is in training mode, but no iteration has begun. Call "
-                "training.begin(batch) for each mini-batch before the forward. For evaluation, "
-                "call model.eval() or use torch.no_grad()"
-            )
+        if self._model.training and torch.is_grad_enabled():
+            self._has_run = True
+            self._check_begun("model(...)")
 
-    def _check_step(self, *_: Any) -> None:
+    def before_step(self) -> None:
         """Raise ValueError if `optimizer.step()` is called without a preceding `begin`.
 
         Otherwise, the step would use the learning rate of the previous iteration.
         """
+        self._check_begun("optimizer.step()")
         if not self._has_begun:
-            if self._has_ended:
-                return
-            raise ValueError(
-                "optimizer.step() was called, but no iteration has begun. Call "
-                "training.begin(batch) for each mini-batch before the forward"
-            )
+            return
         if self.undivided:
             raise ValueError(
                 f"accumulation_steps is {self.undivided}, but the mini-batch was not divided. "
@@ -134,59 +116,68 @@ class LoopWatch:
             )
         self._check_rates(self._rates)
         # The root alone is quick to check, and shows that train() is missing after an evaluation.
-        if not self._has_stepped or (self._model is not None and not self._model.training):
-            self._check_mode()
-
-    def _end_step(self, *_: Any) -> None:
-        self._has_begun = False
-        self._has_stepped = True
-
-    def _check_steps(self) -> None:
-        """Check that the iterations before this one had a step.
-
-        torch.amp.GradScaler skips a step if gradients are not finite. Such steps are not missing.
-
-        Raises:
-            ValueError: Some iterations had a step, but many had none.
-        """
-        assert self._model is not None
-        is_unused = not (self._has_run or self._has_stepped)
-        self._unstepped.append(self._has_begun and (is_unused or _has_gradients(self._model)))
-        if sum(self._unstepped) >= _MOST_UNSTEPPED:
-            if self._has_stepped:
-                raise ValueError(_ACCUMULATES)
-            self._warn_once("steps", _IS_UNUSED)  # a compiled step calls no hooks
-
-    def _check_rates(self, rates: Sequence[float]) -> None:
-        """Warn if the optimizer has other rates than those of `begin`, and than `rates`."""
-        assert self._optimizer is not None
-        found = [float(group["lr"]) for group in self._optimizer.param_groups]
-        for rate, *allowed in zip(found, self._rates, rates, strict=False):
-            if rate not in allowed:
-                self._warn_once(
-                    "rates",
-                    f"the learning rate is {rate:g}, but training.begin set {allowed[0]:g}. begin "
-                    "sets it in every iteration, so remove the scheduler or other code that sets "
-                    'it. To scale the rate of a parameter group, set its "lr_scale"',
-                )
-
-    def _check_mode(self) -> None:
-        """Warn if trained modules are in evaluation mode."""
-        assert self._model is not None
-        assert self._optimizer is not None
-        if names := modules_in_eval(self._model, self._optimizer):
+        if self._has_stepped and self._model.training:
+            return
+        if names := _trained_in_eval(self._model, self._optimizer):
             self._warn_once(
-                "mode",
                 f"{len(names)} trained modules are in evaluation mode, such as {names[0]}. Their "
                 "BN statistics and dropout are those of evaluation. Call model.train() before the "
                 "loop and after each evaluation. Freeze a part that is not to be trained with "
-                "requires_grad_(False)",
+                "requires_grad_(False)"
             )
 
-    def _warn_once(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+    def after_step(self) -> None:
+        """End the iteration."""
+        self._has_begun = False
+        self._has_stepped = True
+
+    def _check_begun(self, call: str) -> None:
+        if not (self._has_begun or self._has_ended):
+            raise ValueError(
+                f"{call} was called in training mode, but no iteration has begun. Call "
+                "training.begin(batch) for each mini-batch before the forward. For evaluation, "
+                "call model.eval() or use torch.no_grad()"
+            )
+
+    def _check_rates(self, rates: Sequence[float]) -> None:
+        """Warn if the optimizer has other rates than those of `begin`, and than `rates`."""
+        found = [float(group["lr"]) for group in self._optimizer.param_groups]
+        pairs = zip(found, self._rates, rates, strict=False)
+        if any(rate not in allowed for rate, *allowed in pairs):
+            self._warn_once(
+                "an optimizer has other learning rates than training.begin set. begin sets them in "
+                "every iteration, so remove the scheduler or other code that sets them. To scale "
+                'the rate of a parameter group, set its "lr_scale"'
+            )
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
             warnings.warn(text, stacklevel=4)
+
+
+def _watch_of(part: nn.Module | Optimizer) -> LoopWatch | None:
+    """Return the watch of a model or an optimizer, unless torch.compile traces the call."""
+    found = None if torch.compiler.is_compiling() else _watched.get(part)
+    return None if found is None else found()
+
+
+# Hooks are functions of the module, so models and optimizers with hooks can be pickled.
+
+
+def _before_forward(model: nn.Module, *_: Any) -> None:
+    if watch := _watch_of(model):
+        watch.before_forward()
+
+
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    if watch := _watch_of(optimizer):
+        watch.before_step()
+
+
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    if watch := _watch_of(optimizer):
+        watch.after_step()
 
 
 def unwrap(optimizer: Optimizer) -> Optimizer:
@@ -197,26 +188,47 @@ def unwrap(optimizer: Optimizer) -> Optimizer:
 
 def _has_gradients(model: nn.Module) -> bool:
     """Return whether a model has gradients that are finite and not all zero."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return 0 < sum(float(gradient.norm()) for gradient in gradients) < math.inf
+    norms = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None]
+    return 0 < sum(norms) < math.inf
 
 
-class WeakHook:
-    """Module or optimizer hook that calls a method through a weak reference.
+def _trained(optimizer: Optimizer) -> set[int]:
+    """Return the ids of the parameters that an optimizer trains."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return {id(parameter) for parameter in parameters if parameter.requires_grad}
 
-    The hook does nothing after the object of the method has been deleted. A copied, pickled or
-    compiled model does not call the method.
+
+def _trained_in_eval(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """Return the names of the modules in evaluation mode whose parameters are trained.
+
+    Leave out BN layers, because they are often set to evaluation mode on purpose (frozen BN).
     """
+    trained = _trained(optimizer)
+    return [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if not module.training and not isinstance(module, _BatchNorm)
+        if not trained.isdisjoint(map(id, module.parameters(recurse=False)))
+    ]
 
-    def __init__(self, method: Callable[..., None] | None = None) -> None:
-        self._method = weakref.WeakMethod(method) if method is not None else None
 
-    def __call__(self, *arguments: Any) -> None:
-        if torch.compiler.is_compiling() or self._method is None:
-            return
-        method = self._method()
-        if method is not None:
-            method(*arguments)
+def check_converted(model: nn.Module) -> None:
+    """Raise ValueError if a model has BN layers and none of them is a GroupedBatchNorm3d."""
+    norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm)]
+    if norms and not any(isinstance(norm, GroupedBatchNorm3d) for norm in norms):
+        raise ValueError(
+            f"the model has {len(norms)} {type(norms[0]).__name__} layers, which cannot compute "
+            "statistics over groups of clips. Call model = multigrid.convert_batchnorm(model) "
+            "before you create the optimizer. To keep the layers and normalise the clips of each "
+            "process together, use make_schedule(..., bn_size=None)"
+        )
 
-    def __reduce__(self) -> tuple[type[WeakHook], tuple[()]]:
-        return WeakHook, ()
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Warn if an optimizer has none of a model's parameters."""
+    if _trained(optimizer).isdisjoint(map(id, model.parameters())):
+        warnings.warn(
+            "the optimizer has none of the model's parameters. Give Training the model that is "
+            "trained, and the optimizer that was created for it",
+            stacklevel=4,
+        )

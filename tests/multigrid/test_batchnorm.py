@@ -217,7 +217,7 @@ def test_convert_keeps_parameters_names_and_attributes():
     [
         (nn.BatchNorm1d, r"model.trunk = convert_batchnorm\(model.trunk\)"),
         (nn.BatchNorm2d, "by nn.BatchNorm3d"),
-        (nn.SyncBatchNorm, "come from convert_sync_batchnorm, remove that call"),
+        (nn.SyncBatchNorm, "from convert_sync_batchnorm, remove that call"),
     ],
 )
 def test_other_batch_normalisation_is_refused_by_name(kind, advice):

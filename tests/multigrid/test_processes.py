@@ -40,7 +40,7 @@ def test_clips_that_form_no_groups_are_refused_with_what_would():
     """On 2 processes, 24 clips are 12 each, which is one and a half groups of 8."""
     schedule = schedule_of([(48, None), (24, 8)])
     with pytest.raises(
-        ValueError, match=r"24 clips .* is 12 clips on each of 2 processes"
+        ValueError, match=r"24 clips .* over 2 processes with BN groups of 8"
     ) as error:
         MultigridBatchSampler(schedule, 0, 0, 2)
     assert str(error.value).endswith(": 1, 3, 6, 12, 24")

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MicroBatch", "MicroBatchStats", "float_buffers", "keep_buffers", "split_clips"]
-
 
 class MicroBatch(NamedTuple):
     """Part of a mini-batch, from `Training.micro_batches`.

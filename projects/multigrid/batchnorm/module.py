@@ -22,8 +22,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from multigrid.batchnorm.shared import SharedBatchNorm, arrange
 
-__all__ = ["GroupedBatchNorm3d", "convert_batchnorm", "group_order", "set_group_size"]
-
 _VECTOR = 8
 """Values that torch's CPU kernel processes at once.
 
@@ -125,18 +123,14 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Update the running statistics with the groups' average mean and variance, (C,)."""
-        if self.track_running_stats:
-            step = self._count_forward()
-            for running, new in ((self.running_mean, mean), (self.running_var, var)):
-                assert running is not None
-                running.lerp_(new.to(running.dtype), step)
-
-    def _count_forward(self) -> float:
-        """Count a forward pass and return the momentum of its update."""
-        assert self.num_batches_tracked is not None
+        if self.num_batches_tracked is None:
+            return
         self.num_batches_tracked.add_(1)
         # As in nn.BatchNorm3d, a momentum of None means a cumulative average.
-        return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        step = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            assert running is not None
+            running.lerp_(new.to(running.dtype), step)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, k={self.group_size}"
@@ -190,41 +184,24 @@ def convert_batchnorm(module: nn.Module) -> nn.Module:
     Raises:
         ValueError: `module` contains another class of batch normalisation. Nothing is converted.
     """
-    _refuse_others(module)
-    return _convert(module, {})
-
-
-def _refuse_others(module: nn.Module) -> None:
-    """Raise ValueError for other batch normalisation, whose input lacks a clip dimension."""
-    others = [
-        f"{name or 'the module'} ({type(norm).__name__})"
-        for name, norm in module.named_modules()
-        if isinstance(norm, _BatchNorm)
-        if type(norm) not in (nn.BatchNorm3d, GroupedBatchNorm3d)
-    ]
-    if others:
-        raise ValueError(
-            f"only nn.BatchNorm3d layers can be converted, but the model contains "
-            f"{', '.join(others)}. If they come from convert_sync_batchnorm, remove that call: "
-            "converted layers already share statistics between processes. Otherwise replace them "
-            "by nn.BatchNorm3d with inputs (N, C, T, H, W), or convert only a part of the model: "
-            "model.trunk = convert_batchnorm(model.trunk). Layers that are not converted compute "
-            "their statistics over the clips of the process"
-        )
-
-
-def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    if module in done:
-        return done[module]
-    done[module] = module
-    if type(module) is nn.BatchNorm3d:
-        grouped = GroupedBatchNorm3d.__new__(GroupedBatchNorm3d)
-        grouped.__dict__.update(module.__dict__)
-        done[module] = grouped
-    for name, child in module._modules.items():
-        if child is not None:
-            module._modules[name] = _convert(child, done)
-    return done[module]
+    grouped = dict[nn.Module | None, nn.Module]()
+    for name, norm in module.named_modules():
+        if type(norm) is nn.BatchNorm3d:
+            grouped[norm] = GroupedBatchNorm3d.__new__(GroupedBatchNorm3d)
+            grouped[norm].__dict__.update(norm.__dict__)
+        elif isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d):
+            raise ValueError(
+                f"only nn.BatchNorm3d layers can be converted, but the model contains {name} "
+                f"({type(norm).__name__}). If it comes from convert_sync_batchnorm, remove that "
+                "call: converted layers already share statistics between processes. Otherwise "
+                "replace it by nn.BatchNorm3d with inputs (N, C, T, H, W), or convert only a part "
+                "of the model: model.trunk = convert_batchnorm(model.trunk). Layers that are not "
+                "converted compute their statistics over the clips of the process"
+            )
+    for parent in module.modules():
+        for name, child in parent._modules.items():
+            parent._modules[name] = grouped.get(child, child)
+    return grouped.get(module, module)
 
 
 def set_group_size(model: nn.Module, group_size: int | None) -> None:

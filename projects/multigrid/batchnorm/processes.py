@@ -10,8 +10,6 @@ from multigrid.batchnorm.shared import arrangement, form_bn_process_groups
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 
-__all__ = ["check_accumulation", "check_processes", "form_groups", "possible_processes"]
-
 
 def check_processes(schedule: Schedule, processes: int) -> None:
     """Check that a number of processes can train a schedule.
@@ -23,31 +21,21 @@ def check_processes(schedule: Schedule, processes: int) -> None:
         ValueError: They cannot. The message lists the numbers of processes that can.
     """
     for shape, bn_size in _batches(schedule):
-        if shape.batch % processes:
-            problem = f"does not divide over {processes} processes"
-        elif _ranks_per_group(shape, bn_size, processes) is None:
-            problem = (
-                f"is {shape.batch // processes} clips on each of {processes} processes, which form "
-                f"no BN groups of {bn_size}"
+        if _ranks_per_group(shape, bn_size, processes) is None:
+            possible = ", ".join(map(str, possible_processes(schedule)))
+            raise ValueError(
+                f"a mini-batch of {shape.batch} clips ({shape}) cannot be divided over {processes} "
+                f"processes with BN groups of {bn_size or 'any number of'} clips. Choose another "
+                "batch or BN size, or a number of processes that can train the schedule: "
+                f"{possible}"
             )
-        else:
-            continue
-        possible = ", ".join(map(str, possible_processes(schedule)))
-        raise ValueError(
-            f"a mini-batch of {shape.batch} clips ({shape}) {problem}. Choose another batch or BN "
-            f"size, or a number of processes that can train the schedule: {possible}"
-        )
 
 
 def possible_processes(schedule: Schedule) -> list[int]:
     """Return the numbers of processes that can train a schedule; see `check_processes`."""
     batches = _batches(schedule)
     most = min(shape.batch for shape, _ in batches)
-    return [
-        processes
-        for processes in range(1, most + 1)
-        if all(_ranks_per_group(shape, bn_size, processes) for shape, bn_size in batches)
-    ]
+    return [n for n in range(1, most + 1) if all(_ranks_per_group(*pair, n) for pair in batches)]
 
 
 def check_accumulation(
@@ -64,26 +52,17 @@ def check_accumulation(
     Raises:
         ValueError: There are fewer groups. The message says what to change.
     """
-    if steps == 1:
-        return
-    batches = _batches(schedule)
-    if has_batchnorm and any(size is None for _, size in batches):
-        raise ValueError(
-            f"{steps} micro-batches would change the BN statistics, which are computed over all "
-            "clips of a process. Set bn_size, the number of clips that share BN statistics"
-        )
-    groups, shape = min(
-        (shape.batch // processes // (size if size and has_batchnorm else 1), shape)
-        for shape, size in batches
-    )
-    if groups < steps:
-        kind = "whole BN groups" if has_batchnorm else "clips"
-        raise ValueError(
-            f"a mini-batch of {shape} has {groups} {kind} on each of {processes} process(es), "
-            f"which cannot be split into {steps} micro-batches. Use at most {max(1, groups)} "
-            f"micro-batches, a larger batch{', smaller BN groups' * has_batchnorm} or fewer "
-            "processes"
-        )
+    for shape, size in _batches(schedule):
+        clips = shape.batch // processes
+        # Without groups, all clips of a process share their BN statistics.
+        groups = max(1, clips // (size or clips)) if has_batchnorm else clips
+        if groups < steps:
+            raise ValueError(
+                f"a mini-batch of {shape} has {groups} {'BN groups' if has_batchnorm else 'clips'} "
+                f"on each of {processes} process(es), which cannot be split into {steps} "
+                f"micro-batches. Use at most {groups} micro-batches, a larger batch, a smaller "
+                "bn_size or fewer processes"
+            )
 
 
 def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
@@ -99,13 +78,12 @@ def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
     Raises:
         ValueError: The processes cannot train the schedule.
     """
-    batches = _batches(schedule)
-    if not (dist.is_available() and dist.is_initialized()) or not any(k for _, k in batches):
+    if not (dist.is_available() and dist.is_initialized()):
         return
     processes = dist.get_world_size()
     check_processes(schedule, processes)
-    ranks_per_group = {_ranks_per_group(shape, size, processes) for shape, size in batches}
-    for count in sorted(filter(None, ranks_per_group)):
+    counts = {_ranks_per_group(*batch, processes) for batch in _batches(schedule)}
+    for count in sorted(filter(None, counts)):
         form_bn_process_groups(count, timeout)
 
 
@@ -121,4 +99,4 @@ def _ranks_per_group(shape: Shape, bn_size: int | None, processes: int) -> int |
     if shape.batch % processes:
         return None
     arranged = arrangement(shape.batch // processes, bn_size, processes)
-    return None if arranged is None else arranged[1]
+    return arranged and arranged[1]

@@ -11,15 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = [
-    "SharedBatchNorm",
-    "arrange",
-    "arrangement",
-    "average_running_stats",
-    "channel_moments",
-    "form_bn_process_groups",
-]
-
 
 def arrangement(n: int, k: int | None, world: int) -> tuple[int, int] | None:
     """Arrange n clips on each of `world` processes in groups of k.
@@ -56,21 +47,19 @@ def channel_moments(x: Tensor) -> Tensor:
 
 
 def arrange(n: int, k: int) -> tuple[int, int]:
-    """Return (local clips per group, processes per group) for n local clips in groups of k.
+    """Return the arrangement of n local clips in groups of k.
 
     Raises:
         ValueError: Groups of k cannot be formed.
     """
     world = dist.get_world_size() if _is_distributed() else 1
-    arranged = arrangement(n, k, world)
-    if arranged is not None:
-        return arranged
-    raise ValueError(
-        f"cannot form BN groups of k = {k} clips from {n} clips per process on {world} "
-        f"process(es). The number of clips per process must be a multiple of {k}. Or it must "
-        f"divide {k}, and {k} divided by it must divide the number of processes. Change the "
-        "batch size, the number of processes or the group size."
-    )
+    if (arranged := arrangement(n, k, world)) is None:
+        raise ValueError(
+            f"cannot form BN groups of k = {k} clips from {n} clips per process on {world} "
+            f"process(es). The number of clips per process must be a multiple of {k}. Or it must "
+            f"divide {k}, and {k} divided by it must divide the number of processes"
+        )
+    return arranged
 
 
 def _is_distributed() -> bool:
@@ -155,20 +144,16 @@ def form_bn_process_groups(ranks_per_group: int, timeout: timedelta | None = Non
 
 
 def _process_group(ranks_per_group: int) -> dist.ProcessGroup:
-    """Return the process group of this rank and the neighbours that it shares statistics with.
-
-    Raises:
-        ValueError: The group has not been formed.
-    """
-    world = dist.group.WORLD
-    assert world is not None
-    if ranks_per_group not in (known := _formed.get(world, {})):
+    """Return the process group of this rank and the neighbours that it shares statistics with."""
+    assert dist.group.WORLD is not None
+    group = _formed.get(dist.group.WORLD, {}).get(ranks_per_group)
+    if group is None:
         raise ValueError(
             f"the groups of {ranks_per_group} processes that share BN statistics have not been "
             f"formed. Call form_groups(schedule), or form_bn_process_groups({ranks_per_group}), on "
             "every process before training"
         )
-    return known[ranks_per_group]
+    return group
 
 
 @torch.no_grad()
@@ -177,14 +162,11 @@ def average_running_stats(model: nn.Module) -> None:
 
     Every process must call this. On a single process nothing changes.
     """
-    if not _is_distributed():
-        return
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d)]
     stats = [s for m in norms for s in (m.running_mean, m.running_var) if s is not None]
-    if not stats:
+    if not stats or not _is_distributed():
         return
     flat = torch.cat(stats).double()
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for stat, mean in zip(stats, torch.split(flat, [s.numel() for s in stats]), strict=True):
-        stat.copy_(mean)
+    torch._foreach_copy_(stats, torch.split(flat, [s.numel() for s in stats]))

@@ -24,9 +24,6 @@ from multigrid.sampler import Batch, MultigridBatchSampler
 from multigrid.schedule import Schedule
 from multigrid.training import Training
 
-__all__ = ["MultigridCallback"]
-
-
 _NO_ACCUMULATION = (
     "accumulate_grad_batches would merge several iterations of the schedule into one. Leave it "
     "out, and choose a smaller batch for make_schedule"

@@ -17,8 +17,6 @@ from multigrid.integrations.pyslowfast_keys import CYCLES_OFF, changed, get_key
 from multigrid.sampling import SamplingOptions, clip_generator, make_grid
 from multigrid.shapes import ClipRequest, Shape
 
-__all__ = ["ConfiguredClips", "arrays"]
-
 
 class ConfiguredClips(Dataset[Any]):
     """Wrap a PySlowFast data set so that it accepts a `ClipRequest` as index.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from multigrid.schedule import Schedule
 
-__all__ = ["EpochTable"]
-
 
 @dataclass(frozen=True)
 class EpochTable:

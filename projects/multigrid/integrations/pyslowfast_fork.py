@@ -23,8 +23,6 @@ from multigrid.integrations.pyslowfast_keys import (
 )
 from multigrid.integrations.pyslowfast_loop import PySlowFastMultigrid
 
-__all__ = ["enable"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -18,21 +18,6 @@ from multigrid.phases import make_schedule
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 
-__all__ = [
-    "CYCLES_OFF",
-    "add_multigrid_config",
-    "changed",
-    "cycles_off",
-    "get_key",
-    "learning_rate_of",
-    "phase_evaluations",
-    "phase_keys",
-    "schedule_of",
-    "set_keys",
-    "use_plain_batchnorm",
-    "uses_multigrid",
-]
-
 logger = logging.getLogger(__name__)
 
 _OPTIONS: Mapping[str, Any] = {

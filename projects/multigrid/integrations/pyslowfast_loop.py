@@ -35,14 +35,11 @@ from multigrid.integrations.pyslowfast_keys import (
     use_plain_batchnorm,
     uses_multigrid,
 )
-from multigrid.integrations.pyslowfast_model import fit_model, warn_about_evaluation
+from multigrid.integrations.pyslowfast_model import CoarseEvaluationHook, fit_model
 from multigrid.learning_rate import LearningRate
 from multigrid.sampler import MultigridBatchSampler
 from multigrid.schedule import ScheduleStep
 from multigrid.training import Training
-from multigrid.watch import WeakHook
-
-__all__ = ["PySlowFastMultigrid"]
 
 
 class PySlowFastMultigrid:
@@ -87,7 +84,9 @@ class PySlowFastMultigrid:
         if self._is_on:
             use_plain_batchnorm(cfg)
         self._loaded = copy.deepcopy(cfg)
-        self._given = 0
+        base = self.schedule.base
+        self._coarse_evaluation = CoarseEvaluationHook(base, current=base)
+        self._given = -1
         self._phase: int | None = None
         set_keys(cfg, self._constant_keys())
 
@@ -128,15 +127,9 @@ class PySlowFastMultigrid:
                 raise ValueError("The model has no nn.BatchNorm3d. Set MULTIGRID.BN_BASE_SIZE 0.")
             if isinstance(model, DistributedDataParallel):
                 model.broadcast_buffers = False  # average_running_stats takes all processes' stats
-            model.register_forward_pre_hook(WeakHook(self._check_evaluation))
+            model.register_forward_pre_hook(self._coarse_evaluation)
         self.training.model = model
         return model
-
-    def _check_evaluation(self, model: nn.Module, inputs: Any) -> None:
-        """Warn if a model is evaluated on clips of a coarse shape of the schedule."""
-        if not model.training and self._phase is not None:
-            coarse = self.schedule.phases[self._phase].base_shape
-            warn_about_evaluation(inputs, coarse, self.schedule.base)
 
     def loader(
         self, dataset: Dataset[Any], *, by_request: bool = False, **options: Any
@@ -165,16 +158,6 @@ class PySlowFastMultigrid:
         loader.multigrid = self
         return loader
 
-    def _give(self, iteration: int) -> None:
-        """Record that the loader returns the mini-batch of an iteration, or raise ValueError."""
-        if iteration != self.training.iteration:
-            raise ValueError(
-                f"The loader is at iteration {iteration}, but {self.training.iteration} is the "
-                "next to begin. Call begin for each mini-batch, and resume before the loader is "
-                "created. For precise BN, create another loader with baseline_config(cfg)."
-            )
-        self._given = iteration + 1
-
     def begin(
         self,
         cfg: Any,
@@ -200,7 +183,7 @@ class PySlowFastMultigrid:
         iteration = self.training.iteration
         if self.training.model is None:
             raise ValueError("Call convert(model) before the first begin.")
-        if self._given != iteration + 1:
+        if self._given != iteration:
             raise ValueError(
                 f"The loader has not returned the mini-batch of iteration {iteration}. Call begin "
                 "once for each mini-batch of the loader."
@@ -216,12 +199,13 @@ class PySlowFastMultigrid:
         if self._is_on and step.phase != self._phase:
             set_keys(cfg, self.config_at(iteration))
             self._phase = step.phase
+            self._coarse_evaluation.current = self.schedule.phases[step.phase].base_shape
         return step
 
     @property
     def lr(self) -> float:
         """Learning rate of the latest mini-batch of the loader."""
-        return self.schedule.at(max(0, self._given - 1)).lr
+        return self.schedule.at(max(0, self._given)).lr
 
     def config_at(self, iteration: int) -> dict[str, Any]:
         """Return the config values of an iteration's phase as a dictionary from key to value.
@@ -282,15 +266,14 @@ class PySlowFastMultigrid:
         Raises:
             ValueError: Neither or both are given, or the value is outside the schedule.
         """
-        if (iteration is None) == (epoch is None):
-            raise ValueError("Pass either an iteration or an epoch to resume.")
-        start = self.epoch_table.start(epoch) if epoch is not None else iteration or 0
-        if not 0 <= start <= self.schedule.iterations:
+        starts = [start for start in (iteration,) if start is not None]
+        starts += [] if epoch is None else [self.epoch_table.start(epoch)]
+        if len(starts) != 1 or not 0 <= starts[0] <= self.schedule.iterations:
             raise ValueError(
-                f"Cannot resume at iteration {start}, because the schedule has only "
-                f"{self.schedule.iterations}. Check that the checkpoint is from this schedule."
+                f"Cannot resume at iteration {iteration} or epoch {epoch}. Pass one of the two, "
+                f"within the {self.schedule.iterations} iterations of the schedule."
             )
-        self.training.iteration = start
+        self.training.iteration = starts[0]
 
     def epochs(self, loader: DataLoader[Any]) -> Iterator[tuple[int, _Epoch]]:
         """Yield (index of the epoch, its mini-batches) for the rest of the training."""
@@ -323,5 +306,12 @@ class _Loader(DataLoader[Any]):
     def __iter__(self) -> Any:
         assert isinstance(self.batch_sampler, MultigridBatchSampler)
         for iteration, batch in enumerate(super().__iter__(), self.batch_sampler.start):
-            self.multigrid._give(iteration)
+            next_one = self.multigrid.training.iteration
+            if iteration != next_one:
+                raise ValueError(
+                    f"The loader is at iteration {iteration}, but {next_one} is the next to begin. "
+                    "Call begin for each mini-batch, and resume before the loader is created. For "
+                    "precise BN, create another loader with baseline_config(cfg)."
+                )
+            self.multigrid._given = iteration
             yield batch

@@ -6,24 +6,20 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.modules.utils import _triple
 
 from multigrid.integrations.pyslowfast_clips import arrays
 from multigrid.integrations.pyslowfast_keys import get_key
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
-
-__all__ = ["fit_model", "warn_about_evaluation"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,83 +43,77 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
         ValueError: A module does not accept a shape of the schedule. The message names it.
     """
     network = getattr(model, "module", model)
-    base = schedule.base
-    sizes = {(shape.frames, shape.crop) for shape in schedule.shapes} - {(base.frames, base.crop)}
-    trace = _Trace()
-    with _training_without_updates(network), trace.recorded():
+    latest = list[nn.Module]()
+    pools = dict[nn.Module, nn.Module]()
+
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        latest[:] = [module]
+        if type(module) is nn.AvgPool3d and _covers(module, inputs[0]):
+            pools[module] = _TrainingPool(module)
+
+    with _training_without_updates(network), register_module_forward_pre_hook(note):
         try:
-            expected = _run(network, cfg, base.frames, base.crop)
+            expected = _run(network, cfg, schedule.base)
         except Exception as error:
             logger.warning(
                 "The model could not be run on a clip of the baseline's shape, so it was not "
                 f"checked for the other shapes: {type(error).__name__}: {error}"
             )
             return
-        _replace(network, {pool: _TrainingPool(pool) for pool in trace.covering})
-        for frames, crop in sorted(sizes):
-            trace.running.clear()
+        for module in list(network.modules()):
+            for name, child in module.named_children():
+                setattr(module, name, pools.get(child, child))
+        for shape in schedule.shapes:
+            clips = f"clips of {shape.frames} frames of {shape.crop}² pixels"
             try:
-                scores = _run(network, cfg, frames, crop)
+                scores = _run(network, cfg, shape)
             except Exception as error:
+                names = {module: name for name, module in network.named_modules()}
                 raise ValueError(
-                    f"{_described(network, trace.running)} does not accept clips of {frames} "
-                    f"frames of {crop}² pixels, a shape of the multigrid schedule: {error}. Use a "
-                    "model for clips of any shape, or change MULTIGRID.LONG_CYCLE_FACTORS and "
-                    "SHORT_CYCLE_FACTORS"
+                    f"the model does not accept {clips}, a shape of the multigrid schedule: "
+                    f"{error}. The last module called was {names[latest[0]]} "
+                    f"({type(latest[0]).__name__}). Use a model for clips of any shape, or change "
+                    "the factors of the cycles in MULTIGRID"
                 ) from error
             if scores != expected:
                 raise ValueError(
-                    f"the model returns scores of shape {scores} for clips of {frames} frames of "
-                    f"{crop}² pixels, but {expected} at the baseline's shape. Pool over the whole "
-                    "feature map in its head"
+                    f"the model returns scores of shape {scores} for {clips}, but {expected} at "
+                    "the baseline's shape. Pool over the whole feature map in its head"
                 )
 
 
-def warn_about_evaluation(inputs: Any, coarse: Shape, base: Shape) -> None:
-    """Warn if inputs of a model in evaluation mode have a coarse shape, not the baseline's."""
-    clips = (tuple(array.shape[2:]) for array in arrays(inputs) if array.ndim == 5)
-    sides = (coarse.frames, coarse.crop, coarse.crop)
-    if sides != (base.frames, base.crop, base.crop) and max(clips, default=()) == sides:
-        warnings.warn(
-            f"The model is evaluated on clips of {coarse.frames} frames of {coarse.crop}² pixels "
-            f"instead of the baseline's {base.frames} frames of {base.crop}². Iterate over "
-            "validation loaders within evaluation(cfg) of PySlowFastMultigrid.",
-            stacklevel=2,
-        )
-
-
-class _Trace:
-    """Record of a forward pass.
+@dataclass
+class CoarseEvaluationHook:
+    """Forward pre-hook that warns if a model in evaluation mode gets clips of a coarse shape.
 
     Attributes:
-        running: Modules whose forward has begun and not ended, innermost last.
-        covering: Average pools whose window covered their whole input.
+        base: The baseline's shape.
+        current: Shape of the current phase.
     """
 
-    def __init__(self) -> None:
-        self.running = list[nn.Module]()
-        self.covering = dict[nn.AvgPool3d, None]()
+    base: Shape
+    current: Shape
 
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Context manager: record the forward passes of all modules."""
-        with (
-            register_module_forward_pre_hook(self._begin),
-            register_module_forward_hook(lambda *_: self._end()),
-        ):
-            yield
+    def __call__(self, model: nn.Module, inputs: Any) -> None:
+        shape = self.current
+        clips = (array.shape[2:] for array in arrays(inputs) if array.ndim == 5)
+        sides = (shape.frames, shape.crop, shape.crop)
+        is_coarse = sides[:2] != (self.base.frames, self.base.crop)
+        if not model.training and is_coarse and max(clips, default=()) == sides:
+            warnings.warn(
+                f"The model is evaluated on clips of {shape.frames} frames of {shape.crop}² pixels "
+                f"instead of the baseline's {self.base.frames} frames of {self.base.crop}². "
+                "Iterate over validation loaders within evaluation(cfg) of PySlowFastMultigrid.",
+                stacklevel=2,
+            )
 
-    def _begin(self, module: nn.Module, inputs: Any) -> None:
-        self.running.append(module)
-        if type(module) is nn.AvgPool3d:
-            window = _triple(module.kernel_size)
-            sides = zip(window, inputs[0].shape[2:], strict=True)
-            unpadded = _triple(module.padding) == (0, 0, 0) and window != (1, 1, 1)
-            if unpadded and all(side in (1, whole) for side, whole in sides):
-                self.covering[module] = None
 
-    def _end(self) -> None:
-        self.running.pop()
+def _covers(pool: nn.AvgPool3d, x: Tensor) -> bool:
+    """Return whether the window of a pool covers each axis of its input, or a single value."""
+    window = _triple(pool.kernel_size)
+    axes = zip(window, x.shape[2:], strict=True)
+    unpadded = _triple(pool.padding) == (0, 0, 0) and window != (1, 1, 1)
+    return unpadded and all(side in (1, whole) for side, whole in axes)
 
 
 @contextmanager
@@ -131,56 +121,34 @@ def _training_without_updates(network: nn.Module) -> Iterator[None]:
     """Context manager: training mode, but no gradients, BN updates or changes of generators."""
     modes = {module: module.training for module in network.modules()}
     device = next(network.parameters()).device
-    network.train()
     for module in modes:
-        if isinstance(module, _BatchNorm):
-            module.eval()
-    devices = [device] if device.type == "cuda" else []
+        module.training = not isinstance(module, _BatchNorm)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices):
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
-def _run(network: nn.Module, cfg: Any, frames: int, crop: int) -> tuple[int, ...] | None:
-    """Run a model on a clip, and return the shape of its output if that is a tensor.
-
-    Raises:
-        ValueError: The slow pathway has no frame.
-    """
+def _run(network: nn.Module, cfg: Any, shape: Shape) -> tuple[int, ...] | None:
+    """Run a model on a clip, and return the shape of its output if that is a tensor."""
     weight = next(network.parameters())
-    counts = [frames]
+    counts = [shape.frames]
     if get_key(cfg, "MODEL.ARCH") in get_key(cfg, "MODEL.MULTI_PATHWAY_ARCH", ()):
         alpha = cfg.SLOWFAST.ALPHA
-        if frames < alpha:
+        if shape.frames < alpha:
             raise ValueError(f"SLOWFAST.ALPHA {alpha} leaves no frame to the slow pathway")
-        counts = [frames // alpha, frames]
+        counts.insert(0, shape.frames // alpha)
     channels = get_key(cfg, "DATA.INPUT_CHANNEL_NUM", [3, 3])
     pathways = [
-        weight.new_zeros(1, planes, count, crop, crop)
+        weight.new_zeros(1, planes, count, shape.crop, shape.crop)
         for planes, count in zip(channels, counts, strict=False)
     ]
-    boxes = [weight.new_tensor([[0, 0, 0, crop, crop]])]
+    boxes = [weight.new_tensor([[0, 0, 0, shape.crop, shape.crop]])]
     detects = get_key(cfg, "DETECTION.ENABLE", False)
     scores = network(pathways, *boxes if detects else ())
     return tuple(scores.shape) if isinstance(scores, Tensor) else None
-
-
-def _replace(network: nn.Module, replacements: dict[Any, nn.Module]) -> None:
-    for module in list(network.modules()):
-        for name, child in module.named_children():
-            if child in replacements:
-                setattr(module, name, replacements[child])
-
-
-def _described(network: nn.Module, running: list[nn.Module]) -> str:
-    """Return the name and the class of the innermost running module."""
-    innermost = running[-1] if running else network
-    names = {module: name for name, module in network.named_modules()}
-    name = f"module {names[innermost]}" if names.get(innermost) else "the model"
-    return f"{name} ({type(innermost).__name__})"
 
 
 class _TrainingPool(nn.AvgPool3d):

@@ -20,8 +20,6 @@ from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
 from multigrid.training import MultigridLR, Training
 
-__all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
-
 check_transformers()
 
 _KEYS_OF_BEGIN = ("iteration", "coverage")

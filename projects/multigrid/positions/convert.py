@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["check_transformers", "convert_positions"]
-
 
 def convert_positions(model: nn.Module) -> nn.Module:
     """Make a `transformers` model interpolate its position embeddings to the shape of each clip.

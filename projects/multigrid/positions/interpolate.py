@@ -24,15 +24,6 @@ from torch import Tensor, nn
 
 from multigrid.shapes import Shape
 
-__all__ = [
-    "FollowsGrid",
-    "Patches",
-    "check_patches",
-    "place_patches",
-    "place_positions",
-    "set_coverage",
-]
-
 _FIXED = ("VideoMAEEmbeddings", "TimesformerEmbeddings", "VivitEmbeddings", "VJEPA2Embeddings")
 """Classes of transformers whose positions fit a single clip shape until they are converted."""
 

@@ -17,8 +17,6 @@ from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2Embeddings, VJEPA2R
 
 from multigrid.positions.interpolate import Patches, place_patches, place_positions
 
-__all__ = ["FOLLOWING", "follow_grid"]
-
 
 def follow_grid(embeddings: Any, model: nn.Module) -> None:
     """Make the embeddings of a model follow the shape of each clip.

@@ -6,7 +6,6 @@ One training loader lasts for the whole run. Each evaluation gets a new loader.
 from __future__ import annotations
 
 import logging
-import os
 from itertools import chain
 from typing import Any, cast
 
@@ -20,33 +19,15 @@ from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.key_frames import KeyFrameClips
 from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset, list_path
 from slowfast_patches.datasets.protocol import VideoDataset, clip_bytes, clips_per_video
-from slowfast_patches.utils.machine import available_cores
+from slowfast_patches.utils.machine import cores_of_process, local_processes, num_workers
 from slowfast_patches.utils.signals import block_signals, leave_to_parent
-
-__all__ = [
-    "build_dataset",
-    "cores_of_process",
-    "evaluation_bytes",
-    "evaluation_loader",
-    "evaluation_rounds",
-    "limit_workers",
-    "loading_advice",
-    "num_workers",
-    "precise_bn_loader",
-    "training_bytes",
-    "training_loader",
-]
 
 logger = logging.getLogger(__name__)
 
 _PREFETCH = 2
 """Number of mini-batches that each worker loads in advance."""
-_MAX_WORKERS = 16
-"""Maximum number of workers per process in training on a GPU."""
 _MAX_BYTES = 1 << 27
 """Maximum size in bytes of a mini-batch that contains only part of the clips of one video."""
-_CORES_PER_WORKER = 4
-"""Number of cores per worker in training on the CPU."""
 
 _CLIPS: dict[str, type[ClipDataset]] = {"detection": KeyFrameClips}
 """Data set class by task, for tasks that do not use `ClipDataset`."""
@@ -76,34 +57,8 @@ def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     return dataset
 
 
-def cores_of_process(recipe: Recipe) -> int:
-    """Return the number of cores available to one training process and its workers.
-
-    The training processes on this machine share the available cores evenly. Their number is taken
-    from LOCAL_WORLD_SIZE, which torchrun and launch.py set, or else from NUM_GPUS.
-    """
-    return max(1, available_cores() // _local_processes(recipe))
-
-
-def _local_processes(recipe: Recipe) -> int:
-    """Return the number of training processes on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or max(1, recipe.num_gpus))
-
-
-def num_workers(recipe: Recipe) -> int:
-    """Return the number of data loader workers per training process.
-
-    This is DATA_LOADER.NUM_WORKERS unless that is "auto". If it is "auto", training on a GPU uses
-    one worker per core except one core, and at most 16 workers. Training on the CPU needs the cores
-    itself, so it uses one worker per four cores. There is always at least one worker, so that disk
-    access overlaps with computation.
-    """
-    if recipe.data_loader.num_workers != "auto":
-        return int(recipe.data_loader.num_workers)
-    cores = cores_of_process(recipe)
-    if recipe.num_gpus > 0:
-        return min(max(1, cores - 1), _MAX_WORKERS)
-    return max(1, cores // _CORES_PER_WORKER)
+def _num_workers(recipe: Recipe) -> int:
+    return num_workers(recipe.data_loader.num_workers, recipe.num_gpus)
 
 
 def limit_workers(recipe: Recipe, batch_bytes: int) -> Recipe:
@@ -113,8 +68,8 @@ def limit_workers(recipe: Recipe, batch_bytes: int) -> Recipe:
         recipe: The recipe of the run.
         batch_bytes: Result of `training_bytes` or `evaluation_bytes`.
     """
-    wanted = num_workers(recipe)
-    processes = _local_processes(recipe)
+    wanted = _num_workers(recipe)
+    processes = local_processes(recipe.num_gpus)
     workers, text = fit_workers(wanted, batch_bytes, processes=processes, prefetch=_PREFETCH)
     if workers == wanted:
         return recipe
@@ -140,8 +95,8 @@ def evaluation_bytes(recipe: Recipe, dataset: VideoDataset, batch_size: int) -> 
 
 def loading_advice(recipe: Recipe, dataset: VideoDataset) -> str:
     """Return advice on how to speed up data loading, for a run that waits for its data."""
-    workers = num_workers(recipe)
-    cores = cores_of_process(recipe)
+    workers = _num_workers(recipe)
+    cores = cores_of_process(recipe.num_gpus)
     index = getattr(dataset, "index", None)
     ways = []
     if index is not None and not index.is_prepared:
@@ -174,8 +129,8 @@ def training_loader(
     logger.info(
         "DATA_LOADER.NUM_WORKERS is %s: this process uses %d workers and has %d cores",
         recipe.data_loader.num_workers,
-        num_workers(recipe),
-        cores_of_process(recipe),
+        _num_workers(recipe),
+        cores_of_process(recipe.num_gpus),
     )
     sampler = MultigridBatchSampler(schedule, recipe.rng_seed, rank, world_size, start)
     return _loader(recipe, dataset, sampler)
@@ -293,7 +248,7 @@ def _collate(samples: Any) -> Any:
 
 
 def _loader(recipe: Recipe, dataset: VideoDataset, batches: Any) -> DataLoader[Any]:
-    workers = min(num_workers(recipe), len(batches))
+    workers = min(_num_workers(recipe), len(batches))
     loader = _Loader(
         cast(Dataset[Any], dataset),
         batch_sampler=batches,

@@ -8,8 +8,8 @@ import os
 import torch
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.launch.placement import Placement
+from slowfast_patches.utils.machine import cores_of_process, num_workers
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ def _share_cores(recipe: Recipe) -> None:
     cores, training steps took 1.5 times as long.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))
+        workers = num_workers(recipe.data_loader.num_workers, recipe.num_gpus)
+        torch.set_num_threads(max(1, cores_of_process(recipe.num_gpus) - workers))
 
 
 def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:

@@ -30,11 +30,11 @@ from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.loader import (
     build_dataset,
     loading_advice,
-    num_workers,
     training_loader,
 )
 from slowfast_patches.launch import launch
 from slowfast_patches.registry import DATASETS, DataSet
+from slowfast_patches.utils.machine import num_workers
 
 BASE = Shape(4, 8, 32)
 MIB = 2**20
@@ -70,13 +70,13 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 )
 def test_auto_picks_from_the_cores_the_processes_and_the_device(cores, granted, gpus, workers):
     cores(granted)
-    assert num_workers(config("NUM_GPUS", gpus)) == workers
+    assert num_workers("auto", gpus) == workers
 
 
 def test_torchrun_says_how_many_processes_share_the_cores(cores, monkeypatch):
     cores(32)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert (num_workers(config()), num_workers(config("NUM_GPUS", 4))) == (2, 7)
+    assert (num_workers("auto", 0), num_workers("auto", 4)) == (2, 7)
 
 
 def test_training_on_the_cpu_leaves_the_workers_their_cores(cores, monkeypatch):

@@ -29,9 +29,9 @@ training run, and all give the same result:
 
 Exit status:
   0    The training run has finished.
-  1    There is a bug, or a rank was killed.
+  1    There is a bug.
   2    The command or the recipe has a mistake, or the training run cannot continue, for example
-       because another rank has failed.
+       because the loss is NaN, a disk is full or a rank was killed.
   75   A signal has interrupted the training run. Repeat the command to resume the run.
   130  Ctrl-C was pressed before the training run began.
 

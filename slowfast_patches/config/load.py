@@ -25,6 +25,7 @@ from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.registry import TASKS, task_name
 from slowfast_patches.utils.command_line import split_pairs
+from slowfast_patches.utils.errors import mistake_in
 
 logger = logging.getLogger(__name__)
 
@@ -200,12 +201,10 @@ def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
 
 
 def _text(path: Path) -> str:
-    try:
+    with mistake_in(f"the config {path} cannot be read"):
         if not path.is_file():
             raise OSError("it is not a regular file")
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the config {path} cannot be read: {error}") from error
 
 
 def _content(text: str, source: str) -> dict[str, Any]:

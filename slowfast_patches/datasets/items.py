@@ -33,7 +33,7 @@ from slowfast_patches.datasets.reading.index import VideoIndex
 from slowfast_patches.datasets.reading.reader import READER, ClipReader
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
-from slowfast_patches.utils.command_line import WorkerError
+from slowfast_patches.utils.errors import RunError
 
 Label = int | NDArray[np.float32]
 """A class index, or a multi-hot vector (classes,) in multi-label data sets."""
@@ -96,11 +96,7 @@ class Shown(NamedTuple):
         return cls(int(plan.positions[-1] - plan.positions[0]) + 1, plan.box(video), video)
 
 
-class TooManyUnreadableError(WorkerError):
-    """Error raised when too many videos are unreadable.
-
-    The cause is then most likely a wrong list or a wrong prefix of its paths.
-    """
+TooManyUnreadableError = RunError
 
 
 @dataclass(frozen=True)
@@ -383,9 +379,9 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             }
         raise self._too_many(failures)
 
-    def _too_many(self, failures: Sequence[tuple[str, str]]) -> TooManyUnreadableError:
+    def _too_many(self, failures: Sequence[tuple[str, str]]) -> RunError:
         path, reason = failures[0]
-        return TooManyUnreadableError(
+        return RunError(
             f"{len(failures)} videos in a row could not be read. The first is {path}: {reason}. "
             "Check the list, and the prefix of its paths (DATA.PATH_PREFIX)"
         )

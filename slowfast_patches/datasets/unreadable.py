@@ -6,7 +6,7 @@ import logging
 from functools import cache
 
 from multigrid import Schedule, ScheduleStep
-from slowfast_patches.datasets.items import TooManyUnreadableError
+from slowfast_patches.utils.errors import RunError
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
         where: Text that names the set of videos in the message, such as "epoch 3".
 
     Raises:
-        TooManyUnreadableError: `count` is more than `fraction` of the videos.
+        RunError: `count` is more than `fraction` of the videos.
     """
     if count > fraction * videos:
-        raise TooManyUnreadableError(
+        raise RunError(
             f"{count} of {videos} videos of {where} could not be read, more than "
             f"DATA.MAX_BAD_FRACTION {fraction:g} allows. Repair the files, remove them from the "
             "list, or raise DATA.MAX_BAD_FRACTION"
@@ -50,7 +50,7 @@ def count_unreadable(
         fraction: Maximum fraction of unreadable videos (DATA.MAX_BAD_FRACTION).
 
     Raises:
-        TooManyUnreadableError: More than `fraction` of the videos are unreadable.
+        RunError: More than `fraction` of the videos are unreadable.
     """
     epoch, first = divmod(step.first_clip, schedule.num_videos)
     stop = first + step.shape.batch

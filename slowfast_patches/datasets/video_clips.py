@@ -15,7 +15,7 @@ from multigrid import GENTLE, ClipRequest, SamplingOptions, Shape
 from slowfast_patches.datasets.items import TRIES, Clips, Label, Sampling
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
-from slowfast_patches.utils.command_line import printable
+from slowfast_patches.utils.errors import printable
 
 _PAIRS = (
     "videos must be (path, label) pairs. Either all labels are class indices from 0, or all are "

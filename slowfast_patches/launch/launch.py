@@ -64,7 +64,7 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
     Raises:
         ValueError: The launcher contradicts the recipe, the rendezvous is missing, or `check`
             raised ValueError.
-        ToolError: See `start_workers`.
+        RunError: See `start_workers`.
         SystemExit: See `start_workers`.
     """
     placement = find_placement(recipe, os.environ, init_method)

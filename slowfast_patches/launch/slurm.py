@@ -19,7 +19,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.utils.signals import INTERRUPTED_STATUS
+from slowfast_patches.utils.errors import INTERRUPTED_STATUS
 
 FOLDER = "slurm"
 """Name of the subfolder of a run with the logs of its jobs."""

@@ -15,24 +15,13 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.signals import (
-    EARLY,
-    STOP_SIGNALS,
-    TrainingInterruptedError,
-    finished,
-    listening,
-)
+from slowfast_patches.utils.errors import EARLY, RunError, TrainingInterruptedError
+from slowfast_patches.utils.signals import STOP_SIGNALS, finished, listening
 
+TrainingStoppedError = RunError
 T = TypeVar("T")
 Handler = Callable[[int, FrameType | None], None]
-
-
-class TrainingStoppedError(ToolError):
-    """Error raised when a training must stop because it cannot continue."""
-
-    exit_status = MISTAKE_STATUS
 
 
 @contextmanager

@@ -23,17 +23,18 @@ from slowfast_patches.config.recipe import Recipe, differences, values_by_key
 from slowfast_patches.launch.device import process_device
 from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import handle_signals
-from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError, exit_status, report
 from slowfast_patches.utils.distributed import World, gather_objects, wait_for_all
-from slowfast_patches.utils.machine_errors import is_lost_rank
-from slowfast_patches.utils.signals import (
+from slowfast_patches.utils.errors import (
     EARLY,
-    STOP_SIGNALS,
+    RunError,
     TrainingInterruptedError,
-    block_signals,
-    finished,
+    exit_status,
+    is_lost_rank,
+    report,
 )
+from slowfast_patches.utils.signals import STOP_SIGNALS, block_signals, finished
 
+JoiningError = RunError
 Main = Callable[[Recipe, World], None]
 
 START_METHOD = "spawn"
@@ -54,12 +55,6 @@ _OF_A_MACHINE = (
 """Config keys that may differ between machines, such as the path of the data."""
 
 
-class JoiningError(ToolError):
-    """Error raised when the rendezvous fails or the ranks have different recipes."""
-
-    exit_status = MISTAKE_STATUS
-
-
 def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
     """Run `work` in one process for each rank of this machine, and wait until all have ended.
 
@@ -67,7 +62,7 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
     no signal is handled, and its signal handlers leave the time limit for saving to the launcher.
 
     Raises:
-        ToolError: A rank was killed by a signal.
+        RunError: A rank was killed by a signal.
         TrainingInterruptedError: A stop signal was received before the training began.
         KeyboardInterrupt: Ctrl-C was pressed before the training began.
         SystemExit: A rank failed and has reported the error. The exit status is that of the rank.
@@ -121,7 +116,7 @@ def _raise_for(error: ProcessExitedException, rank: int, received: list[int]) ->
     if -error.exit_code in STOP_SIGNALS:
         raise TrainingInterruptedError(EARLY.format(error.signal_name))
     advice = ". The machine may be out of memory" if error.signal_name == "SIGKILL" else ""
-    raise ToolError(f"rank {rank} was killed by {error.signal_name}{advice}") from error
+    raise RunError(f"rank {rank} was killed by {error.signal_name}{advice}") from error
 
 
 def _begin(
@@ -162,13 +157,14 @@ def _join(recipe: Recipe, local_rank: int) -> None:
     """Join the process group, and check that all ranks have the same recipe.
 
     Raises:
-        JoiningError: The ranks did not meet within DIST_JOIN_SECONDS, or their recipes differ. All
+        RunError: The ranks did not meet within DIST_JOIN_SECONDS, or their recipes differ. All
             ranks raise this error.
     """
-    error = JoiningError(
+    error = RunError(
         f"the processes of this run did not meet at {os.environ['MASTER_ADDR']}:"
         f"{os.environ['MASTER_PORT']} within DIST_JOIN_SECONDS ({recipe.dist_join_seconds:g} s). "
-        "Check that the address is a free port of the first machine."
+        "Check that the address is a free port of the first machine.",
+        everywhere=True,
     )
     seconds = timedelta(seconds=recipe.dist_join_seconds)
     # torch ignores its timeout if the port is open but never answers.
@@ -196,9 +192,10 @@ def _join(recipe: Recipe, local_rank: int) -> None:
     first, *others = gather_objects(values_by_key(recipe))
     for number, keys in enumerate(others, 1):
         if differing := differences(first, keys, f"on rank {number}", _OF_A_MACHINE):
-            raise JoiningError(
+            raise RunError(
                 f"rank {number} has another recipe than rank 0: "
-                f"{'; '.join(differing[:_KEYS_SHOWN])}. Use the same recipe on all machines."
+                f"{'; '.join(differing[:_KEYS_SHOWN])}. Use the same recipe on all machines.",
+                everywhere=True,
             )
 
 
@@ -210,7 +207,7 @@ def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
     """
     try:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The exit status must tell the error.
-        reports = local_rank == 0 or not isinstance(error, JoiningError)
+        reports = local_rank == 0 or not getattr(error, "everywhere", False)
         if isinstance(error, TrainingInterruptedError):
             reports = rank == 0
         elif is_lost_rank(error):

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from multigrid.positions import check_transformers
 from slowfast_patches.config.data_keys import Data
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.weights.fit import not_finite
+from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.tables import format_list
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     else:
         if folder and not on_meta:
             logger.info("%s has no *.safetensors, so the model starts from random weights.", folder)
-        with _errors_in_one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
+        with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}"):
             model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     if config.model_type == "vjepa2":
         model.base_model.predictor = nn.Identity()
@@ -171,7 +171,7 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     if folder is None:
         default = AutoConfig.for_model(name)
     else:
-        with _errors_in_one_line(f"HF.MODEL {name}"):
+        with mistake_in(f"HF.MODEL {name}"):
             default = AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
@@ -185,7 +185,7 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     if folder is None:
         values[model_type.crop] = recipe.data.train_crop_size
         values[model_type.frames] = recipe.data.num_frames
-    with _errors_in_one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
+    with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}"):
         config = type(default).from_dict(default.to_dict(), **values)
     config.num_labels = recipe.model.num_classes
     return config, folder
@@ -258,7 +258,7 @@ def _download(name: str) -> Path:
 
     logger.info("Downloading HF.MODEL %s from the Hugging Face Hub unless it is cached.", name)
     with (
-        _errors_in_one_line(
+        mistake_in(
             f"HF.MODEL {name} is not a folder, and cannot be downloaded from the Hugging Face Hub"
         ),
         _quiet(),
@@ -299,7 +299,7 @@ def _from_folder(folder: Path, config: Any) -> Any:
     """Load a model from a folder, and log which weights are initialised randomly or unused."""
     from transformers import AutoModelForVideoClassification
 
-    with _errors_in_one_line(f"HF.MODEL {folder}"), _quiet():
+    with mistake_in(f"HF.MODEL {folder}"), _quiet():
         model, info = AutoModelForVideoClassification.from_pretrained(
             folder,
             config=config,
@@ -343,7 +343,7 @@ def _warn_of_normalisation(folder: Path, data: Data) -> None:
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         return
-    with _errors_in_one_line(str(file)):
+    with mistake_in(str(file)):
         content = json.loads(file.read_text(encoding="utf-8"))
         if "image_mean" not in content:
             return
@@ -373,18 +373,6 @@ def _add_drop_path(model: Any, rate: float) -> None:
         share = rate * number / max(1, len(layers) - 1)
         for end in ends:
             layer.set_submodule(end, nn.Sequential(layer.get_submodule(end), VJEPA2DropPath(share)))
-
-
-@contextmanager
-def _errors_in_one_line(where: str) -> Iterator[None]:
-    """Convert any exception to a ValueError with a message of one line that starts with `where`.
-
-    The package transformers raises many exception types for an invalid model or configuration.
-    """
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(f"{where}: {textwrap.shorten(str(error), 300)}") from error
 
 
 @contextmanager

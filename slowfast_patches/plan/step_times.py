@@ -25,6 +25,7 @@ from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differe
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
 from slowfast_patches.plan.flops import flops_per_clip as count_flops
 from slowfast_patches.registry import MODELS
+from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine
 
@@ -268,7 +269,7 @@ def read_step_times(path: str | Path) -> StepTimes:
         ValueError: The file cannot be read, or has another format.
     """
     path = Path(path)
-    try:
+    with mistake_in(f"{path} is not a file of step times"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or not content["shapes"]:
             raise ValueError(
@@ -279,10 +280,6 @@ def read_step_times(path: str | Path) -> StepTimes:
         seconds = dict(map(_time, content["shapes"]))
         model = dict(content["model"])
         return StepTimes(path, device["type"], device["name"], content["date"], model, seconds)
-    except OSError as error:
-        raise ValueError(f"The step times {path} cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a file of step times: {error!r}") from error
 
 
 def _time(row: Any) -> tuple[tuple[int, int, int, bool], float | None]:

@@ -29,9 +29,10 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_times import shapes_to_measure, write_step_times
 from slowfast_patches.study.arms import Arm, check_study, cost_of, make_arm, measured_times, scaled
-from slowfast_patches.study.runs import RunFailedError, Study, share_of_evaluations, train
+from slowfast_patches.study.runs import Study, share_of_evaluations, train
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
+from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
@@ -253,7 +254,7 @@ def train_pilot(study: Study, run_net: Path) -> Study:
         The study without the arms whose training failed.
 
     Raises:
-        RunFailedError: Training failed for the baseline, or for all cycles.
+        RunError: Training failed for the baseline, or for all cycles.
     """
     trained = list[Arm]()
     for arm in study.arms:
@@ -262,7 +263,7 @@ def train_pilot(study: Study, run_net: Path) -> Study:
                 for _ in progress:
                     pass
             trained.append(arm)
-        except RunFailedError as error:
+        except RunError as error:
             if not trained:
                 raise
             logger.warning("The cycle %s is left out, because its run failed: %s", arm.name, error)

@@ -23,7 +23,7 @@ from slowfast_patches.config.recipe import differences, stored_keys, values_by_k
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.result import read_result
-from slowfast_patches.utils.command_line import ToolError
+from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.signals import terminate_as_interrupt
 from slowfast_patches.utils.tables import Mean, format_duration, mean_of, shorten_list
 
@@ -47,10 +47,6 @@ _FREE = frozenset(
 """Keys that may differ from those of a finished run: they change neither the training nor its
 score. Messages of failed runs recommend to change some of them. A relative OUTPUT_DIR changes with
 the current folder."""
-
-
-class RunFailedError(ToolError):
-    """Error raised when a run ends without a result."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +217,7 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
 
     Raises:
         ValueError: A result is damaged, or its config differs from the arm's config.
-        RunFailedError: A run failed. The results of finished runs are kept.
+        RunError: A run failed. The results of finished runs are kept.
     """
     finished = study.runs()
     yield finished
@@ -242,7 +238,7 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
                 arm, seed = running.pop(process)
                 folder = study.folder(arm, seed)
                 if process.returncode or not (folder / "result.json").is_file():
-                    raise RunFailedError(
+                    raise RunError(
                         f"The run of {arm.name}, seed {seed}, ended without a result, with exit "
                         f"status {process.returncode}. See the log in {folder}. To continue with "
                         "the remaining runs, repeat the command."

@@ -62,7 +62,7 @@ class BoxScores:
         """Compute the metrics from the scores of all ranks. Every rank must call this.
 
         Raises:
-            TooManyUnreadableError: Too many videos could not be read.
+            RunError: Too many videos could not be read.
             ValueError: A score is NaN, or no annotated box has a class of the label map.
         """
         for values in (self.scores, self.weights, self.clips):

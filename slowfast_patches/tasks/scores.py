@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.unreadable import check_count
 from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
+from slowfast_patches.utils.errors import RunError
 
 
 class Evaluation(NamedTuple):
@@ -107,7 +107,7 @@ class VideoScores:
         """Compute the metrics from the scores of all ranks. Every rank must call this.
 
         Raises:
-            TooManyUnreadableError: Too many videos could not be read.
+            RunError: Too many videos could not be read.
             ValueError: A score is NaN. Or the metric is mAP, but no video has a label.
         """
         (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
@@ -138,14 +138,14 @@ def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, floa
         The counts "videos", "unreadable" and, if not 0, "partly_read".
 
     Raises:
-        TooManyUnreadableError: No video can be read, or the share of damaged videos exceeds
+        RunError: No video can be read, or the share of damaged videos exceeds
             DATA.MAX_BAD_FRACTION.
     """
     videos = len(clips)
     unreadable = int((clips == 0).sum())
     if unreadable == videos:
         text = f"None of the {videos} videos of the evaluation could be read."
-        raise TooManyUnreadableError(f"{text} Check DATA.PATH_PREFIX and the list of videos.")
+        raise RunError(f"{text} Check DATA.PATH_PREFIX and the list of videos.")
     damaged = int((clips < num_clips).sum())
     check_count(damaged, videos, recipe.data.max_bad_fraction, "the evaluation")
     counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}

@@ -1,4 +1,4 @@
-"""Helpers for command-line programs: exit statuses, error reports, and types of options.
+"""Helpers for command-line programs: signals, output, and types of options.
 
 This module must not import slow packages.
 """
@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import logging
 import os
-import re
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import takewhile
@@ -20,88 +17,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
-from slowfast_patches.utils.machine_errors import explain_machine_error
-from slowfast_patches.utils.signals import (
+from slowfast_patches.utils.errors import (
     BY_HAND_STATUS,
-    INTERRUPTED_STATUS,
-    STOP_SIGNALS,
+    RunError,
     TrainingInterruptedError,
-    finished,
+    exit_status,
+    report,
 )
+from slowfast_patches.utils.errors import (
+    printable as printable,
+)
+from slowfast_patches.utils.signals import STOP_SIGNALS, finished
 
-MISTAKE_STATUS = 2
-_FAILED = 1
-_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Matches control characters except tabs and line ends, and file-name bytes that are not UTF-8."""
-
-_BUG = "This is a bug in slowfast-multigrid. Please report it, and include the lines above."
-
+ToolError = RunError
 Main = Callable[..., int]
-
-
-class ToolError(RuntimeError):
-    """Error that is neither a bug nor a mistake of the user. It is reported without a traceback."""
-
-    exit_status = _FAILED
-
-
-class WorkerError(ToolError):
-    """Mistake of the user that a worker of a DataLoader may raise. The message stays short."""
-
-    exit_status = MISTAKE_STATUS
-
-    def __init__(self, message: str) -> None:
-        # DataLoader re-raises a worker's error with the traceback before the message. Remove it.
-        super().__init__(message.rsplit(f"{type(self).__name__}: ", 1)[-1].strip())
-
-
-def exit_status(error: BaseException) -> int:
-    """Return the exit status with which a program must end because of an error.
-
-    Returns:
-        130 for Ctrl-C. Otherwise `error.exit_status`, if there is such an attribute. Otherwise 2
-        for a mistake of the user (ValueError, OSError or ImportError) or an error of the machine,
-        and 1 for a bug.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        return BY_HAND_STATUS
-    mistake = isinstance(error, (ValueError, OSError, ImportError)) or explain_machine_error(error)
-    return getattr(error, "exit_status", MISTAKE_STATUS if mistake else _FAILED)
-
-
-def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int:
-    """Write the error that ended a program to the log files and to the terminal.
-
-    If the error is a bug, its traceback is written as well.
-
-    Args:
-        error: The error.
-        who: Prefix of the message, such as "rank 1: ".
-        terminal: Whether to write to the terminal. Log files are always written.
-
-    Returns:
-        The exit status.
-    """
-    status = exit_status(error)
-    # An interrupted run has status 0 under torchrun.
-    interrupted = status in (0, INTERRUPTED_STATUS)
-    text = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
-    if isinstance(error, ToolError):
-        pass
-    elif explained := explain_machine_error(error):
-        text = explained
-    elif status == _FAILED:
-        text = "".join([*traceback.format_exception(error), _BUG])
-    text = printable(f"interrupted: {text}" if interrupted else f"error: {who}{text}")
-    if terminal:
-        sys.stderr.write(text + "\n")  # Write in one call, because other ranks may also write.
-        sys.stderr.flush()
-    level = logging.WARNING if interrupted else logging.ERROR
-    record = logging.LogRecord(__name__, level, __file__, 0, text, None, None)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
-    return status
 
 
 def start_program(*, resumes: bool = False) -> None:
@@ -130,7 +59,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     if _is_first_here():
         os.write(2, b"interrupted\n")
     by_hand = number == signal.SIGINT
-    os._exit(BY_HAND_STATUS if by_hand else TrainingInterruptedError().exit_status)
+    os._exit(BY_HAND_STATUS if by_hand else exit_status(TrainingInterruptedError()))
 
 
 def _is_first_here() -> bool:
@@ -166,7 +95,7 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
                 except BrokenPipeError:
                     # Python flushes stdout again at exit. Redirect it, so that this does not fail.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                    return _FAILED
+                    return 1
                 except KeyboardInterrupt as error:
                     print(interrupted, file=sys.stderr)
                     return exit_status(error)
@@ -179,11 +108,6 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
         return run
 
     return decorate
-
-
-def printable(text: str) -> str:
-    """Escape control characters, which a terminal would execute. File names may contain them."""
-    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Printable:

@@ -9,36 +9,15 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from slowfast_patches.utils.errors import INTERRUPTED_STATUS as INTERRUPTED_STATUS
+from slowfast_patches.utils.errors import TrainingInterruptedError as TrainingInterruptedError
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop: SIGINT by Ctrl-C, SIGTERM at the end of a job, and SIGUSR1 as
 SLURM's warning before the end of a job. They are often sent to all processes of a run."""
-INTERRUPTED_STATUS = 75
-"""Exit status of an interrupted training that can be resumed (EX_TEMPFAIL of sysexits.h)."""
-BY_HAND_STATUS = 130
-"""Exit status after Ctrl-C. Shells use the same status."""
-EARLY = "stopped by {} before the training began. Repeat the command to start it."
-
 
 finished = threading.Event()
 """Set when the result of a run is written. Stop signals are ignored from then on."""
-
-
-class TrainingInterruptedError(BaseException):
-    """Error raised when a signal has stopped a training that can be resumed.
-
-    Like KeyboardInterrupt, this is not a subclass of Exception. A signal handler may raise it while
-    library code runs, and an `except Exception` there must not catch it.
-    """
-
-    @property
-    def exit_status(self) -> int:
-        """Exit status of an interrupted training: 75.
-
-        Under `torchrun --max-restarts` it is 0, because torchrun restarts processes that exit with
-        any other status.
-        """
-        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-        return INTERRUPTED_STATUS if restarts == "0" else 0
 
 
 class Listener(Protocol):

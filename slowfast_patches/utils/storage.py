@@ -5,7 +5,7 @@ Credentials and endpoints are those that the library of the file system finds, s
 libraries also retry requests that fail.
 
 A file that does not exist raises FileNotFoundError, as on a local disk. All other errors become a
-`StorageError`, because they also affect all other files.
+`RunError`, because they also affect all other files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, NoReturn, cast
 import fsspec
 from fsspec.registry import known_implementations
 
-from slowfast_patches.utils.command_line import WorkerError
+from slowfast_patches.utils.errors import RunError
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://[^/]")
 _UNUSED = frozenset({"file", "http", "https", "local"})
@@ -41,10 +41,6 @@ _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "mtime", "upd
 """Names under which file systems give a value that changes when a file is replaced."""
 _TIMES = ("LastModified", "mtime", "updated", "last_modified", "created")
 """Names under which file systems give the time when a file was written."""
-
-
-class StorageError(WorkerError):
-    """Error raised when a remote file system cannot be used, such as for wrong credentials."""
 
 
 class Status(NamedTuple):
@@ -138,7 +134,7 @@ def status(path: str) -> Status | None:
     """Return the status of a file, or None if it does not exist.
 
     Raises:
-        StorageError: The remote file system cannot be used.
+        RunError: The remote file system cannot be used.
     """
     if not is_remote(path):
         try:
@@ -154,7 +150,7 @@ def list_files(folder: str) -> dict[str, Status]:
     """Return the status of each file in a remote folder, by the name of the file.
 
     Raises:
-        StorageError: The file system cannot be used.
+        RunError: The file system cannot be used.
     """
     with _translate_errors(folder) as (system, place):
         system.invalidate_cache(place)
@@ -173,7 +169,7 @@ def list_status(paths: Iterable[str]) -> dict[str, Status]:
     One request lists about a thousand remote files of a folder, so this is faster than `status`.
 
     Raises:
-        StorageError: The file system cannot be used.
+        RunError: The file system cannot be used.
     """
     folders = dict[str, list[str]]()
     found = dict[str, Status]()
@@ -197,7 +193,7 @@ def read_range(path: str, begin: int, end: int | None) -> bytes:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        StorageError: The remote file system cannot be used.
+        RunError: The remote file system cannot be used.
     """
     if not is_remote(path):
         with open(path, "rb", buffering=0) as file:
@@ -219,7 +215,7 @@ def open_file(path: str) -> Iterator[BinaryIO]:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        StorageError: The remote file system cannot be used.
+        RunError: The remote file system cannot be used.
     """
     if not is_remote(path):
         with open(path, "rb") as file:
@@ -236,7 +232,7 @@ def upload(file: str | os.PathLike[str], path: str) -> None:
     """Write the content of a local file to a remote file.
 
     Raises:
-        StorageError: The remote file system cannot be used.
+        RunError: The remote file system cannot be used.
     """
     with _translate_errors(path, "written") as (system, place):
         system.put_file(os.fspath(file), place)
@@ -292,23 +288,15 @@ def _translate_errors(path: str, done: str = "read") -> Iterator[tuple[Any, str]
     try:
         system = _system(scheme, os.getpid())
         yield system, str(system._strip_protocol(path))
-    except StorageError:
-        raise
     except FileNotFoundError as error:
-        reason = "no such file or bucket"
-        raise FileNotFoundError(errno.ENOENT, reason, path) from error
-    except ImportError as error:
-        reason = f"a package is missing. {error}"
-        raise StorageError(f"{path} cannot be {done}: {reason}") from error
-    except PermissionError as error:
-        raise StorageError(
-            f"{path} cannot be {done}: access is denied ({_reason(error)}). Check the credentials "
-            f"for {scheme}:// and their permissions"
-        ) from error
+        raise FileNotFoundError(errno.ENOENT, "no such file or bucket", path) from error
+    except RunError:
+        raise
     except Exception as error:  # the errors of these libraries have no common base
-        raise StorageError(
-            f"{path} cannot be {done}: {_reason(error)}. Check the connection, the endpoint and "
-            f"the credentials for {scheme}://"
+        reason = " ".join((str(error) or type(error).__name__).split()).rstrip(".")
+        raise RunError(
+            f"{path} cannot be {done}: {reason}. Check the connection, the endpoint and the "
+            f"credentials for {scheme}://"
         ) from error
 
 
@@ -319,8 +307,3 @@ def _system(scheme: str, process: int) -> Any:
     The connections of a file system do not survive a fork, so each process has its own.
     """
     return fsspec.filesystem(scheme)
-
-
-def _reason(error: Exception) -> str:
-    """Return an error message on one line, without a full stop."""
-    return " ".join((str(error) or type(error).__name__).split()).rstrip(".")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.datasets.lists.csv_list import read_utf8
+from slowfast_patches.utils.errors import mistake_in
 
 
 def named_classes(folder: Path) -> tuple[str, ...] | None:
@@ -40,10 +41,8 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     if path.suffix.lower() == ".json":
         names = read_json(path, list | dict)
     else:
-        try:
+        with mistake_in(f"the file of class names {path} cannot be read"):
             names = [line.strip() for line in read_utf8(path).rstrip().splitlines()]
-        except OSError as error:
-            raise ValueError(f"the file of class names {path} cannot be read: {error}") from error
     if isinstance(names, list):
         names = {name if isinstance(name, str) else "": n for n, name in enumerate(names)}
     return in_order(path, names)
@@ -75,10 +74,8 @@ def read_json(path: Path, kind: Any) -> Any:
     Raises:
         ValueError: The file is missing or not JSON, or the top-level value is not of type `kind`.
     """
-    try:
+    with mistake_in(f"{path} cannot be read as JSON"):
         content = json.loads(read_utf8(path))
-    except (OSError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, kind):
         raise ValueError(
             f"the top-level value in {path} is a {type(content).__name__}, but another type is "

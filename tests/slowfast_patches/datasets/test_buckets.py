@@ -19,7 +19,8 @@ from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import class_names, read_list
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.utils.storage import RemotePath, StorageError, as_path, is_remote, read_range
+from slowfast_patches.utils.errors import RunError
+from slowfast_patches.utils.storage import RemotePath, as_path, is_remote, read_range
 from tests.slowfast_patches.datasets.buckets import forget_connections, serve_bucket
 from tests.slowfast_patches.datasets.made_videos import noise, write_jpeg, write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of
@@ -219,10 +220,9 @@ def test_a_missing_list(folder, bucket):
 def test_wrong_credentials(data, bucket, monkeypatch):
     bucket.upload(data)
     monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
-    said = "s3://data/train.csv cannot be read: access is denied .*Check the credentials for s3://"
-    with pytest.raises(StorageError, match=said):
+    with pytest.raises(RunError, match=r"train.csv cannot be read: .* credentials for s3://"):
         read_list(recipe_of("s3://data"), "train")
-    with pytest.raises(StorageError, match=r"a\.mp4 cannot be read: access is denied"):
+    with pytest.raises(RunError, match=r"a\.mp4 cannot be read: "):
         scan("s3://data/a.mp4")
 
 
@@ -230,7 +230,7 @@ def test_no_credentials(bucket, connect, tmp_path):
     nothing = dict.fromkeys(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], "")
     files = ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"]
     connect(**nothing, **dict.fromkeys(files, str(tmp_path / "none")))
-    with pytest.raises(StorageError, match=r"s3://data/a cannot be read: .*locate credentials\."):
+    with pytest.raises(RunError, match=r"s3://data/a cannot be read: .*locate credentials\."):
         read_range("s3://data/a", 0, 1)
 
 
@@ -238,7 +238,7 @@ def test_no_credentials(bucket, connect, tmp_path):
 def test_no_server(bucket, connect):
     connect(AWS_ENDPOINT_URL="http://127.0.0.1:1", AWS_MAX_ATTEMPTS="1")
     said = "s3://data/a cannot be read: Could not connect .* the connection, the endpoint and the"
-    with pytest.raises(StorageError, match=said):
+    with pytest.raises(RunError, match=said):
         read_range("s3://data/a", 0, 1)
 
 
@@ -270,7 +270,7 @@ def test_broken_connections_are_tried_again(data, bucket, connect):
 
 
 def test_a_missing_package():
-    with pytest.raises(StorageError, match=r"gs://a/train.csv .* a package is missing.*gcsfs"):
+    with pytest.raises(RunError, match=r"gs://a/train.csv cannot be read: .*gcsfs"):
         read_list(recipe_of("gs://a"), "train")
 
 

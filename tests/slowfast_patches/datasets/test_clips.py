@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader
 
 from multigrid import ClipRequest, Shape, collate
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.train.predict import Predictor
+from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json, write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
@@ -210,7 +210,7 @@ def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(spoilt
     loader = DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=collate)
     first = f"{folder}/4.mp4: cannot"
     said = rf"^10 videos in a row could not be read. The first is {first}.*DATA.PATH_PREFIX.*$"
-    with pytest.raises(TooManyUnreadableError, match=said):
+    with pytest.raises(RunError, match=said):
         next(iter(loader))
 
 

@@ -28,10 +28,9 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.utils.command_line import exit_status
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.errors import TrainingInterruptedError, exit_status
 from slowfast_patches.utils.processes import WorkerCrashed
-from slowfast_patches.utils.signals import TrainingInterruptedError
 from tests.slowfast_patches.datasets.made_videos import (
     break_frame,
     grey,

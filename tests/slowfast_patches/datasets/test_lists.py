@@ -16,11 +16,11 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     read_list,
 )
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.registry import DATASETS, DataSet
 from slowfast_patches.train import run as run_module
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
 from tests.slowfast_patches.datasets.recipes import NEEDED, recipe_of
 
@@ -237,7 +237,7 @@ def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, text, tol
         path.write_text(content)
         if rank and told:
             message = f"{path} of rank 1 ({told}) differs from the list {lists[0]}"
-            refused = pytest.raises(JoiningError, match=re.escape(message))
+            refused = pytest.raises(RunError, match=re.escape(message))
         world = World(rank, 2, torch.device("cpu"))
         with refused:
             run_module._check_lists(recipe(path.parent, "kinetics"), ["train"], world)

@@ -12,7 +12,7 @@ from multigrid import CosineRate, Shape, Training, make_schedule
 from multigrid.shared_memory import fit_workers
 from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.loader import evaluation_bytes, limit_workers, training_bytes
-from slowfast_patches.utils.machine_errors import explain_machine_error
+from slowfast_patches.utils.errors import explain_machine_error
 from tests.conftest import mount_small_shm, needs_mount
 from tests.multigrid.clips import Clips
 

@@ -113,7 +113,7 @@ def test_spawned_processes_meet_with_the_users_modules_and_end_well(spawned, tmp
     ("deed", "expected"),
     [
         ("mistake", (2, "error: rank 1: a key of the recipe is wrong\n")),
-        ("kill", (1, "error: rank 1 was killed by SIGKILL. The machine may be out of memory\n")),
+        ("kill", (2, "error: rank 1 was killed by SIGKILL. The machine may be out of memory\n")),
     ],
 )
 def test_a_failure_is_one_line_with_its_rank(spawned, tmp_path, deed, expected):

@@ -13,12 +13,10 @@ import torch
 
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.launch.stopping import StopRequest, interruptible
-from slowfast_patches.models import transformer
 from slowfast_patches.models.weights import weight_files
 from slowfast_patches.train import checkpoint
-from slowfast_patches.utils.command_line import exit_status
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.signals import TrainingInterruptedError
+from slowfast_patches.utils.errors import TrainingInterruptedError, exit_status, mistake_in
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -71,7 +69,7 @@ def test_an_evaluation_is_left_between_its_mini_batches():
 
 
 def build(path: Path) -> None:
-    with transformer._errors_in_one_line("HF.CONFIG {}"):
+    with mistake_in("HF.CONFIG {}"):
         torch.load(path)
 
 

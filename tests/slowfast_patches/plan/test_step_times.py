@@ -137,7 +137,7 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: "{", "JSON"),
+        (lambda data: "{", "Expecting"),
         (lambda data: {k: v for k, v in data.items() if k != "model"}, "'model'"),
         (lambda data: data | {"format": 2}, "format"),
         (lambda data: data | {"shapes": []}, "at least one shape"),

@@ -11,8 +11,9 @@ from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
-from slowfast_patches.study.runs import RunFailedError, Study, train
+from slowfast_patches.study.runs import Study, train
 from slowfast_patches.study.score import chance_of
+from slowfast_patches.utils.errors import RunError
 
 BASE = """
 TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
@@ -354,12 +355,12 @@ def test_the_time_that_is_left_goes_to_standard_error(
 @pytest.mark.slow
 def test_a_failed_run_is_named_others_are_kept_and_those_beside_it_stopped(study, fake_run_net):
     study = replace(study, arms=study.arms[:1], seeds=[1, 13])
-    with pytest.raises(RunFailedError, match=r"baseline, seed 13, .* status 3\. .*seed13"):
+    with pytest.raises(RunError, match=r"baseline, seed 13, .* status 3\. .*seed13"):
         train_all(study, fake_run_net)
     assert study.runs()["seed"].tolist() == [1]
     fake_run_net.with_name("calls.txt").unlink()  # so that both runs wait for each other
     fake_run_net.with_name("side by side").touch()
-    with pytest.raises(RunFailedError, match="seed 13"):
+    with pytest.raises(RunError, match="seed 13"):
         train_all(replace(study, seeds=[60, 13]), fake_run_net, at_once=2)
     assert fake_run_net.with_name("stopped").exists()
 

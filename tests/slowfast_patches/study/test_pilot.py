@@ -25,9 +25,10 @@ from slowfast_patches.study.pilot import (
     train_pilot,
 )
 from slowfast_patches.study.pilot_report import _SEEDS, Pilot, pilot_report, recipe_text
-from slowfast_patches.study.runs import RunFailedError, Study
+from slowfast_patches.study.runs import Study
 from slowfast_patches.study.score import score_of
 from slowfast_patches.train import step_timer
+from slowfast_patches.utils.errors import RunError
 
 DEMO = Path("configs/Demo/SLOWFAST_DEMO.yaml")
 
@@ -308,7 +309,7 @@ def test_cycles_that_fail_are_left_out_but_not_the_baseline(whole_arms, tmp_path
 
     def fails(study: Study, run_net: Path):
         if study.arms[0].name in failing:
-            raise RunFailedError(study.arms[0].name)
+            raise RunError(study.arms[0].name)
         yield study
 
     monkeypatch.setattr(pilot, "train", fails)
@@ -317,7 +318,7 @@ def test_cycles_that_fail_are_left_out_but_not_the_baseline(whole_arms, tmp_path
     assert [arm.name for arm in kept.arms] == ["baseline", "GENTLE, all frames"]
     for name in ("GENTLE, all frames", "baseline"):  # every cycle, then all
         failing.add(name)
-        with pytest.raises(RunFailedError, match=name):
+        with pytest.raises(RunError, match=name):
             train_pilot(study, tmp_path)
 
 

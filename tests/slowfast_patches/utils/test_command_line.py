@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from slowfast_patches.utils.command_line import (
-    ToolError,
     add_overrides,
     add_seeds,
     command_parser,
@@ -19,6 +18,7 @@ from slowfast_patches.utils.command_line import (
     tool,
     whole_number,
 )
+from slowfast_patches.utils.errors import RunError
 
 ROOT = Path(__file__).parents[3]
 TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
@@ -30,7 +30,7 @@ TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
         (ValueError("no such recipe"), 2, "error: no such recipe\n"),
         (OSError("no room"), 2, "error: no room\n"),
         (ImportError("no av"), 2, "error: no av\n"),
-        (ToolError("a run failed"), 1, "error: a run failed\n"),
+        (RunError("a run failed"), 2, "error: a run failed\n"),
         (KeyboardInterrupt(), 130, "interrupted; go on\n"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.machine_errors import explain_machine_error
+from slowfast_patches.utils.errors import explain_machine_error
 
 
 def lose_worker() -> None:

@@ -1,0 +1,202 @@
+"""Errors that end a program: mistakes of the user, and faults of the machine.
+
+A mistake of the user is a ValueError, OSError, ImportError or `RunError`. A fault of the machine,
+such as a full disk, is an error of a library that `explain_machine_error` knows. Both are reported
+by a message alone. Everything else is a bug, which is reported with its traceback.
+
+This module must not import slow packages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+BUG_STATUS = 1
+MISTAKE_STATUS = 2
+INTERRUPTED_STATUS = 75
+"""Exit status of an interrupted training that can be resumed (EX_TEMPFAIL of sysexits.h)."""
+BY_HAND_STATUS = 130
+"""Exit status after Ctrl-C. Shells use the same status."""
+EARLY = "stopped by {} before the training began. Repeat the command to start it."
+_BUG = "This is a bug in slowfast-multigrid. Please report it, and include the lines above."
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Matches control characters except tabs and line ends, and file-name bytes that are not UTF-8."""
+
+
+class RunError(RuntimeError):
+    """Error that ends a run because the user has to change something, such as a file or a key.
+
+    Raise it in place of ValueError for what is found only during the run. It may come from a worker
+    of a DataLoader.
+
+    Attributes:
+        everywhere: Whether all ranks raise this error, so that one of them reports it.
+    """
+
+    def __init__(self, message: str, *, everywhere: bool = False) -> None:
+        # DataLoader re-raises a worker's error with the traceback before the message. Remove it.
+        super().__init__(message.rsplit("RunError: ", 1)[-1].strip())
+        self.everywhere = everywhere
+
+
+class TrainingInterruptedError(BaseException):
+    """Error raised when a signal has stopped a training that can be resumed.
+
+    Like KeyboardInterrupt, this is not a subclass of Exception. A signal handler may raise it while
+    library code runs, and an `except Exception` there must not catch it.
+    """
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the exit status with which a program must end because of an error.
+
+    An interrupted training has status 0 under `torchrun --max-restarts`, because torchrun restarts
+    processes that exit with any other status.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return BY_HAND_STATUS
+    if isinstance(error, TrainingInterruptedError):
+        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+        return INTERRUPTED_STATUS if restarts == "0" else 0
+    return BUG_STATUS if is_bug(error) else MISTAKE_STATUS
+
+
+def is_bug(error: BaseException) -> bool:
+    """Return whether an error is neither a mistake of the user nor a fault of the machine."""
+    mistakes = (ValueError, OSError, ImportError, RunError)
+    return not isinstance(error, mistakes) and not explain_machine_error(error)
+
+
+def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int:
+    """Write the error that ended a program to the log files and to the terminal.
+
+    If the error is a bug, its traceback is written as well.
+
+    Args:
+        error: The error.
+        who: Prefix of the message, such as "rank 1: ".
+        terminal: Whether to write to the terminal. Log files are always written.
+
+    Returns:
+        The exit status.
+    """
+    status = exit_status(error)
+    interrupted = isinstance(error, TrainingInterruptedError)
+    text = explain_machine_error(error) or str(error) or type(error).__name__
+    text = "\n".join([text, *getattr(error, "__notes__", ())])
+    if status == BUG_STATUS:
+        text = "".join([*traceback.format_exception(error), _BUG])
+    text = printable(f"interrupted: {text}" if interrupted else f"error: {who}{text}")
+    if terminal:
+        sys.stderr.write(text + "\n")  # Write in one call, because other ranks may also write.
+        sys.stderr.flush()
+    level = logging.WARNING if interrupted else logging.ERROR
+    record = logging.LogRecord(__name__, level, __file__, 0, text, None, None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
+    return status
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which a terminal would execute. File names may contain them."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+@contextmanager
+def mistake_in(what: str) -> Iterator[None]:
+    """Convert any exception of the body to a ValueError with one line that starts with `what`.
+
+    Libraries raise many exception types for an invalid file or configuration.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = textwrap.shorten(printable(str(error)), 300) or type(error).__name__
+        raise ValueError(f"{what}: {reason}") from error
+
+
+class _Cause(NamedTuple):
+    """Cause of errors whose text matches `pattern`, and what to do about it."""
+
+    pattern: str
+    cause: str
+    remedy: str
+
+
+_KILLED = _Cause(
+    r"DataLoader worker \(pid",
+    "A data loader worker was killed",
+    "If the machine was out of memory, set a lower DATA_LOADER.NUM_WORKERS.",
+)
+_LOST_RANK = _Cause(
+    r"Dist\w*Error|/gloo/transport/",  # NCCL and the store, gloo
+    "Another rank failed, or did not answer within DIST_STALL_SECONDS",
+    "See the log of that rank.",
+)
+_CAUSES = (
+    _LOST_RANK,
+    _Cause(
+        "Too many open files|ancdata",
+        "The limit of open files is reached",
+        "Raise it with ulimit -n, or set a lower DATA_LOADER.NUM_WORKERS.",
+    ),
+    _Cause(
+        "shared memory|/dev/shm|Bus error",
+        "The shared memory in /dev/shm is full",
+        "Enlarge it (docker run --shm-size 8g), or set a lower DATA_LOADER.NUM_WORKERS. 0 workers "
+        "need no shared memory.",
+    ),
+    _KILLED,
+    _Cause(
+        "CUDA out of memory",
+        "The GPU is out of memory",
+        "End other programs on the GPU, or set TRAIN.MIXED_PRECISION True or a lower "
+        "TEST.BATCH_SIZE.",
+    ),
+    _Cause(
+        "MemoryError|[Cc]an(not|'t) allocate memory",
+        "The machine is out of memory",
+        "End other programs, or set a lower DATA_LOADER.NUM_WORKERS.",
+    ),
+    _Cause(
+        "can't start new thread|Resource temporarily unavailable",
+        "The limit of processes and threads is reached",
+        "Raise it (ulimit -u, docker run --pids-limit), or set a lower DATA_LOADER.NUM_WORKERS.",
+    ),
+    _Cause("No space left on device|Disk quota exceeded", "A disk is full", "Free space on it."),
+)
+
+
+def explain_machine_error(error: BaseException) -> str:
+    """Return the cause of an error of the machine and what to do, or "" for other errors."""
+    faults = (RuntimeError, OSError, EOFError, MemoryError)
+    if not isinstance(error, faults) or isinstance(error, RunError):
+        return ""
+    # The text of an error in a data loader worker is the traceback. Its last line is the error.
+    lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    line = lines[-1 if "Original Traceback" in str(error) else 0].rstrip(" .:")
+    found = next((c for c in _CAUSES if re.search(c.pattern, line)), None)
+    if found is None and _is_broken_connection(error):
+        found = _KILLED
+    return f"{found.cause} ({line}). {found.remedy}" if found else ""
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Return whether an error, or its explanation, is that the connection to a rank was lost."""
+    return re.search(_LOST_RANK.pattern, f"{type(error).__name__}: {error}") is not None
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    """Return whether multiprocessing lost the connection to another process."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    is_lost = isinstance(error, (ConnectionError, EOFError))
+    return is_lost and any("multiprocessing" in file for file in files)

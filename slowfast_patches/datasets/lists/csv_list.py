@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,22 +17,21 @@ from slowfast_patches.utils.storage import as_path, is_remote, join
 _SEPARATORS = (",", ";", "\t", " ")
 """Common separators. An error message suggests one of them if a line cannot be parsed."""
 _QUOTES = ('"', "'")
-_ODD = re.compile(r"\\|:/|\.(?:zip|tar|tgz|gz|7z|rar)(?=$|[/@:!#|?])")
-"""Matches lower-case paths that cannot be read, unless a file or folder has this unusual name.
-
-A path that starts with a character of `_EXPANDED` is unusual as well."""
-_EXPANDED = ("~", "$")
-"""Characters at the start of a path that a shell would replace."""
+_ODD = re.compile(
+    r"(?P<home>^[~$])|(?P<address>://)|(?P<machine>:/|\\)"
+    r"|(?P<archive>\.(?:zip|tar|tgz|gz|7z|rar)(?=$|[/@:!#|?]))",
+    re.IGNORECASE,
+)
+"""Matches paths that cannot be read, unless a file or folder has this unusual name."""
 _ADVICE = {
-    "://": "is an address that cannot be read. Write the path of the downloaded file, or an "
+    "home": "starts with ~ or $, which is not replaced. Write the whole path",
+    "address": "is an address that cannot be read. Write the path of the downloaded file, or an "
     "address such as s3://bucket/video.mp4",
-    ":/": "is not a path on this machine. Write the path on this machine",
-    "\\": "is not a path on this machine. Write the path on this machine, with / instead of \\",
-    **dict.fromkeys(_EXPANDED, "starts with ~ or $, which is not replaced. Write the whole path"),
-    ".": "is in an archive. Unpack the archive, and write the path of the video file",
+    "machine": "is not a path on this machine. Write the path on this machine, with "
+    "/ instead of \\",
+    "archive": "is in an archive. Unpack the archive, and write the path of the video file",
 }
-"""What to write instead of an unusual path, by the characters that make it unusual."""
-_MORE_COLUMNS = "there are more than two columns. Remove all columns except path and label"
+"""What to write instead of an unusual path, by the group of `_ODD` that matches it."""
 
 
 class LabelledVideo(NamedTuple):
@@ -82,7 +80,7 @@ def read_csv(
                 continue
             try:
                 name, label = split_line(line, separator)
-                _check_path(name, folder, separator)
+                _check_path(name, folder)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
             if label not in places:
@@ -125,30 +123,13 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
     line = line.strip()
     if found := _try_split(line, separator):
         return found
-    raise ValueError(f"{line!r:.200} is not a path and a label: {_explain(line, separator)}")
-
-
-def _explain(line: str, separator: str) -> str:
-    """Explain why a line cannot be split, and what to do."""
-    name, _, label = line.rpartition(separator)
-    advice = (
-        "set the separator with the key DATA.PATH_LABEL_SEPARATOR, or with --separator of "
-        "multigrid-prepare"
-    )
+    reason = "the last column must be a class index from 0, without a header or more columns"
     if other := next((mark for mark in _SEPARATORS if _try_split(line, mark)), ""):
-        return f"the separator is {other!r}, not {separator!r}. To change it, {advice}"
-    if _try_split(name.strip(), separator):
-        return _MORE_COLUMNS
-    if is_video_name(label.strip()):
-        return "the label comes before the path. Write the path first"
-    if name.strip():
-        return (
-            f"the label after the last {separator!r}, {label!r:.60}, is not a class index. Write "
-            f"class indices from 0 without a header line, or {advice}"
-        )
-    return (
-        f"the separator {separator!r} is not between a path and a label. Correct the line, or "
-        f"{advice}"
+        reason = f"the separator is {other!r}"
+    raise ValueError(
+        f"{line!r:.200} is not a path and a label with {separator!r} between them: {reason}. "
+        "Correct the line, or set the separator with the key DATA.PATH_LABEL_SEPARATOR, or with "
+        "--separator of multigrid-prepare"
     )
 
 
@@ -164,7 +145,7 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 2 and text[0] in _QUOTES and text[0] == text[-1] else text
 
 
-def _check_path(name: str, folder: Path, separator: str) -> None:
+def _check_path(name: str, folder: Path) -> None:
     """Check that a path in a list may be that of a file or folder.
 
     Only unusual paths are looked up in the file system, because lists may be long.
@@ -172,7 +153,6 @@ def _check_path(name: str, folder: Path, separator: str) -> None:
     Args:
         name: The path as written in the list.
         folder: The folder to which the path is relative.
-        separator: The separator between path and label.
 
     Raises:
         ValueError: The path is an address, lies in an archive or on another machine, or includes a
@@ -182,20 +162,21 @@ def _check_path(name: str, folder: Path, separator: str) -> None:
     def exists(part: str) -> bool:
         return as_path(join(folder, part)).exists()
 
-    found = None if is_remote(name) else _ODD.search(name.lower())
-    odd = name if name[0] in _EXPANDED else name[found.start() :] if found else ""
-    if odd and (not exists(name) or (found and (folder / name[: found.end()]).is_file())):
-        advice = next(text for start, text in _ADVICE.items() if odd.startswith(start))
-        raise ValueError(f"{name!r:.200} {advice}")
-    if name[-1] in _SEPARATORS and not exists(name):
-        raise ValueError(f"{name!r:.200} ends with a separator. Remove it from all lines")
-    if is_video_name(name) or separator not in name or exists(name):
+    odd = None if is_remote(name) else _ODD.search(name)
+    if odd and (not exists(name) or (folder / name[: odd.end()]).is_file()):
+        raise ValueError(f"{name!r:.200} {_ADVICE[str(odd.lastgroup)]}")
+    if is_video_name(name):
         return
-    above, last = os.path.split(name)
-    parts = last.split(separator)
-    heads = [os.path.join(above, separator.join(parts[:n])) for n in range(1, len(parts))]
-    if any(is_video_name(head) or exists(head) for head in heads):
-        raise ValueError(f"{name!r:.200} is not the path of a video: {_MORE_COLUMNS}")
+    ends = [
+        place for place, mark in enumerate(name) if mark in _SEPARATORS and "/" not in name[place:]
+    ]
+    if not ends or exists(name):
+        return
+    if any(is_video_name(name[:end]) or exists(name[:end]) for end in ends):
+        raise ValueError(
+            f"{name!r:.200} is not the path of a video: there are more than two columns, or too "
+            "many separators. Remove all columns except path and label"
+        )
 
 
 def read_utf8(path: Path) -> str:

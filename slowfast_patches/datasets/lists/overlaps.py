@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -116,8 +116,8 @@ def _find_copies(lists_of: Mapping[str, Collection[str]]) -> dict[str, object]:
         Maps the path of each copy to a value that is the same for all copies.
     """
     found: dict[str, object] = dict.fromkeys(lists_of)
-    for describe in (_size, _head, _digest):
-        described = map_files(partial(_look, describe), list(found))
+    for look in (_size, _head, _digest):
+        described = map_files(look, list(found))
         groups = dict[object, list[str]]()
         for path, value in described.items():
             groups.setdefault(value, []).append(path)
@@ -130,32 +130,35 @@ def _find_copies(lists_of: Mapping[str, Collection[str]]) -> dict[str, object]:
     return found
 
 
-def _size(files: Sequence[str]) -> object:
-    """Return the number of files and the size of the first. For an empty file, return its path."""
-    size = os.path.getsize(files[0])
-    return (len(files), size) if size else files[0]
+def _size(path: str) -> object:
+    """Return the number of files of a video, and the size of the first.
+
+    For an empty or missing file, which has no copies, return the absolute path.
+    """
+    try:
+        files = _files(path)
+        return (len(files), os.path.getsize(files[0]) or path)
+    except (OSError, ValueError, IndexError):  # missing, no valid file name, an empty folder
+        return os.path.abspath(path)
 
 
-def _head(files: Sequence[str]) -> object:
-    with open(files[0], "rb") as file:
-        return _size(files), hashlib.sha256(file.read(_HEAD)).digest()
+def _head(path: str) -> object:
+    with open(_files(path)[0], "rb") as file:
+        return _size(path), file.read(_HEAD)
 
 
-def _digest(files: Sequence[str]) -> object:
+def _digest(path: str) -> object:
     whole = hashlib.sha256()
-    for name in files:
+    for name in _files(path):
         with open(name, "rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.digest()
 
 
-def _look(describe: Callable[[Sequence[str]], object], path: str) -> object:
-    """Describe the file, or the JPEG files, of a video. If that fails, return the absolute path."""
-    try:
-        names = frame_files(path) if os.path.isdir(path) else [""]
-        return describe([os.path.join(path, name) if name else path for name in names])
-    except (OSError, ValueError, IndexError):  # missing, no valid file name, an empty folder
-        return os.path.abspath(path)
+def _files(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        return [path]
+    return [os.path.join(path, name) for name in frame_files(path)]
 
 
 def resolve_paths(paths: Iterable[str]) -> dict[str, str]:

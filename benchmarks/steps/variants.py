@@ -18,7 +18,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_speed_of_schedule, schedule_of
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
-from slowfast_patches.train.warm_up import made_up_batch
+from slowfast_patches.train.dry_run import made_up_batch
 from steps.case import Bench, Case, Steps
 from steps.host import HostBench, host_problem
 

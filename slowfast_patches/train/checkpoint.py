@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +20,15 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.models.weights.weight_files import SHIPPED, local_file
+from slowfast_patches.train.trainer import Progress
 from slowfast_patches.utils.files import atomic_write, check_archive
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Version of the checkpoint format. `parse` rejects files of other versions."""
 _FOLDER = "checkpoints"
 _BEST = "checkpoint_best.pyth"
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """Progress of a training.
-
-    Attributes:
-        iteration: Number of finished iterations.
-        seconds: Maps each activity of `Clock` to the seconds spent on it until the last checkpoint.
-        evaluations: One dict for each validation, as in result.json. It has the keys "iteration",
-            "epoch" and "seconds" and the metrics.
-        best: The entry of `evaluations` with the best metric. Empty before the first validation
-            and without TRAIN.KEEP_BEST.
-        rate_changes: One description for each time that the run was resumed with a different
-            learning rate.
-        unreadable: Maps an epoch to the number of its unreadable videos.
-    """
-
-    iteration: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Any] = field(default_factory=dict)
-    rate_changes: list[str] = field(default_factory=list)
-    unreadable: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def last_evaluation(self) -> int:
-        """Number of finished iterations at the last validation, or 0 if there was none."""
-        return int(self.evaluations[-1]["iteration"]) if self.evaluations else 0
 
 
 @dataclass(kw_only=True)
@@ -73,6 +45,7 @@ class Checkpoint(Progress):
         optimizer_state: State dict of the optimizer. None in the best checkpoint, from which a run
             cannot resume.
         scaler_state: State dict of the gradient scaler. None in the best checkpoint.
+        hooks: States of the hooks, by name.
         running_stats: BN running statistics of each rank, (world size, N), or None if the
             statistics in `model_state` are already averaged over the ranks.
         world_size: Number of processes.
@@ -90,6 +63,7 @@ class Checkpoint(Progress):
     ema_state: dict[str, Tensor] | None
     optimizer_state: dict[str, Any] | None
     scaler_state: dict[str, Any] | None
+    hooks: dict[str, Any]
     running_stats: Tensor | None
     world_size: int
     phases: tuple[str, ...]
@@ -293,7 +267,7 @@ def explain_write_errors(what: str, output_dir: str | Path, when: str = "") -> I
 
 
 def write_checkpoint(
-    output_dir: str | Path, checkpoint: Checkpoint, kept: int, milestones: Collection[int]
+    output_dir: str | Path, checkpoint: Checkpoint, kept: int = 0, milestones: Collection[int] = ()
 ) -> None:
     """Write a checkpoint, and delete old checkpoints.
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from multigrid import Schedule, ScheduleStep, average_running_stats
+from multigrid import (
+    GroupedBatchNorm3d,
+    Schedule,
+    ScheduleStep,
+    average_running_stats,
+    set_group_size,
+)
+from multigrid.batchnorm import channel_moments
 from multigrid.sampler import select_clips
 from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.config.recipe import Recipe
@@ -24,12 +31,12 @@ from slowfast_patches.datasets.loader import (
 from slowfast_patches.datasets.unreadable import log_unreadable
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
-from slowfast_patches.train.record.progress_bar import terminal_bar
-from slowfast_patches.train.running_stats import update_precise_bn
-from slowfast_patches.utils.distributed import World, gather_objects
+from slowfast_patches.train.record.log import terminal_bar
+from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
 from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
@@ -99,6 +106,7 @@ class Validation:
     """Validate during a training, after precise BN if BN.USE_PRECISE_STATS is True.
 
     Attributes:
+        dataset: The data set of the training split, for precise BN.
         videos: The data set of the validation split.
     """
 
@@ -108,7 +116,7 @@ class Validation:
         self._recipe = recipe
         self._world = world
         self._stop = stop
-        self._dataset = dataset
+        self.dataset = dataset
         self._schedule = schedule
         self.videos = build_dataset(recipe, "val")
 
@@ -143,7 +151,7 @@ class Validation:
         task = task_of(recipe)
         transform = InputTransform.of_recipe(recipe, world.device)
         loader = precise_bn_loader(
-            recipe, self._dataset, self._schedule, step, world.rank, world.size
+            recipe, self.dataset, self._schedule, step, world.rank, world.size
         )
         update_precise_bn(
             model,
@@ -153,3 +161,65 @@ class Validation:
             lambda: autocast(recipe, world.device),
             self._schedule.base.batch,
         )
+
+
+@torch.no_grad()
+def update_precise_bn(
+    model: nn.Module,
+    batches: Iterable[Any],
+    arguments: Callable[[Any], Sequence[Any]],
+    world: World,
+    autocast: Callable[[], Any],
+    global_batch: int,
+) -> None:
+    """Replace the running statistics by the mean and variance over many mini-batches.
+
+    This is precise BN (Wu and Johnson, 2021) over all processes. fvcore's `update_bn_stats` does
+    not support several processes. The forward passes normalise over BN groups of `global_batch`
+    clips, which may extend over several processes. Frozen BN layers are unchanged. All BN layers
+    must be `GroupedBatchNorm3d`, and every process must have called `form_bn_process_groups`.
+
+    Args:
+        model: The model. It is set to training mode.
+        batches: Mini-batches of equal size. Every process must have the same number of them.
+        arguments: Function that converts a mini-batch to the arguments of the model.
+        world: Rank, world size and device of this process.
+        autocast: Function that returns the autocast context of the forward passes.
+        global_batch: Number of clips in a BN group.
+    """
+    model.train()
+    norms = [
+        m
+        for m in model.modules()
+        if isinstance(m, GroupedBatchNorm3d) and m.track_running_stats and m.training
+    ]
+    if not norms:
+        return
+    # For each layer, sum E[x] and E[x²] of the mini-batches in double precision.
+    sums: dict[nn.Module, Tensor] = {
+        norm: torch.zeros(2, norm.num_features, dtype=torch.float64, device=world.device)
+        for norm in norms
+    }
+    count = torch.zeros((), device=world.device)
+
+    def observe(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        sums[norm] += channel_moments(inputs[0])
+
+    set_group_size(model, global_batch)
+    seed_dropout(model, None)
+    hooks = [norm.register_forward_pre_hook(observe) for norm in norms]
+    try:
+        with autocast():
+            for batch in batches:
+                model(*arguments(batch))
+                count += 1
+    finally:
+        for hook in hooks:
+            hook.remove()
+    sum_over_ranks(count)
+    for norm in norms:
+        mean, square = sum_over_ranks(sums[norm]) / count
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_((square - mean.square()).clamp_(min=0))

@@ -20,6 +20,7 @@ from slowfast_patches.datasets.lists.overlaps import Overlap
 from slowfast_patches.datasets.loader import build_dataset, evaluation_bytes, limit_workers
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
+from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.train.checkpoint import explain_write_errors, last_checkpoint
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.record.tables import (
@@ -60,7 +61,7 @@ def multi_view_test(
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
     remarks = [TEST_IS_VAL] * is_tested_on_val(recipe) + [lists.remark for lists in overlaps]
     recipe = limit_workers(recipe, evaluation_bytes(recipe, dataset, local))
-    models = [_tested_model(recipe, world)] if trainer is None else trainer.models
+    models = [_tested_model(recipe, world)] if trainer is None else trainer.stepper.models
     stop = None if trainer is None else trainer.stop
     for model, suffix in zip(models, ("", EMA), strict=False):
         evaluation = evaluate(model, recipe, dataset, local, world, stop)
@@ -144,9 +145,9 @@ def write_result(
         result["overlaps"] = [lists.remark for lists in overlaps]
     if trainer is not None:
         progress = trainer.progress
-        cost = schedule_cost(trainer.schedule, trainer.flops)
+        cost = schedule_cost(trainer.schedule, flops_per_clip(recipe))
         # The last checkpoint precedes the test, so its seconds do not include the test.
-        seconds = progress.seconds | {"testing": trainer.record.clock.seconds["testing"]}
+        seconds = progress.seconds | {"testing": trainer.clock.seconds["testing"]}
         result |= {
             "seconds": {key: round(value, 3) for key, value in seconds.items()},
             "iterations": cost.iterations,

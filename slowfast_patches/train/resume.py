@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from multigrid import Schedule
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.placement import is_restart
 from slowfast_patches.train.checkpoint import Checkpoint, all_checkpoints, parse, read, set_aside
@@ -104,40 +104,32 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
     return None
 
 
-def check_same_list(resumable: Resumable, list_path: Path, num_videos: int, digest: str) -> None:
-    """Check that a checkpoint was trained on this list of videos.
+def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, Any]) -> None:
+    """Check that a checkpoint was trained on the same list of videos and with the same schedule.
 
     Args:
         resumable: The checkpoint.
         list_path: The list of training videos of this run.
-        num_videos: Number of videos in the list.
-        digest: Hash of the list.
+        facts: What the checkpoints of this run have as "num_videos", "list_digest" and "phases".
 
     Raises:
-        ValueError: The lists differ.
+        ValueError: The lists differ, or the schedules do. The message names the first phase that
+            differs.
     """
-    checkpoint = resumable.checkpoint
-    if (checkpoint.num_videos, checkpoint.list_digest) != (num_videos, digest):
+    path, checkpoint = resumable
+    names = ("num_videos", "list_digest")
+    if any(getattr(checkpoint, name) != facts[name] for name in names):
         raise ValueError(
-            f"{resumable.path} was trained on another list of videos. The checkpoint has "
-            f"{checkpoint.num_videos} videos, and {list_path} has {num_videos}. If the numbers are "
-            "equal, then paths, labels or the order differ. Restore the list to resume. "
-            f"{START_OVER}"
+            f"{path} was trained on another list of videos. The checkpoint has "
+            f"{checkpoint.num_videos} videos, and {list_path} has {facts['num_videos']}. If the "
+            "numbers are equal, then paths, labels or the order differ. Restore the list to "
+            f"resume. {START_OVER}"
         )
-
-
-def check_same_schedule(resumable: Resumable, schedule: Schedule) -> None:
-    """Check that a checkpoint was trained with this schedule.
-
-    Raises:
-        ValueError: The schedules differ. The message names the first phase that differs.
-    """
-    there = resumable.checkpoint.phases
-    here = schedule.phase_lines()
-    for number, (old, new) in enumerate(zip_longest(there, here, fillvalue="none"), start=1):
+    both = zip_longest(checkpoint.phases, facts["phases"], fillvalue="none")
+    for number, (old, new) in enumerate(both, start=1):
         if old != new:
             raise ValueError(
-                f"{resumable.path} was trained with another schedule. Phase {number} was {old}, "
-                f"and is now {new}. Use the version of this package that wrote the checkpoint to "
-                f"resume. {START_OVER}"
+                f"{path} was trained with another schedule. Phase {number} was {old}, and is now "
+                f"{new}. Use the version of this package that wrote the checkpoint to resume. "
+                f"{START_OVER}"
             )

@@ -38,18 +38,18 @@ from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.transformer import has_start_weights
 from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
-from slowfast_patches.plan.flops import check_shapes
+from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
 from slowfast_patches.tasks import task_of
+from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.checkpoint import (
-    Progress,
-    best_checkpoint,
+    DivergedError,
     describe_last,
     explain_write_errors,
     last_checkpoint,
-    load,
 )
+from slowfast_patches.train.hooks import HookError
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
 from slowfast_patches.train.record.tracker import check_tracker
@@ -62,7 +62,7 @@ from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine_errors import explain_machine_error
-from slowfast_patches.utils.signals import finished
+from slowfast_patches.utils.signals import TrainingInterruptedError, finished
 from slowfast_patches.utils.storage import as_path
 
 logger = logging.getLogger(__name__)
@@ -185,9 +185,9 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
         tests = recipe.test.enable
         overlaps = _check_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
-        with _machine_errors_explained(recipe), stop if trains else nullcontext():
+        with _errors_explained(recipe), stop if trains else nullcontext():
             trained = _train(recipe, world, stop, hooks) if trains else None
-            with trained.record.clock.time("testing") if trained else nullcontext():
+            with trained.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained, overlaps) if tests else None
             if world.is_main:
                 with explain_write_errors("The result", output_dir):
@@ -243,80 +243,71 @@ def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook
         with explain_write_errors("OUTPUT_DIR", recipe.output_dir):
             start_over(recipe)
         resumable = find_resumable(recipe)
-    trainer = Trainer(recipe, world, stop, resumable, hooks=hooks)
+    trainer = build_trainer(recipe, world, stop, resumable, hooks)
     if world.is_main:
         with explain_write_errors("The plan", recipe.output_dir):
-            _prepare_folder(trainer)
+            _prepare_folder(recipe, trainer)
     trainer.train()
     return trainer
 
 
-def _prepare_folder(trainer: Trainer) -> None:
-    """Write config.yaml and the plan to OUTPUT_DIR, and delete old results.
-
-    The best checkpoint is deleted unless the resumed run wrote it.
-    """
-    recipe = trainer.recipe
+def _prepare_folder(recipe: Recipe, trainer: Trainer) -> None:
+    """Write config.yaml and the plan to OUTPUT_DIR, and delete old results."""
     folder = Path(recipe.output_dir)
-    best = best_checkpoint(folder)
-    if best and _is_of(best, trainer.progress):
-        best = None
     names = ("result.json", "result_classes.csv", "result_confusion.png")
-    left = [*(folder / name for name in names), predictions_path(recipe), best]
+    left = [*(folder / name for name in names), predictions_path(recipe)]
     for path in filter(None, [*left, *folder.glob(f"checkpoints/*{TEMPORARY}")]):
         path.unlink(missing_ok=True)
     (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
     if trainer.progress.iteration == 0 or trainer.progress.rate_changes:
-        _write_plan(trainer, folder)
+        _write_plan(recipe, trainer, folder)
 
 
-def _is_of(best: Path, progress: Progress) -> bool:
-    """Return whether a best checkpoint is of the validation that a training counts as its best.
-
-    It is not if the training resumed from an older checkpoint than the best one.
-    """
-    try:
-        return bool(progress.best) and load(best).iteration == progress.best["iteration"]
-    except ValueError:
-        return False
-
-
-def _write_plan(trainer: Trainer, folder: Path) -> None:
+def _write_plan(recipe: Recipe, trainer: Trainer, folder: Path) -> None:
     """Write the plan as text, JSON and a picture, and log a summary of the plan."""
-    share = evaluation_share(trainer.recipe, trainer.schedule, trainer.flops)
-    plan = make_plan(trainer.schedule, trainer.flops, evaluations=share)
+    schedule = trainer.schedule
+    flops = flops_per_clip(recipe)
+    plan = make_plan(schedule, flops, evaluations=evaluation_share(recipe, schedule, flops))
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=2), encoding="utf-8")
-    plot_plan(trainer.schedule, learning_rate_of(trainer.recipe), folder / "plan.png")
-    if trainer.recipe.log_model_info:
-        base = trainer.schedule.base
+    plot_plan(schedule, learning_rate_of(recipe), folder / "plan.png")
+    if recipe.log_model_info:
+        base = schedule.base
         logger.info(
             "%s has %d parameters and takes %.3g training FLOPs per clip of %d frames of %d².",
-            *(trainer.recipe.model.arch, sum(p.numel() for p in trainer.model.parameters())),
-            *(trainer.flops(base.frames, base.crop), base.frames, base.crop),
+            *(recipe.model.arch, sum(p.numel() for p in trainer.stepper.model.parameters())),
+            *(flops(base.frames, base.crop), base.frames, base.crop),
         )
     logger.info("%s", plan_summary(plan))
-    for text in plan_warnings(trainer.schedule):
+    for text in plan_warnings(schedule):
         logger.warning("%s", text)
 
 
 @contextmanager
-def _machine_errors_explained(recipe: Recipe) -> Iterator[None]:
-    """Convert errors of the machine, such as a killed worker, to TrainingStoppedError.
+def _errors_explained(recipe: Recipe) -> Iterator[None]:
+    """Name the last checkpoint in errors that end a training.
 
-    torch reports a killed worker by a RuntimeError in a signal handler, which can interrupt any
+    Errors of the machine, such as a killed worker, are converted to TrainingStoppedError. torch
+    reports a killed worker by a RuntimeError in a signal handler, which can interrupt any
     statement. If the connection to the worker breaks first, multiprocessing raises a
     ConnectionError or EOFError.
     """
+    trains = recipe.train.enable
     try:
         try:
             yield
         except (ConnectionError, EOFError):
             time.sleep(0.5)  # the signal may still arrive, and would interrupt what follows
             raise
+    except TrainingInterruptedError as error:
+        last = f" {describe_last(recipe.output_dir)} Repeat the command to resume." * trains
+        raise TrainingInterruptedError(f"{error}.{last}") from error
+    except (DivergedError, HookError) as error:
+        error.add_note(describe_last(recipe.output_dir))
+        raise
     except Exception as error:
         explained = "" if isinstance(error, ToolError) else explain_machine_error(error)
         if not explained:
             raise
-        last = f" {describe_last(recipe.output_dir)}" * recipe.train.enable
+        last = f" {describe_last(recipe.output_dir)}" * trains
         raise TrainingStoppedError(f"{explained} Then repeat the command.{last}") from error

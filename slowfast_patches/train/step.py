@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from slowfast_patches.models.solver import (
     build_optimizer,
     clip_gradients,
     grad_scaler,
+    load_optimizer,
 )
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.mixing import Mixing
@@ -38,11 +39,15 @@ class Outcome(NamedTuple):
             process. A scalar. An item is a clip or a box.
         scores: Logits of the N items, (N, C), by micro-batch.
         labels: Class indices (N,). Multi-hot or mixed labels have the shape (N, C).
+        failures: Pairs of the path of an unreadable video and the reason.
+        redrawn: Number of clips whose crop was drawn again, because it showed no box.
     """
 
     loss: Tensor
     scores: Tensor
     labels: Tensor
+    failures: Sequence[tuple[str, str]] = ()
+    redrawn: int = 0
 
 
 def _unmarked(stage: str) -> None:
@@ -63,6 +68,7 @@ class Stepper:
             consists of whole BN groups (`split_clips`).
         average: Model with the exponential moving average of the weights, or None without
             MODEL.EMA_DECAY.
+        models: `model`, followed by `average` if there is one.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Stepper:
         self.parts: int = recipe.solver.accumulation_steps
         freeze(model, recipe.train.freeze)
         self.average = start_average(model) if recipe.model.ema_decay else None
+        self.models = nn.ModuleList(filter(None, [model, self.average]))
         if recipe.model.act_checkpoint:
             checkpoint_blocks(model)
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
@@ -150,7 +157,7 @@ class Stepper:
         has_batchnorm = self.recipe.model.has_batchnorm
         parts = split_clips(count, step.bn_size if has_batchnorm else None, self.parts)
         statistics = MicroBatchStats(self.model, self.parts)
-        outcomes = list[Outcome]()
+        outcomes = list[tuple[Tensor, Tensor, Tensor]]()
         for part in parts:
             statistics.restart()
             micro = select_clips(batch, part, count)
@@ -179,12 +186,31 @@ class Stepper:
                 divisor = items / len(targets)
                 self.scaler.scale(loss / divisor).backward()
                 mark("backward")
-            of_items = loss.detach() * (self.parts / divisor)
-            outcomes.append(Outcome(of_items, scores.detach(), targets))
+            outcomes.append((loss.detach() * (self.parts / divisor), scores.detach(), targets))
             statistics.add(len(part) / count)
         statistics.update()
-        losses, *of_clips = zip(*outcomes, strict=True)
-        return Outcome(torch.stack(losses).mean(), *map(torch.cat, of_clips))
+        losses, *of_items = zip(*outcomes, strict=True)
+        scores, labels = map(torch.cat, of_items)
+        redrawn = cast(Any, batch).get("redrawn", 0)
+        return Outcome(torch.stack(losses).mean(), scores, labels, batch["failures"], redrawn)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the training, with the names of the fields of `Checkpoint`."""
+        return {
+            "model_state": self.model.state_dict(),
+            "ema_state": None if self.average is None else self.average.state_dict(),
+            "optimizer_state": self.optimizer.state_dict(),
+            "scaler_state": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state. It may be from a training with another memory format."""
+        self.model.load_state_dict(state["model_state"])
+        if self.average is not None:
+            self.average.load_state_dict(state["ema_state"])
+        load_optimizer(self.optimizer, state["optimizer_state"])
+        if state["scaler_state"]:
+            self.scaler.load_state_dict(state["scaler_state"])
 
 
 def compiled(model: nn.Module, mode: bool | str) -> nn.Module:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from multigrid import Batch, ScheduleStep, Shape
+from slowfast_patches.train.dry_run import explain_failures, made_up_batch
 from slowfast_patches.train.step import Stepper, expect_graphs
-from slowfast_patches.train.warm_up import explain_failures, made_up_batch
 
 _ROUNDS, _STEPS = 2, 3
 """Number of rounds over all shapes, and number of timed steps of each shape in a round.

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from multigrid import Batch, ScheduleStep
-from slowfast_patches.train.record.metrics_logger import MetricsLogger
+from slowfast_patches.train.hooks import KeepBest, SaveCheckpoint, Validate
+from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Trainer
 
@@ -83,11 +84,12 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
     torch does not detect that a copy from ordinary memory waits, so the test also checks that
     mini-batches are in pinned memory.
     """
-    waits = {MetricsLogger: ("report",), Trainer: ("validate", "save")}
-    for owner, names in waits.items():
+    methods = {LogMetrics: ("_report",), Validate: ("_validate_if_due",)}
+    methods |= {SaveCheckpoint: ("_save",), KeepBest: ("_keep_best",)}
+    for owner, names in methods.items():
         for name in names:
             monkeypatch.setattr(owner, name, in_mode("default", getattr(owner, name)))
-    monkeypatch.setattr(Trainer, "_loop", in_mode("error", Trainer._loop))
+    monkeypatch.setattr(Trainer, "_train_from", in_mode("error", Trainer._train_from))
     pinned, passes = list[bool](), Stepper.forward_backward
 
     def look(stepper: Stepper, step: ScheduleStep, batch: Batch, *rest: object):

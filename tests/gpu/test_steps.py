@@ -17,13 +17,12 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.models.build import build_model
-from slowfast_patches.train.step import Stepper
-from slowfast_patches.train.warm_up import (
+from slowfast_patches.train.dry_run import (
     dry_run,
     kinds_of_steps,
     made_up_batch,
-    without_compiling,
 )
+from slowfast_patches.train.step import Stepper
 
 pytestmark = pytest.mark.gpu
 
@@ -131,7 +130,7 @@ def test_a_compiled_training_is_near_the_plain_one_and_compiles_before_it(steppe
     dry_run(made, plan)
     for step in kinds_of_steps(plan):
         assert distance(gradients(made, step), gradients(plain, step)) < 0.1, step.shape
-    with without_compiling():
+    with torch.compiler.set_stance("fail_on_recompile"):
         losses = [take_step(made, step) for step in plan.steps(0, 6)]
     assert losses == pytest.approx([take_step(plain, step) for step in plan.steps(0, 6)], rel=0.05)
 
@@ -140,9 +139,9 @@ _MANY_CHANGES = """
 import sys, torch
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
+from slowfast_patches.train.dry_run import dry_run, kinds_of_steps
 from slowfast_patches.launch.device import process_device
-from slowfast_patches.train.warm_up import made_up_batch
+from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.models.build import build_model
 

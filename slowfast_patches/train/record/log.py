@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
@@ -47,7 +48,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
             raise
         handlers = [_Terminal()]
         level = logging.WARNING
-    logging.raiseExceptions = False  # ignore a full disk: MetricsLogger raises an error
+    logging.raiseExceptions = False  # ignore a full disk: `LogMetrics` raises an error
     for handler in handlers:
         handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=handlers, force=True)
@@ -56,16 +57,45 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     logging.captureWarnings(True)
 
 
+def terminal_bar(name: str, total: int, done: int = 0, *, is_main: bool) -> tqdm[None]:
+    """Return a progress bar on standard error that disappears when it is closed.
+
+    The bar is disabled if standard error is not a terminal, outside the main process, and by the
+    environment variable TQDM_DISABLE.
+
+    Args:
+        name: Text before the bar.
+        total: Number of iterations.
+        done: Number of iterations that are already finished.
+        is_main: Whether this is the main process.
+    """
+    return tqdm(
+        desc=name,
+        total=total,
+        initial=done,
+        disable=not (is_main and _shows_bars()),
+        leave=False,
+        dynamic_ncols=True,
+        smoothing=0.05,
+        bar_format="{desc} {percentage:.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining} left, "
+        "{rate_fmt}{postfix}]",
+    )
+
+
+def _shows_bars() -> bool:
+    return sys.stderr.isatty() and not os.environ.get("TQDM_DISABLE")
+
+
 class _Terminal(logging.StreamHandler[TextIO]):
     """Handler that writes to standard error, above the progress bar if there is one.
 
-    It leaves out records with the attribute `is_on_bar`, whose content the bar shows.
+    If bars are shown, it leaves out records with the attribute `is_on_bar`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._process = os.getpid()
-        self.addFilter(lambda record: not getattr(record, "is_on_bar", False))
+        self.addFilter(lambda record: not (hasattr(record, "is_on_bar") and _shows_bars()))
 
     def emit(self, record: logging.LogRecord) -> None:
         # A data loader worker must not wait for tqdm's lock, of which it has a copy.

@@ -5,31 +5,22 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from slowfast_patches.config.metrics import COUNTS
+from multigrid import ScheduleStep
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.train.checkpoint import explain_write_errors
+from slowfast_patches.train.hooks import is_due
+from slowfast_patches.train.record.log_metrics import curves
 from slowfast_patches.train.record.tracked_runs import TRACKED_RUNS
+from slowfast_patches.train.step import Outcome
+from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.files import write_text
 
 logger = logging.getLogger(__name__)
-
-_NOT_DRAWN = {"type", "iteration", "epoch", "seconds", "phase", "seconds_left", "shape", *COUNTS}
-
-
-def curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values to draw of a line of metrics.jsonl, by names such as "train/loss"."""
-    kind = record["type"]
-    if kind == "phase":
-        return {}
-    values = {f"{kind}/{name}": value for name, value in record.items() if name not in _NOT_DRAWN}
-    if kind == "train":
-        sides = ("shape/batch", "shape/frames", "shape/crop")
-        values |= zip(sides, record["shape"], strict=True)
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def check_tracker(recipe: Recipe) -> None:
@@ -48,44 +39,69 @@ def check_tracker(recipe: Recipe) -> None:
             ) from error
 
 
-class Tracker:
-    """Sender of the lines of metrics.jsonl to the run of an experiment tracker.
+class Tracker(Hook):
+    """Send the lines of metrics.jsonl to the run of an experiment tracker.
 
     Trackers cannot delete points, but a killed training repeats the iterations after its last
-    checkpoint. So `send` must only be called when a checkpoint covers all lines. The file
-    tracker.json in OUTPUT_DIR stores the ID of the tracker's run and which lines were sent.
+    checkpoint. So lines are only sent when a checkpoint covers all of them. The file tracker.json
+    in OUTPUT_DIR stores the ID of the tracker's run and which lines were sent. If sending fails,
+    the log warns, and the lines are sent next time.
 
     Args:
         recipe: The recipe of the training.
-        resumes: Continue the run of the tracker that tracker.json names, if there is one.
-
-    Raises:
-        ValueError: The run of the tracker cannot be created or continued.
+        after: Numbers of finished iterations after which a checkpoint is saved.
     """
 
-    def __init__(self, recipe: Recipe, resumes: bool) -> None:
+    def __init__(self, recipe: Recipe, after: Collection[int]) -> None:
         folder = Path(recipe.output_dir)
-        name = recipe.train.tracker
+        self._recipe = recipe
+        self._after = after
         self._lines = folder / "metrics.jsonl"
         self._file = folder / "tracker.json"
+        self._run: Any = None
+
+    def before_train(self, trainer: Trainer) -> None:
+        """Create the run of the tracker, or continue the one that tracker.json names.
+
+        Raises:
+            ValueError: The run of the tracker cannot be created or continued.
+        """
+        if not trainer.world.is_main:
+            return
+        name = self._recipe.train.tracker
         stored: dict[str, Any] = {}
-        if resumes and self._file.exists():
+        if trainer.progress.iteration > 0 and self._file.exists():
             stored = json.loads(self._file.read_text())
         is_new = stored.get("tracker") != name
         new: dict[str, Any] = {"tracker": name, "run": uuid4().hex, "train": 0, "val": 0}
         self._state = new if is_new else stored
         try:
-            self._run = TRACKED_RUNS[name](recipe, self._state["run"], is_new)
+            self._run = TRACKED_RUNS[name](self._recipe, self._state["run"], is_new)
         except Exception as error:  # each package has its own error types
             raise ValueError(
                 f"TRAIN.TRACKER {name} cannot be started: {error}. If the tracker's run was "
                 f"deleted, delete {self._file} to create a new one."
             ) from error
         self._state["run"] = self._run.id
-        write_text(self._file, json.dumps(self._state))
+        self._send()
 
-    def send(self) -> None:
-        """Send the lines that were not sent yet. If this fails, warn, and send them next time."""
+    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+        if trainer.world.is_main and is_due(trainer, self._after):
+            self._send()
+
+    def after_train(self, trainer: Trainer) -> None:
+        if self._run is None:
+            return
+        finished = trainer.progress.iteration == trainer.schedule.iterations
+        if finished:
+            self._send()
+        try:
+            self._run.close(finished)
+        except Exception as error:  # must not replace the error that ended the training
+            logger.warning("TRAIN.TRACKER: ending the run of the tracker failed: %s", error)
+
+    def _send(self) -> None:
+        """Send the lines that were not sent yet."""
         try:
             for line in self._lines.read_text(encoding="utf-8").splitlines():
                 record = json.loads(line)
@@ -96,11 +112,5 @@ class Tracker:
                     self._state[kind] = iteration
         except Exception as error:
             logger.warning("TRAIN.TRACKER: sending metrics failed, and is tried again: %s", error)
-        write_text(self._file, json.dumps(self._state))
-
-    def close(self, *, finished: bool) -> None:
-        """End the run of the tracker as finished or as stopped."""
-        try:
-            self._run.close(finished)
-        except Exception as error:  # must not replace the error that ended the training
-            logger.warning("TRAIN.TRACKER: ending the run of the tracker failed: %s", error)
+        with explain_write_errors("The state of TRAIN.TRACKER", self._recipe.output_dir):
+            write_text(self._file, json.dumps(self._state))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -10,6 +9,7 @@ import pytest
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.train import run as run_module
+from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.record import tables
 from slowfast_patches.train.trainer import Hook, Trainer
 
@@ -51,15 +51,15 @@ class At(Hook):
 
 def save_and_die(trainer: Trainer) -> None:
     """Stands in for whatever ends a process."""
-    trainer.record.report(trainer.schedule.at(trainer.progress.iteration - 1))
-    trainer.save()
+    trainer.should_save = True
     raise SystemExit
 
 
 def hooked(hook: Hook) -> AbstractContextManager[object]:
     """Runs that are started in the body have the hook."""
-    made = partial(Trainer, hooks=[hook])
-    return mock.patch.object(run_module, "Trainer", lambda *given, hooks: made(*given))
+    return mock.patch.object(
+        run_module, "build_trainer", lambda *given: build_trainer(*given[:-1], [hook])
+    )
 
 
 @pytest.fixture(scope="session")

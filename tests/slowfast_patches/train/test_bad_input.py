@@ -12,6 +12,7 @@ import torch
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import run as run_module
+from slowfast_patches.train.hooks import SaveCheckpoint
 from slowfast_patches.train.trainer import Trainer
 from tests.slowfast_patches.train.made_checkpoint import made
 
@@ -172,16 +173,16 @@ def test_a_loss_that_is_not_finite_ends_it_and_the_checkpoint_before_stays_whole
 def test_what_is_not_finite_is_not_saved_and_a_lower_rate_goes_on_from_what_is(
     command_line: Command, tmp_path: Path, opened: type, monkeypatch: pytest.MonkeyPatch
 ):
-    save = Trainer.save
+    save = SaveCheckpoint._save
 
-    def diverge(run: Trainer) -> None:
+    def diverge(hook: SaveCheckpoint, run: Trainer) -> None:
         if run.progress.iteration == 12:
-            run.model.get_buffer("s1.pathway0_stem.bn.running_var")[0] = torch.inf
-        save(run)
+            run.stepper.model.get_buffer("s1.pathway0_stem.bn.running_var")[0] = torch.inf
+        save(hook, run)
 
     keys = (*OFF, "TRAIN.CHECKPOINT_PERIOD", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "save", diverge)
+        patch.setattr(SaveCheckpoint, "_save", diverge)
         answer = command_line(tmp_path, *keys)
     named = "After iteration 12, 1 tensors .*model_state.*s1.pathway0_stem.bn.running_var"
     assert re.search(named, answer[1])

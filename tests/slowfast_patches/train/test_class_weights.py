@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from slowfast_patches.datasets.lists.dataset_lists import label_counts
+from slowfast_patches.datasets.lists.dataset_lists import label_counts, read_list
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.train.trainer import Trainer
-from slowfast_patches.train.warm_up import made_up_batch
+from slowfast_patches.train.build import build_trainer
+from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.utils.distributed import World
 
 WORLD = World(0, 1, torch.device("cpu"))
@@ -30,8 +30,8 @@ def test_a_run_has_the_weights_of_its_list(
         (folder / f"{name}.csv").write_text("\n".join(few) + "\n")
         (folder / name).symlink_to(tiny_recipe.parent / name)
     recipe = recipe.replaced({"DATA.PATH_TO_DATA_DIR": str(folder)})
-    trainer = Trainer(recipe, WORLD, StopRequest(WORLD))
-    assert label_counts(recipe, trainer.dataset.videos) == [3, 3, 3, 2, 0, 0, 0, 0]
+    trainer = build_trainer(recipe, WORLD, StopRequest(WORLD))
+    assert label_counts(recipe, read_list(recipe, "train")) == [3, 3, 3, 2, 0, 0, 0, 0]
     # 1/3, 1/3, 1/3 and 1/2 of 11 videos have a mean of 4/11.
     expected = [11 / 12] * 3 + [11 / 8] + [11 / 4] * 4
     assert trainer.stepper._loss_function.weight.tolist() == pytest.approx(expected)

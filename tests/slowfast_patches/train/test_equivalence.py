@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from multigrid import ClipPlan, ClipRequest, Schedule, ScheduleStep, average_running_stats
+from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats
 from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
@@ -29,7 +29,8 @@ from slowfast_patches.datasets import items
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.train import trainer as trainer_module
+from slowfast_patches.train import build as build_module
+from slowfast_patches.train.hooks import SaveCheckpoint, Validate
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World
 
@@ -64,18 +65,22 @@ def recorded_states() -> Iterator[list[dict[str, Tensor]]]:
     """A list that grows by the model's state before and after each evaluation; nothing is saved,
     which is tested elsewhere."""
     states = list[dict[str, Tensor]]()
-    validate = Trainer.validate
+    validate = Validate.after_step
 
     def keep(trainer: Trainer) -> None:
-        states.append({k: v.clone() for k, v in trainer.model.state_dict().items()})
+        states.append({k: v.clone() for k, v in trainer.stepper.model.state_dict().items()})
 
-    def recording(trainer: Trainer, step: ScheduleStep) -> None:
-        average_running_stats(trainer.model)
-        keep(trainer)
-        validate(trainer, step)
-        keep(trainer)
+    def recording(hook: Validate, trainer: Trainer, *given: Any) -> None:
+        if trainer.progress.iteration in hook._after:
+            average_running_stats(trainer.stepper.model)
+            keep(trainer)
+            validate(hook, trainer, *given)
+            keep(trainer)
 
-    with mock.patch.object(Trainer, "validate", recording), mock.patch.object(Trainer, "save"):
+    with (
+        mock.patch.object(Validate, "after_step", recording),
+        mock.patch.object(SaveCheckpoint, "_save"),
+    ):
         yield states
 
 
@@ -91,7 +96,7 @@ def in_double() -> Iterator[None]:
         return [pathway.double() for pathway in transform(*args)]
 
     with (
-        mock.patch.object(trainer_module, "build_model", build),
+        mock.patch.object(build_module, "build_model", build),
         mock.patch.object(InputTransform, "__call__", doubled),
     ):
         yield
@@ -117,11 +122,13 @@ def train_one(name: str, cfg: Recipe, world: World, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cfg = cfg.replaced({"OUTPUT_DIR": str(folder)})
     with recorded_clips() as seen, recorded_states() as states:
-        trainer = Trainer(cfg, world, StopRequest(world))
+        trainer = build_module.build_trainer(cfg, world, StopRequest(world))
         if name != "single":
-            trainer.validation(trainer.models, trainer.schedule.at(0))
-            torch.save(trainer.model.state_dict(), folder / f"precise{world.rank}.pt")
-            trainer = Trainer(cfg, world, StopRequest(world))
+            validate = next(hook for hook in trainer.hooks if isinstance(hook, Validate))
+            validate._validate(trainer.schedule.at(0))
+            weights = trainer.stepper.model.state_dict()
+            torch.save(weights, folder / f"precise{world.rank}.pt")
+            trainer = build_module.build_trainer(cfg, world, StopRequest(world))
         if name != "plain":
             trainer.train()
             torch.save({"clips": seen, "states": states}, folder / f"rank{world.rank}.pt")

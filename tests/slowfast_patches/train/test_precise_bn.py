@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from multigrid import GroupedBatchNorm3d, convert_batchnorm, set_group_size
 from slowfast_patches.models.layers.dropout import ClipDropout, seed_dropout
-from slowfast_patches.train.running_stats import update_precise_bn
+from slowfast_patches.train.evaluate import update_precise_bn
 from slowfast_patches.utils.distributed import World
 
 ALONE = World(0, 1, torch.device("cpu"))

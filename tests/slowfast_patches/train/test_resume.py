@@ -33,29 +33,23 @@ def test_what_changes_the_training_is_listed(tiny_config: Callable[..., Recipe],
     assert "TRAIN.AUTO_RESUME False" in message
 
 
-def test_a_run_on_another_list_is_not_continued(tmp_path: Path):
-    there = resume.Resumable(tmp_path / "c.pyth", made(num_videos=24, list_digest="abc"))
-    resume.check_same_list(there, tmp_path / "train.csv", 24, "abc")
-    for number, digest in ((25, "abc"), (24, "abd")):
-        with pytest.raises(
-            ValueError, match=rf"trained on another list.* 24 videos, .*csv has {number}"
-        ):
-            resume.check_same_list(there, tmp_path / "train.csv", number, digest)
-
-
-def test_a_run_by_another_schedule_is_not_continued(tmp_path: Path):
+def test_a_run_on_another_list_or_by_another_schedule_is_not_continued(tmp_path: Path):
     rate = SteppedRate((6.0, 12.0), (0.1, 0.01))
     there = make_schedule(Shape(8, 16, 64), 400, rate)
-    found = resume.Resumable(tmp_path / "c.pyth", made(phases=there.phase_lines()))
-    resume.check_same_schedule(found, there)
+    facts = {"num_videos": 24, "list_digest": "abc", "phases": there.phase_lines()}
+    found = resume.Resumable(tmp_path / "c.pyth", made(**facts))
+    resume.check_same_data(found, tmp_path / "train.csv", facts)
     *same, last = there.phases
     longer = replace(there, phases=(*same, replace(last, stop=last.stop + 1)))
-    with pytest.raises(
-        ValueError, match=rf"Phase {len(longer.phases)} .* to {last.stop + 1}: 8×16"
+    count = len(longer.phases)
+    for changed, said in (
+        ({"num_videos": 25}, r"trained on another list.* 24 videos, .*csv has 25"),
+        ({"list_digest": "abd"}, "trained on another list"),
+        ({"phases": longer.phase_lines()}, rf"Phase {count} .* to {last.stop + 1}: 8×16"),
+        ({"phases": facts["phases"][:-1]}, rf"Phase {count} .* is now none"),
     ):
-        resume.check_same_schedule(found, longer)
-    with pytest.raises(ValueError, match=rf"Phase {len(longer.phases)} .* is now none"):
-        resume.check_same_schedule(found, replace(there, phases=tuple(same)))
+        with pytest.raises(ValueError, match=said):
+            resume.check_same_data(found, tmp_path / "train.csv", facts | changed)
 
 
 def test_a_list_is_known_by_paths_labels_and_order_wherever_the_data_lie(

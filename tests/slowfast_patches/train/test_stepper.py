@@ -27,13 +27,12 @@ from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.step import Stepper, in_parallel
-from slowfast_patches.train.warm_up import (
+from slowfast_patches.train.dry_run import (
     dry_run,
     kinds_of_steps,
     made_up_batch,
-    without_compiling,
 )
+from slowfast_patches.train.step import Stepper, in_parallel
 
 CPU = torch.device("cpu")
 
@@ -230,12 +229,15 @@ def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry
     plain = stepper(SOLVER__ACCUMULATION_STEPS=2)
     made = stepper(SOLVER__ACCUMULATION_STEPS=2, TRAIN__COMPILE=True)
     dry_run(made, plan)
-    with without_compiling():
+    with torch.compiler.set_stance("fail_on_recompile"):
         losses = take_steps(made, plan, range(6))
     assert losses == take_steps(plain, plan, range(6))
     assert_equal(state(made), state(plain))
     other = plan.at(0)._replace(shape=Shape(24, 2, 12))
-    with without_compiling(), pytest.raises(RuntimeError, match="fail_on_recompile"):
+    with (
+        torch.compiler.set_stance("fail_on_recompile"),
+        pytest.raises(RuntimeError, match="fail_on_recompile"),
+    ):
         made(other, made_up_batch(made.recipe, 24, other.shape), range(24))
 
 

@@ -18,6 +18,7 @@ from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import result as result_module
 from slowfast_patches.train import step as step_module
+from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS, TrainingInterruptedError
 from tests.conftest import mount_small_shm, needs_mount
@@ -188,9 +189,10 @@ def test_a_training_does_not_go_on_where_the_disk_refuses(
     """Its metrics; test_checkpoint.py is about checkpoints."""
 
     def fill(trainer: Trainer) -> None:
-        trainer.record._lines = open("/dev/full", "w")  # noqa: SIM115
+        log = next(hook for hook in trainer.hooks if isinstance(hook, LogMetrics))
+        log._lines = open("/dev/full", "w")  # noqa: SIM115
 
-    with hooked(At(8, fill)):
+    with hooked(At(7, fill)):
         status, error = command_line(tmp_path, *PLAIN)
     (last,) = (tmp_path / "checkpoints").iterdir()
     assert status == 2

@@ -16,8 +16,8 @@ from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.layers.convolution import convert_convolutions
+from slowfast_patches.train import build as build_module
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train import trainer as trainer_module
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False),
@@ -156,9 +156,9 @@ def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_a
 ):
     made = Counter[str]()
     for module, name in (
-        (trainer_module, "build_model"),
+        (build_module, "build_model"),
         (step_module, "build_optimizer"),
-        (trainer_module, "training_loader"),
+        (build_module, "training_loader"),
     ):
         original = getattr(module, name)
 

@@ -12,10 +12,10 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_model
 from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train.dry_run import dry_run, made_up_batch
+from slowfast_patches.train.hooks import buffers_of_ranks
 from slowfast_patches.train.predict import Predictor, read_checkpoint
-from slowfast_patches.train.running_stats import buffers_of_ranks
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.train.warm_up import dry_run, made_up_batch
 from slowfast_patches.utils.distributed import World
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from multigrid import (
 from multigrid.batchnorm import keep_buffers
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.tasks import task_of
-from slowfast_patches.train.step import Stepper, expect_graphs
+from slowfast_patches.train.step import Stepper, expect_graphs, in_parallel
+from slowfast_patches.train.trainer import Hook, Trainer
+from slowfast_patches.utils.distributed import sum_over_ranks
 from slowfast_patches.utils.tables import format_table
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,39 @@ _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 """Parts of the error messages of CUDA libraries that run out of memory."""
 _STATE = {"sgd": 1, "adam": 2, "adamw": 2}
 """Number of state tensors that each optimizer allocates per parameter at its first step."""
+
+
+class PrepareStepper(Hook):
+    """Take dry steps on a GPU and with TRAIN.COMPILE, and wrap the network for several processes.
+
+    The run can be stopped before each dry step. During the training, nothing is compiled.
+    """
+
+    def before_train(self, trainer: Trainer) -> None:
+        stepper = trainer.stepper
+        device = trainer.world.device
+        compiles = stepper.recipe.train.compile
+        if compiles or device.type == "cuda":
+            logger.info("Running a dry step of each shape before the training.")
+            with trainer.clock.time("preparing"):
+                # Open the connections between GPUs first, because they allocate GPU memory.
+                sum_over_ranks(torch.zeros(1, device=device))
+                dry_run(
+                    stepper,
+                    trainer.schedule,
+                    start=trainer.progress.iteration,
+                    rank=trainer.world.rank,
+                    world_size=trainer.world.size,
+                    begin=trainer.stop.begin,
+                )
+        if trainer.world.size > 1:
+            stepper.network = in_parallel(stepper.network, device)
+        if compiles:
+            torch.compiler.set_stance("fail_on_recompile")
+
+    def after_train(self, trainer: Trainer) -> None:
+        if trainer.stepper.recipe.train.compile:
+            torch.compiler.set_stance("default")
 
 
 def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[ScheduleStep]:
@@ -170,12 +205,6 @@ def _undone(stepper: Stepper) -> Iterator[None]:
         put_back()
         set_group_size(stepper.model, None)
         stepper.optimizer.zero_grad(set_to_none=True)
-
-
-def without_compiling() -> AbstractContextManager[Any]:
-    """Return a context in which torch raises RuntimeError instead of recompiling."""
-    context: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
-    return context
 
 
 def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,17 +12,20 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-from multigrid import Shape, SteppedRate, make_schedule
+from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.unreadable import count_unreadable
-from slowfast_patches.train.checkpoint import Progress
-from slowfast_patches.train.record import clock as clock_module
-from slowfast_patches.train.record import metrics_logger as metrics_logger_module
-from slowfast_patches.train.record.clock import Clock
-from slowfast_patches.train.record.metrics_logger import MetricsLogger
+from slowfast_patches.launch.stopping import StopRequest
+from slowfast_patches.train import clock as clock_module
+from slowfast_patches.train.clock import Clock
+from slowfast_patches.train.hooks import Validate
+from slowfast_patches.train.record import log_metrics as log_metrics_module
+from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.step import Outcome
+from slowfast_patches.train.trainer import Progress, Trainer
 from slowfast_patches.utils.distributed import World
+from tests.slowfast_patches.train.conftest import At
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 ADVICE = "buy a faster disk"
@@ -77,45 +80,45 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
     ) -> list[dict]:
         shape, rate = Shape(8, 8, 32), SteppedRate((20.0, 40.0), (0.1, 0.01))
         plan = make_schedule(shape, 8, rate, cycles=None, bn_size=4)
-        recipe = default_recipe().replaced({"OUTPUT_DIR": str(tmp_path)})
-        world = World(0, 1, CPU)
+        recipe = default_recipe().replaced({"OUTPUT_DIR": str(tmp_path), "LOG_PERIOD": 2})
         monkeypatch.setattr(
-            metrics_logger_module, "max_over_ranks", lambda share: share.clamp(min=waited)
+            log_metrics_module, "max_over_ranks", lambda share: share.clamp(min=waited)
         )
-        record = MetricsLogger(recipe, world, plan, ADVICE)
         labels = torch.eye(3)[[0, 0, 1, 1, 1, 1, 1, 1]].lerp(torch.eye(3)[[2] * 8], 0.4)
         # of mixed labels the larger counts: the first two are right
         outcome = Outcome(torch.tensor(2.0), torch.eye(3)[[0] * 8], labels)
-        progress = Progress(
-            iteration=start,
-            seconds={"training": start * seconds(start)[0]},
-            evaluations=[{"iteration": done} for done in range(10, start + 1, 10)],
-        )
-        record.open(progress)
-        with record.clock.time("training"):
-            for step in plan.steps(start, stop):
-                training, loading = seconds(step.iteration)
-                with record.clock.wait(CPU):
-                    now.now += loading
-                if step.iteration in (start, 0, 20):
-                    record.enter_phase(step)
-                now.now += training
-                progress.iteration = step.iteration + 1
-                record.add(step, outcome, [])
-                if progress.iteration % 2 == 0:
-                    record.report(step)
-                if progress.iteration % 10 == 0:
-                    evaluate(record, progress.iteration)
-        record.close()
+        clock = Clock()
+
+        def batches(start: int) -> Iterator[dict]:
+            for step in plan.steps(start):
+                with clock.wait(CPU):
+                    now.now += seconds(step.iteration)[1]
+                yield {"iteration": step.iteration}
+
+        def step_(step: ScheduleStep, *_: object) -> Outcome:
+            now.now += seconds(step.iteration)[0]
+            return outcome
+
+        def validate(step: ScheduleStep) -> dict[str, float]:
+            now.now += 7
+            return {"top1": 2.0}
+
+        log, world = LogMetrics(recipe, (), ADVICE), World(0, 1, CPU)
+        hooks = [log, Validate(range(10, 41, 10), validate, log.log_evaluation), At(stop, die)]
+        parts = (step_, plan, batches, hooks)
+        trainer = Trainer(*parts, world=world, stop=StopRequest(world), clock=clock)
+        evaluations = [{"iteration": done} for done in range(10, start + 1, 10)]
+        trainer.progress = Progress(iteration=start, evaluations=evaluations)
+        clock.load({"training": start * seconds(start)[0]})
+        with pytest.raises(SystemExit):
+            trainer.train()
         return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
-    def evaluate(record: MetricsLogger, done: int) -> None:
-        with record.clock.time("evaluating"):
-            now.now += 7
-        found = {"iteration": done, "epoch": 1, "seconds": round(record.clock.working, 3)}
-        record.evaluated({**found, "top1": 2.0}, {"top1": 2.0})
-
     return run
+
+
+def die(trainer: Trainer) -> None:
+    raise SystemExit
 
 
 def of(kind: str, records: list[dict]) -> list[dict]:

@@ -1,0 +1,313 @@
+"""Hooks that save checkpoints, stop, validate, keep the best weights, and run a user's hook."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from multigrid import ScheduleStep, average_running_stats
+from multigrid.batchnorm import float_buffers
+from slowfast_patches.launch.stopping import TrainingStoppedError
+from slowfast_patches.train.checkpoint import (
+    Checkpoint,
+    best_checkpoint,
+    load,
+    write_checkpoint,
+)
+from slowfast_patches.train.step import Outcome
+from slowfast_patches.train.trainer import Hook, Progress, Trainer
+from slowfast_patches.utils.command_line import ToolError
+from slowfast_patches.utils.distributed import World, gather_objects
+
+Facts = Callable[[ScheduleStep], Mapping[str, Any]]
+"""Function from an iteration to the fields of `Checkpoint` that do not change by training."""
+
+
+class HookError(TrainingStoppedError):
+    """Error raised when a user's hook has raised an error that is not a `ToolError`."""
+
+
+class UserHook(Hook):
+    """A hook of the user, whose errors end the training with the name of the hook.
+
+    With a single process, a checkpoint is saved first. With several processes, all of them would
+    have to save, but the hook may have failed in one only.
+    """
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+
+    @property
+    def name(self) -> str:
+        return self._hook.name
+
+    def before_train(self, trainer: Trainer) -> None:
+        self._hook.before_train(trainer)
+
+    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+        try:
+            self._hook.after_step(trainer, step, outcome)
+        except ToolError:
+            raise
+        except Exception as error:
+            trainer.should_save = trainer.should_save or trainer.world.size == 1
+            text = "".join(traceback.format_exception(error)).rstrip()
+            done = trainer.progress.iteration
+            raise HookError(f"{self.name} failed after iteration {done}:\n{text}") from error
+
+    def after_train(self, trainer: Trainer) -> None:
+        self._hook.after_train(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._hook.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._hook.load_state_dict(state)
+
+
+def is_due(trainer: Trainer, after: Collection[int]) -> bool:
+    """Return whether to report and save after the current iteration.
+
+    Args:
+        trainer: The trainer.
+        after: Numbers of finished iterations at which this is scheduled.
+    """
+    return trainer.progress.iteration in after or trainer.should_save or trainer.stop.agreed()
+
+
+class SaveCheckpoint(Hook):
+    """Save a checkpoint after given iterations, and when the run is asked to stop.
+
+    The hook is in the list of hooks twice. The first checkpoint precedes the validation: if the run
+    ends during the validation, the resumed run validates. The second one has the metrics, and the
+    running statistics of precise BN that tests and predictions need.
+
+    Args:
+        output_dir: The folder of the run.
+        after: Numbers of finished iterations.
+        facts: The fields of the checkpoint that do not change by training.
+        kept: Number of newest checkpoints to keep. 0 keeps all checkpoints.
+        milestones: Iterations whose checkpoints are never deleted.
+    """
+
+    def __init__(
+        self,
+        output_dir: str,
+        after: Collection[int],
+        facts: Facts,
+        kept: int = 0,
+        milestones: Collection[int] = (),
+    ) -> None:
+        self._output_dir = output_dir
+        self._after = after
+        self._facts = facts
+        self._kept = kept
+        self._milestones = milestones
+        self._saved: tuple[int, int] | None = None
+
+    def before_train(self, trainer: Trainer) -> None:
+        if self._saved is None:
+            self._saved = _position(trainer)
+        self._save_if_due(trainer)
+
+    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+        self._save_if_due(trainer)
+
+    def after_train(self, trainer: Trainer) -> None:
+        if trainer.should_save:  # a hook has failed
+            self._save(trainer)
+
+    def _save_if_due(self, trainer: Trainer) -> None:
+        if _position(trainer) != self._saved and is_due(trainer, self._after):
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        """Save a checkpoint in the main process.
+
+        Scheduled checkpoints average the BN running statistics over the processes. Others store
+        those of each process, so that they do not change the training.
+        """
+        trainer.should_save = False
+        models = trainer.stepper.models
+        world = trainer.world
+        with trainer.clock.time("saving"):
+            of_ranks = None
+            if trainer.progress.iteration not in self._after:
+                of_ranks = buffers_of_ranks(models, world)
+            average_running_stats(models)
+            trainer.progress.seconds = trainer.clock.seconds
+            if world.is_main:
+                checkpoint = capture(trainer, self._facts, of_ranks)
+                write_checkpoint(self._output_dir, checkpoint, self._kept, self._milestones)
+            set_buffers(models, of_ranks, world)
+        self._saved = _position(trainer)
+
+
+def _position(trainer: Trainer) -> tuple[int, int]:
+    return trainer.progress.iteration, len(trainer.progress.evaluations)
+
+
+class StopOnSignal(Hook):
+    """End the training when a process was asked to stop, after the checkpoint has been saved."""
+
+    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+        trainer.stop.check()
+
+
+class Validate(Hook):
+    """Validate after given iterations, and add the metrics to `trainer.progress.evaluations`.
+
+    Args:
+        after: Numbers of finished iterations.
+        validate: Function that takes the last iteration and returns the metrics.
+        log: Function to call with each new entry of `evaluations`.
+    """
+
+    def __init__(
+        self,
+        after: Collection[int],
+        validate: Callable[[ScheduleStep], Mapping[str, float]],
+        log: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._after = after
+        self._validate = validate
+        self._log = log
+
+    def before_train(self, trainer: Trainer) -> None:
+        """Validate if the run ended before its validation did."""
+        self._validate_if_due(trainer)
+
+    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+        self._validate_if_due(trainer)
+
+    def _validate_if_due(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        if progress.iteration not in self._after or progress.last_evaluation == progress.iteration:
+            return
+        step = trainer.schedule.at(progress.iteration - 1)
+        with trainer.clock.time("evaluating"):
+            metrics = self._validate(step)
+        clips = step.first_clip + step.shape.batch
+        evaluation = {
+            "iteration": progress.iteration,
+            "epoch": round(clips / trainer.schedule.num_videos, 4),
+            "seconds": round(trainer.clock.working, 3),
+            **metrics,
+        }
+        progress.evaluations.append(evaluation)
+        self._log(evaluation)
+
+
+class KeepBest(Hook):
+    """Save the weights with the best validation so far. Ties go to the earlier validation.
+
+    If the run resumes from an older checkpoint than the best one, the best one is deleted.
+
+    Args:
+        output_dir: The folder of the run.
+        metric: Name of the metric.
+        facts: The fields of the checkpoint that do not change by training.
+    """
+
+    def __init__(self, output_dir: str, metric: str, facts: Facts) -> None:
+        self._output_dir = output_dir
+        self._metric = metric
+        self._facts = facts
+
+    def before_train(self, trainer: Trainer) -> None:
+        path = best_checkpoint(self._output_dir) if trainer.world.is_main else None
+        if path and load(path).iteration != trainer.progress.best.get("iteration"):
+            path.unlink()
+        self._keep_best(trainer)
+
+    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+        self._keep_best(trainer)
+
+    def _keep_best(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        if not progress.evaluations or progress.last_evaluation != progress.iteration:
+            return
+        latest = progress.evaluations[-1]
+        if latest[self._metric] > progress.best.get(self._metric, -math.inf):
+            progress.best = latest
+            if trainer.world.is_main:
+                with trainer.clock.time("saving"):
+                    write_checkpoint(self._output_dir, self._best(trainer))
+
+    def _best(self, trainer: Trainer) -> Checkpoint:
+        """Return a checkpoint of the current weights for tests and predictions.
+
+        With MODEL.EMA_DECAY, `model_state` contains the averaged weights. The optimizer and the
+        gradient scaler are left out, so that a run cannot resume from the checkpoint.
+        """
+        return replace(
+            capture(trainer, self._facts),
+            model_state=trainer.stepper.models[-1].state_dict(),
+            ema_state=None,
+            optimizer_state=None,
+            scaler_state=None,
+        )
+
+
+# The state of a training.
+
+
+def capture(trainer: Trainer, facts: Facts, running_stats: Tensor | None = None) -> Checkpoint:
+    """Return the state of a training after its last finished iteration.
+
+    Args:
+        trainer: The trainer.
+        facts: The fields of the checkpoint that do not change by training.
+        running_stats: Result of `buffers_of_ranks`, if the statistics of the processes differ.
+    """
+    return Checkpoint(
+        **vars(trainer.progress),
+        **trainer.stepper.state_dict(),
+        **facts(trainer.schedule.at(trainer.progress.iteration - 1)),
+        hooks=trainer.hook_states(),
+        running_stats=running_stats,
+        world_size=trainer.world.size,
+    )
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Restore the state that `capture` returned. It must not be the best checkpoint."""
+    trainer.progress = Progress(**{f.name: getattr(checkpoint, f.name) for f in fields(Progress)})
+    trainer.clock.load(checkpoint.seconds)
+    trainer.stepper.load_state_dict(vars(checkpoint))
+    trainer.load_hook_states(checkpoint.hooks)
+    set_buffers(trainer.stepper.models, checkpoint.running_stats, trainer.world)
+
+
+def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
+    """Gather the running means and variances of all processes.
+
+    The statistics of the processes differ between scheduled validations and checkpoints, which
+    average them. A checkpoint at another iteration stores the statistics of each process.
+
+    Returns:
+        (world size, N) on the CPU, or None if there is a single process or no running statistics.
+    """
+    if world.size == 1 or not _floats(model):
+        return None
+    return torch.stack(gather_objects(parameters_to_vector(_floats(model)).cpu()))
+
+
+def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
+    """Restore the running statistics of this rank from `buffers_of_ranks`.
+
+    Do nothing if `rows` is None or was gathered from another number of processes.
+    """
+    if rows is not None and len(rows) == world.size:
+        vector_to_parameters(rows[world.rank].to(world.device), _floats(model))
+
+
+def _floats(model: nn.Module) -> list[Tensor]:
+    return [buffer for module in model.modules() for buffer in float_buffers(module)]

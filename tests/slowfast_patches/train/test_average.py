@@ -1,0 +1,85 @@
+"""Averaged weights (MODEL.EMA_DECAY)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.launch.stopping import StopRequest
+from slowfast_patches.models.average import start_average, update_average
+from slowfast_patches.models.build import build_model
+from slowfast_patches.train.build import build_trainer
+from slowfast_patches.train.dry_run import made_up_batch
+from slowfast_patches.train.step import Stepper
+from slowfast_patches.utils.distributed import World
+from tests.slowfast_patches.train.test_transformer import KEYS as TRANSFORMER
+
+CPU = torch.device("cpu")
+
+
+def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
+    model = nn.BatchNorm3d(2)
+    average = start_average(model)
+    nn.init.constant_(model.weight, 3.0)
+    model.running_mean.fill_(4.0)
+    model.num_batches_tracked += 1
+    for value in (1.5, 1.875):  # 1, 1.5, 1.875 with decay 0.75 on the way to 3
+        update_average(average, model, 0.75)
+        assert average.weight.tolist() == pytest.approx([value] * 2)
+    assert average.running_mean.tolist() == pytest.approx([1.75] * 2)  # of 4, 7/16
+    assert int(average.num_batches_tracked) == 1
+    assert average.state_dict().keys() == model.state_dict().keys()
+    assert not any(weight.requires_grad for weight in average.parameters())
+
+
+FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
+"""The optimizer has no state of frozen weights."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [("MODEL.ACT_CHECKPOINT", True, "MIXUP.ENABLE", True), FROZEN, TRANSFORMER],
+    ids=["recomputed and mixed", "frozen", "transformer"],
+)
+def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(
+    tiny_config: Callable, tmp_path: Path, keys
+):
+    recipe = tiny_config(tmp_path, *keys, "MODEL.EMA_DECAY", 0.9)
+    schedule = schedule_of(recipe, 24)
+
+    def start() -> Stepper:
+        torch.manual_seed(0)
+        return Stepper(recipe, build_model(recipe, grouped_bn=True), CPU)
+
+    def take(stepper: Stepper, iterations: range) -> None:
+        for step in map(schedule.at, iterations):
+            clips = range(step.first_clip, step.first_clip + step.shape.batch)
+            stepper(step, made_up_batch(recipe, len(clips), step.shape), clips)
+
+    whole, continued = start(), start()
+    scratch = {name: value.clone() for name, value in whole.model.state_dict().items()}
+    take(whole, range(2))
+    torch.save(whole.state_dict(), tmp_path / "state.pt")
+    continued.load_state_dict(torch.load(tmp_path / "state.pt"))
+    for stepper in (whole, continued):
+        take(stepper, range(2, 4))
+    ours, theirs = continued.models.state_dict(), whole.models.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    name = next(name for name in reversed(scratch) if name.endswith("weight"))
+    weights, average = whole.model.state_dict()[name], whole.average.state_dict()[name]
+    assert 0 < (average - scratch[name]).norm() < 0.5 * (weights - scratch[name]).norm()
+
+
+def test_an_average_starts_at_the_weights_that_are_given(tiny_config: Callable, tmp_path: Path):
+    recipe = tiny_config(tmp_path, "MODEL.EMA_DECAY", 0.9)
+    given = build_model(recipe).state_dict()
+    torch.save({"model_state": given}, tmp_path / "given.pyth")
+    recipe = recipe.replaced({"TRAIN.CHECKPOINT_FILE_PATH": str(tmp_path / "given.pyth")})
+    world = World(0, 1, CPU)
+    for model in build_trainer(recipe, world, StopRequest(world)).stepper.models:
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in given.items())

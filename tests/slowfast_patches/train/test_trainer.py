@@ -1,0 +1,265 @@
+"""The training loop and its hooks, with a small network and mini-batches of random tensors."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from multigrid import Batch, Schedule, Shape, SteppedRate, make_schedule
+from slowfast_patches.launch.stopping import StopRequest, TrainingStoppedError
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train.dry_run import made_up_batch
+from slowfast_patches.train.hooks import (
+    HookError,
+    KeepBest,
+    SaveCheckpoint,
+    StopOnSignal,
+    UserHook,
+    Validate,
+    restore,
+)
+from slowfast_patches.train.trainer import Hook, Trainer
+from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.signals import TrainingInterruptedError
+from tests.conftest import assert_same_bits
+from tests.slowfast_patches.train.conftest import At, save_and_die
+from tests.slowfast_patches.train.test_stepper import stepper
+
+ALONE = World(0, 1, torch.device("cpu"))
+FACTS = {"epoch": 0.0, "cfg": "", "cfg_at_iteration": "", "phases": (), "num_videos": 16}
+FACTS |= {"list_digest": "", "class_names": None}
+SCORES = {2: 50.0, 4: 70.0, 6: 70.0, 8: 60.0}
+"""Metrics by iteration: validated after these, saved after each and after the third."""
+
+
+def plan() -> Schedule:
+    """8 iterations, of which the last two have a lower rate."""
+    rate = SteppedRate(ends=(3.0, 4.0), rates=(0.1, 0.01))
+    return make_schedule(Shape(8, 4, 16), 16, rate, cycles=None, bn_size=4)
+
+
+class Noted(Hook):
+    """Notes the calls, and counts the steps, also over restarts."""
+
+    def __init__(self, calls: list[object], name: str = "hook") -> None:
+        self.calls, self.of, self.steps = calls, name, 0
+
+    def before_train(self, trainer) -> None:
+        self.calls.append((self.of, "before"))
+
+    def after_step(self, trainer, step, outcome) -> None:
+        assert trainer.progress.iteration == step.iteration + 1
+        assert outcome.loss.isfinite()
+        self.steps += 1
+        self.calls.append((self.of, step.iteration))
+
+    def after_train(self, trainer) -> None:
+        self.calls.append((self.of, "after"))
+
+    def state_dict(self) -> dict:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.steps = state["steps"]
+
+
+class Saves(SaveCheckpoint):
+    """Notes the calls."""
+
+    def _save(self, trainer: Trainer) -> None:
+        super()._save(trainer)
+        self.calls.append("saved")
+
+
+def make(
+    folder: Path,
+    *hooks: Hook,
+    validate: Callable[[int], float] = SCORES.__getitem__,
+    calls: list | None = None,
+) -> Trainer:
+    """A trainer with the hooks of a run, resumed from the last checkpoint if there is one."""
+    made, schedule = stepper(MODEL__EMA_DECAY=0.5), plan()
+    stop = StopRequest(ALONE)
+
+    def batches(start: int) -> Iterator[Batch]:
+        for step in schedule.steps(start):
+            recipe = made.recipe.replaced({"RNG_SEED": step.iteration})
+            stop.ask()
+            yield made_up_batch(recipe, 8, step.shape) | {"iteration": step.iteration}
+
+    noted = [] if calls is None else calls
+    save = Saves(str(folder), {2, 3, 4, 6, 8}, lambda _: FACTS)
+    save.calls = noted
+    in_order = [
+        *map(UserHook, hooks),
+        save,
+        StopOnSignal(),
+        Validate(SCORES, lambda s: {"top1": validate(s.iteration + 1)}, noted.append),
+        KeepBest(str(folder), "top1", lambda _: FACTS),
+        save,
+    ]
+    trainer = Trainer(made, schedule, batches, in_order, world=ALONE, stop=stop)
+    if path := checkpoints.last_checkpoint(folder):
+        restore(trainer, checkpoints.load(path))
+    return trainer
+
+
+def ended(trainer: Trainer) -> dict:
+    """All that a training leaves, without times."""
+    evaluations = [{**e, "seconds": 0} for e in trainer.progress.evaluations]
+    weights = {k: v.clone() for k, v in trainer.stepper.models.state_dict().items()}
+    return {
+        "weights": weights,
+        "optimizer": trainer.stepper.state_dict()["optimizer_state"],
+        "evaluations": evaluations,
+        "hooks": trainer.hook_states(),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """An undisturbed training."""
+    trainer = make(tmp_path_factory.mktemp("whole"), Noted([]))
+    trainer.train()
+    return ended(trainer)
+
+
+def test_hooks_are_called_in_their_order_and_checkpoints_precede_validations(tmp_path):
+    calls = list[object]()
+    trainer = make(tmp_path, Noted(calls, "a"), Noted(calls, "b"), calls=calls)
+    trainer.train()
+    said = [call["iteration"] if isinstance(call, dict) else call for call in calls]
+    expected: list[object] = [("a", "before"), ("b", "before")]
+    for i in range(8):
+        expected += [("a", i), ("b", i)]
+        if i + 1 in SCORES:
+            expected += ["saved", i + 1, "saved"]  # again with the metrics
+        elif i + 1 == 3:
+            expected.append("saved")
+    assert said == [*expected, ("a", "after"), ("b", "after")]
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_mini_batches_that_are_not_those_of_the_schedule_are_an_error(tmp_path, count):
+    trainer = make(tmp_path)
+    first = next(trainer.batches(0))
+    trainer.batches = lambda start: ({**first, "iteration": i} for i in range(count))
+    with pytest.raises(ValueError, match=r"is (shorter|longer) than argument 1"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("done", range(1, 8))
+def test_resumed_at_any_iteration_it_ends_as_if_never_stopped(tmp_path, whole, done):
+    with pytest.raises(SystemExit):
+        make(tmp_path, Noted([]), At(done, save_and_die)).train()
+    calls = list[object]()
+    trainer = make(tmp_path, Noted(calls))
+    assert trainer.progress.iteration == done
+    trainer.train()
+    assert [call[1] for call in calls] == ["before", *range(done, 8), "after"]
+    assert_same_bits(ended(trainer), whole)
+
+
+def test_asked_to_stop_it_saves_after_the_next_iteration(tmp_path, whole):
+    def ask(trainer: Trainer) -> None:
+        trainer.stop.asked = signal.SIGTERM
+
+    with pytest.raises(TrainingInterruptedError, match="stopped by SIGTERM"):
+        make(tmp_path, Noted([]), At(4, ask)).train()
+    trainer = make(tmp_path, Noted([]))
+    assert trainer.progress.iteration == 5
+    trainer.train()
+    assert_same_bits(ended(trainer), whole)
+
+
+def test_a_validation_that_fails_is_repeated_before_the_next_iteration(tmp_path, whole):
+    def fail(done: int) -> float:
+        if done == 4:
+            raise OSError("no video")
+        return SCORES[done]
+
+    with pytest.raises(OSError, match="no video"):
+        make(tmp_path, Noted([]), validate=fail).train()
+    calls = list[object]()
+    trainer = make(tmp_path, Noted([]), calls=calls)
+    assert (trainer.progress.iteration, trainer.progress.last_evaluation) == (4, 2)
+    trainer.batches = lambda start: iter([])
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        trainer.train()
+    assert [call if call == "saved" else call["iteration"] for call in calls] == [4, "saved"]
+    again = make(tmp_path, Noted([]))
+    assert (again.progress.iteration, again.progress.last_evaluation) == (4, 4)
+    again.train()
+    assert_same_bits(ended(again), whole)
+
+
+def test_the_best_is_the_first_of_equals_and_a_resumed_run_knows_it(tmp_path):
+    """The file has the averaged weights."""
+    best, average = dict[int, int](), dict[int, dict]()
+
+    def note(trainer: Trainer) -> None:
+        done = trainer.progress.iteration
+        state = trainer.stepper.average.state_dict()
+        average[done] = {name: value.clone() for name, value in state.items()}
+        if path := checkpoints.best_checkpoint(tmp_path):
+            best[done] = checkpoints.load(path).iteration
+
+    noted = [At(done, note) for done in range(1, 9)]
+    with pytest.raises(SystemExit):
+        make(tmp_path, *noted, At(5, save_and_die)).train()
+    trainer = make(tmp_path, *noted)
+    trainer.train()
+    assert best == {3: 2, 4: 2, 5: 4, 6: 4, 7: 4, 8: 4}
+    assert trainer.progress.best == trainer.progress.evaluations[1]
+    kept = checkpoints.load(checkpoints.best_checkpoint(tmp_path))
+    assert_same_bits(kept.model_state, average[4])
+    assert kept.optimizer_state is None
+
+
+def test_the_best_of_iterations_that_were_given_up_is_deleted(tmp_path):
+    make(tmp_path).train()
+    while checkpoints.last_checkpoint(tmp_path).name > "checkpoint_iter_00000003.pyth":
+        checkpoints.last_checkpoint(tmp_path).unlink()
+    trainer = make(tmp_path)
+    trainer.batches = lambda start: iter([])
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        trainer.train()
+    assert trainer.progress.best["iteration"] == 2
+    assert checkpoints.best_checkpoint(tmp_path) is None
+
+
+def test_each_hook_has_a_state_of_its_own(tmp_path):
+    first, second = Noted([]), Noted([])
+    second.steps = 100
+    with pytest.raises(SystemExit):
+        make(tmp_path, first, second, At(3, save_and_die)).train()
+    first, second = Noted([]), Noted([])
+    make(tmp_path, first, second)
+    assert (first.steps, second.steps) == (3, 103)
+
+
+def test_a_hook_that_fails_is_named_and_loses_nothing(tmp_path, whole):
+    def fail(trainer: Trainer) -> None:
+        raise KeyError("no connection")
+
+    with pytest.raises(HookError, match=r"^At failed after iteration 5:\n.*\n(.*\n)*KeyError: 'no"):
+        make(tmp_path, Noted([]), At(5, fail)).train()
+    trainer = make(tmp_path, Noted([]))
+    assert trainer.progress.iteration == 5
+    trainer.train()
+    assert_same_bits(ended(trainer), whole)
+
+
+def test_a_hook_may_end_the_training(tmp_path):
+    def end(trainer: Trainer) -> None:
+        raise TrainingStoppedError("no better")
+
+    calls = list[object]()
+    with pytest.raises(TrainingStoppedError, match=r"^no better$"):
+        make(tmp_path, At(5, end), Noted(calls)).train()
+    assert calls[-1] == ("hook", "after")
+    assert make(tmp_path).progress.iteration == 4

@@ -22,7 +22,6 @@ command after they have finished.
 """
 
 import argparse
-import json
 import shlex
 import sys
 from contextlib import closing
@@ -35,9 +34,9 @@ if __name__ == "__main__":
     command_line.start_program()
 
 from slowfast_patches.config.load import recipe_path
-from slowfast_patches.study import jobs
-from slowfast_patches.study.arms import cost_of, measured_times
-from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
+from slowfast_patches.study import submit
+from slowfast_patches.study.arms import step_seconds
+from slowfast_patches.study.compare import Comparison, make_arms
 from slowfast_patches.study.runs import Study, train
 
 
@@ -63,12 +62,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")
     ways = parser.add_mutually_exclusive_group()
     command_line.add_at_once(ways)
-    jobs.add_study_options(parser, ways)
+    submit.add_study_options(parser, ways)
     command_line.add_overrides(parser, "keys to set in every config")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "lengths", float)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
-    args.slurm = jobs.slurm_of(parser, args)
+    args.slurm = submit.slurm_of_study(parser, args)
     return args
 
 
@@ -85,24 +84,20 @@ def main(argv: list[str] | None = None) -> int:
     )
     study = Study(arms, list(dict.fromkeys(args.seeds)), args.output)
     if args.step_times:
-        timings = measured_times(args.step_times)
-        seconds = {arm.name: cost_of(arm, timings).seconds or 0.0 for arm in arms}
+        seconds = {arm.name: step_seconds(arm, args.step_times) for arm in arms}
         study = replace(study, step_seconds=seconds)
     step_times = ", ".join(map(str, args.step_times)) or None
     run_net = Path(__file__).with_name("run_net.py")
     if args.slurm:
         finished = (runs for runs in [study.runs()])
-        jobs.submit_study(study, run_net, args.slurm)
+        submit.submit_study(study, run_net, args.slurm)
     else:
         finished = train(study, run_net, args.at_once)
     with closing(finished) as progress:
         for runs in progress:
-            report = comparison_report(Comparison(study, runs, command, step_times))
+            report = Comparison(study, runs, command, step_times)
             if len(runs):
                 report.write(study.output)
-    if args.json:
-        print(json.dumps(report.results.to_json(), indent=2, ensure_ascii=False))
-        return 0
     print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
     print(report)
     return 0

@@ -24,16 +24,13 @@ switched off.
 """
 
 import argparse
-import json
 import logging
 import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from slowfast_patches.utils import command_line
 
@@ -48,12 +45,12 @@ from slowfast_patches.launch.device import check_gpus
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.study.pilot import (
     ShortBaselineError,
+    measured_seconds,
     pilot_arms,
     pilot_study,
-    step_seconds,
     train_pilot,
 )
-from slowfast_patches.study.pilot_report import Pilot, pilot_report, recipe_text
+from slowfast_patches.study.pilot_report import Pilot, recipe_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
@@ -105,11 +102,6 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bo
     return shlex.join(["multigrid-compare", *both, *args.overrides])
 
 
-def show(text: str, data: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print `data` as JSON if `as_json` is set, otherwise print `text`."""
-    print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
-
-
 @command_line.tool(interrupted="Interrupted. Repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
     """Run the pilot, print its report, and return the exit status."""
@@ -120,27 +112,24 @@ def main(argv: list[str] | None = None) -> int:
     cfg_file = recipe_path(args.cfg)
     arms = pilot_arms(cfg_file, args.overrides)
     check_gpus(arms[0].recipe, find_placement(arms[0].recipe, os.environ))
-    seconds = step_seconds(arms, args.step_times, args.output)
+    seconds = measured_seconds(arms, args.step_times, args.output)
     seeds = list(dict.fromkeys(args.seeds))
     try:
         study = pilot_study(arms, seconds, args.minutes, seeds, args.output)
     except ShortBaselineError as error:
         advised = next_command(args, cycles_of(arms[1].recipe), compare=True)
-        data = {"advice": "train both", "reason": str(error), "command": advised}
-        show(f"{error}\n\n    {advised}", data, as_json=args.json)
+        print(f"{error}\n\n    {advised}")
         return 0
     study = train_pilot(study, Path(__file__).with_name("run_net.py"))
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
     pilot = Pilot(study, study.runs(), command, seconds[0])
-    report = pilot_report(pilot)
-    report.write(args.output)
+    pilot.write(args.output)
     best = cycles_of(pilot.best.recipe)
     advised = next_command(args, best, compare=pilot.verdict != "use multigrid")
-    text = str(report)
+    print(pilot)
     if pilot.verdict != "do not use multigrid":
-        text += f"\n\n    {advised}"
-    text += f"\n\nReport: {args.output / 'pilot.md'}, pilot.json"
-    show(text, pilot.to_json(), as_json=args.json)
+        print(f"\n    {advised}")
+    print(f"\nReport: {args.output / 'pilot.md'}, pilot.json")
     return 0
 
 

@@ -25,14 +25,12 @@ SOLVER.REFERENCE_WORLD_SIZE 8.
 """
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import closing, nullcontext, redirect_stdout
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from slowfast_patches.utils import command_line
 
@@ -40,7 +38,7 @@ if __name__ == "__main__":
     command_line.start_program()
 
 from slowfast_patches import patching
-from slowfast_patches.study import jobs, reproduce
+from slowfast_patches.study import reproduce, submit
 from slowfast_patches.study.arms import check_study
 from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
 from slowfast_patches.study.runs import Study, train
@@ -67,7 +65,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "train on this machine; see --at-once"
     ways.add_argument("--local", action="store_true", help=text)
     command_line.add_at_once(group)
-    jobs.add_study_options(group, ways)
+    submit.add_study_options(group, ways)
 
     group = parser.add_argument_group("what to run on")
     add = partial(command_line.add_option, group)
@@ -90,18 +88,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_overrides(parser, "keys to set in every recipe")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
-    args.slurm = jobs.slurm_of(parser, args)
+    args.slurm = submit.slurm_of_study(parser, args)
     if not args.local and args.at_once != parser.get_default("at_once"):
         parser.error("--at-once has no effect without --local")
     return args
 
 
-def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
-    """Print the costs, train the missing runs if requested, and write and print the tables.
-
-    Returns:
-        The tables as JSON-compatible data. With --dry-run, the costs as JSON-compatible data.
-    """
+@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
+def main(argv: list[str] | None = None) -> int:
+    """Print the costs, train the missing runs if requested, and write and print the tables."""
+    args = parse_args(argv)
+    command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
     patching.apply()
     check_study(args.add, args.overrides)
     experiments = reproduce.experiments_of(PAPER if args.name == "all" else [args.name], args.add)
@@ -111,21 +108,17 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
     arms = paper_arms(rows, data, weights, args.overrides)
     study = Study(list(arms.values()), list(dict.fromkeys(args.seeds)), args.output)
     costs = reproduce.costs_of(arms, args.step_times, args.step_seconds)
-    plans = [reproduce.plan_json(e, arms, costs, study.seeds) for e in experiments.values()]
-    for plan in plans:
-        print(reproduce.format_costs(plan))
+    for experiment in experiments.values():
+        print(reproduce.format_costs(experiment, arms, costs, len(study.seeds)))
     print(_format_size(study, [cost.seconds for cost in costs.values()]), flush=True)
     if args.dry_run:
-        return plans
+        return 0
 
     def report() -> list[reproduce.PaperTable]:
         runs = study.runs()
-        tables = [
-            reproduce.PaperTable(study, runs, command, name, experiment)
-            for name, experiment in experiments.items()
-        ]
+        tables = [reproduce.PaperTable(study, runs, command, *pair) for pair in experiments.items()]
         for table in tables:
-            reproduce.paper_report(table).write(args.output)
+            table.write(args.output)
         return tables
 
     run_net = Path(__file__).resolve().with_name("run_net.py")
@@ -137,22 +130,10 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
                 report()
     tables = report()
     if args.slurm:
-        jobs.submit_study(study, run_net, args.slurm)
+        submit.submit_study(study, run_net, args.slurm)
     for table in tables:
-        print(f"\n{table.experiment.title}\n\n{reproduce.paper_report(table)}")
+        print(f"\n{table.title}\n\n{table}")
     print(f"\nReports: {args.output}")
-    return [table.to_json() for table in tables]
-
-
-@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
-def main(argv: list[str] | None = None) -> int:
-    """Reproduce the requested table or figure, and return the exit status."""
-    args = parse_args(argv)
-    command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
-    with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        tables = run(args, command)
-    if args.json:
-        print(json.dumps(tables, indent=2, ensure_ascii=False))
     return 0
 
 

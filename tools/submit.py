@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
-from slowfast_patches.study import jobs
+from slowfast_patches.study import submit
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -38,7 +38,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--nodes", "N", "number of machines (default: NUM_SHARDS of the recipe)", int)
     text = "number of GPUs per machine (default: NUM_GPUS of the recipe)"
     add("--gpus-per-node", "N", text, int)
-    jobs.add_slurm_options(parser, "--", cpus="--cpus-per-gpu")
+    submit.add_slurm_options(parser, "", ("hours", "cpus", "requeues", "warning_seconds"))
     text = "name of the job (default: %(default)s)"
     add("--job-name", "NAME", text, default=Slurm.name)
     text = "check the recipe and print the batch file without submitting it"
@@ -51,19 +51,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Check the recipe, print the batch file or queue the job, and return the exit status."""
     args = parse_args(argv)
-    slurm = Slurm(
-        args.partition,
-        hours=args.hours,
-        cpus=args.cpus_per_gpu,
-        requeues=args.requeues,
-        warning_seconds=args.warning_seconds,
-        name=args.job_name,
-        options=dict(args.option),
-    )
+    slurm = submit.slurm_of(args, args.partition, "", name=args.job_name)
     cfg = recipe_path(args.cfg).resolve()
-    pairs = jobs.job_keys(cfg, args.overrides, args.nodes, args.gpus_per_node)
+    pairs = submit.job_keys(cfg, args.overrides, args.nodes, args.gpus_per_node)
     recipe = load_with_classes(cfg, pairs)
-    plan, warnings = jobs.check(load_with_classes(cfg, args.overrides), recipe)
+    plan, warnings = submit.check(load_with_classes(cfg, args.overrides), recipe)
     # With --dry-run, print only the batch file to standard output, so that it can be redirected.
     print(plan, file=sys.stderr if args.dry_run else sys.stdout)
     for warning in warnings:
@@ -74,7 +66,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         print(batch_file([command], recipe, slurm, folder / FOLDER), end="")
         return 0
-    number = jobs.submit_recipe(recipe, command, slurm)
+    queued = submit.submit({".": (recipe, command)}, folder, slurm)
+    if not queued:
+        raise ValueError(f"{folder} already has a queued or running job. See squeue.")
+    number = queued["."]
     print(
         f"\nSubmitted job {number}\n"
         f"  status:            squeue --jobs {number}\n"

@@ -123,14 +123,16 @@ class StepTimes:
         return look_up
 
 
-def measured_timing(files: Sequence[StepTimes], recipe: Recipe) -> Timing:
+def measured_timing(files: Sequence[Path], recipe: Recipe) -> Timing:
     """Return the times of a recipe and of its baseline, each from the first file that applies.
 
     Raises:
         MisfitError: No file applies. The message gives the reason for each file.
+        ValueError: A file is not a file of step times.
     """
-    own, ours = _first_fit(files, recipe)
-    other, baseline = _first_fit(files, without_multigrid(recipe))
+    contents = list(map(read_step_times, files))
+    own, ours = _first_fit(contents, recipe)
+    other, baseline = _first_fit(contents, without_multigrid(recipe))
     sources = list(dict.fromkeys([own.source, other.source]))
     if (processes := recipe.world_size) > 1:
         sources.append(f"without communication between the {processes} processes")
@@ -162,7 +164,7 @@ def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) ->
     if seconds is not None:
         return estimated_timing(recipe, seconds, count_flops(recipe))
     try:
-        return measured_timing(list(map(read_step_times, files)), recipe) if files else UNTIMED
+        return measured_timing(files, recipe) if files else UNTIMED
     except MisfitError as error:
         raise ValueError(
             f"{error}. Measure the step times of this recipe (docs/performance.md), or estimate "

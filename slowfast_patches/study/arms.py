@@ -1,22 +1,20 @@
-"""Arms of a study: named recipes to train, and the cost of training them."""
+"""Arms of a study: named recipes to train."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from multigrid import Cost, Schedule, schedule_cost
-from multigrid.cost import FlopsPerClip
+from multigrid import Schedule, schedule_cost
 from slowfast_patches.config import Recipe, check_recipe
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
-from slowfast_patches.plan.step_times import UNTIMED, Timing, measured_timing, read_step_times
+from slowfast_patches.plan.step_times import measured_timing
 
 
 @dataclass(frozen=True)
@@ -134,42 +132,15 @@ def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
             raise ValueError(f"{key} is set for each run. Use {option} instead.")
 
 
-Timings = Callable[[Recipe, FlopsPerClip], Timing]
-"""Function that returns the step times of a recipe.
+def step_seconds(arm: Arm, files: Sequence[Path]) -> float:
+    """Return the time of all training steps of an arm, in seconds.
 
-Its arguments are the recipe and a function from (frames, crop) to the training FLOPs of one clip.
-"""
-
-
-def measured_times(paths: Sequence[Path]) -> Timings:
-    """Return a function that looks up step times in files of benchmarks/step_time.py.
-
-    If `paths` is empty, the function always returns `UNTIMED`.
-    """
-    files = [read_step_times(path) for path in paths]
-    return lambda recipe, _: measured_timing(files, recipe) if files else UNTIMED
-
-
-def cost_of(arm: Arm, timings: Timings) -> Cost:
-    """Return the cost of one run of an arm, excluding data loading and evaluation.
-
-    `Cost.seconds` is None if the step times are unknown.
+    Args:
+        arm: The arm.
+        files: Step-time files of benchmarks/step_time.py. The first file that fits is used.
 
     Raises:
-        MisfitError: None of the step-time files fits the recipe.
+        MisfitError: No file fits the recipe.
     """
-    flops = _flops_per_clip(arm.recipe)
-    return schedule_cost(arm.schedule, flops, timings(arm.recipe, flops).ours)
-
-
-_COUNTS: dict[str, FlopsPerClip] = {}
-
-
-def _flops_per_clip(recipe: Recipe) -> FlopsPerClip:
-    """Return `flops_per_clip` of a recipe. Results are cached for recipes with the same model."""
-    sections = (recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_, recipe.hf)
-    data = (recipe.data.num_frames, recipe.data.crop_size, recipe.data.input_channel_num)
-    kind = repr((*sections, *data))
-    if kind not in _COUNTS:
-        _COUNTS[kind] = flops_per_clip(recipe)
-    return _COUNTS[kind]
+    ours = measured_timing(files, arm.recipe).ours
+    return schedule_cost(arm.schedule, None, ours).seconds or 0.0

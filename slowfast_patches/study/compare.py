@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +22,16 @@ from slowfast_patches.study.curves import (
     levels_of,
     levels_table,
 )
-from slowfast_patches.study.report import Report, Results, Table, run_warnings, title_of
+from slowfast_patches.study.report import Report, Table, title_of
 from slowfast_patches.study.runs import mean
-from slowfast_patches.study.score import Score, score_of, scored_videos
+from slowfast_patches.study.score import CLEAR, Score, score_of
 from slowfast_patches.utils.pictures import MUTED, time_unit
 from slowfast_patches.utils.tables import format_list
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_ERRORS = "± in the verdict is the standard error due to the numbers of videos and seeds."
 _COLUMNS = ("iterations", "iteration_factor", "epochs", "clips", "flops", "seconds", "total")
 
 
@@ -93,8 +94,8 @@ def _shortened(long: Arm, short: Arm) -> Arm:
 
 
 @dataclass(frozen=True)
-class Comparison(Results):
-    """Finished runs of a study whose arms share one baseline.
+class Comparison(Report):
+    """Comparison of arms that share one baseline.
 
     Attributes:
         step_times: Names of the step-time files that `Study.step_seconds` is computed from. None
@@ -102,12 +103,18 @@ class Comparison(Results):
     """
 
     step_times: str | None = None
+    name = "report"
+    title = "Comparison"
+
+    @property
+    def picture(self) -> str:
+        return f"{LONG_TITLES[self.metrics[0]].capitalize()} against training time"
 
     @cached_property
     def scores(self) -> dict[str, Score]:
         """Maps the name of each arm with finished runs to its score."""
-        scores = {name: score_of(self.runs, name, self.metrics[0]) for name in self.runs["arm"]}
-        return {name: score for name, score in scores.items() if score}
+        names = self.runs["arm"].unique()
+        return {name: score_of(self.runs, name, self.metrics[0]) for name in names}
 
     @property
     def verdict(self) -> str:
@@ -121,7 +128,6 @@ class Comparison(Results):
             f"{arm.name} is {self._speed_ups(arm)} and {self._change(baseline, arm)}"
             for arm in self.study.arms
             if arm is not baseline and arm.length == baseline.length
-            if {arm.name, baseline.name} <= self.scores.keys()
             if mean(self.runs, arm.name, "speed_up")
         ]
         if not clauses:
@@ -130,170 +136,138 @@ class Comparison(Results):
         return f"Compared with {baseline.name}, {'; '.join([*clauses, *last])}."
 
     def _speed_ups(self, arm: Arm) -> str:
-        names = ("speed_up", "total_speed_up")
-        alone, total = (_speed(float(self.of_arm(arm)[name].mean())) for name in names)
+        means = self.runs[self.runs["arm"] == arm.name][["speed_up", "total_speed_up"]].mean()
+        alone, total = map(_speed, means)
         return alone if self.step_times else f"{alone} ({total} with evaluation and test)"
 
     def _change(self, baseline: Arm, arm: Arm) -> str:
         before, after = (self.scores[each.name] for each in (baseline, arm))
-        change, is_clear = after.minus(before)
+        change = after.minus(before)
         size = change._replace(mean=abs(change.mean)).format(0 if change.error >= 2 else 1)
+        clear = change.error > 0 and abs(change.mean) >= CLEAR * change.error
         return (
             f"{'loses' if change.mean < 0 else 'gains'} {size} points of "
             f"{metric_title(self.metrics[0])} ({after.format()} % against {before.format()} %"
-            f"{'' if is_clear else ', undecided'})"
+            f"{'' if clear else ', undecided'})"
         )
 
-    @property
+    @cached_property
     def levels(self) -> list[dict[str, Any]]:
         """Costs at which each recipe reaches several accuracies, as returned by `levels_of`.
 
         The list is empty without --lengths, or if no run of the first recipe has finished.
         """
-        first = self.study.arms[0].label
-        has_lengths = any(arm.length != 1 for arm in self.study.arms)
-        is_there = first in set(self.runs["label"])
-        return levels_of(self.runs, self.metrics[0]) if has_lengths and is_there else []
+        arms = self.study.arms
+        if all(arm.length == 1 for arm in arms) or arms[0].label not in set(self.runs["label"]):
+            return []
+        return levels_of(self.runs, self.metrics[0])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as JSON-compatible data."""
         return {
             **super().to_json(),
             "seconds": f"step times of {self.step_times}" if self.step_times else "wall-clock",
             "verdict": self.verdict or None,
-            "warnings": _warnings(self),
+            "warnings": self.warnings(),
             "levels": self.levels,
         }
 
+    def tables(self) -> list[str | Table]:
+        columns = [*_COLUMNS, *["clock"] * bool(self.step_times), "speed_up", *self.metrics]
+        if not self.levels:
+            return [self.table(columns)]
+        return [
+            levels_table(self.levels, self.metrics[0]),
+            *format_break_even(curves_of(self.runs, "seconds", self.metrics[0])),
+            explain_curves(self.step_times),
+            self.table(columns),
+        ]
 
-def comparison_report(comparison: Comparison) -> Report:
-    """Return the report of a comparison."""
-    columns = [*_COLUMNS, "speed_up"]
-    speed_up = (
-        "The speed-up is the wall-clock training time of the baseline divided by the wall-clock "
-        "training time of the config with the same seed, averaged over seeds."
-    )
-    if comparison.step_times:
-        columns.insert(-1, "clock")
+    def notes(self) -> list[str]:
         speed_up = (
-            "The speed-up is the step time of the baseline divided by the step time of the config. "
-            f"The step time is iterations × the step times of {comparison.step_times}. It excludes "
-            "data loading and evaluation."
+            "The speed-up is the wall-clock training time of the baseline divided by the "
+            "wall-clock training time of the config with the same seed, averaged over seeds."
         )
-    notes = (
-        f"Speed-up and iteration factor are relative to {comparison.study.arms[0].baseline}. "
-        f"{speed_up} The wall-clock training time includes data loading. The wall-clock time with "
-        "evaluation also includes all evaluations and the test. ± is the sample standard deviation "
-        "over seeds. FLOPs are the training FLOPs of forward and backward passes."
-    )
-    result = [f"Warning: {text}" for text in _warnings(comparison)]
-    if comparison.verdict:
-        result.append(_explain_errors(comparison))
-        result.append(f"Verdict: {comparison.verdict}")
-    return Report(
-        name="report",
-        title="Comparison",
-        results=comparison,
-        tables=[*_curves(comparison), comparison.table(columns)],
-        result=result,
-        notes=[notes],
-        picture=f"{LONG_TITLES[comparison.metrics[0]].capitalize()} against training time",
-        draw=partial(_draw, comparison),
-    )
+        if self.step_times:
+            speed_up = (
+                "The speed-up is the step time of the baseline divided by the step time of the "
+                f"config. The step time is iterations × the step times of {self.step_times}. It "
+                "excludes data loading and evaluation."
+            )
+        return [
+            f"Speed-up and iteration factor are relative to {self.study.arms[0].baseline}. "
+            f"{speed_up} The wall-clock training time includes data loading. The wall-clock time "
+            "with evaluation also includes all evaluations and the test. ± is the sample standard "
+            "deviation over seeds. FLOPs are the training FLOPs of forward and backward passes."
+        ]
+
+    def warnings(self) -> list[str]:
+        """Return warnings about speed-ups and accuracies that may be misleading."""
+        arms = self.study.arms
+        texts = [f"{arm.name}: {text}." for arm in arms for text in short_ends(arm.schedule)]
+        low = [
+            name
+            for name, score in self.scores.items()
+            if score.mean - CLEAR * score.error <= (self.chance or 0.0)
+        ]
+        if low and self.chance:
+            texts.append(
+                f"The accuracy of {format_list(low)} is not clearly above chance. A speed-up at "
+                "this accuracy means nothing."
+            )
+        texts += super().warnings()
+        slow = self.runs.loc[self.runs["evaluating"] > self.runs["seconds"], "arm"].unique()
+        if len(slow):
+            texts.append(
+                f"Evaluation and test took longer than training in {', '.join(slow)}. The speed-up "
+                "of training does not include this time. To shorten evaluation and test, list "
+                "fewer videos in val.csv, or set BN.NUM_BATCHES_PRECISE or "
+                "TEST.NUM_ENSEMBLE_VIEWS to a smaller number."
+            )
+        return texts
+
+    def result(self) -> list[str]:
+        texts = [f"Warning: {text}" for text in self.warnings()]
+        return [*texts, _ERRORS, f"Verdict: {self.verdict}"] if self.verdict else texts
+
+    def draw(self, path: Path) -> None:
+        """Draw the primary metric against the training time, and save the figure.
+
+        With --lengths, additional panels show the metric against iterations and FLOPs. Without
+        --lengths, a thin line shows the validations of each run, as in Figure 1 of the paper.
+        """
+        unit, size = time_unit(self.runs["clock"].max() if len(self.runs) else 0.0)
+        runs = self.runs.assign(clock=self.runs["clock"] / size)
+        metric = self.metrics[0]
+        how = "by step times" if self.step_times else "loading included"
+        titles = {"seconds": f"training time, {how} ({unit})"}
+        explained = "marks: final results, mean ± standard deviation over n seeds; "
+        if has_lengths := bool(self.levels):
+            titles |= {"iterations": "iterations", "flops": "training FLOPs"}
+            explained += "numbers: × the recipe's length"
+        else:
+            explained += "thin lines: validations"
+
+        def add(axes: Axes, colours: Mapping[str, str]) -> None:
+            if self.chance is not None:
+                label = f"chance, {self.chance:.1f} %"
+                axes.axhline(self.chance, color=MUTED, ls="--", lw=1, label=label)
+            for run in [] if has_lengths else runs.itertuples():
+                points = pd.DataFrame(run.result["evaluations"])
+                seconds = points["seconds"] * run.clock / run.seconds
+                axes.plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
+                axes.set_xlim(left=0)
+
+        draw_panels(
+            path,
+            {title: curves_of(runs, axis, metric) for axis, title in titles.items()},
+            runs.groupby("label")["seed"].nunique().to_dict(),
+            (LONG_TITLES[metric].capitalize(), f"{LONG_TITLES[metric]} (%)", explained),
+            add,
+            logarithmic=has_lengths,
+        )
 
 
 def _speed(factor: float) -> str:
     if f"{factor:.2f}" == "1.00":
         return "as fast"
     return f"{factor:.2f}× faster" if factor > 1 else f"{1 / factor:.2f}× slower"
-
-
-def _explain_errors(comparison: Comparison) -> str:
-    """Return a sentence that explains the ± in the verdict."""
-    seeds = int(comparison.runs.groupby("arm").size().min())
-    parts = [f"{seeds} seed{'s' if seeds > 1 else ''}"]
-    videos = scored_videos(comparison.runs["result"])
-    metric = comparison.metrics[0]
-    if metric == "top1" and videos:
-        parts.insert(0, f"{videos} videos")
-    elif seeds == 1:
-        return f"The standard error of {metric_title(metric)} is unknown for a single seed."
-    return f"± in the verdict is the standard error, estimated from {format_list(parts)}."
-
-
-def _curves(comparison: Comparison) -> list[str | Table]:
-    """Return the table of accuracies, the break-even times and an explanation of both.
-
-    The list is empty if `comparison.levels` is empty.
-    """
-    levels = comparison.levels
-    metric = comparison.metrics[0]
-    if not levels:
-        return []
-    return [
-        levels_table(levels, metric),
-        *format_break_even(curves_of(comparison.runs, "seconds", metric)),
-        explain_curves(comparison.step_times),
-    ]
-
-
-def _warnings(comparison: Comparison) -> list[str]:
-    """Return warnings about speed-ups and accuracies that may be misleading."""
-    runs = comparison.runs
-    texts = [
-        f"{arm.name}: {text}." for arm in comparison.study.arms for text in short_ends(arm.schedule)
-    ]
-    chance = 0.0 if comparison.chance is None else comparison.chance
-    scores = comparison.scores if chance else {}
-    if names := [name for name, score in scores.items() if not score.is_clearly_above(chance)]:
-        texts.append(
-            f"The accuracy of {format_list(names)} is not clearly above chance. A speed-up at this "
-            "accuracy means nothing."
-        )
-    texts += run_warnings(runs)
-    slow = runs.loc[runs["evaluating"] > runs["seconds"], "arm"].unique()
-    if len(slow):
-        texts.append(
-            f"Evaluation and test took longer than training in {', '.join(slow)}. The speed-up of "
-            "training does not include this time. To shorten evaluation and test, list fewer "
-            "videos in val.csv, or set BN.NUM_BATCHES_PRECISE or TEST.NUM_ENSEMBLE_VIEWS to a "
-            "smaller number."
-        )
-    return texts
-
-
-def _draw(comparison: Comparison, path: Path) -> None:
-    """Draw the primary metric against the training time, and save the figure.
-
-    With --lengths, additional panels show the metric against iterations and FLOPs. Without
-    --lengths, a thin line shows the validations of each run, as in Figure 1 of the paper.
-    """
-    unit, size = time_unit(comparison.runs["clock"].max() if len(comparison.runs) else 0.0)
-    runs = comparison.runs.assign(clock=comparison.runs["clock"] / size)
-    metric = comparison.metrics[0]
-    how = "by step times" if comparison.step_times else "loading included"
-    titles = {"seconds": f"training time, {how} ({unit})"}
-    explained = "marks: final results, mean ± standard deviation over n seeds; "
-    if has_lengths := bool(comparison.levels):
-        titles |= {"iterations": "iterations", "flops": "training FLOPs"}
-        explained += "numbers: × the recipe's length"
-    else:
-        explained += "thin lines: validations"
-
-    def add(axes: Axes, colours: Mapping[str, str]) -> None:
-        if (chance := comparison.chance) is not None:
-            axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
-        for run in [] if has_lengths else runs.itertuples():
-            points = pd.DataFrame(run.result["evaluations"])
-            seconds = points["seconds"] * run.clock / run.seconds
-            axes.plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
-            axes.set_xlim(left=0)
-
-    draw_panels(
-        path,
-        {title: curves_of(runs, axis, metric) for axis, title in titles.items()},
-        runs.groupby("label")["seed"].nunique().to_dict(),
-        (LONG_TITLES[metric].capitalize(), f"{LONG_TITLES[metric]} (%)", explained),
-        add,
-        logarithmic=has_lengths,
-    )

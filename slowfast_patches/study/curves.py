@@ -49,10 +49,8 @@ def make_curve(lengths: Any, costs: Any, accuracies: Any, stds: Any) -> pd.DataF
     """
     columns = {"length": lengths, "cost": costs, "accuracy": accuracies, "std": stds}
     curve = pd.DataFrame(columns, dtype=float).sort_values("cost", ignore_index=True)
-    curve["best"] = curve["accuracy"].cummax()
-    leads = curve["accuracy"] == curve["best"]
-    best = pd.Series(curve.index).where(leads).ffill().astype(int)  # row of the best length so far
-    curve["best_std"] = curve["std"].to_numpy()[best]
+    best = [curve["accuracy"][: row + 1].idxmax() for row in curve.index]
+    curve[["best", "best_std"]] = curve.loc[best, ["accuracy", "std"]].to_numpy()
     return curve
 
 
@@ -135,34 +133,35 @@ def level(curves: Curves, accuracy: float) -> dict[str, Any]:
     """
     reaches = {label: reach(curve, accuracy) for label, curve in curves.items()}
     first = next(iter(reaches.values()))
-    costs = dict[str, Any](reaches)
-    for label, ours in reaches.items():
-        if ours is not None:
-            ratio = None
-            if first is not None and not (first[1] and ours[1]):
-                bound = "≥" if ours[1] else "≤" if first[1] else "="
-                ratio = {"value": first[0] / ours[0], "bound": bound}
-            costs[label] = {"cost": ours[0], "at_most": ours[1], "baseline_ratio": ratio}
-    return costs
+    return {
+        label: ours
+        and {"cost": ours[0], "at_most": ours[1], "baseline_ratio": first and _ratio(first, ours)}
+        for label, ours in reaches.items()
+    }
+
+
+def _ratio(first: tuple[float, bool], ours: tuple[float, bool]) -> dict[str, Any] | None:
+    if first[1] and ours[1]:
+        return None
+    return {"value": first[0] / ours[0], "bound": "≥" if ours[1] else "≤" if first[1] else "="}
 
 
 def levels_table(levels: Sequence[Mapping[str, Any]], metric: str) -> Table:
     """Format the result of `levels_of` as a table with one row per accuracy."""
     baseline, *others = levels[0]["seconds"]
     headers = [baseline, f"{metric_title(metric)}, %", "time"]
-    for label in others:
-        headers += [f"{label},\ntime", "speed-up"]
+    headers += [text for label in others for text in (f"{label},\ntime", "speed-up")]
     rows = list[list[str]]()
     for row in levels:
         cells = [row["what"], f"{row['accuracy']:.1f}"]
-        for label, cost in row["seconds"].items():
-            cells.append("not reached")
-            if cost is not None:
-                cells[-1] = f"{'≤ ' * cost['at_most']}{format_duration(cost['cost'])}"
-            if label != baseline:
-                ratio = cost and cost["baseline_ratio"]
-                text = ratio and f"{ratio['bound']} {ratio['value']:.2f}×".removeprefix("= ")
-                cells.append(text or "–")
+        for cost in row["seconds"].values():
+            time, speed_up = "not reached", "–"
+            if cost:
+                time = f"{'≤ ' * cost['at_most']}{format_duration(cost['cost'])}"
+            if cost and (ratio := cost["baseline_ratio"]):
+                speed_up = f"{ratio['bound']} {ratio['value']:.2f}×".removeprefix("= ")
+            cells += [time, speed_up]
+        del cells[3]  # speed-up of the baseline
         rows.append(cells)
     return Table(headers, rows)
 

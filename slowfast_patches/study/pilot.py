@@ -28,7 +28,7 @@ from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_times import shapes_to_measure, write_step_times
-from slowfast_patches.study.arms import Arm, check_study, cost_of, make_arm, measured_times, scaled
+from slowfast_patches.study.arms import Arm, check_study, make_arm, scaled, step_seconds
 from slowfast_patches.study.runs import Study, share_of_evaluations, train
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
@@ -91,11 +91,10 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
             "a launcher such as torchrun, with NUM_SHARDS 1 and SOLVER.REFERENCE_BATCH_SIZE "
             f"{recipe.base_shape.batch} (to scale the learning rates)."
         )
-    if recipe.task == "detection":
+    if recipe.multi_label:
         raise ValueError(
-            "The pilot only supports classification, but the recipe detects boxes "
-            "(DETECTION.ENABLE True). Compare full trainings of the baseline and of a multigrid "
-            "recipe with multigrid-compare instead."
+            "The pilot only supports one label per video. Compare full trainings of the baseline "
+            "and of a multigrid recipe with multigrid-compare instead."
         )
     for overlap in find_overlaps({split: read_list(recipe, split) for split in ("train", "val")}):
         logger.warning("%s", overlap)
@@ -111,7 +110,14 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
     def make(name: str, cycles: dict[str, object]) -> Arm:
         folder = name.replace(", ", "_").replace(" ", "_")
         arm = make_arm(name, folder, cfg_file, (*overrides, *as_overrides(keys | cycles)))
-        _check(arm)
+        check_world_size(arm.recipe, arm.schedule)
+        smallest = min(shape.crop for shape in arm.schedule.shapes)
+        if arm.recipe.uses_multigrid and smallest < _SMALLEST_CROP:
+            raise ValueError(
+                f"a crop of {smallest} pixels is smaller than {_SMALLEST_CROP}. Set a larger "
+                "DATA.TRAIN_CROP_SIZE."
+            )
+        check_shapes(arm.recipe, arm.schedule.shapes)
         return replace(arm, baseline="baseline")
 
     arms = [make("baseline", {"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False})]
@@ -126,24 +132,7 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
     return arms
 
 
-def _check(arm: Arm) -> None:
-    """Check that an arm can be trained.
-
-    Raises:
-        ValueError: A shape of the schedule does not fit the model, its BN groups or the number of
-            processes, or has a crop that is too small.
-    """
-    check_world_size(arm.recipe, arm.schedule)
-    smallest = min(arm.schedule.shapes, key=lambda shape: shape.crop)
-    if arm.recipe.uses_multigrid and smallest.crop < _SMALLEST_CROP:
-        raise ValueError(
-            f"the smallest shape of the cycle is {smallest}. The crop size must be at least "
-            f"{_SMALLEST_CROP}. Set a larger DATA.TRAIN_CROP_SIZE."
-        )
-    check_shapes(arm.recipe, arm.schedule.shapes)
-
-
-def step_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> list[float]:
+def measured_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> list[float]:
     """Return the time of all training steps of each arm, in seconds.
 
     Args:
@@ -157,13 +146,8 @@ def step_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> li
         ValueError: No file in `files` fits an arm, or a shape does not fit into memory.
     """
     measured = output / "step_times.json"
-
-    def read() -> list[float]:
-        timings = measured_times(files or [measured])
-        return [cost_of(arm, timings).seconds or 0.0 for arm in arms]
-
     try:
-        return read()
+        return [step_seconds(arm, files or [measured]) for arm in arms]
     except ValueError:
         if files:
             raise
@@ -176,7 +160,7 @@ def step_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> li
     write_step_times(measured, recipe, device, time_steps(stepper, list(kinds)))
     del stepper
     torch.cuda.empty_cache()  # The runs are other processes and need the memory.
-    return read()
+    return [step_seconds(arm, [measured]) for arm in arms]
 
 
 def pilot_study(
@@ -229,9 +213,10 @@ def pilot_study(
         *(format_duration(share), "; ".join(arm.name for arm in arms[:number])),
         *(format_duration(seconds), format_duration(whole)),
     )
-    tried = [
-        _shortened(arm, share / s) for arm, s in zip(arms, seconds_of_steps[:number], strict=False)
-    ]
+    tried = list[Arm]()
+    for arm, whole_arm in zip(arms[:number], seconds_of_steps, strict=False):
+        length = float(f"{share / whole_arm:.4g}")
+        tried.append(scaled(arm, length, arm.name, f"{arm.folder}_x{length:g}"))
     return Study(tried, seeds, output, {arm.name: share for arm in tried})
 
 
@@ -240,11 +225,6 @@ def _least(arm: Arm) -> float:
     if not arm.recipe.uses_multigrid:
         return _ITERATIONS / arm.iterations
     return _FINAL / final_iterations(arm.schedule)
-
-
-def _shortened(arm: Arm, length: float) -> Arm:
-    length = float(f"{length:.4g}")
-    return scaled(arm, length, arm.name, f"{arm.folder}_x{length:g}")
 
 
 def train_pilot(study: Study, run_net: Path) -> Study:

@@ -15,13 +15,12 @@ from typing import Any
 
 import yaml
 
-from multigrid import GENTLE, PAPER, Cycles
+from multigrid import Cycles
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.config.schedule import cycle_keys
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.report import Report, Results, run_warnings
-from slowfast_patches.study.runs import mean
+from slowfast_patches.study.report import Report, Table
 from slowfast_patches.study.score import Score, score_of, scored_videos
 from slowfast_patches.utils.tables import format_duration
 
@@ -45,14 +44,15 @@ _COLUMNS = ("length", "iterations", "clips", "clock", "seconds", "total", "loadi
 
 
 @dataclass(frozen=True)
-class Pilot(Results):
-    """Finished runs of a pilot, whose arms were trained for equal times.
+class Pilot(Report):
+    """Report of a pilot, whose arms were trained for equal times.
 
     Attributes:
         baseline_seconds: Time of all training steps of the full-length baseline, in seconds.
     """
 
     baseline_seconds: float
+    name = "pilot"
 
     @property
     def videos(self) -> int:
@@ -63,8 +63,7 @@ class Pilot(Results):
     def scores(self) -> dict[str, Score]:
         """Maps the name of each arm to its score."""
         names = self.runs["arm"].unique()
-        scores = {str(arm): score_of(self.runs, arm, self.metrics[0], _SEEDS) for arm in names}
-        return {name: score for name, score in scores.items() if score}
+        return {arm: score_of(self.runs, arm, self.metrics[0], _SEEDS) for arm in names}
 
     @property
     def best(self) -> Arm:
@@ -78,8 +77,7 @@ class Pilot(Results):
         A Bonferroni correction for the number of cycles is applied, because with several cycles,
         the best may be ahead by chance.
         """
-        before, after = (self.scores[name] for name in ("baseline", self.best.name))
-        ahead = after.probability_above(before)
+        ahead = self.scores[self.best.name].probability_above(self.scores["baseline"])
         if ahead > 0.5:
             ahead = max(0.5, 1 - (len(self.study.arms) - 1) * (1 - ahead))
         return min(max(ahead, 1 - _SUREST), _SUREST)
@@ -106,8 +104,7 @@ class Pilot(Results):
     @property
     def waiting(self) -> float:
         """Share of the best cycle's training time that was spent waiting for data."""
-        found = mean(self.runs, self.best.name, "loading")
-        return found.mean if found else 0.0
+        return float(self.runs.loc[self.runs["arm"] == self.best.name, "loading"].mean())
 
     @property
     def speed_up(self) -> float:
@@ -122,104 +119,85 @@ class Pilot(Results):
         """Wall-clock time of the pilot per seed, in seconds."""
         return float(self.runs["total"].sum()) / len(self.study.seeds)
 
+    def cell(self, arm: Arm, name: str) -> str:
+        is_score = name == self.metrics[0]
+        return self.scores[arm.name].format() if is_score else super().cell(arm, name)
+
     def to_json(self) -> dict[str, Any]:
-        """Return the pilot as JSON-compatible data."""
-        errors = {name: score.error for name, score in self.scores.items()}
         names = ("videos", "speed_up", "baseline_seconds", "seconds", "ahead")
         return {
             **super().to_json(),
             **{name: getattr(self, name) for name in names},
             "advice": self.verdict,
             "best": self.best.name,
-            "standard_errors": errors,
+            "standard_errors": {name: score.error for name, score in self.scores.items()},
         }
 
-
-def pilot_report(pilot: Pilot) -> Report:
-    """Return the report of a pilot."""
-    name = pilot.best.name
-    result = run_warnings(pilot.runs)
-    if pilot.waiting >= _WAITING:
-        result.append(
-            f'Warning: "{name}" spent {100 * pilot.waiting:.0f} % of its training time waiting for '
-            "data, so the arms did not train for equal times. Prepare the videos with "
-            "multigrid-prepare, and repeat the pilot."
+    def tables(self) -> list[str | Table]:
+        explained = (
+            f"{metric_title(self.metrics[0])} was measured on {self.videos} validation videos at "
+            "the baseline's shape. ± is the standard error due to the numbers of videos and seeds. "
+            f"The pilot took {format_duration(self.seconds)} per seed. A full training of the "
+            f"baseline would take {format_duration(self.baseline_seconds)}, excluding data loading "
+            "and evaluation."
         )
-    explained = (
-        f"{metric_title(pilot.metrics[0])} was measured on {pilot.videos} validation videos at the "
-        "baseline's shape. ± is the standard error due to the numbers of videos and seeds. The "
-        f"pilot took {format_duration(pilot.seconds)} per seed. A full training of the baseline "
-        f"would take {format_duration(pilot.baseline_seconds)}, excluding data loading and "
-        "evaluation."
-    )
-    return Report(
-        name="pilot",
-        title="Pilot",
-        results=pilot,
-        tables=[pilot.table(_COLUMNS, pilot.scores), explained],
-        result=[*result, _advice(pilot)],
-    )
+        return [self.table([*_COLUMNS, self.metrics[0]]), explained]
 
+    def result(self) -> list[str]:
+        texts = self.warnings()
+        if self.waiting >= _WAITING:
+            texts.append(
+                f'Warning: "{self.best.name}" spent {100 * self.waiting:.0f} % of its training '
+                "time waiting for data, so the arms did not train for equal times. Prepare the "
+                "videos with multigrid-prepare, and repeat the pilot."
+            )
+        return [*texts, self._advice()]
 
-def _advice(pilot: Pilot) -> str:
-    """Return text with the verdict, the probability behind it, and the next step."""
-    ahead = (
-        f'After equal time, the best cycle ("{pilot.best.name}") is more accurate than the '
-        f"baseline with a probability of {100 * pilot.ahead:.0f} %, estimated from {pilot.videos} "
-        f"videos and {_count(len(pilot.study.seeds))}."
-    )
-    if pilot.verdict == "use multigrid":
-        factor = pilot.best.recipe.multigrid.epoch_factor
+    def _advice(self) -> str:
+        """Return text with the verdict, the probability behind it, and the next step."""
+        seeds = len(self.study.seeds)
+        ahead = (
+            f'After equal time, the best cycle ("{self.best.name}") is more accurate than the '
+            f"baseline with a probability of {100 * self.ahead:.0f} %, estimated from "
+            f"{self.videos} videos and {seeds} seed{'s' * (seeds > 1)}."
+        )
+        if self.verdict == "use multigrid":
+            factor = self.best.recipe.multigrid.epoch_factor
+            return (
+                f"Advice: use multigrid. {ahead} A full training with this cycle takes "
+                f"1/{self.speed_up:.2f} of the baseline's time and sees {factor:g} × as many "
+                "clips. To compare the accuracy of full trainings, run multigrid-compare."
+            )
+        if self.verdict == "do not use multigrid":
+            return f"Advice: do not use multigrid here. {ahead}"
+        if self.final_iterations < MIN_FINAL_ITERATIONS:
+            ahead += (
+                f" The cycle ended with only {self.final_iterations} iterations at the baseline's "
+                f"shape. About {MIN_FINAL_ITERATIONS} are needed to recover the accuracy after "
+                "training on small shapes."
+            )
+        return f"Undecided. {ahead} {self._more_evidence()}"
+
+    def _more_evidence(self) -> str:
+        """Suggest how to get a clearer result from an undecided pilot."""
+        if 2 * self.seconds >= self.baseline_seconds:
+            return "For a clear result, compare full trainings: train both with multigrid-compare."
+        score = self.scores[self.best.name]
+        seeds = " ".join(map(str, range(max(self.study.seeds) + 2)))
         return (
-            f"Advice: use multigrid. {ahead} A full training with this cycle takes "
-            f"1/{pilot.speed_up:.2f} of the baseline's time and sees {factor:g} × as many clips. "
-            "To compare the accuracy of full trainings, run multigrid-compare."
+            f"For a clearer result, double the time (--minutes {math.ceil(self.seconds / 30)}), "
+            f"add a seed (--seeds {seeds}), use more validation videos, or compare full trainings "
+            "with multigrid-compare. The standard error of the best score is "
+            f"±{score.error:.1f}: ±{score.of_seeds:.1f} from the number of seeds and "
+            f"±{score.of_videos:.1f} from the number of videos."
         )
-    if pilot.verdict == "do not use multigrid":
-        return f"Advice: do not use multigrid here. {ahead}"
-    if pilot.final_iterations < MIN_FINAL_ITERATIONS:
-        ahead += (
-            f" The cycle ended with only {pilot.final_iterations} iterations at the baseline's "
-            f"shape. About {MIN_FINAL_ITERATIONS} are needed to recover the accuracy after "
-            "training on small shapes."
-        )
-    return f"Undecided. {ahead} {_more_evidence(pilot)}"
-
-
-def _more_evidence(pilot: Pilot) -> str:
-    """Suggest how to get a clearer result from an undecided pilot."""
-    if 2 * pilot.seconds >= pilot.baseline_seconds:
-        return "For a clear result, compare full trainings: train both with multigrid-compare."
-    score = pilot.scores[pilot.best.name]
-    seeds = " ".join(map(str, range(max(pilot.study.seeds) + 2)))
-    return (
-        f"For a clearer result, double the time (--minutes {math.ceil(pilot.seconds / 30)}), add a "
-        f"seed (--seeds {seeds}), use more validation videos, or compare full trainings with "
-        f"multigrid-compare. The standard error of the best score is ±{score.error:.1f}: "
-        f"±{score.of_seeds:.1f} from {_count(len(pilot.study.seeds))} and "
-        f"±{score.of_videos:.1f} from {pilot.videos} videos."
-    )
-
-
-def _count(seeds: int) -> str:
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def recipe_text(cycles: Cycles, base: str) -> str:
     """Return YAML text for a recipe that inherits from `base` and replaces its cycles.
 
-    Args:
-        cycles: `PAPER`, `GENTLE`, or a variation of one of them.
-        base: Path of the recipe to inherit from.
+    The recipe is evaluated every TRAIN.EVAL_PERIOD epochs, as the baseline is.
     """
-    named = PAPER if cycles.batch_exponent == PAPER.batch_exponent else GENTLE
-    usual = cycle_keys(named)
-    changed = {
-        key.removeprefix("MULTIGRID."): value
-        for key, value in cycle_keys(cycles).items()
-        if value != usual.get(key)
-    }
-    content: dict[str, object] = {"_BASE_": [base, f"configs/Cycles/{named.name}.yaml"]}
-    if changed:
-        content["MULTIGRID"] = changed
+    keys = {key.removeprefix("MULTIGRID."): value for key, value in cycle_keys(cycles).items()}
+    content = {"_BASE_": base, "MULTIGRID": keys | {"EVAL_FREQ": 0}}
     return str(yaml.safe_dump(content, default_flow_style=None, sort_keys=False, width=1000))

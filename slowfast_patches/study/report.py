@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -15,7 +15,7 @@ from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study, mean
-from slowfast_patches.study.score import Score, chance_of
+from slowfast_patches.study.score import chance_of
 from slowfast_patches.utils.tables import (
     format_count,
     format_duration,
@@ -41,22 +41,19 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 """Maps each column of `Study.runs` that tables show to its header and number format."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """Table of text cells.
-
-    Attributes:
-        headers: Header of each column. Line breaks only appear on a terminal, not in Markdown.
-        rows: Cells of each row.
-    """
+class Table(NamedTuple):
+    """Table of text cells. Line breaks in headers only appear on a terminal, not in Markdown."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Results:
-    """Study and its finished runs.
+class Report:
+    """Report of a study as text, Markdown and JSON. Each subclass is the report of a program.
+
+    The Markdown file starts with the result. On a terminal, the result comes last, so that it stays
+    visible.
 
     Attributes:
         study: Arms and seeds.
@@ -67,6 +64,37 @@ class Results:
     study: Study
     runs: pd.DataFrame
     command: str
+
+    @property
+    def name(self) -> str:
+        """File name of the report, without a suffix."""
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """Heading of the Markdown file."""
+        return self.name.capitalize()
+
+    @property
+    def picture(self) -> str:
+        """Title of the picture that `draw` saves, or "" for a report without a picture."""
+        return ""
+
+    def tables(self) -> list[str | Table]:
+        """Return tables, and paragraphs that explain them."""
+        raise NotImplementedError
+
+    def result(self) -> list[str]:
+        """Return warnings and the verdict."""
+        return self.warnings()
+
+    def notes(self) -> list[str]:
+        """Return explanations that only the Markdown file has."""
+        return []
+
+    def draw(self, path: Path) -> None:
+        """Save the picture."""
+        raise NotImplementedError
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -81,10 +109,6 @@ class Results:
         """
         return chance_of(self.study.arms[0].recipe)
 
-    def of_arm(self, arm: Arm) -> pd.DataFrame:
-        """Return the rows of `runs` of an arm."""
-        return self.runs[self.runs["arm"] == arm.name]
-
     def cell(self, arm: Arm, name: str) -> str:
         """Return the mean of a column over seeds as text, or `MISSING` if no run has finished."""
         found = mean(self.runs, arm.name, name)
@@ -96,42 +120,33 @@ class Results:
             return "1×" if arm.name == arm.baseline else f"{found.format(2)}×"
         return found.format()
 
-    def table(self, columns: Sequence[str], scores: Mapping[str, Score] | None = None) -> Table:
-        """Return a table with one row per arm.
-
-        If the chance level is known, the last row shows the chance level.
+    def table(self, columns: Sequence[str]) -> Table:
+        """Return a table with one row per arm, and a row with the chance level if it is known.
 
         Args:
-            columns: Names of the columns, excluding metrics.
-            scores: Maps the name of each arm to the value to show for the primary metric. By
-                default, all metrics are averaged over seeds and shown.
+            columns: Names of the columns, including the primary metric.
         """
-        titles = {name: header for name, (header, _) in COLUMNS.items()} | {"speed_up": "speed-up"}
-        metrics = self.metrics if scores is None else self.metrics[:1]
-        headers = ["config", "seeds", *(titles[name] for name in columns)]
+        headers = ["config", "seeds", *map(_header, columns)]
         rows = list[list[str]]()
         for arm in self.study.arms:
-            finished = len(self.of_arm(arm))
+            finished = (self.runs["arm"] == arm.name).sum()
             absent = len(self.study.seeds) - finished
-            cells = [arm.name, f"{finished} ({absent} {MISSING})" if absent else f"{finished}"]
-            cells += [self.cell(arm, name) for name in columns]
-            accuracies = [self.cell(arm, name) for name in metrics]
-            rows.append(cells + (accuracies if scores is None else [scores[arm.name].format()]))
+            seeds = f"{finished} ({absent} {MISSING})" if absent else f"{finished}"
+            rows.append([arm.name, seeds, *(self.cell(arm, name) for name in columns)])
         if self.chance is not None:
-            blank = [""] * (len(headers) - 1)
-            rows.append(["chance", *blank, f"{self.chance:.1f}", *[""] * (len(metrics) - 1)])
-        return Table([*headers, *(f"{metric_title(name)}, %" for name in metrics)], rows)
+            shown = {self.metrics[0]: f"{self.chance:.1f}"}
+            rows.append(["chance", "", *(shown.get(name, "") for name in columns)])
+        return Table(headers, rows)
 
-    def arm_json(self, arm: Arm, metrics: Iterable[str]) -> dict[str, Any]:
+    def arm_json(self, arm: Arm) -> dict[str, Any]:
         """Return an arm and its finished runs as JSON-compatible data.
 
         The configs of the runs are omitted, because they only differ from the arm's config in the
         seed. Each mean over seeds is a dictionary of `mean` and `std`, or None if no run has
         finished.
         """
-        names = (*COLUMNS, "speed_up", *metrics)
-        means = {name: mean(self.runs, arm.name, name) for name in names}
-        runs = self.of_arm(arm)
+        means = {n: mean(self.runs, arm.name, n) for n in (*COLUMNS, "speed_up", *self.metrics)}
+        runs = self.runs[self.runs["arm"] == arm.name]
         ratios = runs["speed_up"].astype(object).where(runs["speed_up"].notna(), None)
         return {
             "name": arm.name,
@@ -154,81 +169,60 @@ class Results:
             "metric": self.metrics[0],
             "seeds": self.study.seeds,
             "chance": self.chance,
-            "configs": [self.arm_json(arm, self.metrics) for arm in self.study.arms],
+            "configs": list(map(self.arm_json, self.study.arms)),
         }
 
-
-@dataclass(frozen=True)
-class Report:
-    """Report of a study as text, Markdown and JSON.
-
-    The Markdown file starts with the result. On a terminal, the result comes last, so that it stays
-    visible.
-
-    Attributes:
-        name: File name of the report, without a suffix.
-        title: Heading of the Markdown file.
-        results: Study and finished runs, which are written to the JSON file.
-        tables: Tables, and paragraphs that explain them. Empty paragraphs are skipped.
-        result: Warnings and the verdict.
-        notes: Explanations that only the Markdown file has.
-        picture: Title of the picture.
-        draw: Function that saves the picture to a path, or None for a report without a picture.
-    """
-
-    name: str
-    title: str
-    results: Results
-    tables: Sequence[str | Table]
-    result: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    picture: str = ""
-    draw: Callable[[Path], None] | None = None
+    def warnings(self) -> list[str]:
+        """Return warnings about lists that overlap, and about runs from different machines."""
+        overlaps = dict.fromkeys(
+            text for run in self.runs["result"] for text in run.get("overlaps", ())
+        )
+        texts = [
+            f"Lists have videos in common, so the accuracy may be too high: {text}."
+            for text in overlaps
+        ]
+        if self.runs["machine"].nunique() > 1:
+            texts.append(
+                "The runs come from different machines, so the times of the runs are not "
+                "comparable."
+            )
+        return texts
 
     def __str__(self) -> str:
-        return _format([*self.tables, *self.result], markdown=False)
+        return _format([*self.tables(), *self.result()], markdown=False)
 
     def write(self, folder: Path) -> None:
         """Write NAME.md, NAME.json and, if the report has a picture, NAME.png to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(self.results.to_json(), indent=2, ensure_ascii=False)
+        content = json.dumps(self.to_json(), indent=2, ensure_ascii=False)
         (folder / f"{self.name}.json").write_text(content + "\n", encoding="utf-8")
-        picture = "" if self.draw is None else f"![{self.picture}]({self.name}.png)"
-        paragraphs = [f"# {self.title}", *self.result, picture, *self.tables, *self.notes]
-        for name in ("machine", "versions"):
-            values = " | ".join(self.results.runs[name].unique())
-            paragraphs.append(f"{name.capitalize()}: {values or MISSING}")
-        paragraphs.append(f"To reproduce:\n\n    {self.results.command}")
-        text = _format(paragraphs, markdown=True)
-        (folder / f"{self.name}.md").write_text(text + "\n", encoding="utf-8")
-        if self.draw is not None:
+        paragraphs = [f"# {self.title}", *self.result()]
+        if self.picture:
             self.draw(folder / f"{self.name}.png")
+            paragraphs.append(f"![{self.picture}]({self.name}.png)")
+        where = [
+            f"{name.capitalize()}: {' | '.join(self.runs[name].unique()) or MISSING}"
+            for name in ("machine", "versions")
+        ]
+        how = f"To reproduce:\n\n    {self.command}"
+        text = _format([*paragraphs, *self.tables(), *self.notes(), *where, how], markdown=True)
+        (folder / f"{self.name}.md").write_text(text + "\n", encoding="utf-8")
+
+
+def _header(column: str) -> str:
+    if column == "speed_up":
+        return "speed-up"
+    return COLUMNS[column][0] if column in COLUMNS else f"{metric_title(column)}, %"
 
 
 def _format(paragraphs: Iterable[str | Table], *, markdown: bool) -> str:
-    texts = [
-        format_table(part.headers, part.rows, markdown=markdown)
-        if isinstance(part, Table)
-        else part
+    return "\n\n".join(
+        part if isinstance(part, str) else format_table(*part, markdown=markdown)
         for part in paragraphs
-    ]
-    return "\n\n".join(filter(None, texts))
+        if part
+    )
 
 
 def title_of(metrics: Iterable[str]) -> str:
     """Join the titles of metrics, for example to "top-1 and top-5"."""
     return " and ".join(map(metric_title, metrics))
-
-
-def run_warnings(runs: pd.DataFrame) -> list[str]:
-    """Return warnings about runs whose lists overlap, and about runs from different machines."""
-    overlaps = dict.fromkeys(text for run in runs["result"] for text in run.get("overlaps", ()))
-    texts = [
-        f"Lists have videos in common, so the accuracy may be too high: {text}."
-        for text in overlaps
-    ]
-    if runs["machine"].nunique() > 1:
-        texts.append(
-            "The runs come from different machines, so the times of the runs are not comparable."
-        )
-    return texts

@@ -6,31 +6,28 @@ Each report shows the measured numbers next to the published numbers.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multigrid import Cost
+from multigrid import Cost, schedule_cost
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
 from slowfast_patches.plan.flops import flops_per_clip
-from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
-from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times
+from slowfast_patches.plan.step_times import (
+    UNTIMED,
+    MisfitError,
+    estimated_timing,
+    measured_timing,
+)
+from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.curves import curves_of, draw_panels, make_curve
 from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
-from slowfast_patches.study.report import (
-    COLUMNS,
-    MISSING,
-    Report,
-    Results,
-    Table,
-    run_warnings,
-    title_of,
-)
+from slowfast_patches.study.report import COLUMNS, MISSING, Report, Table, title_of
 from slowfast_patches.study.runs import mean
 from slowfast_patches.utils.tables import format_duration, format_table
 
@@ -86,72 +83,50 @@ def costs_of(
     Returns:
         Maps the names of the arms to the costs.
     """
-    timings = measured_times(step_times)
-    if step_seconds is not None:
-        timings = _estimated(next(iter(arms.values())).recipe, step_seconds)
+    counts = dict[str, FlopsPerClip]()
+    work = list[float]()
     costs = dict[str, Cost]()
     for name, arm in arms.items():
-        try:
-            costs[name] = cost_of(arm, timings)
-        except MisfitError as error:
-            print(f"There are no step times for {arm.cfg_file.name}: {error}\n")
-            costs[name] = cost_of(arm, lambda *_: UNTIMED)
+        recipe = arm.recipe
+        model = repr([recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_, recipe.hf])
+        kind = f"{model} {recipe.data.num_frames} {recipe.data.crop_size}"
+        flops = counts[kind] = counts.get(kind) or flops_per_clip(recipe)
+        timing = UNTIMED
+        if step_seconds is not None:
+            work.append(_work(recipe, flops))
+            timing = estimated_timing(recipe, step_seconds * work[-1] / work[0], flops)
+        elif step_times:
+            try:
+                timing = measured_timing(step_times, recipe)
+            except MisfitError as error:
+                print(f"There are no step times for {arm.cfg_file.name}: {error}\n")
+        costs[name] = schedule_cost(arm.schedule, flops, timing.ours)
     return costs
 
 
-def _estimated(first: Recipe, seconds: float) -> Timings:
-    """Return step times in proportion to FLOPs.
-
-    Args:
-        first: Recipe whose step time is known.
-        seconds: Seconds per iteration of this recipe at the baseline's shape.
-    """
-
-    def work(recipe: Recipe, flops: FlopsPerClip) -> float:
-        base = recipe.base_shape
-        return base.batch * flops(base.frames, base.crop) / recipe.world_size
-
-    rate = seconds / work(first, flops_per_clip(first))
-    return lambda recipe, flops: estimated_timing(recipe, rate * work(recipe, flops), flops)
+def _work(recipe: Recipe, flops: FlopsPerClip) -> float:
+    """Return the training FLOPs of a process at the baseline's shape."""
+    base = recipe.base_shape
+    return base.batch * flops(base.frames, base.crop) / recipe.world_size
 
 
-def plan_json(
-    experiment: Experiment, arms: Mapping[str, Arm], costs: Mapping[str, Cost], seeds: Sequence[int]
-) -> dict[str, Any]:
-    """Return the planned runs of an experiment and their costs as JSON-compatible data."""
-    rows = [row for row in experiment.rows if not row.published_only]
-    return {
-        "title": experiment.title,
-        "seeds": seeds,
-        "rows": [
-            {
-                "run": row.label,
-                "config": "/".join(arms[row.folder].cfg_file.parts[-2:]),
-                **asdict(costs[row.folder]),
-                "factor": costs[row.reference.folder].iterations / costs[row.folder].iterations,
-            }
-            for row in rows
-        ],
-    }
-
-
-def format_costs(plan: Mapping[str, Any]) -> str:
-    """Format the result of `plan_json` as a table."""
+def format_costs(
+    experiment: Experiment, arms: Mapping[str, Arm], costs: Mapping[str, Cost], seeds: int
+) -> str:
+    """Format the planned runs of an experiment and their costs as a table."""
     columns = ("iterations", "epochs", "clips", "flops")
     headers = ["run", "config", "seeds", *(COLUMNS[name][0] for name in columns)]
     headers += ["ratio to\nthe baseline", "time of\na run"]
-    cells = [
-        [
-            row["run"],
-            row["config"],
-            str(len(plan["seeds"])),
-            *(COLUMNS[name][1](row[name]) for name in columns),
-            f"1/{row['factor']:.2f}",
-            "?" if row["seconds"] is None else format_duration(row["seconds"]),
-        ]
-        for row in plan["rows"]
-    ]
-    return f"{plan['title']}\n\n{format_table(headers, cells, left=2)}\n"
+    cells = list[list[str]]()
+    for row in experiment.rows:
+        if not row.published_only:
+            cost = costs[row.folder]
+            ratio = costs[row.reference.folder].iterations / cost.iterations
+            config = "/".join(arms[row.folder].cfg_file.parts[-2:])
+            totals = [COLUMNS[name][1](getattr(cost, name)) for name in columns]
+            time = "?" if cost.seconds is None else format_duration(cost.seconds)
+            cells.append([row.label, config, str(seeds), *totals, f"1/{ratio:.2f}", time])
+    return f"{experiment.title}\n\n{format_table(headers, cells, left=2)}\n"
 
 
 def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
@@ -161,39 +136,48 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
         ValueError: A file is missing or unreadable. If an option was not given, the message names
             the option.
     """
-    lists = dict[tuple[str, str, str], Recipe]()
+    lists = dict[tuple[str, str], Recipe]()
     for row in rows:
         recipe = arms[row.folder].recipe
         weights = recipe.train.checkpoint_file_path
-        dataset = recipe.train.dataset
-        if row.start != SCRATCH and not weights:
+        if row.start != SCRATCH and not Path(weights).is_file():
             raise ValueError(
-                f"{row.folder} is initialized from a {row.start} checkpoint. Give "
-                f"--{row.start}-weights FILE."
+                f"{row.folder} is initialized from a {row.start} checkpoint, but there is no file "
+                f"'{weights}'. Give --{row.start}-weights FILE."
             )
-        if weights and not Path(weights).is_file():
-            raise ValueError(
-                f"{row.folder} is initialized from {weights}, but there is no such file."
-            )
-        if not recipe.data.path_to_data_dir:
-            raise ValueError(f"{row.folder} needs the data set {dataset}. Give --{dataset} DIR.")
-        lists[dataset, recipe.data.path_to_data_dir, recipe.data.path_prefix] = recipe
+        data = recipe.data
+        if not data.path_to_data_dir:
+            name = recipe.train.dataset
+            raise ValueError(f"{row.folder} needs the data set {name}. Give --{name} DIR.")
+        lists[data.path_to_data_dir, data.path_prefix] = recipe
     for recipe in lists.values():
         for split in ("train", "val", "test"):
             read_list(recipe, split)
 
 
 @dataclass(frozen=True)
-class PaperTable(Results):
-    """Experiment and its finished runs.
+class PaperTable(Report):
+    """Report of an experiment.
 
     Attributes:
-        name: Key of the experiment in `EXPERIMENTS`.
+        key: Key of the experiment in `EXPERIMENTS`.
         experiment: Rows of the table, with the published numbers.
     """
 
-    name: str
+    key: str
     experiment: Experiment
+
+    @property
+    def name(self) -> str:
+        return self.key
+
+    @property
+    def title(self) -> str:
+        return self.experiment.title
+
+    @property
+    def picture(self) -> str:
+        return self.title if self.key.startswith("figure") else ""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -215,7 +199,7 @@ class PaperTable(Results):
         rows = list[dict[str, Any]]()
         for row in self.experiment.rows:
             published = {name: value._asdict() for name, value in row.metrics.items()}
-            measured = self.arm_json(self.arms[row.folder], self.metrics)
+            measured = self.arm_json(self.arms[row.folder])
             rows.append(
                 {
                     "label": row.label,
@@ -226,8 +210,8 @@ class PaperTable(Results):
                 }
             )
         return {
-            "experiment": self.name,
-            "title": self.experiment.title,
+            "experiment": self.key,
+            "title": self.title,
             "note": self.experiment.note,
             "command": self.command,
             "seeds": self.study.seeds,
@@ -235,89 +219,75 @@ class PaperTable(Results):
             "rows": rows,
         }
 
+    def tables(self) -> list[str | Table]:
+        headers = ["", "iterations"]
+        for name in self.metrics:
+            headers += [f"{metric_title(name)}, %\n{whose}" for whose in ("published", "measured")]
+        headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
+        return [Table(headers, list(map(self._cells, self.experiment.rows)))]
 
-def paper_report(table: PaperTable) -> Report:
-    """Return the report of an experiment. Figures of the paper also get a picture."""
-    experiment = table.experiment
-    runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
-    headers = ["", "iterations"]
-    for name in table.metrics:
-        headers += [f"{metric_title(name)}, %\n{whose}" for whose in ("published", "measured")]
-    headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
-    notes = (
-        f"Published: {experiment.published}{runs}. "
-        "Measured: mean over seeds ± sample standard deviation. The measured speed-up is the "
-        "wall-clock training time of the baseline divided by the wall-clock training time of the "
-        "run with the same seed. Training times include data loading but not evaluation. "
-        f"“{MISSING}”: no finished run yet. “–”: not published, or not trained."
-    )
-    return Report(
-        name=table.name,
-        title=experiment.title,
-        results=table,
-        tables=[Table(headers, [_cells(table, row) for row in experiment.rows])],
-        result=run_warnings(table.runs),
-        notes=[notes, experiment.note],
-        picture=experiment.title,
-        draw=partial(_draw, table) if table.name.startswith("figure") else None,
-    )
+    def _cells(self, row: Row) -> list[str]:
+        """Return the table cells of a row.
 
+        Published numbers have as many decimals as in the paper: one for a mean, and two for a
+        standard deviation.
+        """
+        arm = self.arms[row.folder]
+        names = (*self.metrics, "speed_up")
+        published = [
+            theirs.format(1, 2) if theirs else "–" for theirs in map(row.metrics.get, self.metrics)
+        ]
+        published.append("–" if row.speed_up is None else f"{row.speed_up:.1f}×")
+        measured = ["–" if row.published_only else self.cell(arm, name) for name in names]
+        finished = f"{(self.runs['arm'] == arm.name).sum()} of {len(self.study.seeds)}"
+        if row.published_only:
+            finished = "–"
+        elif arm.name == arm.baseline:
+            published[-1] = "1×"
+        pairs = [cell for pair in zip(published, measured, strict=True) for cell in pair]
+        return [row.label, f"{self.iterations(row):,}", *pairs, finished]
 
-def _cells(table: PaperTable, row: Row) -> list[str]:
-    """Return the table cells of a row.
+    def notes(self) -> list[str]:
+        experiment = self.experiment
+        runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
+        return [
+            f"Published: {experiment.published}{runs}. Measured: mean over seeds ± sample standard "
+            "deviation. The measured speed-up is the wall-clock training time of the baseline "
+            "divided by the wall-clock training time of the run with the same seed. Training times "
+            f"include data loading but not evaluation. “{MISSING}”: no finished run yet. “–”: not "
+            "published, or not trained.",
+            experiment.note,
+        ]
 
-    Published numbers have as many decimals as in the paper: one for a mean, and two for a standard
-    deviation.
-    """
-    arm = table.arms[row.folder]
+    def draw(self, path: Path) -> None:
+        """Draw top-1 accuracy against the training time relative to the baseline.
 
-    def measured(name: str) -> str:
-        return "–" if row.published_only else table.cell(arm, name)
+        Hollow points are published numbers.
+        """
+        rows = {row.folder: row for row in self.experiment.rows}
+        runs = self.runs[self.runs["arm"].isin(list(rows))]
+        whole = self.arms[self.experiment.rows[0].reference.folder].schedule.epochs
+        runs = runs.assign(
+            label=[rows[name].curve for name in runs["arm"]],
+            length=[self.arms[name].schedule.epochs / whole for name in runs["arm"]],
+            clock=1 / runs["speed_up"],
+        )
+        curves = {row.curve: make_curve([], [], [], []) for row in rows.values()}
 
-    cells = [row.label, f"{table.iterations(row):,}"]
-    for name in table.metrics:
-        theirs = row.metrics.get(name)
-        cells += [theirs.format(1, 2) if theirs else "–", measured(name)]
-    published = "–" if row.speed_up is None else f"{row.speed_up:.1f}×"
-    finished = f"{(table.runs['arm'] == arm.name).sum()} of {len(table.study.seeds)}"
-    if row.published_only:
-        return [*cells, published, "–", "–"]
-    is_baseline = arm.name == arm.baseline
-    return [*cells, "1×" if is_baseline else published, measured("speed_up"), finished]
+        def add_published(axes: Axes, colours: Mapping[str, str]) -> None:
+            for row in rows.values():
+                if "top1" in row.metrics:
+                    point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
+                    style: dict[str, Any] = {"mew": 1.8, "zorder": 5, "mfc": "none", "ms": 10}
+                    axes.plot(*point, "o", mec=colours[row.curve], **style)
 
-
-def _draw(table: PaperTable, path: Path) -> None:
-    """Draw top-1 accuracy against the training time relative to the baseline.
-
-    Hollow points are published numbers.
-
-    Args:
-        table: Results for a figure of the paper.
-        path: File to save the picture to.
-    """
-    rows = {row.folder: row for row in table.experiment.rows}
-    runs = table.runs[table.runs["arm"].isin(list(rows))]
-    whole = table.arms[table.experiment.rows[0].reference.folder].schedule.epochs
-    runs = runs.assign(
-        label=[rows[name].curve for name in runs["arm"]],
-        length=[table.arms[name].schedule.epochs / whole for name in runs["arm"]],
-        clock=1 / runs["speed_up"],
-    )
-    curves = {row.curve: make_curve([], [], [], []) for row in rows.values()}
-
-    def add_published(axes: Axes, colours: Mapping[str, str]) -> None:
-        for row in rows.values():
-            if "top1" in row.metrics:
-                point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
-                axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colours[row.curve], ms=10)
-
-    explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
-    time = "training time relative to the baseline (including data loading)"
-    draw_panels(
-        path,
-        {time: curves | curves_of(runs, "seconds", "top1")},
-        runs.groupby("label")["seed"].nunique().to_dict(),
-        (table.experiment.title, "top-1 accuracy (%)", explained),
-        add_published,
-        logarithmic=True,
-    )
+        explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
+        time = "training time relative to the baseline (including data loading)"
+        draw_panels(
+            path,
+            {time: curves | curves_of(runs, "seconds", "top1")},
+            runs.groupby("label")["seed"].nunique().to_dict(),
+            (self.title, "top-1 accuracy (%)", explained),
+            add_published,
+            logarithmic=True,
+        )

@@ -9,8 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,44 +223,31 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
     todo = study.missing()
     # Several progress bars would overwrite each other.
     environment = os.environ | {"TQDM_DISABLE": "1"} if at_once > 1 else None
-    with terminate_as_interrupt(), _child_processes() as running:
-        while todo or running:
-            while todo and len(running) < at_once:
-                left = _time_left(study, [*running.values(), *todo], finished, at_once)
-                arm, seed = todo.pop(0)
-                print(f"{arm.name}, seed {seed}: starts; {left}", file=sys.stderr, flush=True)
-                command = run_command(arm, seed, study.folder(arm, seed), run_net)
-                process = subprocess.Popen(command, stdout=2, env=environment)  # 2: stderr
-                running[process] = (arm, seed)
-            time.sleep(_POLL)
-            for process in [process for process in running if process.poll() is not None]:
-                arm, seed = running.pop(process)
-                folder = study.folder(arm, seed)
-                if process.returncode or not (folder / "result.json").is_file():
-                    raise RunError(
-                        f"The run of {arm.name}, seed {seed}, ended without a result, with exit "
-                        f"status {process.returncode}. See the log in {folder}. To continue with "
-                        "the remaining runs, repeat the command."
-                    )
-                finished = study.runs()
-                yield finished
-
-
-@contextmanager
-def _child_processes() -> Iterator[dict[subprocess.Popen[bytes], tuple[Arm, int]]]:
-    """Context manager: terminate the child processes that are left after the body.
-
-    Ctrl-C also reaches the child processes. If the body ends for another reason, they must be
-    terminated here.
-
-    Yields:
-        Maps each child process to the arm and the seed that it trains. The body adds processes to
-        it and removes them.
-    """
     running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
     try:
-        yield running
+        with terminate_as_interrupt():
+            while todo or running:
+                while todo and len(running) < at_once:
+                    left = _time_left(study, [*running.values(), *todo], finished, at_once)
+                    arm, seed = todo.pop(0)
+                    print(f"{arm.name}, seed {seed}: starts; {left}", file=sys.stderr, flush=True)
+                    command = run_command(arm, seed, study.folder(arm, seed), run_net)
+                    process = subprocess.Popen(command, stdout=2, env=environment)  # 2: stderr
+                    running[process] = (arm, seed)
+                time.sleep(_POLL)
+                for process in [process for process in running if process.poll() is not None]:
+                    arm, seed = running.pop(process)
+                    folder = study.folder(arm, seed)
+                    if process.returncode or not (folder / "result.json").is_file():
+                        raise RunError(
+                            f"The run of {arm.name}, seed {seed}, ended without a result, with "
+                            f"exit status {process.returncode}. See the log in {folder}. To "
+                            "continue with the remaining runs, repeat the command."
+                        )
+                    finished = study.runs()
+                    yield finished
     finally:
+        # Ctrl-C also reaches the child processes. For other reasons, they must be terminated here.
         for process in running:
             process.terminate()
         for process in running:
@@ -284,13 +270,15 @@ def _time_left(
         at_once: Maximum number of runs that train at the same time.
     """
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
-    steps = study.step_seconds or {arm.name: _training_pixels(arm) for arm in study.arms}
+    if not study.step_seconds and finished.empty:
+        return number
+    steps = study.step_seconds or {
+        arm.name: schedule_cost(arm.schedule, _pixels).flops or 0.0 for arm in study.arms
+    }
     work = {arm.name: steps[arm.name] * (1 + share_of_evaluations(arm)) for arm in study.arms}
     seconds = sum(work[arm.name] for arm, _ in runs)
     if len(finished):
         seconds *= finished["total"].sum() / finished["arm"].map(work).sum()
-    elif not study.step_seconds:
-        return number
     return f"{number}, about {format_duration(seconds / min(at_once, len(runs)))}"
 
 
@@ -300,10 +288,6 @@ def share_of_evaluations(arm: Arm) -> float:
     Time is assumed to be proportional to the number of pixels. Without list files, the result is 0.
     """
     return evaluation_share(arm.recipe, arm.schedule, _pixels)[1]
-
-
-def _training_pixels(arm: Arm) -> float:
-    return schedule_cost(arm.schedule, _pixels).flops or 0.0
 
 
 def _pixels(frames: int, crop: int) -> float:

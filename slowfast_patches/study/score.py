@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -14,7 +15,7 @@ from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.study.runs import mean
 from slowfast_patches.utils.tables import Mean
 
-_CLEAR = 2
+CLEAR = 2
 """Minimum number of standard errors for a difference to count as clear."""
 
 
@@ -41,33 +42,21 @@ class Score(NamedTuple):
         """Format as `76.4 ± 0.2`, or as `76.4` if the standard error is unknown."""
         return Mean(self.mean, self.error or None).format(digits)
 
+    def minus(self, other: Score) -> Score:
+        """Return the difference to another score."""
+        return Score(self.mean - other.mean, self.error, other.error)
+
     def probability_above(self, other: Score) -> float:
         """Return the probability that the true score is higher than that of `other`.
 
         The difference is assumed to be normally distributed.
         """
-        deviations = (self.mean - other.mean) / math.hypot(self.error, other.error)
-        return 0.5 * (1 + math.erf(deviations / math.sqrt(2)))
-
-    def is_clearly_above(self, level: float) -> bool:
-        """Return whether the score exceeds a level by more than two standard errors."""
-        return self.mean - _CLEAR * self.error > level
-
-    def minus(self, other: Score) -> tuple[Score, bool]:
-        """Return the difference to another score, and whether the difference is clear.
-
-        A difference is clear if it is at least two standard errors. A difference of unknown
-        standard error is not clear.
-        """
-        errors = (math.hypot(a, b) for a, b in zip(self[1:], other[1:], strict=True))
-        change = Score(self.mean - other.mean, *errors)
-        return change, change.error > 0 and abs(change.mean) >= _CLEAR * change.error
+        change = self.minus(other)
+        return 1 - NormalDist(change.mean, change.error).cdf(0)
 
 
-def score_of(
-    runs: pd.DataFrame, arm: str, metric: str, seed_spread: float | None = None
-) -> Score | None:
-    """Return the score of an arm, or None if no run has finished.
+def score_of(runs: pd.DataFrame, arm: str, metric: str, seed_spread: float | None = None) -> Score:
+    """Return the score of an arm that has finished runs.
 
     Args:
         runs: Table returned by `Study.runs`.
@@ -77,8 +66,7 @@ def score_of(
             p (1 − p). None uses the sample standard deviation.
     """
     found = mean(runs, arm, metric)
-    if found is None:
-        return None
+    assert found is not None, "An arm without runs has no score."
     results = runs.loc[runs["arm"] == arm, "result"]
     videos = scored_videos(results)
     of_videos = 0.0

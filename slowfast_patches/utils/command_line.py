@@ -154,12 +154,6 @@ def add_list(group: argparse._ActionsContainer, name: str, help: str, **more: An
     add_option(group, name, "FILE", help, Path, [], action="append", **more)
 
 
-def add_pairs(group: argparse._ActionsContainer, name: str) -> None:
-    """Add an option of sbatch's options."""
-    text = "additional option of sbatch, such as account=vision; can be repeated"
-    add_option(group, name, "KEY=VALUE", text, key_value, [], action="append")
-
-
 def add_step_times(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Add --step-times and --step-seconds, which exclude each other."""
     group = parser.add_mutually_exclusive_group(required=required)
@@ -181,10 +175,9 @@ def add_cfg(group: argparse._ActionsContainer) -> None:
 
 
 def add_output(group: argparse._ActionsContainer, default: str) -> None:
-    """Add --output, the folder of a study, and --json."""
+    """Add --output, the folder of a study."""
     text = "folder for runs and reports (default: %(default)s)"
     add_option(group, "--output", "DIR", text, Path, Path(default))
-    add_json(group)
 
 
 def add_json(group: argparse._ActionsContainer, more: str = "") -> None:

@@ -17,9 +17,10 @@ import pytest
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.launch.slurm import Slurm, batch_file, queue
-from slowfast_patches.study import jobs
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.study.runs import Study
+from slowfast_patches.study.submit import submit as submit_runs
+from slowfast_patches.study.submit import submit_study
 
 RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 KEYS = ("DATA_LOADER.NUM_WORKERS", 0, "BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0)
@@ -59,7 +60,8 @@ def submit(cluster: Any, tiny_recipe: Path, keys: tuple[object, ...]) -> Callabl
             for name, value in environment.items():
                 patch.setenv(name, value)
             recipe = load_recipe(tiny_recipe, list(map(str, (*keys, *batch))))
-            return jobs.submit_recipe(recipe, list(map(str, words)), slurm)
+            queued = submit_runs({".": (recipe, list(map(str, words)))}, folder, slurm)
+            return queued.get(".", "already queued")
 
     return call
 
@@ -87,16 +89,15 @@ def test_what_a_job_gets(cluster: Any, tiny_config: Callable[..., Any], tmp_path
         assert text in said
 
 
-def test_a_rejected_job_leaves_nothing_and_a_queued_one_is_not_queued_again(
+def test_a_rejected_job_is_not_recorded_and_a_queued_one_is_not_queued_again(
     cluster: Any, submit: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "of" / "run"
     with pytest.raises(ValueError, match=r"SLURM rejected the jobs: .* invalid partition"):
         submit(folder, 1, slurm=Slurm("nowhere"))
-    assert list(tmp_path.iterdir()) == []
+    assert not list(folder.rglob("jobs.json"))
     job = submit(folder, 1, slurm=Slurm("batch", options={"hold": ""}))
-    with pytest.raises(ValueError, match=f"Job {job} for .* is already queued or running"):
-        submit(folder, 1)
+    assert submit(folder, 1) == "already queued"
     (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -121,15 +122,15 @@ def test_runs_go_on_bit_for_bit_after_a_warning_and_fail_once_if_a_rank_is_kille
     study = Study(make_arms([tiny_recipe, other], list(map(str, keys))), [0], tmp_path / "100 % x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PAUSE", "0.2")
-        first, second = jobs.submit_study(study, RUN_NET, SLURM).values()
-    assert jobs.submit_study(study, RUN_NET, SLURM) == {}
+        first, second = submit_study(study, RUN_NET, SLURM).values()
+    assert submit_study(study, RUN_NET, SLURM) == {}
     whole, warned = (study.folder(arm, 0) for arm in study.arms)
     cluster.until(trains(warned))
     cluster.run("scancel", "--signal=USR1", second)
     assert cluster.end(first) == cluster.end(second) == "COMPLETED 0:0"
     assert (cluster.restarts(first), cluster.restarts(second)) == (0, 1)
     assert_same_run(opened(warned), opened(whole))
-    assert jobs.submit_study(study, RUN_NET, SLURM) == {}
+    assert submit_study(study, RUN_NET, SLURM) == {}
     assert cluster.end(killed) == "FAILED 137:0"
     assert ": task 1: Killed" in output(tmp_path / "killed")
     assert "error: rank 0: Another rank failed" in output(tmp_path / "killed")

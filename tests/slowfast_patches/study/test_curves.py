@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
+from slowfast_patches.study.compare import Comparison, make_arms
 from slowfast_patches.study.curves import level, make_curve, reach, stretches
 from slowfast_patches.study.runs import Study
 
@@ -139,11 +139,10 @@ def test_what_accuracies_cost_and_where_arms_break_even(finished: Study) -> None
     factors = [row["iteration_factor"]["mean"] for row in comparison.to_json()["configs"][:3]]
     assert factors == [2, 1, 0.5]
     # At 56 s the baseline has 50; multigrid, with 80 at 48 s and 85 at 96 s, 81.1.
-    report = comparison_report(comparison)
-    report.write(finished.output)
+    comparison.write(finished.output)
     assert (finished.output / "report.png").read_bytes().startswith(b"\x89PNG")
     assert "| 1 point below its best |" in (finished.output / "report.md").read_text()
-    text = str(report)
+    text = str(comparison)
     assert "- from 56 s to 96 s: above by up to 31.1 points (standard deviation: 2.0)" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["at", "0.5×", "50.0", "56", "s", "≤", "24", "s", "≥", "2.33×"] in lines
@@ -152,18 +151,4 @@ def test_what_accuracies_cost_and_where_arms_break_even(finished: Study) -> None
 
 def test_before_the_baseline_has_a_result_there_are_no_curves(study: Study, write_run) -> None:
     write_run(study, study.arms[3], 0, 24, top1=60.0)
-    comparison = Comparison(study, study.runs(), "command")
-    assert comparison.levels == []
-    assert "break even" not in str(comparison_report(comparison))
-
-
-def test_the_command_reports_curves_of_finished_runs(
-    finished: Study, configs: list[Path], load_program, capsys
-) -> None:
-    files = [word for path in configs for word in ("--cfg", str(path))]
-    command = [*files, "--seeds", "0", "1", "--output", str(finished.output)]
-    assert load_program("tools/compare.py").main([*command, "--lengths", "0.5", "1", "2"]) == 0
-    assert "1 point below its best" in capsys.readouterr().out
-    text = (finished.output / "report.md").read_text()
-    assert "| 1 point below its best |" in text
-    assert "linearly in the logarithm of the time" in text
+    assert Comparison(study, study.runs(), "command").levels == []

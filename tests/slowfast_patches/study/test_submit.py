@@ -19,7 +19,7 @@ def submit(
     program = load_program("tools/submit.py")
 
     def call(*argv: object, data: Path = tiny_recipe.parent) -> tuple[int, str, str]:
-        options = ["--cfg", str(tiny_recipe), "--partition", "gpu", "--cpus-per-gpu", "1"]
+        options = ["--cfg", str(tiny_recipe), "--partition", "gpu", "--cpus", "1"]
         keys = ["DATA.PATH_TO_DATA_DIR", str(data), "OUTPUT_DIR", str(tmp_path / "run")]
         capsys.readouterr()
         status = program.main([*options, *map(str, argv), "DATA_LOADER.NUM_WORKERS", "0", *keys])
@@ -66,8 +66,8 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
     ("argv", "message"),
     [
         (["--gpus-per-node", 3], "does not divide evenly over 3 processes"),
-        (["--nodes", 2, "NUM_SHARDS", 2], "--nodes 2 sets NUM_SHARDS"),
-        (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
+        (["--nodes", 2, "NUM_SHARDS", 2], "NUM_SHARDS is set by the options of the job"),
+        (["SHARD_ID", 1], "SHARD_ID is set by the options of the job"),
         (["--hours", 0.03], "0.03 hours, .* is 120 seconds. .* shorter than the time limit"),
         (["--hours", "inf"], "is inf hours"),
         (["--warning-seconds", 0], "is 0 seconds. The warning time must be from 1"),

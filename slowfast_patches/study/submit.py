@@ -10,10 +10,9 @@ import json
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
@@ -25,36 +24,59 @@ from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, queue, queu
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.runs import Study, run_command
-from slowfast_patches.utils import command_line
+from slowfast_patches.utils.command_line import add_option, key_value, option_of
 from slowfast_patches.utils.files import write_text
 
 _JOBS = "jobs.json"
 """Name of the file with the job IDs, in the folder of the logs."""
 
 
-def add_slurm_options(group: argparse._ActionsContainer, prefix: str, *, cpus: str) -> None:
-    """Add the options of a job that all programs have in common (see `Slurm`).
+_OPTIONS: dict[str, tuple[Callable[[str], float], str]] = {
+    "hours": (float, "hours after which a job saves a checkpoint and is requeued"),
+    "cpus": (int, "number of CPU cores per GPU, or per machine without GPUs"),
+    "requeues": (int, "number of restarts after which a job does not requeue itself again"),
+    "warning_seconds": (
+        int,
+        "seconds before the time limit at which the job is told to save a checkpoint; they must "
+        "be enough for one iteration and the checkpoint",
+    ),
+    "limit": (int, "maximum number of jobs of an array that run simultaneously"),
+}
+"""Maps attributes of `Slurm` to the types and help texts of their options."""
+
+
+def add_slurm_options(
+    group: argparse._ActionsContainer, prefix: str, names: Iterable[str] = _OPTIONS
+) -> None:
+    """Add the options of a job.
 
     Args:
         group: Parser or argument group.
-        prefix: Start of the names of the options.
-        cpus: Name of the option for the number of CPU cores.
+        prefix: Start of the names of the options, such as "slurm_".
+        names: Attributes of `Slurm`.
     """
-    add = partial(command_line.add_option, group)
-    text = "hours after which a job saves a checkpoint and is requeued (default: %(default)g)"
-    add(f"{prefix}hours", "H", text, float, Slurm.hours)
-    text = "number of CPU cores per GPU, or per machine without GPUs (default: %(default)s)"
-    add(cpus, "N", text, int, Slurm.cpus)
-    text = (
-        "number of restarts after which a job does not requeue itself again (default: %(default)s)"
-    )
-    add(f"{prefix}requeues", "N", text, int, Slurm.requeues)
-    text = (
-        "seconds before the time limit at which the job is told to save a checkpoint; they must "
-        "be enough for one iteration and the checkpoint (default: %(default)s)"
-    )
-    add(f"{prefix}warning-seconds", "S", text, int, Slurm.warning_seconds)
-    command_line.add_pairs(group, f"{prefix}option")
+    for name in names:
+        kind, text = _OPTIONS[name]
+        text += f" (default: {getattr(Slurm, name):g})"
+        add_option(group, option_of(prefix + name), "N", text, kind, argparse.SUPPRESS)
+    text = "additional option of sbatch, such as account=vision; can be repeated"
+    more: dict[str, Any] = {"action": "append", "dest": f"{prefix}options"}
+    name = option_of(f"{prefix}option")
+    add_option(group, name, "KEY=VALUE", text, key_value, argparse.SUPPRESS, **more)
+
+
+def slurm_of(args: argparse.Namespace, partition: str, prefix: str, **more: Any) -> Slurm:
+    """Return the resources that the options of `add_slurm_options` request.
+
+    Args:
+        args: Parsed arguments.
+        partition: Name of the SLURM partition.
+        prefix: Start of the names of the options.
+        **more: Other attributes of `Slurm`.
+    """
+    given = {k.removeprefix(prefix): v for k, v in vars(args).items() if k.startswith(prefix)}
+    values = {name: given[name] for name in _OPTIONS if name in given}
+    return Slurm(partition, options=dict(given.get("options", ())), **values, **more)
 
 
 def add_study_options(group: argparse._ActionsContainer, ways: argparse._ActionsContainer) -> None:
@@ -64,23 +86,17 @@ def add_study_options(group: argparse._ActionsContainer, ways: argparse._Actions
         group: Parser or argument group.
         ways: Group of the options that exclude --slurm.
     """
-    text = "train as SLURM jobs in this partition"
-    command_line.add_option(ways, "--slurm", "PARTITION", text)
-    add_slurm_options(group, "--slurm-", cpus="--slurm-cpus")
-    text = "maximum number of jobs of an array that run simultaneously (default: %(default)s)"
-    command_line.add_option(group, "--slurm-limit", "N", text, int, Slurm.limit)
+    add_option(ways, "--slurm", "PARTITION", "train as SLURM jobs in this partition")
+    add_slurm_options(group, "slurm_")
 
 
-def slurm_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Slurm | None:
+def slurm_of_study(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Slurm | None:
     """Return the resources that the options of a study request, or None without --slurm."""
-    names = ("hours", "limit", "cpus", "requeues", "warning_seconds", "option")
-    values = {name: getattr(args, f"slurm_{name}") for name in names}
     if args.slurm:
-        return Slurm(args.slurm, options=dict(values.pop("option")), **values)
-    for name, value in values.items():
-        if value != parser.get_default(f"slurm_{name}"):
-            option = command_line.option_of(f"slurm_{name}")
-            parser.error(f"{option} has no effect without --slurm")
+        return slurm_of(args, args.slurm, "slurm_")
+    for name in vars(args):
+        if name.startswith("slurm_"):
+            parser.error(f"{option_of(name)} has no effect without --slurm")
     return None
 
 
@@ -102,16 +118,12 @@ def job_keys(
         ValueError: The recipe cannot be loaded, or `overrides` sets a key that the job or another
             argument sets.
     """
-    options = {"NUM_SHARDS": ("--nodes", machines), "NUM_GPUS": ("--gpus-per-node", gpus)}
-    for key, (option, value) in options.items():
-        if value is not None and key in overrides[::2]:
-            raise ValueError(
-                f"{option} {value} sets {key}, but {key} is also given. Give only one of the two."
-            )
-    if "SHARD_ID" in overrides[::2]:
-        raise ValueError("SHARD_ID is set on each machine of the job. Do not set it.")
+    options = {"NUM_SHARDS": machines, "NUM_GPUS": gpus}
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in (*given, "SHARD_ID"):
+        if key in overrides[::2]:
+            raise ValueError(f"{key} is set by the options of the job. Do not set it.")
     folder = Path(load_recipe(cfg_file, overrides).output_dir).resolve()
-    given = {key: value for key, (_, value) in options.items() if value is not None}
     return (*overrides, *as_overrides({**given, "OUTPUT_DIR": folder}))
 
 
@@ -188,31 +200,8 @@ def _check_files(recipe: Recipe) -> list[str]:
     ]
 
 
-def submit_recipe(recipe: Recipe, command: Sequence[str], slurm: Slurm) -> str:
-    """Submit a training, and return its job ID.
-
-    Args:
-        recipe: Recipe whose OUTPUT_DIR is the folder of the run.
-        command: Command line of the training.
-        slurm: Resources to request.
-
-    Raises:
-        ValueError: SLURM is missing or rejects the job, or the folder already has a queued or
-            running job.
-    """
-    folder = Path(recipe.output_dir)
-    queued = submit({".": (recipe, command)}, folder, slurm)
-    if not queued:
-        number = _register(folder)["."]
-        raise ValueError(
-            f"Job {number} for {folder} is already queued or running. Cancel the job with scancel "
-            f"{number}, or set another OUTPUT_DIR."
-        )
-    return queued["."]
-
-
 def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
-    """Submit the missing runs of a study, and say so on standard error.
+    """Submit the missing runs of a study, and print their job IDs to standard error.
 
     Returns:
         Maps the folder of each submitted run, relative to the study's output folder, to its job ID.
@@ -254,7 +243,9 @@ def submit(
             "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train, "
             "multigrid-compare without --slurm or multigrid-reproduce --local."
         )
-    known = _register(folder)
+    logs = folder / FOLDER
+    path = logs / _JOBS
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     active = queued_jobs() if known else set()
     arrays: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name, (recipe, _) in runs.items():
@@ -262,32 +253,10 @@ def submit(
             arrays[recipe.num_shards, recipe.num_gpus].append(name)
     queued = dict[str, str]()
     for names in arrays.values():
+        logs.mkdir(parents=True, exist_ok=True)  # SLURM does not create the folder of a log.
         commands = [runs[name][1] for name in names]
-        with _new_folder(folder / FOLDER) as logs:
-            number = queue(batch_file(commands, runs[names[0]][0], slurm, logs))
+        number = queue(batch_file(commands, runs[names[0]][0], slurm, logs))
         elements = [f"{number}_{n}" for n in range(len(names))] if len(names) > 1 else [number]
         queued |= dict(zip(names, elements, strict=True))
-        write_text(logs / _JOBS, json.dumps(known | queued))
+        write_text(path, json.dumps(known | queued))
     return queued
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Context manager: create a folder, and remove it if the body fails.
-
-    SLURM does not create the folder of a log.
-    """
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield folder
-    except ValueError:
-        for path in new:
-            path.rmdir()
-        raise
-
-
-def _register(folder: Path) -> dict[str, str]:
-    """Return the job IDs stored in a folder as a mapping from names of runs to job IDs."""
-    path = folder / FOLDER / _JOBS
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

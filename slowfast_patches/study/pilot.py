@@ -77,8 +77,8 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
         The arms, the baseline first.
 
     Raises:
-        ValueError: The recipe cannot be trained on this machine or detects boxes, or no cycle fits
-            the recipe.
+        ValueError: The recipe cannot be trained on this machine or has several labels per video, or
+            no cycle fits the recipe.
     """
     check_study([cfg_file], overrides)
     if clashes := [key for key in cycle_keys(PAPER) if key in overrides[::2]]:

@@ -211,6 +211,7 @@ def test_several_machines_launchers_and_labels_are_refused(monkeypatch, demo_dat
         pilot_arms(DEMO, ["NUM_SHARDS", "2"])
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
     sizes = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    sizes |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     for name, value in (ranks | sizes).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="without a launcher"):

@@ -336,7 +336,6 @@ def test_steps_are_timed_once(whole_arms, small, tmp_path, monkeypatch):
     [
         (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "No cycle fits the shape 4×2×32²"),
         (["MULTIGRID.BN_BASE_SIZE", "3"], "BN groups of 3"),
-        (["SOLVER.ACCUMULATION_STEPS", "2"], "share BN statistics (BN.GROUP_SIZE 0"),
         (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "the learning rate has one stage"),
         (["DATA.NUM_TRAIN_VIDEOS", "9", "DATA.PATH_TO_DATA_DIR", "/nowhere"], "/nowhere"),
         (["RNG_SEED", "1"], "--seeds"),

@@ -6,23 +6,21 @@ import hashlib
 import logging
 import os
 import re
-import time
 from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from tqdm import tqdm
+from torch.hub import download_url_to_file
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
-from slowfast_patches.utils.files import atomic_write, check_archive
+from slowfast_patches.utils.files import check_archive
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +30,6 @@ _SHIPPED = Path(__file__).parents[2] / "weights"
 """Folder of the weights that ship with the package, in a folder each."""
 SHIPPED = tuple(sorted(folder.name for folder in _SHIPPED.glob("*-*")))
 """Names of the weights that ship with the package."""
-_SILENT_SECONDS = 30.0
-"""Maximum time that a server may take to answer during a download."""
-_MOST_SECONDS = 4 * 3600.0
-"""Maximum duration of a download."""
-_MOST_BYTES = 1 << 34
-"""Maximum size of a downloaded file."""
 _STATES = ("model_state", "state_dict", "model")
 """Keys under which a PyTorch checkpoint may contain a state dict. A file without any of these keys
 is itself a state dict."""
@@ -75,41 +67,24 @@ def local_file(path: str | Path) -> Path:
     if not file.is_file():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            _fetch(address, file)
+            _download(address, file)
         except (OSError, HTTPException) as error:
             raise ValueError(f"{address} cannot be downloaded: {error}") from error
     return file
 
 
-def _fetch(address: str, file: Path) -> None:
+def _download(address: str, file: Path) -> None:
     """Download a file with a progress bar.
 
     Raises:
-        OSError, HTTPException: The server does not answer in time or sends a web page, or the file
-            is too large or takes too long.
+        OSError, HTTPException: The server does not answer, or it sends a web page.
     """
-    logger.info("Downloading %s to %s.", address, file)
-    end = time.monotonic() + _MOST_SECONDS
-    done = 0
-    with (
-        urlopen(address, timeout=_SILENT_SECONDS) as answer,
-        atomic_write(file, shared=True) as out,
-    ):
-        size = int(answer.headers.get("Content-Length") or 0)
-        with tqdm(total=size or None, unit="B", unit_scale=True, disable=None) as bar:
-            while block := answer.read1(1 << 20):
-                if not done and block.lstrip().startswith(b"<"):
-                    raise OSError("the server sent a web page instead of a weight file")
-                out.write(block)
-                done += len(block)
-                bar.update(len(block))
-                if done > _MOST_BYTES or time.monotonic() > end:
-                    raise OSError(
-                        f"the file is too large or too slow ({done} bytes so far); download it by "
-                        "other means"
-                    )
-        if size and done != size:
-            raise OSError(f"the file ends after {done} of {size} bytes")
+    download_url_to_file(address, str(file))
+    with file.open("rb") as content:
+        head = content.read(64)
+    if head.lstrip().startswith(b"<"):
+        file.unlink()
+        raise OSError("the server sent a web page instead of a weight file")
 
 
 def check_kind(path: str | Path, kind: str) -> None:

@@ -211,12 +211,6 @@ def test_a_missing_video_is_unreadable(data, bucket):
     ]
 
 
-@pytest.mark.parametrize("folder", ["s3://data", "s3://nowhere/a"])
-def test_a_missing_list(folder, bucket):
-    with pytest.raises(ValueError, match=f"the list {folder}/train.csv does not exist"):
-        read_list(recipe_of(folder), "train")
-
-
 def test_wrong_credentials(data, bucket, monkeypatch):
     bucket.upload(data)
     monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
@@ -224,14 +218,6 @@ def test_wrong_credentials(data, bucket, monkeypatch):
         read_list(recipe_of("s3://data"), "train")
     with pytest.raises(RunError, match=r"a\.mp4 cannot be read: "):
         scan("s3://data/a.mp4")
-
-
-def test_no_credentials(bucket, connect, tmp_path):
-    nothing = dict.fromkeys(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], "")
-    files = ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"]
-    connect(**nothing, **dict.fromkeys(files, str(tmp_path / "none")))
-    with pytest.raises(RunError, match=r"s3://data/a cannot be read: .*locate credentials\."):
-        read_range("s3://data/a", 0, 1)
 
 
 @pytest.mark.slow

@@ -233,13 +233,6 @@ def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(frames, shape,
     assert len(seen) > 6
 
 
-def test_the_log_says_how_clips_are_sampled(frames, caplog):
-    caplog.set_level("INFO")
-    ClipDataset(recipe_of(frames, dataset="ssv2"), "train")
-    assert f"train: 3 videos of {frames}/train.csv" in caplog.text
-    assert "one frame from each of 8 segments of the video (DATA.SAMPLING_RATE 2" in caplog.text
-
-
 # Charades: several labels a clip, those of its span in training and of the video in testing.
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.pixels import Orientation
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
@@ -116,25 +115,6 @@ def test_single_frames_are_those_of_a_full_decode(prepared, wanted):
 # Sources of all kinds.
 
 
-@pytest.mark.parametrize(
-    ("turns", "size", "bright"),
-    [(1, (48, 64), np.s_[32:]), (2, (64, 48), np.s_[:, 32:])],  # below, on the right
-)
-def test_a_turned_source_is_written_upright(folder, turns, size, bright):
-    """Its left half is bright; quarter turns are counterclockwise."""
-    image = np.full((48, 64, 3), 30, np.uint8)
-    image[:, :32] = 220
-    source = write_video(folder / f"turned{turns}.mp4", [image] * 3, **SHARP)
-    record, target = scan(str(source)), folder / f"upright{turns}.mp4"
-    video = record.video._replace(width=size[0], height=size[1])
-    write_prepared(
-        str(source), replace(record, video=video, orientation=Orientation(turns)), target
-    )
-    shown = rgb(target)[1]
-    assert shown.shape == (*size[::-1], 3)
-    assert shown[bright].mean() > 1.5 * shown.mean()
-
-
 @pytest.mark.parametrize(("size", "frames"), [((65, 49), 49), ((1, 3), 1)])
 def test_odd_sizes_become_even_and_every_length_is_kept(folder, size, frames):
     images = moving(frames, *size)
@@ -146,17 +126,6 @@ def test_odd_sizes_become_even_and_every_length_is_kept(folder, size, frames):
     assert abs(np.subtract((video.width, video.height), size)).max() <= 1
     for image, even in zip(images, rgb(target), strict=True):
         assert abs(image.mean() - even.mean()) < 12
-
-
-def test_a_folder_of_jpegs_becomes_a_video(folder):
-    images, frames = moving(50, 64, 48, noise=2), folder / "frames"
-    frames.mkdir()
-    for number, image in enumerate(images):
-        cv2.imwrite(str(frames / f"{number:03d}.jpg"), image[..., ::-1])
-    target = prepared_of(frames)
-    assert scan(str(target)).video == Video(50, 30.0, 64, 48)
-    for image, frame in zip(images, rgb(target), strict=True):
-        assert cv2.PSNR(image, frame) > 24  # the disc's edge loses colour, which JPEG halves
 
 
 # What can go wrong.

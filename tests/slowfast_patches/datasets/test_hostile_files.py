@@ -94,15 +94,6 @@ def test_what_leads_elsewhere_is_refused(tmp_path, video, kind, to):
         assert reason in refusal(call)
 
 
-def test_a_prepared_file_that_became_a_pipe_is_refused(tmp_path, video):
-    path = tmp_path / "prepared.mp4"
-    write_prepared(str(video), scan(str(video)), path)
-    record = scan(str(path))
-    path.unlink()
-    os.mkfifo(path)
-    assert "is not a regular file" in refusal(lambda: READER.read_clip(str(path), record, plan()))
-
-
 @pytest.mark.parametrize("name", ["%03d.jpg", "concat:000.jpg|001.jpg"])
 def test_a_name_is_no_pattern_and_no_protocol(tmp_path, name, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,5 @@
 """The index: what it keeps, what it scans anew, and what happens to it."""
 
-import contextlib
 import gzip
 import json
 import multiprocessing
@@ -9,11 +8,9 @@ import pickle
 import shutil
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,9 +20,8 @@ from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import index as reading_index
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.index import index_files, load_index, open_index
-from slowfast_patches.datasets.reading.pixels import UPRIGHT
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
+from slowfast_patches.datasets.reading.scanned_video import Kind
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
@@ -241,19 +237,6 @@ def test_a_file_that_is_no_good_index_is_built_anew(data, file, caplog, content)
     assert load_index(file) == good
 
 
-def test_no_flipped_byte_is_believed(data, file):
-    """What is loaded from a file with a byte changed is the whole truth or nothing of it."""
-    opened(data)
-    content, expected = file.read_bytes(), load_index(file)
-    rng = np.random.default_rng(0)
-    for position in rng.choice(len(content), 100, replace=False).tolist():
-        changed = bytearray(content)
-        changed[position] ^= int(rng.integers(1, 256))
-        file.write_bytes(changed)
-        with contextlib.suppress(ValueError):
-            assert load_index(file) == expected
-
-
 @pytest.mark.parametrize("record", ["text", "ä", "eJyrrgUAAXUA+Q==", "eJyLNtCJNtABw1goBQAqGQQl"])
 def test_a_record_that_makes_no_sense_is_an_unreadable_video(data, file, record):
     """The checksum of a forged index may be right: {} and [0,[0,0,0,0],0,0,0] are no records."""
@@ -280,25 +263,6 @@ def test_where_the_folder_is_not_writable_the_index_lies_in_the_cache(
     assert "cannot be saved, neither" in caplog.text
 
 
-@pytest.mark.slow
-def test_an_unchanged_index_of_3000_videos_opens_within_a_third_of_a_second(tmp_path, monkeypatch):
-    paths = [str(tmp_path / f"{number:05}.mp4") for number in range(3_000)]
-    for path in paths:
-        Path(path).touch()
-    video = Video(30, 30.0, 340, 256)
-    record = ScannedVideo(Kind.VIDEO, video, UPRIGHT, np.arange(30) * 512, np.zeros(1, np.int64))
-    answers = iter([record] * len(paths))  # a video that is scanned again has none
-    monkeypatch.setattr(scanning, "_try_scan", lambda job: next(answers))
-    monkeypatch.setattr(scanning, "FEW", len(paths) + 1)
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        index = opened(tmp_path, paths)
-        times.append(time.process_time() - start)
-    assert index[2_999].packed() == record.packed()
-    assert min(times[1:]) < 1 / 3
-
-
 # Interruptions, and several processes.
 
 
@@ -319,15 +283,6 @@ def test_a_signal_ends_a_scan_after_the_video_that_is_read_and_another_continues
     assert len(load_index(file)) == 1
     assert_right(opened(data), videos(data))
     assert len(scanned) == len(videos(data)) - 1
-
-
-def test_buildings_at_the_same_time_do_not_disturb_one_another(data, file):
-    paths = videos(data)
-    with ThreadPoolExecutor(4) as threads:
-        for index in threads.map(lambda _: opened(data, paths), range(4)):
-            assert_right(index, paths)
-    assert len(load_index(file)) == len(paths)
-    assert not list(data.glob("*.tmp"))
 
 
 def open_as_rank(rank, meeting, folder, results):

@@ -17,7 +17,6 @@ from slowfast_patches.datasets.lists.dataset_lists import (
 )
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.plan.plan import dataset_size
-from slowfast_patches.registry import DATASETS, DataSet
 from slowfast_patches.train import run as run_module
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.errors import RunError
@@ -48,13 +47,6 @@ def ssv2(tmp_path):
 
 
 # Which data set.
-
-
-def test_a_data_set_of_ones_own_has_lists_as_kinetics(tmp_path, monkeypatch):
-    monkeypatch.setitem(DATASETS.entries, "cats", DataSet(mirrors=False))
-    (tmp_path / "train.csv").write_text("a.mp4 1\nb.mp4 0\n")
-    cats = recipe(tmp_path, "cats", "DATA.RANDOM_FLIP", False)
-    assert [video.label for video in read_list(cats, "train")] == [1, 0]
 
 
 # How many videos.
@@ -132,11 +124,6 @@ def test_the_test_split_is_test_csv_or_else_val_csv(tmp_path, dataset):
 
 
 # Names of classes.
-
-
-def test_ssv2_names_its_classes_in_its_labels_file(ssv2):
-    names = ("Holding something", "Pushing something left", "Doing nothing")
-    assert class_names(recipe(ssv2, "ssv2")) == names
 
 
 @pytest.mark.parametrize("dataset", ["kinetics", "ssv2"])

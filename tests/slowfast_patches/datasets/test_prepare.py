@@ -5,11 +5,7 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
-import time
 from multiprocessing import forkserver
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +27,6 @@ from tests.slowfast_patches.datasets.made_videos import (
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
 pytestmark = pytest.mark.slow
-TOOL = Path(__file__).parents[3] / "tools/prepare_data.py"
 NAMES = ["a.mp4", "deep/er/b.avi", "with space/c d.mkv", "żółw/é.mp4", "a.avi"]
 TARGETS = ["a.mp4", "deep/er/b.avi.mp4", "with space/c d.mkv.mp4", "żółw/é.mp4", "a.avi.mp4"]
 PREPARED = [f"videos/{name}" for name in TARGETS]
@@ -199,23 +194,6 @@ def test_an_interrupted_run_continues(prepare, data, out, monkeypatch):
     assert json.loads(prepare(data / "train.csv", "--json")[1])["from_earlier_runs"] == 2
     assert inodes(out) > before
     assert len(rows(out / "train.csv")) == 5
-
-
-def test_a_killed_run_continues(run, tmp_path, out):
-    names = [f"{number}.mp4" for number in range(4)]
-    for name in names:
-        write_video(tmp_path / name, noise(20, seed=0))
-    command = ["--csv", str(write_list(tmp_path / "train.csv", *names)), "--output", str(out)]
-    with subprocess.Popen([sys.executable, TOOL, *command, "--workers", "1"]) as process:
-        while not list(out.glob("videos/*.mp4")):
-            assert process.poll() is None
-            time.sleep(0.005)
-        process.kill()
-    assert not list(out.glob("*.csv"))
-    before = inodes(out)
-    assert json.loads(run(*command, "--json")[1])["from_earlier_runs"] >= len(before) > 0
-    assert inodes(out) > before
-    assert len(rows(out / "train.csv")) == 4
 
 
 # Bad videos, and videos that kill.

@@ -1,4 +1,4 @@
-"""Check that the samples of a data set are what the schedule requested."""
+"""Checks of what users give: samples of a data set, and settings of frameworks."""
 
 from __future__ import annotations
 
@@ -79,3 +79,9 @@ def _describe(sample: Any) -> str:
         for name, value in values
     ]
     return f"a {type(sample).__name__} ({', '.join(parts)})"
+
+
+def refuse(is_wrong: bool, message: str) -> None:
+    """Raise ValueError with a message if something is wrong."""
+    if is_wrong:
+        raise ValueError(message)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import average_running_stats
+from multigrid.contract import refuse
 from multigrid.sampler import Batch, MultigridBatchSampler
 from multigrid.schedule import Schedule
 from multigrid.training import Training
@@ -124,9 +125,7 @@ class MultigridCallback(Callback):
         self.training.model = pl_module
         self._trainer = trainer
         if stage == "fit":
-            _check_arguments(trainer, self.training.schedule.iterations)
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                _check_callback(trainer, callback)
+            _check_trainer(trainer, self.training.schedule.iterations)
             _save_by_steps(trainer, self.training.schedule)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -135,39 +134,35 @@ class MultigridCallback(Callback):
         Raises:
             ValueError: One does not agree. The message says what to change.
         """
+        lightning: Any = trainer
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
         whole = self.training.schedule.iterations
-        for wrong, advice in (
-            (
-                not isinstance(sampler, MultigridBatchSampler),
-                "the data loader was not created by the callback, or Lightning has replaced its "
-                "sampler. Return multigrid.loader(...) from train_dataloader, and pass "
-                "use_distributed_sampler=False to the Trainer",
-            ),
-            (
-                # overfit_batches sets this limit, too.
-                trainer.num_training_batches != whole and not trainer.fast_dev_run,  # type: ignore[attr-defined]
-                "limit_train_batches and overfit_batches would end the training before the end of "
-                "the schedule. Leave them out. For a shorter training, pass a shorter learning "
-                "rate to make_schedule",
-            ),
-            (
-                self.training.iteration != trainer.global_step,
-                "the callback was already used for a training. Create a new callback for each fit",
-            ),
-            (
-                len(trainer.optimizers) != 1,
-                "the schedule sets the learning rates of a single optimizer. Return a single "
-                "optimizer from configure_optimizers",
-            ),
-            (
-                any(isinstance(module, nn.SyncBatchNorm) for module in pl_module.modules()),
-                "sync_batchnorm would replace the BN layers of multigrid.convert_batchnorm, which "
-                "already share their statistics between devices. Leave it out",
-            ),
-        ):
-            if wrong:
-                raise ValueError(advice)
+        refuse(
+            not isinstance(sampler, MultigridBatchSampler),
+            "the data loader was not created by the callback, or Lightning has replaced its "
+            "sampler. Return multigrid.loader(...) from train_dataloader, and pass "
+            "use_distributed_sampler=False to the Trainer",
+        )
+        refuse(  # overfit_batches sets this limit, too.
+            lightning.num_training_batches != whole and not lightning.fast_dev_run,
+            "limit_train_batches and overfit_batches would end the training before the end of the "
+            "schedule. Leave them out. For a shorter training, pass a shorter learning rate to "
+            "make_schedule",
+        )
+        refuse(
+            self.training.iteration != trainer.global_step,
+            "the callback was already used for a training. Create a new callback for each fit",
+        )
+        refuse(
+            len(trainer.optimizers) != 1,
+            "the schedule sets the learning rates of a single optimizer. Return a single optimizer "
+            "from configure_optimizers",
+        )
+        refuse(
+            any(isinstance(module, nn.SyncBatchNorm) for module in pl_module.modules()),
+            "sync_batchnorm would replace the BN layers of multigrid.convert_batchnorm, which "
+            "already share their statistics between devices. Leave it out",
+        )
         self.training.optimizer = trainer.optimizers[0]
         if trainer.enable_validation and trainer.val_check_batch == whole:
             rank_zero_warn(
@@ -183,13 +178,12 @@ class MultigridCallback(Callback):
             ValueError: Another callback has turned on gradient accumulation, or the module or a
                 callback has a learning-rate scheduler.
         """
-        if trainer.accumulate_grad_batches != 1:
-            raise ValueError(_NO_ACCUMULATION)
-        if trainer.lr_scheduler_configs:
-            raise ValueError(
-                "a scheduler would override the learning rates of the schedule. Return only the "
-                "optimizer from configure_optimizers"
-            )
+        refuse(trainer.accumulate_grad_batches != 1, _NO_ACCUMULATION)
+        refuse(
+            bool(trainer.lr_scheduler_configs),
+            "a scheduler would override the learning rates of the schedule. Return only the "
+            "optimizer from configure_optimizers",
+        )
         self.training.begin(batch)
 
     def on_before_optimizer_step(
@@ -218,14 +212,14 @@ class MultigridCallback(Callback):
         """Note which iteration a checkpoint has."""
         self._saved_step = trainer.global_step
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Save the last iteration if no other callback has saved it.
 
         This replaces the file of `ModelCheckpoint(save_last=True)` if there is one.
         """
         step = trainer.global_step
         savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-        if savers and self._saved_step != step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if savers and self._saved_step != step and not trainer.fast_dev_run:
             last = [saver.last_model_path for saver in savers if saver.last_model_path]
             trainer.save_checkpoint((*last, f"{savers[0].dirpath}/multigrid-step={step}.ckpt")[0])
 
@@ -243,51 +237,47 @@ class MultigridCallback(Callback):
         self.training.load_state_dict(state_dict)
 
 
-def _check_arguments(trainer: Trainer, iterations: int) -> None:
-    """Raise ValueError for arguments of the Trainer that do not fit a training of one epoch."""
-    for wrong, advice in (
-        (trainer.accumulate_grad_batches != 1, _NO_ACCUMULATION),
-        (
-            trainer.max_epochs != 1 and trainer.max_steps not in range(iterations + 1),
-            f"{_ONE_EPOCH}. Pass max_epochs=1 to the Trainer",
-        ),
-        (
-            trainer.check_val_every_n_epoch not in (None, 1),
-            f"{_ONE_EPOCH}, so check_val_every_n_epoch={trainer.check_val_every_n_epoch} would "
-            f"never validate. {_BY_STEPS}",
-        ),
-        (
-            trainer.reload_dataloaders_every_n_epochs != 0,  # type: ignore[attr-defined]
-            f"{_ONE_EPOCH}, so reload_dataloaders_every_n_epochs has no effect. Leave it out",
-        ),
-    ):
-        if wrong:
-            raise ValueError(advice)
-
-
-def _check_callback(trainer: Trainer, callback: Callback) -> None:
-    """Raise ValueError for a callback that acts by epochs or changes what the schedule sets."""
-    name = type(callback).__name__
-    if isinstance(callback, ModelCheckpoint) and (callback.every_n_epochs or 0) > 1:
-        raise ValueError(f"{_ONE_EPOCH}, so {name} would never save. Use every_n_train_steps")
-    if isinstance(callback, EarlyStopping) and (
-        callback._check_on_train_epoch_end or getattr(trainer, "val_check_interval", 0) == 1.0
-    ):
-        raise ValueError(f"{_ONE_EPOCH}, so {name} would act only at its end. {_BY_STEPS}")
-    if isinstance(callback, BackboneFinetuning) or getattr(
-        callback, "update_starting_at_epoch", None
-    ):
-        raise ValueError(
-            f"{_ONE_EPOCH}, so {name} would never act. Use a callback that acts by steps"
+def _check_trainer(trainer: Any, iterations: int) -> None:
+    """Raise ValueError if the Trainer or a callback acts by epochs or changes what is scheduled."""
+    refuse(trainer.accumulate_grad_batches != 1, _NO_ACCUMULATION)
+    refuse(
+        trainer.max_epochs != 1 and trainer.max_steps not in range(iterations + 1),
+        f"{_ONE_EPOCH}. Pass max_epochs=1 to the Trainer",
+    )
+    refuse(
+        trainer.check_val_every_n_epoch not in (None, 1),
+        f"{_ONE_EPOCH}, so check_val_every_n_epoch={trainer.check_val_every_n_epoch} would never "
+        f"validate. {_BY_STEPS}",
+    )
+    refuse(
+        trainer.reload_dataloaders_every_n_epochs != 0,
+        f"{_ONE_EPOCH}, so reload_dataloaders_every_n_epochs has no effect. Leave it out",
+    )
+    for callback in trainer.callbacks:
+        name = type(callback).__name__
+        refuse(
+            _acts_by_epochs(trainer, callback),
+            f"{_ONE_EPOCH}, so {name} would act only at its end, or never. Use a callback that "
+            f"acts by steps, such as ModelCheckpoint(every_n_train_steps=N). {_BY_STEPS}, so that "
+            "callbacks act after validations",
         )
-    if isinstance(callback, (BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging)):
-        raise ValueError(
+        refuse(
+            isinstance(callback, (BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging)),
             f"{name} would change the batch size or the learning rate, which the schedule sets. "
-            "Leave it out"
+            "Leave it out",
         )
 
 
-def _save_by_steps(trainer: Trainer, schedule: Schedule) -> None:
+def _acts_by_epochs(trainer: Any, callback: Any) -> bool:
+    if isinstance(callback, ModelCheckpoint):
+        return (callback.every_n_epochs or 0) > 1
+    if isinstance(callback, EarlyStopping):
+        return bool(callback._check_on_train_epoch_end) or trainer.val_check_interval == 1.0
+    starts_late = bool(getattr(callback, "update_starting_at_epoch", None))
+    return starts_late or isinstance(callback, BackboneFinetuning)
+
+
+def _save_by_steps(trainer: Any, schedule: Schedule) -> None:
     """Add a ModelCheckpoint if no other saves by steps or time, unless checkpoints are off."""
     savers = trainer.checkpoint_callbacks
     if not savers or any(
@@ -297,7 +287,7 @@ def _save_by_steps(trainer: Trainer, schedule: Schedule) -> None:
     ):
         return
     interval = max(1, round(schedule.iterations / schedule.epochs))
-    trainer.callbacks.append(  # type: ignore[attr-defined]
+    trainer.callbacks.append(
         ModelCheckpoint(
             getattr(savers[0], "dirpath", None),
             filename="multigrid-{step}",

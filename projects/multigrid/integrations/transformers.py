@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from multigrid.batchnorm import average_running_stats
+from multigrid.contract import refuse
 from multigrid.positions import check_transformers
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
@@ -134,33 +135,36 @@ class MultigridTrainer(Trainer):
         own_collator = options.get("data_collator")
         # Copy the arguments, because some are changed below.
         args = copy(options.get("args") or TrainingArguments("tmp_trainer"))
-        for wrong, advice in (
-            (
-                args.max_steps not in (-1, schedule.iterations),
-                f"max_steps differs from the {schedule.iterations} iterations of the schedule, so "
-                "leave it out. The learning rate passed to make_schedule sets the length",
-            ),
-            (
-                args.gradient_accumulation_steps != 1,
-                "gradient_accumulation_steps would merge several iterations of the schedule into "
-                "one. Leave it out, and choose a smaller batch for make_schedule",
-            ),
-            (
-                args.n_gpu > 1,
-                "nn.DataParallel is not supported. Start one process per GPU with torchrun",
-            ),
-            (
-                args.ignore_data_skip,
-                "with ignore_data_skip, a resumed training would repeat clips. Leave it out",
-            ),
-            (
-                (options.get("optimizers") or (None, None))[1] is not None,
-                "the schedule sets the learning rates. Pass optimizers=(optimizer, None)",
-            ),
-        ):
-            if wrong:
-                raise ValueError(advice)
-        _check_intervals(args, schedule.iterations)
+        optimizers = options.get("optimizers") or (None, None)
+        refuse(
+            args.max_steps not in (-1, schedule.iterations),
+            f"max_steps differs from the {schedule.iterations} iterations of the schedule, so "
+            "leave it out. The learning rate passed to make_schedule sets the length",
+        )
+        refuse(
+            args.gradient_accumulation_steps != 1,
+            "gradient_accumulation_steps would merge several iterations of the schedule into one. "
+            "Leave it out, and choose a smaller batch for make_schedule",
+        )
+        refuse(
+            args.n_gpu > 1,
+            "nn.DataParallel is not supported. Start one process per GPU with torchrun",
+        )
+        refuse(
+            args.ignore_data_skip,
+            "with ignore_data_skip, a resumed training would repeat clips. Leave it out",
+        )
+        refuse(
+            optimizers[1] is not None,
+            "the schedule sets the learning rates. Pass optimizers=(optimizer, None)",
+        )
+        refuse(
+            "epoch" in (args.eval_strategy, args.save_strategy, args.logging_strategy),
+            "for the Trainer, the whole training is one epoch, so eval_strategy, save_strategy or "
+            "logging_strategy 'epoch' would act only at its end. Use 'steps', and eval_steps, "
+            "save_steps or logging_steps",
+        )
+        _warn_of_arguments(args, schedule.iterations)
         args.max_steps = schedule.iterations
         args.remove_unused_columns = False
         super().__init__(**options | {"args": args, "data_collator": own_collator or video_inputs})
@@ -257,18 +261,8 @@ class MultigridTrainer(Trainer):
             super()._load_best_model()
 
 
-def _check_intervals(args: TrainingArguments, iterations: int) -> None:
-    """Check that the Trainer evaluates, saves and logs by steps, and warn of unused arguments.
-
-    Raises:
-        ValueError: It evaluates, saves or logs by epochs.
-    """
-    for name in ("eval", "save", "logging"):
-        if getattr(args, f"{name}_strategy") == "epoch":
-            raise ValueError(
-                f"for the Trainer, the whole training is one epoch, so {name}_strategy='epoch' "
-                f"would act only at its end. Use {name}_strategy='steps' and {name}_steps=N"
-            )
+def _warn_of_arguments(args: TrainingArguments, iterations: int) -> None:
+    """Warn if the Trainer saves at its end only, or if arguments have no effect."""
     if args.save_strategy == "steps" and args.save_steps >= iterations:
         warn(
             f"save_steps is {args.save_steps}, but the training has {iterations} iterations, so "

@@ -14,6 +14,7 @@ from multigrid.batchnorm import (
 )
 from multigrid.cost import Cost, baseline_cost, schedule_cost
 from multigrid.cycles import GENTLE, PAPER, Cycles, recommend_cycles
+from multigrid.grids import Grid, SamplingOptions, make_grid
 from multigrid.learning_rate import (
     CosineRate,
     LearningRate,
@@ -30,6 +31,7 @@ from multigrid.positions import (
     place_positions,
     set_coverage,
 )
+from multigrid.prepare import MultigridLR, prepare_step
 from multigrid.sampler import (
     Batch,
     MultigridBatchSampler,
@@ -39,20 +41,10 @@ from multigrid.sampler import (
     network_input,
     stream,
 )
-from multigrid.sampling import (
-    Box,
-    ClipPlan,
-    Grid,
-    SamplingOptions,
-    Video,
-    clip_generator,
-    make_grid,
-    plan_test,
-    plan_train,
-)
+from multigrid.sampling import Box, ClipPlan, Video, clip_generator, plan_test, plan_train
 from multigrid.schedule import Phase, Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest, Shape, scale_shape
-from multigrid.training import MultigridLR, Training, prepare_step
+from multigrid.training import Training
 
 __all__ = [
     "GENTLE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from multigrid.sampling import SamplingOptions
+from multigrid.grids import SamplingOptions
 from multigrid.shapes import Factors
 
 

@@ -1,13 +1,4 @@
-"""Sampling grids: which frames and which crop of a video form a clip (paper §3.1).
-
-A grid of t frames of h × h pixels is coarser than the baseline's if t or h is smaller. A clip of a
-coarser grid can still show the same part of a video. Its stride is drawn at random, from the
-baseline's stride τ to the stride at which t frames span as much time as a baseline clip. The short
-side of the frames may shrink in proportion to the crop.
-
-    baseline   T = 8, τ = 2    |.|.|.|.|.|.|.|.          a video's frames, | = sampled
-    coarse     t = 2, s = 2    |.|.............          stride s uniform in [τ, τ·T/t]
-               t = 2, s = 8    |.......|.......
+"""Frames and crop of one clip of a video, for any grid (paper §3.1).
 
 If each video shows one action from beginning to end, sample in segments instead (TSN, Wang et al.
 2016). The video is divided into t segments of equal length, and the clip has one frame from each
@@ -28,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from multigrid.shapes import Shape
+from multigrid.grids import DEFAULTS, Grid, SamplingOptions
 
 
 class Video(NamedTuple):
@@ -61,55 +52,6 @@ class Box(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
-    """Options of how clips are cut from videos, for all shapes of a training.
-
-    Args:
-        keep_field_of_view: If True, smaller crops show as much of a frame as the baseline's crops,
-            at a lower resolution. If False, as in the paper, a crop of h pixels may show as little
-            as h/H of the width and height of a baseline crop.
-        flip: Mirror half of the training clips, at random.
-        inverse_scale: Draw the inverse of the short side uniformly, instead of the short side.
-        segments: Divide the video into T segments of equal length and sample one frame from each,
-            instead of sampling frames at a stride.
-        exact_strides: If True, the distance between frames is exactly the stride. If False, as in
-            PySlowFast, it is slightly larger: the last sampled frame is the last frame of the span.
-            Videos with a variable frame rate are sampled as if this were True.
-    """
-
-    keep_field_of_view: bool = True
-    flip: bool = True
-    inverse_scale: bool = False
-    segments: bool = False
-    exact_strides: bool = False
-
-
-_DEFAULTS = SamplingOptions()
-
-
-@dataclass(frozen=True)
-class Grid:
-    """How clips of one shape are sampled from videos.
-
-    Args:
-        frames: Number of frames of a clip.
-        crop: Side of the square crop, in pixels.
-        strides: Inclusive range (min, max) of strides, in frames at the target frame rate. Ignored
-            with `options.segments`.
-        short_sides: Inclusive range (min, max) of the short side of resized frames, in pixels.
-        options: How clips are cut from videos.
-        base: Grid of the baseline. None if this is the grid of the baseline.
-    """
-
-    frames: int
-    crop: int
-    strides: tuple[int, int]
-    short_sides: tuple[int, int]
-    options: SamplingOptions = _DEFAULTS
-    base: Grid | None = None
-
-
-@dataclass(frozen=True)
 class ClipPlan:
     """Frames and crop to read from a video for one clip.
 
@@ -136,49 +78,6 @@ class ClipPlan:
         down = video.height / self.size[1]
         x, y = self.corner
         return Box(x * across, y * down, self.crop * across, self.crop * down)
-
-
-def make_grid(
-    shape: Shape,
-    base: Shape,
-    stride: int,
-    short_sides: tuple[int, int],
-    options: SamplingOptions = _DEFAULTS,
-) -> Grid:
-    """Return the grid of a shape.
-
-    Its strides are [τ, τ·T/t]. Its short sides are [min·h/H, max·h/H] with `keep_field_of_view`,
-    and [min·h/H, max] without, as in the paper (§3.1, §4).
-
-    Args:
-        shape: The shape of the mini-batch.
-        base: The baseline's shape.
-        stride: The baseline's stride τ, in frames.
-        short_sides: Range (min, max) of the baseline's short sides, in pixels.
-        options: How clips are cut from videos.
-
-    Raises:
-        ValueError: The crop is larger than the maximum short side.
-    """
-    low, high = short_sides
-    if high < max(low, shape.crop):
-        raise ValueError(
-            f"a crop of {shape.crop} pixels does not fit into frames with a short side of {low} to "
-            f"{high} pixels. Choose a smaller crop or larger short sides"
-        )
-    scale = shape.crop / base.crop
-    is_base = (shape.frames, shape.crop) == (base.frames, base.crop)
-    return Grid(
-        frames=shape.frames,
-        crop=shape.crop,
-        strides=(stride, max(stride, stride * base.frames // shape.frames)),
-        short_sides=(
-            max(shape.crop, round(low * scale)),
-            max(shape.crop, round(high * scale)) if options.keep_field_of_view else high,
-        ),
-        options=options,
-        base=None if is_base else Grid(base.frames, base.crop, (stride, stride), short_sides),
-    )
 
 
 def clip_generator(seed: int, epoch: int, video: int) -> np.random.Generator:
@@ -209,24 +108,35 @@ def plan_train(
             apart, as in PySlowFast's AVA data set. None means a random start.
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
-    low, high = grid.strides
-    stride = low + int(u_stride * (high - low + 1))
+    stride = draw_stride(u_stride, grid)
     rate = _rate(video, target_fps)
+    span = stride * grid.frames * rate
     exact = _is_exact(grid.options, video, centre)
     if grid.options.segments:
         positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
     else:
-        span = stride * grid.frames * rate
         start = u_start * max(video.frames - span, 0.0)
-        if centre is not None:
-            start = _start_around(centre, span, video)
-        positions = _positions(start, span, grid.frames, video, exact=exact)
-    short_side = _short_side(u_scale, grid)
+        positions = _at_stride(start, span, grid.frames, video, centre, exact=exact)
+    short_side = draw_short_side(u_scale, grid)
     size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
     flip = grid.options.flip and bool(u_flip < 0.5)
-    coverage = _coverage(grid, stride, rate, short_side, exact=exact)
+    coverage = _coverage(grid, span, rate, short_side, exact=exact)
     return ClipPlan(positions, size, corner, grid.crop, flip, coverage)
+
+
+def draw_stride(u: float, grid: Grid) -> int:
+    """Return the stride for a uniform random number in [0, 1)."""
+    low, high = grid.strides
+    return low + int(u * (high - low + 1))
+
+
+def draw_short_side(u: float, grid: Grid) -> int:
+    """Return the short side of resized frames for a uniform random number in [0, 1)."""
+    low, high = grid.short_sides
+    if grid.options.inverse_scale:
+        return max(low, round(1 / (1 / high + u * (1 / low - 1 / high))))
+    return round(low + u * (high - low))
 
 
 def plan_test(
@@ -239,7 +149,7 @@ def plan_test(
     spatial: tuple[int, int] = (0, 1),
     target_fps: float = 30.0,
     short_side: int | None = None,
-    options: SamplingOptions = _DEFAULTS,
+    options: SamplingOptions = DEFAULTS,
     to_end: bool = False,
     centre: float | None = None,
 ) -> ClipPlan:
@@ -286,16 +196,13 @@ def plan_test(
         span = stride * frames * _rate(video, target_fps)
         room = max(video.frames - span, 0.0)
         start = room / 2 if views == 1 else room * index / (views - to_end)
-        if centre is not None:
-            start = _start_around(centre, span, video)
         exact = _is_exact(options, video, centre)
-        positions = _positions(start, span, frames, video, exact=exact)
-    size = _resized(video, short_side or crop)
-    place = 1 if crops == 1 else part
-    wide = size[0] >= size[1]
-    across = (0, round((max(size) - crop) / 2), max(size) - crop)[place]
-    centre = round((min(size) - crop) / 2)
-    corner = (across, centre) if wide else (centre, across)
+        positions = _at_stride(start, span, frames, video, centre, exact=exact)
+    width, height = size = _resized(video, short_side or crop)
+    room = max(size) - crop
+    along = round(room / 2) if crops == 1 else (0, round(room / 2), room)[part]
+    across = round((min(size) - crop) / 2)
+    corner = (along, across) if width >= height else (across, along)
     return ClipPlan(positions, size, corner, crop, False)
 
 
@@ -321,64 +228,56 @@ def _rate(video: Video, target_fps: float) -> float:
     return video.fps / target_fps if target_fps else 1.0
 
 
-def _start_around(centre: float, span: float, video: Video) -> float:
-    """Return where a clip around a key frame starts.
-
-    If the frame rate is constant, that is a whole number of frames before `centre`, as in
-    PySlowFast.
-    """
-    return centre - (span // 2 if video.moments is None else span / 2)
-
-
 def _is_exact(options: SamplingOptions, video: Video, centre: float | None) -> bool:
-    """Return whether the frames of a clip are exactly a stride apart (see `_positions`)."""
+    """Return whether the frames of a clip are exactly a stride apart (see `_at_stride`)."""
     return options.exact_strides or centre is not None or video.moments is not None
 
 
-def _positions(
-    start: float, span: float, frames: int, video: Video, *, exact: bool
+def _at_stride(
+    start: float, span: float, frames: int, video: Video, centre: float | None, *, exact: bool
 ) -> NDArray[np.int64]:
     """Return the indices of the frames of a clip, (frames,) int64.
 
     If the clip extends beyond the end of the video, the last frame is repeated.
 
     Args:
-        start: Position of the first frame.
+        start: Position of the first frame, unless there is a centre.
         span: Length of the clip in video frames.
         frames: Number of frames of the clip.
         video: The video to sample.
+        centre: Index of the frame in the middle of the clip, or None. If the frame rate is
+            constant, the clip starts a whole number of frames earlier, as in PySlowFast.
         exact: If True, the distance between frames is the stride, span / frames. If False, as in
             PySlowFast, it is (span - 1) / (frames - 1), so the last frame is at start + span - 1.
     """
+    if centre is not None:
+        start = centre - (span // 2 if video.moments is None else span / 2)
     if exact:
-        moments = start + np.arange(frames) * span / frames
-    else:
-        moments = np.linspace(start, start + max(span - 1, 0.0), frames)
-    return frames_at(moments, video)
+        return frames_at(start + np.arange(frames) * span / frames, video)
+    return frames_at(np.linspace(start, start + max(span - 1, 0.0), frames), video)
 
 
 def _coverage(
-    grid: Grid, stride: int, rate: float, short_side: int, *, exact: bool
+    grid: Grid, span: float, rate: float, short_side: int, *, exact: bool
 ) -> tuple[float, float]:
     """Return the fraction (time, space) of a baseline clip that a clip shows.
 
     Args:
         grid: The grid of the clip.
-        stride: Stride of the clip, in frames at the target frame rate.
+        span: Length of the clip in video frames.
         rate: Frame rate of the video as a multiple of the target frame rate.
         short_side: Short side to which frames are resized, in pixels.
-        exact: Whether frames are whole strides apart (see `_positions`).
+        exact: Whether frames are whole strides apart (see `_at_stride`).
     """
     base = grid.base
-    in_time = 1.0
     if base is None:
         return 1.0, 1.0
+    in_time = 1.0
     if not grid.options.segments:
-        covered, by_base = (
-            _covered(frames, frames * tau * rate, exact=exact)
-            for frames, tau in ((grid.frames, stride), (base.frames, base.strides[0]))
+        whole = base.frames * base.strides[0] * rate
+        in_time = _covered(grid.frames, span, exact=exact) / _covered(
+            base.frames, whole, exact=exact
         )
-        in_time = covered / by_base
     # Baseline crops have a coverage of 1, although they show different fractions of a frame.
     # So the coverage is 1 for any crop that shows at least the smallest of these fractions.
     least = base.crop / base.short_sides[1]
@@ -407,13 +306,6 @@ def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
     """
     moments = (np.arange(len(parts)) + parts) * video.frames / len(parts)
     return frames_at(moments, video)
-
-
-def _short_side(u: float, grid: Grid) -> int:
-    low, high = grid.short_sides
-    if grid.options.inverse_scale:
-        return max(low, round(1 / (1 / high + u * (1 / low - 1 / high))))
-    return round(low + u * (high - low))
 
 
 def _resized(video: Video, short_side: int) -> tuple[int, int]:

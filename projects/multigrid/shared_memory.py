@@ -24,25 +24,23 @@ def fit_workers(
         (fitting, text). `fitting` is a number from 0 to `workers`. 0 workers need no shared memory.
         `text` describes the shortage and how to end it, and is "" if all workers fit.
     """
-    free = _free_bytes() / processes
-    if free >= (workers * prefetch + 1) * batch_bytes or not workers:
-        return workers, ""
-    fitting = max(0, int(free // batch_bytes) - 1) // prefetch
-    needed = processes * (workers * prefetch + 1) * batch_bytes
-    return fitting, (
-        f"/dev/shm has {_mega(processes * free)} free, which is enough for {fitting} instead of "
-        f"{workers} data loader workers, because a mini-batch has up to {_mega(batch_bytes)}. "
-        f"Enlarge /dev/shm, for example with docker run --shm-size {math.ceil(needed / 2**20)}m"
-    )
-
-
-def _free_bytes() -> float:
-    """Return the free bytes in /dev/shm, or infinity if it has no limit."""
     try:
         status = os.statvfs("/dev/shm")
     except OSError:  # macOS has no /dev/shm
-        return math.inf
-    return status.f_bavail * status.f_frsize if status.f_blocks else math.inf
+        return workers, ""
+    needed = (workers * prefetch + 1) * batch_bytes
+    if not workers or not status.f_blocks:  # a tmpfs without a limit has 0 blocks
+        return workers, ""
+    free = status.f_bavail * status.f_frsize / processes
+    if free >= needed:
+        return workers, ""
+    fitting = max(0, int(free // batch_bytes) - 1) // prefetch
+    return fitting, (
+        f"/dev/shm has {_mega(processes * free)} free, which is enough for {fitting} instead of "
+        f"{workers} data loader workers, because a mini-batch has up to {_mega(batch_bytes)}. "
+        "Enlarge /dev/shm, for example with docker run --shm-size "
+        f"{math.ceil(processes * needed / 2**20)}m"
+    )
 
 
 def _mega(size: float) -> str:

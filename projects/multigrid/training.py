@@ -1,4 +1,4 @@
-"""Multigrid training in any training loop: the class `Training`, and a learning-rate scheduler."""
+"""Multigrid training in any training loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import (
@@ -21,12 +20,12 @@ from multigrid.batchnorm import (
     MicroBatchStats,
     check_accumulation,
     form_groups,
-    set_group_size,
     split_clips,
 )
 from multigrid.contract import CheckedClips
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
 from multigrid.positions import check_patches, set_coverage
+from multigrid.prepare import prepare_step, scaled_rates
 from multigrid.sampler import Batch, MultigridBatchSampler, collate, select_clips
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shared_memory import fit_workers
@@ -36,28 +35,6 @@ _CYCLES_CODE = (
     "make_schedule(..., cycles=multigrid.{name}) and "
     "VideoClips(..., sampling=multigrid.{name}.sampling)"
 )
-
-
-def prepare_step(step: ScheduleStep, model: nn.Module, optimizer: Optimizer) -> None:
-    """Set the BN group size of a model and the learning rates of an optimizer for an iteration.
-
-    `Training.begin` does this for the iterations of a schedule in order. Call this function
-    directly only to train iterations in another order. The learning rate of each parameter group is
-    `step.lr` times the group's "lr_scale", which is 1 by default.
-
-    Args:
-        step: The iteration, as returned by `Schedule.at`.
-        model: The model to change.
-        optimizer: The optimizer to change.
-    """
-    set_group_size(model, step.bn_size)
-    for group, rate in zip(optimizer.param_groups, _rates(optimizer, step.lr), strict=True):
-        group["lr"] = rate
-
-
-def _rates(optimizer: Optimizer, lr: float) -> list[float]:
-    """Return the learning rate of each parameter group."""
-    return [lr * group.get("lr_scale", 1.0) for group in optimizer.param_groups]
 
 
 class Training:
@@ -205,7 +182,7 @@ class Training:
         self._check_parts(self.model, self.optimizer)
         step = self.schedule.at(iteration)
         self._watch.begin(
-            _rates(self.optimizer, step.lr),
+            scaled_rates(self.optimizer, step.lr),
             is_last=iteration + 1 == self.schedule.iterations,
             undivided=self.accumulation_steps if self.accumulation_steps > 1 else 0,
         )
@@ -342,34 +319,3 @@ class Training:
             "checksum of the phases": crc32("\n".join(schedule.phase_lines()).encode()),
             "seed": self.seed,
         }
-
-
-class MultigridLR(LRScheduler):
-    """PyTorch learning-rate scheduler for a multigrid schedule. Call `step()` in every iteration.
-
-    `Training.begin` sets the same learning rates, so use either `MultigridLR` or `Training`. The
-    learning rate of a parameter group is the schedule's learning rate times the group's "lr_scale",
-    which is 1 by default. It stays constant after the last iteration.
-
-    Args:
-        optimizer: The optimizer.
-        schedule: The schedule to train.
-        last_epoch: As in PyTorch: the iteration before the one to start at.
-    """
-
-    def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:
-        self.schedule = schedule
-        super().__init__(optimizer, last_epoch)
-
-    def get_lr(self) -> list[float | Tensor]:
-        """Return the learning rate of each parameter group for the current iteration.
-
-        PyTorch counts calls of `step()` in `last_epoch`. Here this is the iteration.
-        """
-        lr = self.schedule.at(min(self.last_epoch, self.schedule.iterations - 1)).lr
-        return list[float | Tensor](_rates(self.optimizer, lr))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scheduler, excluding the schedule and the optimizer."""
-        given = ("schedule", "training")
-        return {name: value for name, value in super().state_dict().items() if name not in given}

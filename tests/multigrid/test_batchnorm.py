@@ -137,16 +137,6 @@ def test_half_precision_input_with_single_precision_parameters(dtype, layout):
 # Memory formats.
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_an_operation_in_place_may_follow(dtype, layout):
-    """PySlowFast's ReLU modifies the output in place."""
-    x, grad = (_clips(6, 4, 2, 5, 7, layout=layout, seed=seed).to(dtype) for seed in (0, 2))
-    norm = _norm(4, 2, dtype=torch.promote_types(dtype, torch.float32))
-    expected = _train(nn.Sequential(norm, nn.ReLU()), x, grad)
-    found = _train(nn.Sequential(norm, nn.ReLU(inplace=True)), x, grad)
-    assert all(map(torch.equal, found, expected))
-
-
 def _copies(module: nn.Module, x: Tensor, grad: Tensor) -> int:
     """Count the copies of tensors of x's size in training."""
     with profile(record_shapes=True) as recorded:

@@ -40,30 +40,11 @@ def test_gentle_by_hand():
     assert GENTLE.sampling == SamplingOptions(keep_field_of_view=True)
 
 
-def test_the_papers_by_hand():
-    """Table 1 of the paper: each long-cycle shape, with the short cycle of H/2, H/√2 and H."""
-    schedule = make_schedule(BASE, 4000, RATE, PAPER)
-    shapes = [[str(shape) for shape in phase.shapes] for phase in schedule.phases]
-    assert shapes == [
-        ["128×4×32²", "64×4×45²", "64×4×45²"],
-        ["64×8×32²", "32×8×45²", "32×8×45²"],
-        ["64×8×32²", "32×8×45²", "16×8×64²"],
-        *[["32×16×32²", "16×16×45²", "8×16×64²"]] * 3,
-    ]
-    assert schedule.epochs == 15
-    assert not PAPER.sampling.keep_field_of_view
-
-
 @pytest.mark.parametrize(("batch", "sizes"), [(16, [8] * 3), (4, [4, 8, 4]), (2, [6, 4, 2])])
 def test_bn_groups_of_gentle_divide_every_batch(batch, sizes):
     """Three times 4 clips cannot form groups of 8, but three groups of 4."""
     schedule = make_schedule(Shape(batch, 16, 64), 4000, RATE)
     assert [phase.bn_sizes[0] for phase in schedule.phases[:3]] == sizes
-
-
-def test_the_name_is_no_part_of_what_cycles_are():
-    assert replace(GENTLE, name="") == GENTLE
-    assert replace(GENTLE, epoch_factor=1.0) != GENTLE
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from contextlib import nullcontext
 from importlib import import_module
@@ -91,13 +90,6 @@ def test_the_loop_in_micro_batches_runs_as_printed(interrupted_run):
     with pytest.raises(KeyboardInterrupt):
         exec(loop, names)
     assert seen == [names["schedule"].at(0).shape.batch // 2] * 2
-
-
-def test_the_example_needs_the_method_alone(example):
-    nodes = list(ast.walk(ast.parse(example)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-    assert {name.split(".")[0] for name in names} == {"multigrid", "numpy", "os", "torch"}
 
 
 def test_the_api_page_lists_everything_public_where_it_is_defined():

@@ -128,7 +128,12 @@ def saved_steps(folder):
         ({"check_val_every_n_epoch": 5}, [], Module, "=5 would never .*val_check_interval=N"),
         ({"reload_dataloaders_every_n_epochs": 1}, [], Module, "no effect"),
         ({}, [GradientAccumulationScheduler({0: 4})], Module, "accumulate_grad_batches"),
-        ({}, [ModelCheckpoint(every_n_epochs=2)], Module, r"ModelCheckpoint would .*every_n_train_steps=N"),
+        (
+            {},
+            [ModelCheckpoint(every_n_epochs=2)],
+            Module,
+            r"ModelCheckpoint would .*every_n_train_steps=N",
+        ),
         ({}, [EarlyStopping("score")], Module, "only at its end.* val_check_interval=N"),
         (
             {"val_check_interval": 3},
@@ -137,7 +142,12 @@ def saved_steps(folder):
             "EarlyStopping would act only at its end",
         ),
         ({}, [BackboneFinetuning()], Module, "BackboneFinetuning would act"),
-        ({}, [EMAWeightAveraging(update_starting_at_epoch=1)], Module, "EMAWeightAveraging would act"),
+        (
+            {},
+            [EMAWeightAveraging(update_starting_at_epoch=1)],
+            Module,
+            "EMAWeightAveraging would act",
+        ),
         ({}, [LearningRateFinder()], Module, "LearningRateFinder .*Leave it out"),
         ({}, [BatchSizeFinder()], Module, "BatchSizeFinder .*Leave it out"),
         ({}, [StochasticWeightAveraging(0.1)], Module, "StochasticWeightAveraging .*Leave it out"),

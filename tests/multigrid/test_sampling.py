@@ -44,7 +44,7 @@ def train_plans(grid, video=VIDEO, count=500, target_fps=30.0):
 
 
 sides = st.integers(32, 1000)
-videos = st.builds(Video, st.integers(1, 400), st.floats(5, 120), sides, sides, st.none())
+videos = st.builds(Video, st.integers(1, 400), st.floats(0.5, 120), sides, sides, st.none())
 gaps = st.lists(st.floats(0.01, 10), min_size=1, max_size=50)
 uneven_videos = st.builds(
     lambda gaps, *rest: Video(len(gaps) + 1, *rest, np.cumsum([0, *gaps]) / np.mean(gaps)),
@@ -165,16 +165,6 @@ def test_the_baselines_own_clips_cover_one(options):
     assert [plan.coverage[1] for plan in coarse] == pytest.approx([1.0] * 50, abs=0.01)
     if "segments" in options:
         assert {plan.coverage[0] for plan in coarse} == {1.0}
-
-
-@pytest.mark.parametrize("fps", [1.0, 3.0, 30.0])
-def test_no_clip_runs_backwards(fps):
-    """At 1 frame a second, 16 frames at 30 span half of a frame."""
-    video = Video(101, fps, 40, 40)
-    grid = make_grid(Shape(1, 8, 32), Shape(1, 8, 32), 2, (32, 32))
-    plans = [plan_test(video, frames=8, stride=2, crop=32)]
-    plans += [plan_train(clip_generator(0, 0, n), grid, video) for n in range(50)]
-    assert all((np.diff(plan.positions) >= 0).all() for plan in plans)
 
 
 def test_a_clip_around_a_centre_covers_what_its_exact_strides_do():

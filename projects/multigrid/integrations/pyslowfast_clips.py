@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from multigrid.grids import SamplingOptions, make_grid
 from multigrid.integrations.pyslowfast_keys import CYCLES_OFF, changed, get_key
-from multigrid.sampling import SamplingOptions, clip_generator, make_grid
+from multigrid.sampling import clip_generator
 from multigrid.shapes import ClipRequest, Shape
 
 
@@ -79,15 +80,22 @@ class ConfiguredClips(Dataset[Any]):
         }
         with changed(self.dataset.cfg, {**values, **CYCLES_OFF}), _seeded(*seeds):
             item = self.dataset[request.video]
-        _check_clip(item, shape, type(self.dataset).__name__)
+        # The dimensions of the clip may have any order.
+        sides = max((a.shape for a in arrays(item) if a.ndim == 4), key=math.prod, default=None)
+        if sides is not None and not {shape.frames, shape.crop} <= set(sides):
+            raise ValueError(
+                f"{type(self.dataset).__name__} returned a clip of shape {tuple(sides)}, but "
+                f"{shape.frames} frames of {shape.crop}² pixels were requested. Its __getitem__ "
+                "must read DATA.NUM_FRAMES and DATA.TRAIN_CROP_SIZE from self.cfg, rather than "
+                "__init__"
+            )
         return item
 
 
 @contextmanager
 def _seeded(python: int, numpy: int, pytorch: int) -> Iterator[None]:
     """Context manager: seed the global random generators of the CPU, and restore them."""
-    former = random.getstate()
-    former_of_numpy = np.random.get_state()
+    former = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=()):
         random.seed(python)
         np.random.seed(numpy)
@@ -95,22 +103,8 @@ def _seeded(python: int, numpy: int, pytorch: int) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(former)
-            np.random.set_state(former_of_numpy)
-
-
-def _check_clip(item: Any, shape: Shape, name: str) -> None:
-    """Raise ValueError if the largest clip in an item does not have the requested shape.
-
-    The four dimensions of the clip may have any order.
-    """
-    sides = max((a.shape for a in arrays(item) if a.ndim == 4), key=math.prod, default=None)
-    if sides is not None and not {shape.frames, shape.crop} <= set(sides):
-        raise ValueError(
-            f"{name} returned a clip of shape {tuple(sides)}, but {shape.frames} frames of "
-            f"{shape.crop}² pixels were requested. Its __getitem__ must read DATA.NUM_FRAMES and "
-            "DATA.TRAIN_CROP_SIZE from self.cfg, rather than __init__"
-        )
+            random.setstate(former[0])
+            np.random.set_state(former[1])
 
 
 def arrays(item: Any) -> Iterator[Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from itertools import islice
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -61,7 +61,7 @@ class _Fork:
         self._loader: Any = None
         self._replacements: dict[str, Callable[..., Any]] = {
             "config.defaults.get_cfg": self._get_cfg,
-            "utils.multigrid.MultigridSchedule": self._new_schedule,
+            "utils.multigrid.MultigridSchedule": lambda: self,
             "datasets.loader.construct_loader": self._construct_loader,
             "datasets.loader.shuffle_dataset": self._shuffle_dataset,
             "models.build.build_model": self._build_model,
@@ -86,9 +86,6 @@ class _Fork:
         cfg = self._host["config.defaults.get_cfg"]()
         add_multigrid_config(cfg)
         return cfg
-
-    def _new_schedule(self) -> _Fork:
-        return self
 
     def init_multigrid(self, cfg: Any) -> Any:
         """Build the schedule and the training loader for a config, and return the config."""
@@ -159,10 +156,12 @@ class _Fork:
 
     def _set_lr(self, optimizer: Optimizer, new_lr: float) -> None:
         host = self._host["models.optimizer.set_lr"]
-        if self._multigrid and _has_parameters_of(optimizer, self._multigrid.training.model):
-            step = self._multigrid.begin(self._cfg, optimizer, host)
-            if step.lr == new_lr:
-                return
+        if self._multigrid and self._multigrid.training.model is not None:
+            (first, *_) = optimizer.param_groups[0]["params"]
+            if any(first is parameter for parameter in self._multigrid.training.model.parameters()):
+                step = self._multigrid.begin(self._cfg, optimizer, host)
+                if step.lr == new_lr:
+                    return
         host(optimizer, new_lr)
 
     def _aggregate_sub_bn_stats(self, module: nn.Module) -> Any:
@@ -221,22 +220,12 @@ def _find(name: str) -> Callable[..., Any]:
     Raises:
         ImportError: There is no such object.
     """
-    module_name, _, attribute = f"slowfast.{name}".rpartition(".")
+    module, _, attribute = name.rpartition(".")
     try:
-        found: Callable[..., Any] = getattr(import_module(module_name), attribute)
+        found: Callable[..., Any] = resolve_name(f"slowfast.{module}:{attribute}")
     except (AttributeError, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name != module_name:
-            raise
         raise ImportError(
-            f"This PySlowFast has no slowfast.{name}, so multigrid cannot replace it. Edit the "
-            "training loop by hand, as docs/pyslowfast_by_hand.md shows."
+            f"This PySlowFast has no slowfast.{name} ({error}), so multigrid cannot replace it. "
+            "Edit the training loop by hand, as docs/pyslowfast_by_hand.md shows."
         ) from error
     return found
-
-
-def _has_parameters_of(optimizer: Optimizer, model: nn.Module | None) -> bool:
-    """Return whether an optimizer updates parameters of a model."""
-    if model is None:
-        return False
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(parameter) in trained for parameter in model.parameters())

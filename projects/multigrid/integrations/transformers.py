@@ -17,9 +17,10 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from multigrid.batchnorm import average_running_stats
 from multigrid.contract import refuse
 from multigrid.positions import check_transformers
+from multigrid.prepare import MultigridLR
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
-from multigrid.training import MultigridLR, Training
+from multigrid.training import Training
 
 check_transformers()
 

@@ -1,25 +1,38 @@
-"""Find the checkpoint to resume from, and check that it matches the recipe of the run."""
+"""Find the checkpoint to resume from, and compare recipes with those in checkpoints."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.keys import changes_scores, may_differ
+from slowfast_patches.config.recipe import (
+    KEYS,
+    Recipe,
+    differing_keys,
+    stored_keys,
+    values_by_key,
+)
+from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.launch.placement import is_restart
-from slowfast_patches.train.checkpoint import Checkpoint, all_checkpoints, parse, read, set_aside
-from slowfast_patches.train.same_recipe import START_OVER, check_same_recipe
-from slowfast_patches.utils.files import write_text
+from slowfast_patches.train.checkpoint import (
+    Checkpoint,
+    all_checkpoints,
+    parse,
+    read,
+    set_aside,
+    stored_recipe,
+)
 
 logger = logging.getLogger(__name__)
 
-_NOTE = "started_over.txt"
-"""File in OUTPUT_DIR with the ID of the last job that started over."""
+_START_OVER = "To train from the start, set another OUTPUT_DIR or TRAIN.AUTO_RESUME False."
+_RATES = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR", "SOLVER.WARMUP_START_LR")
 
 
 class Resumable(NamedTuple):
@@ -35,49 +48,28 @@ def continues(recipe: Recipe) -> bool:
     With TRAIN.AUTO_RESUME False, only the first attempt of a job starts over. If SLURM or torchrun
     restarts the job, the new attempt resumes.
     """
-    note = Path(recipe.output_dir, _NOTE)
-    restarted = is_restart(os.environ) and note.exists() and note.read_text() == _job()
-    return recipe.train.auto_resume or restarted
-
-
-def start_over(recipe: Recipe) -> None:
-    """Move the checkpoints in OUTPUT_DIR to another folder, unless the run resumes from them.
-
-    Also store the ID of the job, so that a restart of the job resumes. Only the main process calls
-    this, before any other function of this module.
-    """
-    if continues(recipe):
-        return
-    if kept := set_aside(recipe.output_dir):
-        logger.warning(
-            "TRAIN.AUTO_RESUME False: starting over. Earlier checkpoints moved to %s.", kept
-        )
-    write_text(Path(recipe.output_dir, _NOTE), _job())
-
-
-def _job() -> str:
-    """Return the ID of the job, which stays the same when the job is restarted, or "".
-
-    Prefer SLURM's job ID, because torchrun's ID may change when SLURM requeues the job.
-    """
-    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
-    return next((f"{name}={os.environ[name]}" for name in names if name in os.environ), "")
+    return recipe.train.auto_resume or is_restart(os.environ)
 
 
 def find_resumable(recipe: Recipe) -> Resumable | None:
     """Return the newest undamaged checkpoint, or None if the run does not resume.
 
-    Damaged checkpoints are renamed if an older checkpoint can be read. A run without result.json
-    may resume with different learning rates. In this case, a description of the change is added
-    to `rate_changes` of the returned checkpoint.
+    If the run starts over, the checkpoints in OUTPUT_DIR are moved to another folder. Damaged
+    checkpoints are renamed if an older checkpoint can be read. A run without result.json may resume
+    with different learning rates. In this case, a description of the change is added to
+    `rate_changes` of the returned checkpoint.
 
     Raises:
         ValueError: All checkpoints are damaged, or the newest undamaged checkpoint was trained with
             a different recipe or written by another version of the trainer.
         OSError: The disk cannot read a checkpoint. The file itself may be undamaged.
     """
+    if not continues(recipe) and (kept := set_aside(recipe.output_dir)):
+        logger.warning(
+            "TRAIN.AUTO_RESUME False: starting over. Earlier checkpoints moved to %s.", kept
+        )
     damaged = dict[Path, ValueError]()
-    for path in reversed(all_checkpoints(recipe.output_dir)) if continues(recipe) else ():
+    for path in reversed(all_checkpoints(recipe.output_dir)):
         try:
             content = read(path)
         except ValueError as error:
@@ -98,7 +90,7 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
         return Resumable(path, checkpoint)
     for path, reason in damaged.items():
         raise ValueError(
-            f"No checkpoint in {path.parent} can be read. {START_OVER} Error of the newest: "
+            f"No checkpoint in {path.parent} can be read. {_START_OVER} Error of the newest: "
             f"{reason}"
         )
     return None
@@ -123,7 +115,7 @@ def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, A
             f"{path} was trained on another list of videos. The checkpoint has "
             f"{checkpoint.num_videos} videos, and {list_path} has {facts['num_videos']}. If the "
             "numbers are equal, then paths, labels or the order differ. Restore the list to "
-            f"resume. {START_OVER}"
+            f"resume. {_START_OVER}"
         )
     both = zip_longest(checkpoint.phases, facts["phases"], fillvalue="none")
     for number, (old, new) in enumerate(both, start=1):
@@ -131,5 +123,76 @@ def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, A
             raise ValueError(
                 f"{path} was trained with another schedule. Phase {number} was {old}, and is now "
                 f"{new}. Use the version of this package that wrote the checkpoint to resume. "
-                f"{START_OVER}"
+                f"{_START_OVER}"
             )
+
+
+def check_same_recipe(
+    stored: str, recipe: Recipe, path: Path, *, rates_may_differ: bool = False
+) -> str:
+    """Check that a run with this recipe may resume from a checkpoint.
+
+    Args:
+        stored: The recipe in the checkpoint, as YAML.
+        recipe: The recipe of this run.
+        path: The checkpoint, for error messages.
+        rates_may_differ: Accept different learning rates if all other keys are equal.
+
+    Returns:
+        A description of the learning rates that differ, or "" if all are equal.
+
+    Raises:
+        ValueError: A key differs that must not differ. The message lists the keys.
+    """
+    # Do not load `stored` as a recipe: loading would scale the batch and the learning rates to
+    # NUM_GPUS.
+    old = _as_trained(stored_keys(parse_yaml(stored)))
+    new = _as_trained(values_by_key(recipe))
+    differing = differing_keys(old, new, ignored=list(filter(may_differ, KEYS)))
+    if rates_may_differ and set(differing) <= set(_RATES):
+        return ", ".join(f"{key} {new[key]:g} in place of {old[key]:g}" for key in differing)
+    if differing:
+        raise ValueError(
+            f"{path} was trained with another recipe:\n{_lines(differing, old, new)}Give the same "
+            "values to resume. TRAIN.BATCH_SIZE is shown for all NUM_SHARDS machines together. If "
+            "the batch or the learning rates scale with the number of GPUs, resume on the same "
+            f"number of GPUs. {_START_OVER}"
+        )
+    return ""
+
+
+def check_same_scores(recipe: Recipe, path: Path) -> None:
+    """Check that a recipe scores videos in the same way as the recipe in a checkpoint.
+
+    Keys that the command line sets may differ, because the user has chosen their values. Files
+    without a recipe are not checked.
+
+    Args:
+        recipe: The recipe of the test or the prediction.
+        path: The file with the weights.
+
+    Raises:
+        ValueError: Another key differs that changes the scores. The message lists the keys.
+    """
+    stored = stored_recipe(path)
+    if stored is None:
+        return
+    old = stored_keys(parse_yaml(stored))
+    new = values_by_key(recipe)
+    ignored = [key for key in KEYS if not changes_scores(key) or key in recipe.given]
+    if differing := differing_keys(old, new, ignored):
+        raise ValueError(
+            f"{path} was trained with other values of keys that change its scores:\n"
+            f"{_lines(differing, old, new)}Use the recipe of the training, such as config.yaml in "
+            "its OUTPUT_DIR. To use other values on purpose, set these keys on the command line."
+        )
+
+
+def _lines(keys: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    return "".join(f"  {key}: {old[key]} in the checkpoint, {new[key]} now\n" for key in keys)
+
+
+def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:
+    """Replace TRAIN.BATCH_SIZE of one machine by the global batch size."""
+    shards = keys.pop("NUM_SHARDS")
+    return keys | {"TRAIN.BATCH_SIZE": keys["TRAIN.BATCH_SIZE"] * shards}

@@ -54,8 +54,7 @@ from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
 from slowfast_patches.train.record.tracker import check_tracker
 from slowfast_patches.train.result import multi_view_test, tested_file, write_result
-from slowfast_patches.train.resume import continues, find_resumable, start_over
-from slowfast_patches.train.same_recipe import check_same_scores
+from slowfast_patches.train.resume import check_same_scores, continues, find_resumable
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.distributed import World, gather_objects
@@ -238,11 +237,7 @@ def _check_same_list(recipe: Recipe, split: str, videos: Sequence[Any]) -> None:
 
 def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook]) -> Trainer:
     """Build the trainer, resume from a checkpoint if there is one, and train to the end."""
-    resumable = None
-    if world.is_main:
-        with explain_write_errors("OUTPUT_DIR", recipe.output_dir):
-            start_over(recipe)
-        resumable = find_resumable(recipe)
+    resumable = find_resumable(recipe) if world.is_main else None
     trainer = build_trainer(recipe, world, stop, resumable, hooks)
     if world.is_main:
         with explain_write_errors("The plan", recipe.output_dir):

@@ -30,7 +30,7 @@ from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE
 from slowfast_patches.registry import TASKS
 from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
-from slowfast_patches.train.same_recipe import check_same_scores
+from slowfast_patches.train.resume import check_same_scores
 
 
 def load_model(

@@ -9,7 +9,7 @@ from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.scale import as_overrides, scale_to_world_size, scaled_lengths
 from slowfast_patches.config.schedule import learning_rate_of, schedule_of
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.train.same_recipe import check_same_recipe
+from slowfast_patches.train.resume import check_same_recipe
 
 ROOT = Path(__file__).parents[3]
 LARGE = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU"

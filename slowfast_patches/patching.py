@@ -12,19 +12,24 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
+from slowfast_patches.registry import import_built_in
+
 
 def apply() -> None:
-    """Make `slowfast.models` importable without detectron2.
+    """Make `slowfast.models` importable without detectron2. Call this before importing it."""
+    import_built_in()  # slowfast_patches.detection calls `provide_roi_align`
 
-    Call this before importing `slowfast.models`. It adds only a module `detectron2.layers`, not
-    `detectron2` itself, so other packages still find that detectron2 is not installed.
+
+def provide_roi_align(layer: type) -> None:
+    """Provide the layer ROIAlign, which `slowfast.models` imports, if detectron2 is not installed.
+
+    This adds only a module `detectron2.layers`, not `detectron2` itself, so other packages still
+    find that detectron2 is not installed.
     """
     if "detectron2.layers" in sys.modules or importlib.util.find_spec("detectron2"):
         return
-    from slowfast_patches.roi_align import ROIAlign  # Lazy import, because roi_align imports torch.
-
     layers = ModuleType("detectron2.layers", "ROIAlign of slowfast_patches, for detectron2's.")
-    layers.ROIAlign = ROIAlign  # type: ignore[attr-defined]
+    layers.ROIAlign = layer  # type: ignore[attr-defined]
     sys.modules[layers.__name__] = layers
 
 

@@ -35,7 +35,7 @@ BUILT_IN = (
     "slowfast_patches.models.build",
     "slowfast_patches.datasets.lists.dataset_lists",
     "slowfast_patches.tasks.task",
-    "slowfast_patches.tasks.detection",
+    "slowfast_patches.detection",
 )
 """Modules that register the entries of the package. The first lookup of a name imports them."""
 
@@ -153,6 +153,8 @@ class DataSet:
             In PySlowFast, it ends earlier.
         build: Function (recipe, split) that builds the torch data set. Without `read`, the data set
             has no lists, and its attribute `videos` replaces them.
+        make_demo: Function (folder, spec, workers) that renders a small data set in the format of
+            the lists, for `multigrid-demo-data --form NAME`.
     """
 
     path: Callable[[Any, str], Path] | None = None
@@ -164,6 +166,7 @@ class DataSet:
     counts_frames: bool = False
     views_to_end: bool = False
     build: Callable[[Any, str], Any] | None = None
+    make_demo: Callable[[Path, Any, int | None], int] | None = None
 
     @property
     def has_lists(self) -> bool:
@@ -186,6 +189,7 @@ class TaskFamily:
             and the reason.
         multi_label: Whether labels are vectors (classes,) instead of class indices.
         metrics: Names of the metrics in result files, with the primary metric first.
+        scores_clips: Whether the network scores whole clips, and needs nothing else.
         check: Function (recipe) that raises a ValueError if the task is not possible.
         build: The registered class, a subclass of `slowfast_patches.tasks.Task`.
     """
@@ -196,6 +200,7 @@ class TaskFamily:
     required: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
     multi_label: bool = False
     metrics: tuple[str, ...] = ("top1", "top5")
+    scores_clips: bool = True
     check: Callable[[Any], None] | None = None
     build: Callable[[Any], Any] | None = None
 

@@ -3,8 +3,7 @@
 multigrid-demo-data --output DIR [--train N] [--val N] [--test N] [--seed S] ...
 multigrid-demo-data --output DIR --form ava [--train N] [--val N] ...
 
-With --form ava, each video shows several objects, and the lists contain boxes and actions as in
-AVA.
+With --form ava, each video shows several objects, and the lists have the format of AVA.
 """
 
 import argparse
@@ -18,8 +17,11 @@ from slowfast_patches.utils.command_line import add_option, start_program, tool
 if __name__ == "__main__":
     start_program()
 
-from slowfast_patches.datasets.demo.ava_form import make_ava_form
 from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo_data
+from slowfast_patches.registry import DATASETS
+
+FORMS = {name: data.make_demo for name, data in DATASETS.items() if data.make_demo}
+FORMS["kinetics"] = make_demo_data
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -41,7 +43,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help=f"size of the frames in pixels (default: {DemoSpec.width} {DemoSpec.height})",
     )
     text = "format of the lists (default: %(default)s)"
-    add("--form", None, text, default="kinetics", choices=("kinetics", "ava"))
+    add("--form", None, text, default="kinetics", choices=FORMS)
     add("--workers", "WORKERS", "number of processes (default: one per core)", int)
     return parser.parse_args(argv)
 
@@ -54,15 +56,10 @@ def main(argv: list[str] | None = None) -> int:
     width, height = args.size
     counts = {split: getattr(args, split) for split in SPLITS}
     spec = DemoSpec(**counts, seed=args.seed, frames=args.frames, width=width, height=height)
-    if args.form == "ava":
-        del counts["test"]  # there is no test split, and the test uses the validation videos
-    make = make_ava_form if args.form == "ava" else make_demo_data
-    made = make(args.output, spec, args.workers)
-    total = sum(counts.values())
-    if made:
-        print(f"{args.output}: {made} of {total} videos made ({time.perf_counter() - start:.0f} s)")
+    if made := FORMS[args.form](args.output, spec, args.workers):
+        print(f"{args.output}: {made} videos made ({time.perf_counter() - start:.0f} s)")
     else:
-        print(f"{args.output}: all {total} videos exist already")
+        print(f"{args.output}: all videos exist already")
     return 0
 
 

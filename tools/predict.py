@@ -21,10 +21,10 @@ The recipe is read from the checkpoint. If the checkpoint contains no recipe, gi
 --classes, else from the checkpoint, else from the file beside the lists in DATA.PATH_TO_DATA_DIR.
 If there are no class names, the command prints a warning and the class indices.
 
-A detection model (DETECTION.ENABLE) needs --boxes FILE.csv in the format of AVA. Each line is
+A detection model (DETECTION.ENABLE) needs --targets FILE.csv in the format of AVA. Each line is
 name,second,x1,y1,x2,y2, with a comma at the end. The name is the file name of the video without
 suffix, and the coordinates are fractions of the width and height of the frame. --draw DIR writes a
-picture of each key frame with its boxes and the most probable classes of each box.
+picture of each key frame with the most probable classes of each target.
 
 --output FILE.csv writes a table with the columns video, prediction, probability, and one column per
 class with the probability of this class. If a video cannot be read, all columns except video are
@@ -71,14 +71,15 @@ if __name__ == "__main__":
 from torch import Tensor
 
 from slowfast_patches.config.recipe import KEYS
-from slowfast_patches.datasets.lists.ava_list import read_boxes
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
-from slowfast_patches.datasets.reading.video_file import video_files, video_name
+from slowfast_patches.datasets.reading.video_file import video_files
+from slowfast_patches.registry import TASKS
+from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
-from slowfast_patches.train.predict.boxes import BoxPredictor
+from slowfast_patches.train.predict.predictor import require_clip_scores
 from slowfast_patches.train.record.tables import names_of_data, write_predictions
 
 
@@ -105,8 +106,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "write the model as a torch.export program; with this option, videos are optional"
     add("--export", "FILE.pt2", text, Path)
     add("--hub", "DIR", "write a folder for the Hugging Face Hub; videos are optional", Path)
-    add("--boxes", "FILE.csv", "boxes to classify, in the format of AVA", Path)
-    add("--draw", "DIR", "folder for pictures of the boxes with their classes", Path)
+    text = "what to classify in the videos; for detection, in the format of AVA"
+    add("--targets", "FILE.csv", text, Path)
+    add("--draw", "DIR", "folder for pictures of the targets with their classes", Path)
     add_json(parser)
     add_imports(parser)
     text = "videos, followed by keys of the recipe to replace"
@@ -117,10 +119,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
     if not (args.videos or args.export or args.hub):
         parser.error("at least one video, or --export or --hub, is required")
-    if args.boxes and (args.output or args.export or args.hub):
-        parser.error("--boxes cannot be combined with --output, --export or --hub")
-    if args.draw and not args.boxes:
-        parser.error("--draw requires --boxes")
+    if args.targets and (args.output or args.export or args.hub):
+        parser.error("--targets cannot be combined with --output, --export or --hub")
+    if args.draw and not args.targets:
+        parser.error("--draw requires --targets")
     return args
 
 
@@ -140,11 +142,12 @@ def main(argv: list[str] | None = None) -> int:
     if args.export:
         args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
-    kind = BoxPredictor if args.boxes else Predictor
-    predictor = kind(recipe, path, stored or names_of_data(recipe))
+    if not args.targets:
+        require_clip_scores(recipe, path)
+    elif TASKS[recipe.task].scores_clips:
+        raise ValueError(f"{path} is a model for whole videos. Remove --targets.")
+    predictor = Predictor(recipe, path, stored or names_of_data(recipe))
     predictor.class_names = names = find_names(args.classes, predictor)
-    if isinstance(predictor, BoxPredictor):
-        return predict_boxes(args, predictor)
     if args.export:
         from slowfast_patches.train.predict.export import write_program  # lazy import: slow
 
@@ -155,11 +158,15 @@ def main(argv: list[str] | None = None) -> int:
 
         write_hub_folder(predictor, path, args.hub)
         print(f"Folder written to {args.hub}", file=sys.stderr)
+    task = task_of(recipe)
     results = list[dict[str, Any]]()
     probabilities = dict[str, Tensor | None]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
         try:
-            scores = probabilities[video] = predictor.scores(video)
+            if args.targets:
+                predictions = task.predict(predictor, video, args.targets)
+            else:
+                predictions = [({}, predictor.scores(video))]
             warnings = predictor.warnings(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
@@ -168,13 +175,18 @@ def main(argv: list[str] | None = None) -> int:
             continue
         for text in warnings:
             print(f"warning: {video} {text}", file=sys.stderr)
-        classes = best(scores, args.top, names)
-        results.append({"video": video, "classes": classes})
-        if not args.json:
-            print(video)
-            for row in classes:
-                name = row["name"] or f"class {row['number']}"
-                print(f"  {100 * row['probability']:5.1f} %  {name}", flush=True)
+        rows = list[dict[str, Any]]()
+        for where, scores in predictions:
+            probabilities[video] = scores
+            classes = best(scores, args.top, names)
+            rows.append({"video": video, **where, "classes": classes})
+            if not args.json:
+                print(video, *(f"{name} {value}" for name, value in where.items()), sep=", ")
+                print(_text(classes), flush=True)
+        if args.draw:
+            texts = [row | {"text": _text(row["classes"])} for row in rows]
+            task.draw(predictor, video, texts, args.draw)
+        results += rows
     if args.output:
         write_predictions(args.output, list(probabilities), list(probabilities.values()), names)
     if args.json:
@@ -182,46 +194,11 @@ def main(argv: list[str] | None = None) -> int:
     return int(None in probabilities.values())
 
 
-def predict_boxes(args: argparse.Namespace, predictor: BoxPredictor) -> int:
-    """Classify the boxes of all videos with a detection model, and print the results.
-
-    Returns:
-        The exit status: 0 if all boxes are classified, 1 if a video cannot be read or has no box.
-    """
-    names = predictor.class_names
-    boxes = read_boxes(args.boxes, predictor.recipe.model.num_classes)
-    results = list[dict[str, Any]]()
-    for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
-        seconds = sorted(second for name, second in boxes if name == video_name(video))
-        if not seconds:
-            results.append({"video": video, "error": f"has no box in {args.boxes}"})
-        for second in seconds:
-            found = tuple(boxes[video_name(video), second])
-            where = {"video": video, "second": second}
-            try:
-                rows = [best(row, args.top, names) for row in predictor.boxes(video, second, found)]
-            except UnreadableVideoError as error:
-                results.append({**where, "error": str(error)})
-                continue
-            pairs = zip(found, rows, strict=True)
-            results += [{**where, "box": box, "classes": classes} for box, classes in pairs]
-            if args.draw:
-                texts = ["\n".join(map(_class_text, classes)) for classes in rows]
-                picture = args.draw / f"{video_name(video)}_{second:04d}.png"
-                predictor.draw(video, second, found, texts, picture)
-    if args.json:
-        print(json.dumps(results, indent=2, ensure_ascii=False))
-    for result in results:
-        if "error" in result:
-            print(f"{result['video']} {result['error']}", file=sys.stderr)
-        elif not args.json:
-            classes = ", ".join(map(_class_text, result["classes"]))
-            print(f"{result['video']}, second {result['second']}, box {result['box']}: {classes}")
-    return int(any("error" in result for result in results))
-
-
-def _class_text(row: dict[str, Any]) -> str:
-    return f"{row['name'] or row['number']} {100 * row['probability']:.0f} %"
+def _text(classes: Sequence[dict[str, Any]]) -> str:
+    """Return a line for each class."""
+    names = [row["name"] or f"class {row['number']}" for row in classes]
+    pairs = zip(classes, names, strict=True)
+    return "\n".join(f"  {100 * row['probability']:5.1f} %  {name}" for row, name in pairs)
 
 
 def videos_at(path: str) -> list[str]:

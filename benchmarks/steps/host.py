@@ -89,11 +89,12 @@ class HostBench(Steps):
     def take(self, step: ScheduleStep, batch: Batch, mark: Mark) -> None:
         model, optimizer = self.model_and_optimizer(step)
         inputs = [x.to(self.device, non_blocking=True) for x in self._floats(batch)]
-        labels = batch["labels"].to(self.device, non_blocking=True)
+        task = task_of(self.recipe)
+        labels = task.targets(batch, self.device)
         mark("input")
         for group in optimizer.param_groups:
             group["lr"] = step.lr
-        scores = model(inputs, *task_of(self.recipe).head_inputs(batch, self.device))
+        scores = model(*task.arguments(batch, lambda clips, flips: inputs, self.device))
         classes = self.recipe.model.num_classes
         assert scores.shape[1] == classes, "the head's window must cover the feature map"
         loss = self._loss_function(scores, labels)

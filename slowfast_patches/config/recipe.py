@@ -151,7 +151,7 @@ class Recipe:
 
     @property
     def multi_label(self) -> bool:
-        """Whether a video or a box may have several labels. This is always true for boxes."""
+        """Whether a video may have several labels."""
         return TASKS[self.task].multi_label
 
     @property

@@ -76,12 +76,12 @@ class ClipDataset(Clips):
         """
         return videos
 
-    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
+    def _label(self, video: Any, plan: ClipPlan) -> Label:
         if not self._multi_label:
             return super()._label(video, plan)
-        span = () if plan is None else (int(plan.positions[0]), int(plan.positions[-1]))
+        positions = plan.positions[[0, -1]].tolist() if self.split == "train" else ()
         vector: NDArray[np.float32] = np.zeros(self._classes, np.float32)
-        vector[list(video.classes(*span))] = 1
+        vector[list(video.classes(*positions))] = 1
         return vector
 
     def _scanned(self, number: int) -> ScannedVideo:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
-from typing import Any, NamedTuple, NotRequired, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,12 @@ from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.utils.errors import RunError
 
 Label = int | NDArray[np.float32]
-"""A class index, or a multi-hot vector (classes,) in multi-label data sets."""
+"""A class index, a multi-hot vector (classes,) in multi-label data sets, or an array that the task
+of the data set understands. The arrays of all clips have the same shape."""
+
+Draw = Callable[..., ClipPlan]
+"""Function (centre) that draws the plan of a clip. `centre` is the position of the frame in the
+middle of the clip. By default, the training draws a random position."""
 
 TRIES = 10
 """Number of consecutive unreadable videos after which reading is given up.
@@ -65,16 +70,11 @@ class VideoBatch(Batch):
 
     Attributes:
         videos: (n,) int64. Index of each clip's video in the list.
-        rows: (m,), only in detection. Index of each box among all boxes of the split.
-        shares: (m,), only in detection. Fraction of each box that its clip shows, for evaluation.
-        redrawn: Only in detection. Number of crops that were drawn again because they showed no
-            box, for the training log.
+        redrawn: Number of clips that were drawn again (see `Clips._aim`), for the training log.
     """
 
     videos: Tensor
-    rows: NotRequired[Tensor]
-    shares: NotRequired[Tensor]
-    redrawn: NotRequired[int]
+    redrawn: int
 
 
 class Shown(NamedTuple):
@@ -82,12 +82,12 @@ class Shown(NamedTuple):
 
     Attributes:
         frames: Number of video frames from the first to the last frame of the clip.
-        box: The crop, in the coordinates of the video.
+        region: The crop, in the coordinates of the video.
         video: The video.
     """
 
     frames: int
-    box: Box
+    region: Box
     video: Video
 
     @classmethod
@@ -212,7 +212,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     An item is a dict:
 
     - `clip`: (T, S, S, 3) uint8 RGB.
-    - `label`: See `Label`.
+    - `label`: See `Label`. Missing for an unread clip.
     - `flip`: Whether to flip the clip horizontally.
     - `iteration`: The iteration of the request, or -1 in evaluation.
     - `video`: Index of the video in the list.
@@ -255,25 +255,19 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         self._augment = augment
         self._reader = reader
 
-    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
-        """Return the label of a training clip with this plan.
-
-        `plan` is None in evaluation, where all clips of a video have the same label.
-        """
+    def _label(self, video: Any, plan: ClipPlan) -> Label:
+        """Return the label of a clip with this plan."""
         label: Label = video.label
         return label
 
-    def _draw(
-        self, rng: np.random.Generator, shape: Shape, number: int, video: Video
-    ) -> tuple[ClipPlan, dict[str, Any]]:
-        """Draw a random clip of a video, and return its plan and the target fields of its item."""
-        plan = self.sampling.training_plan(rng, shape, video)
-        return plan, {"label": self._label(self.videos[number], plan)}
+    def _aim(self, number: int, video: Video, draw: Draw) -> tuple[ClipPlan, dict[str, Any]]:
+        """Return the plan of a clip and the fields of its item that depend on the task.
 
-    def _look(self, number: int, video: Video, part: int) -> tuple[ClipPlan, dict[str, Any]]:
-        """Return the plan and the target fields of the evaluation clip `part` of a video."""
-        plan = self.sampling.evaluation_plan(video, part, self._views, self._crop)
-        return plan, {"label": self._label(self.videos[number], None)}
+        These are the `label`, and optionally `redrawn`, the number of rejected plans. Subclasses
+        may override this method to draw a clip again until it shows a target.
+        """
+        plan = draw()
+        return plan, {"label": self._label(self.videos[number], plan)}
 
     def _scanned(self, number: int) -> ScannedVideo:
         """Return a video as it was scanned.
@@ -316,16 +310,12 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             iteration=items[0]["iteration"],
             failures=[failure for item in items for failure in item["failures"]],
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
+            redrawn=sum(item.get("redrawn", 0) for item in read),
         )
         batch = cast(VideoBatch, _WholeBatch(batch))
         if "coverage" in items[0]:
             batch["coverage"] = torch.tensor([item["coverage"] for item in items])
-        if read:
-            self._add_targets(batch, read)
         return batch
-
-    def _add_targets(self, batch: VideoBatch, items: Sequence[dict[str, Any]]) -> None:
-        """Add targets other than clip labels to a mini-batch. Subclasses override this method."""
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
         """Return the number of frames of a clip and the side of its crop in pixels."""
@@ -361,7 +351,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             video = self.videos[index]
             try:
                 scanned = self._scanned(index)
-                plan, targets = self._draw(rng, request.shape, index, scanned.video)
+                draw = partial(self.sampling.training_plan, rng, request.shape, scanned.video)
+                plan, targets = self._aim(index, scanned.video, draw)
                 self._reader.read_clip(video.path, scanned, plan, out)
             except UnreadableVideoError as error:
                 failures.append((video.path, str(error)))
@@ -378,6 +369,10 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 "failures": failures,
             }
         raise self._too_many(failures)
+
+    def _evaluation_draw(self, video: Video, part: int) -> Draw:
+        plan = self.sampling.evaluation_plan
+        return lambda centre=None: plan(video, part, self._views, self._crop, centre)
 
     def _too_many(self, failures: Sequence[tuple[str, str]]) -> RunError:
         path, reason = failures[0]
@@ -398,10 +393,13 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             parts: The index of each clip among the clips of the video, and its output array.
         """
         video = self.videos[index]
-        item = {"label": self._label(video, None), "flip": False, "video": index, "iteration": -1}
+        item = {"flip": False, "video": index, "iteration": -1}
         try:
             scanned = self._scanned(index)
-            looks = [self._look(index, scanned.video, part) for part, _ in parts]
+            looks = [
+                self._aim(index, scanned.video, self._evaluation_draw(scanned.video, part))
+                for part, _ in parts
+            ]
             plans = [plan for plan, _ in looks]
             self._reader.read_clips(video.path, scanned, plans, [out for _, out in parts])
         except UnreadableVideoError as error:

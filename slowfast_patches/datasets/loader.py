@@ -16,9 +16,9 @@ from multigrid import ClipRequest, MultigridBatchSampler, Schedule, ScheduleStep
 from multigrid.shared_memory import fit_workers
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.key_frames import KeyFrameClips
 from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset, list_path
 from slowfast_patches.datasets.protocol import VideoDataset, clip_bytes, clips_per_video
+from slowfast_patches.registry import TASKS
 from slowfast_patches.utils.machine import cores_of_process, local_processes, num_workers
 from slowfast_patches.utils.signals import block_signals, leave_to_parent
 
@@ -29,9 +29,6 @@ _PREFETCH = 2
 _MAX_BYTES = 1 << 27
 """Maximum size in bytes of a mini-batch that contains only part of the clips of one video."""
 
-_CLIPS: dict[str, type[ClipDataset]] = {"detection": KeyFrameClips}
-"""Data set class by task, for tasks that do not use `ClipDataset`."""
-
 _PRECISE_BN_EPOCH = 1 << 30
 """Epoch number that seeds the clips for precise BN. No training run has this many epochs."""
 
@@ -40,15 +37,13 @@ def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     """Build the data set of a split.
 
     Returns:
-        The result of `DataSet.build` if the entry of the data set has this function. Otherwise a
-        `KeyFrameClips` for detection, and a `ClipDataset` for other tasks.
+        The result of `DataSet.build` if the entry of the data set has this function, and otherwise
+        a `ClipDataset`.
 
     Raises:
         ValueError: The data set contradicts the recipe, or does not implement `VideoDataset`.
     """
-    entry = fitting_dataset(recipe, split)
-    build = entry.build or _CLIPS.get(entry.task, ClipDataset)
-    dataset = build(recipe, split)
+    dataset = (fitting_dataset(recipe, split).build or ClipDataset)(recipe, split)
     if not isinstance(dataset, VideoDataset):
         raise ValueError(
             f"the data set of {split}, {type(dataset).__name__}, must have `videos` (the list of "
@@ -225,9 +220,9 @@ class _Loader(DataLoader[Any]):
                 registered with the wrong `task`.
         """
         labels = batch["labels"]
-        dimensions = 1 if self.task == "single_label" else 2
-        if len(labels) and labels.ndim != dimensions:
-            form = "class indices (N,)" if dimensions == 1 else "vectors (N, classes)"
+        multi_label = TASKS[self.task].multi_label
+        if len(labels) and (labels.ndim > 1) != multi_label:
+            form = "vectors (N, classes)" if multi_label else "class indices (N,)"
             raise ValueError(
                 f"{type(self.dataset).__name__} is registered with task={self.task!r}, so the "
                 f"labels of N clips must be {form}, but have shape {tuple(labels.shape)}. Correct "

@@ -106,7 +106,7 @@ def build_on_meta(recipe: Recipe) -> nn.Module:
 class _EvaluationSigmoid(nn.Sigmoid):
     """Sigmoid in evaluation, and identity in training, because the loss expects logits.
 
-    Unlike other heads of PySlowFast, the head for boxes applies the activation in training as well.
+    Unlike other heads of PySlowFast, that of detection applies the activation in training as well.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from multigrid import ClipRequest, Schedule, stream
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.datasets.protocol import clips_per_video
+from slowfast_patches.datasets.protocol import VideoDataset, clips_per_video
+from slowfast_patches.tasks import task_of
 from slowfast_patches.utils.pictures import new_figure
 from slowfast_patches.utils.tables import shorten_list
 
@@ -45,18 +46,24 @@ def clips_figure(recipe: Recipe, schedule: Schedule) -> Figure:
     Raises:
         ValueError: A list is missing or invalid.
     """
+    task = task_of(recipe)
+
+    def item(dataset: VideoDataset, request: ClipRequest | int) -> dict[str, Any]:
+        found = dataset[request]
+        return {**found, "classes": [] if found.get("unread") else task.classes(found["label"])}
+
     train, val = build_dataset(recipe, "train"), build_dataset(recipe, "val")
     first = stream(recipe.rng_seed, len(train.videos), 0, min(_CLIPS, len(train.videos)))
     rows = {
         _title(shape.frames, shape.crop, f"{shape.batch} clips"): [
-            train[ClipRequest(video, epoch, shape, 0)] for video, epoch in first
+            item(train, ClipRequest(video, epoch, shape, 0)) for video, epoch in first
         ]
         for shape in schedule.shapes
     }
     views = clips_per_video(val)
     base = schedule.base
     rows[_title(base.frames, base.crop, "evaluation")] = [
-        val[number * views] for number in _evenly(len(val.videos), _CLIPS)
+        item(val, number * views) for number in _evenly(len(val.videos), _CLIPS)
     ]
     return _draw(rows, class_names(recipe))
 
@@ -109,18 +116,17 @@ def _caption(item: Mapping[str, Any], names: Sequence[str] | None) -> str:
         return "unreadable video"
     parts = []
     if "shown" in item:
-        frames, box, video = item["shown"]
+        frames, region, video = item["shown"]
         parts.append(f"{frames / video.fps:.2g} s" if video.fps else f"{frames} frames")
-        parts.append(f"{box.width:.0f}×{box.height:.0f} of {video.width}×{video.height} pixels")
+        parts.append(
+            f"{region.width:.0f}×{region.height:.0f} of {video.width}×{video.height} pixels"
+        )
     if item["flip"]:
         parts.append("flipped")
-    return f"{_label(item['label'], names)}\n{', '.join(parts)}"
+    return f"{_label(item['classes'], names)}\n{', '.join(parts)}"
 
 
-def _label(label: Any, names: Sequence[str] | None) -> str:
-    """Return the names of the classes of a label: a class index, or multi-hot vectors."""
-    array = np.asarray(label)
-    multi_hot = np.atleast_2d(array).any(0)
-    classes = np.flatnonzero(multi_hot).tolist() if array.ndim else [int(array)]
+def _label(classes: Sequence[int], names: Sequence[str] | None) -> str:
+    """Return the names of some classes."""
     text = shorten_list([names[c] if names else f"class {c}" for c in classes]) or "no label"
     return textwrap.shorten(text, _LABEL, placeholder="…")

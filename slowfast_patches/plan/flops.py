@@ -91,9 +91,10 @@ def _check_logits(recipe: Recipe, logits: object) -> None:
 def _arguments(recipe: Recipe, frames: int, crop: int, alpha: int | None) -> tuple[Any, ...]:
     """Return the arguments for a forward pass on one blank clip."""
     task = task_of(recipe)
-    targets = task.made_up_targets(1, crop, torch.Generator())
+    labels = task.random_labels(1, crop, torch.Generator())
+    batch = {"clips": labels, "flips": labels, "labels": labels}
     pathways = blank_inputs((1, frames, crop), alpha)
-    return (pathways, *task.head_inputs(targets, torch.device("cpu")))
+    return task.arguments(batch, lambda clips, flips: pathways, torch.device("cpu"))
 
 
 def _build(recipe: Recipe) -> tuple[nn.Module, int | None]:

@@ -1,4 +1,4 @@
-"""Tasks: predict one label for each clip, several labels for each clip, or labels of boxes."""
+"""Tasks: predict one label or several labels for each clip."""
 
 from __future__ import annotations
 

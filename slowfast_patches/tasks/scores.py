@@ -16,7 +16,7 @@ from slowfast_patches.utils.errors import RunError
 
 
 class Evaluation(NamedTuple):
-    """Metrics, probabilities and labels of a split of V videos, or V boxes for detection.
+    """Metrics, probabilities and labels of a split of V videos, or of V parts of videos.
 
     Attributes:
         metrics: Maps metrics to percents, the primary metric first. The last keys are counts:
@@ -26,7 +26,7 @@ class Evaluation(NamedTuple):
         scored: Whether each video has a score, (V,) bool. Ignore the other rows of `probabilities`
             and `labels`.
         precisions: Average precision of each class in percent if the metric is mAP, or None.
-        names: Names of the V boxes, or None for videos.
+        names: Names of the V parts of videos, or None for videos.
     """
 
     metrics: dict[str, float]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,9 @@ from slowfast_patches.tasks.scores import (
     topk_accuracy,
 )
 
+Prediction = tuple[dict[str, Any], Tensor]
+"""Description of what was scored in a video, and the probability of each class, (classes,)."""
+
 Transform = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """Function that converts the clips and flips of a mini-batch to the pathways of a network."""
 
@@ -34,10 +39,10 @@ Transform = Callable[[Tensor, Tensor], Sequence[Tensor]]
     ),
 )
 class Task:
-    """Task of a model: additional inputs, the loss, the collection of scores, and the metrics.
+    """Task of a model: arguments of the network, loss, collection of scores, and metrics.
 
-    An item is what the model scores: a clip or a box. This class is the task with one label for
-    each clip. Subclasses are other tasks.
+    This class is the task with one label for each clip. Subclasses are other tasks. Register them
+    with `slowfast_patches.registry.register_task`.
 
     Args:
         recipe: The recipe.
@@ -55,23 +60,23 @@ class Task:
 
     # Inputs.
 
-    def head_inputs(self, batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
-        """Return the arguments of the network that follow the pathways."""
-        return ()
-
     def arguments(
         self, batch: Mapping[str, Any], transform: Transform, device: torch.device
     ) -> tuple[Any, ...]:
-        """Return all arguments of the network for a mini-batch or a micro-batch."""
-        pathways = transform(batch["clips"], batch["flips"])
-        return (pathways, *self.head_inputs(batch, device))
+        """Return the arguments of the network for a mini-batch or a micro-batch."""
+        return (transform(batch["clips"], batch["flips"]),)
 
-    def items_of_clips(self, batch: Mapping[str, Any]) -> list[int]:
-        """Return the number of items (clips or boxes) of each clip."""
+    def targets(self, batch: Mapping[str, Any], device: torch.device) -> Tensor:
+        """Return the targets of the loss, with a row for each row of the network's output."""
+        labels: Tensor = batch["labels"].to(device, non_blocking=True)
+        return labels
+
+    def rows_of_clips(self, batch: Mapping[str, Any]) -> list[int]:
+        """Return the number of rows of the network's output for each clip. By default 1."""
         return [1] * len(batch["clips"])
 
-    def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
-        """Return the entries of a mini-batch that depend on the task, with random labels.
+    def random_labels(self, clips: int, crop: int, rng: torch.Generator) -> Tensor:
+        """Return random labels of a mini-batch.
 
         Args:
             clips: Number of clips.
@@ -79,12 +84,16 @@ class Task:
             rng: Generator of the labels.
         """
         classes = self.recipe.model.num_classes
-        return {"labels": torch.randint(0, classes, (clips,), generator=rng)}
+        return torch.randint(0, classes, (clips,), generator=rng)
+
+    def classes(self, label: Any) -> list[int]:
+        """Return the class indices in the label of a clip, as a data set returns it."""
+        return [int(label)]
 
     # Training.
 
     def loss(self, label_counts: Sequence[int] | None = None) -> nn.Module:
-        """Return the module of the training loss, which averages over the items.
+        """Return the module of the training loss, which averages over the rows.
 
         The inputs of the module are logits (N, C), and class indices (N,) or class probabilities
         (N, C).
@@ -100,17 +109,17 @@ class Task:
             return WeightedCrossEntropy(weights, smoothing)
         return nn.CrossEntropyLoss(label_smoothing=smoothing)
 
-    def mean_items(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
-        """Return the number of items in the mini-batch, averaged over all processes.
+    def mean_rows(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
+        """Return the number of rows for the mini-batch, averaged over all processes.
 
         DDP averages gradients over the processes with equal weights. If each process divides the
-        sum of its losses by this number, the result is the gradient of the mean over all items.
+        sum of its losses by this number, the result is the gradient of the mean over all rows.
         Every process must call this.
         """
         return len(batch["clips"])
 
     def count_right(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Count the items whose label has the highest score. Return NaN for multi-label tasks."""
+        """Count the rows whose label has the highest score. Return NaN for multi-label tasks."""
         wanted = (
             labels if labels.ndim == 1 else labels.argmax(1)
         )  # of mixed labels, take the larger
@@ -126,6 +135,34 @@ class Task:
         """Compute the metrics from scores (V, C), and labels (V,) or (V, C)."""
         ranks = [int(name.removeprefix("top")) for name in metric_names(self.recipe)]
         return Judgement({f"top{k}": topk_accuracy(scores, labels, k) for k in ranks})
+
+    # Prediction, for tasks whose network needs more than the clip (`TaskFamily.scores_clips`).
+
+    def predict(self, predictor: Any, path: str, file: Path) -> list[Prediction]:
+        """Score what a file describes in a video.
+
+        Args:
+            predictor: The `slowfast_patches.train.predict.Predictor`.
+            path: The video.
+            file: The file of `multigrid-predict --targets`.
+
+        Raises:
+            UnreadableVideoError: The video cannot be read, or `file` describes nothing in it.
+        """
+        raise NotImplementedError
+
+    def draw(
+        self, predictor: Any, path: str, rows: Sequence[Mapping[str, Any]], folder: Path
+    ) -> None:
+        """Draw pictures of what `predict` scored.
+
+        Args:
+            predictor: See `predict`.
+            path: The video.
+            rows: A mapping for each prediction: its description, and `texts` of its best classes.
+            folder: Folder of the pictures.
+        """
+        raise NotImplementedError
 
 
 @register_task(
@@ -144,12 +181,16 @@ class MultiLabel(Task):
     The labels of a clip are multi-hot, (C,).
     """
 
-    def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
+    def random_labels(self, clips: int, crop: int, rng: torch.Generator) -> Tensor:
         shape = (clips, self.recipe.model.num_classes)
-        return {"labels": torch.randint(0, 2, shape, generator=rng).float()}
+        return torch.randint(0, 2, shape, generator=rng).float()
+
+    def classes(self, label: Any) -> list[int]:
+        numbers: list[int] = np.flatnonzero(np.atleast_2d(label).any(0)).tolist()
+        return numbers
 
     def loss(self, label_counts: Sequence[int] | None = None) -> nn.Module:
-        """Return the module of the training loss, which averages over items and classes.
+        """Return the module of the training loss, which averages over rows and classes.
 
         The inputs of the module are logits and float labels, both (N, C).
         """

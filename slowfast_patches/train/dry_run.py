@@ -221,8 +221,8 @@ def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
     noise = torch.Generator().manual_seed(recipe.rng_seed)
     pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256, generator=noise)
     flips = torch.rand(clips, generator=noise) < (0.5 if recipe.data.random_flip else 0.0)
-    targets = task_of(recipe).made_up_targets(clips, shape.crop, noise)
-    tensors = {"clips": pixels, "flips": flips, **targets}
+    labels = task_of(recipe).random_labels(clips, shape.crop, noise)
+    tensors = {"clips": pixels, "flips": flips, "labels": labels}
     if recipe.data_loader.pin_memory and recipe.num_gpus > 0:
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     return cast(Batch, {**tensors, "iteration": 0, "failures": []})

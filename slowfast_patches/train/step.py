@@ -35,12 +35,12 @@ class Outcome(NamedTuple):
     """Loss, logits and labels of a training step, on the device of the model.
 
     Attributes:
-        loss: Sum of the losses of this process's items, divided by the mean number of items per
-            process. A scalar. An item is a clip or a box.
-        scores: Logits of the N items, (N, C), by micro-batch.
+        loss: Sum of the losses of this process's rows, divided by the mean number of rows per
+            process. A scalar. By default, each clip has one row.
+        scores: Logits of the N rows, (N, C), by micro-batch.
         labels: Class indices (N,). Multi-hot or mixed labels have the shape (N, C).
         failures: Pairs of the path of an unreadable video and the reason.
-        redrawn: Number of clips whose crop was drawn again, because it showed no box.
+        redrawn: Number of clips whose crop was drawn again, because it showed no target.
     """
 
     loss: Tensor
@@ -152,7 +152,7 @@ class Stepper:
         prepare_step(step, self.model, self.optimizer)
         # Free the gradients before the forward pass to lower the peak memory.
         self.optimizer.zero_grad(set_to_none=True)
-        items = self._task.mean_items(batch, self.device)
+        rows = self._task.mean_rows(batch, self.device)
         count = len(batch["clips"])
         has_batchnorm = self.recipe.model.has_batchnorm
         parts = split_clips(count, step.bn_size if has_batchnorm else None, self.parts)
@@ -163,11 +163,11 @@ class Stepper:
             micro = select_clips(batch, part, count)
             numbers = None if clips is None else [clips[i] for i in part]
             arguments = self._task.arguments(micro, self.transform, self.device)
-            targets = micro["labels"].to(self.device, non_blocking=True)
+            targets = self._task.targets(micro, self.device)
             if self._mixing is not None:
                 positions = numbers or [step.first_clip + i for i in part]
                 targets = self._mixing(arguments[0], targets, positions)
-            seed_dropout(self.model, numbers, self.device, self._task.items_of_clips(micro))
+            seed_dropout(self.model, numbers, self.device, self._task.rows_of_clips(micro))
             coverage = micro.get("coverage")  # for the position embeddings of transformers
             if coverage is not None:
                 coverage = coverage.to(self.device, non_blocking=True)
@@ -183,14 +183,14 @@ class Stepper:
                     loss = self._loss_function(scores, targets)
                 mark("forward")
                 # The gradients of the micro-batches add up to the gradient of the mini-batch.
-                divisor = items / len(targets)
+                divisor = rows / len(targets)
                 self.scaler.scale(loss / divisor).backward()
                 mark("backward")
             outcomes.append((loss.detach() * (self.parts / divisor), scores.detach(), targets))
             statistics.add(len(part) / count)
         statistics.update()
-        losses, *of_items = zip(*outcomes, strict=True)
-        scores, labels = map(torch.cat, of_items)
+        losses, *of_rows = zip(*outcomes, strict=True)
+        scores, labels = map(torch.cat, of_rows)
         redrawn = cast(Any, batch).get("redrawn", 0)
         return Outcome(torch.stack(losses).mean(), scores, labels, batch["failures"], redrawn)
 

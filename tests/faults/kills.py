@@ -27,11 +27,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
 
-from slowfast_patches.datasets.demo.ava_form import make_ava_form
 from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
+from slowfast_patches.detection.demo import make_ava_form
 from tests.conftest import RECIPE, Folder, assert_same_bits, without_times
 from tests.forked import Process, Server
-from tests.slowfast_patches.train.test_detection import KEYS as DETECTION
+from tests.slowfast_patches.detection.test_training import KEYS as DETECTION
 
 PROGRAM = "tests/faults/faulty_run_net.py"
 PLAIN = (

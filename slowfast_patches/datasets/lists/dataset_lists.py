@@ -13,7 +13,6 @@ from typing import Any
 
 from slowfast_patches.config.load import given_keys, load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.ava_list import ava_classes, ava_path, read_ava
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
 from slowfast_patches.datasets.lists.frame_list import read_charades
@@ -264,7 +263,4 @@ register_dataset(
         counts_frames=True,
         views_to_end=True,
     ),
-)
-register_dataset(
-    "ava", DataSet(path=ava_path, read=read_ava, classes=ava_classes, task="detection")
 )

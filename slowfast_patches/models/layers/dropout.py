@@ -29,7 +29,7 @@ class ClipDropout(nn.Dropout):
 
     Shape:
         Input and output: (N, ..., C), where the dimensions in the middle have size 1. A row is a
-        clip or a box of this process.
+        clip of this process, or one of several rows of a clip.
     """
 
     kept: Tensor | None = None
@@ -81,7 +81,7 @@ def seed_dropout(
         clips: Indices of the clips in the data stream. None removes the masks, for clips that are
             not from the stream.
         device: Device of the model.
-        counts: Number of boxes of each clip. By default, each clip has one row.
+        counts: Number of rows of each clip. By default, each clip has one row.
     """
     mask_seed = getattr(model, "mask_seed", None)
     if mask_seed is not None and clips:

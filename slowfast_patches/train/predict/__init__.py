@@ -1,4 +1,4 @@
-"""Predict the classes of videos or boxes with a trained model, and export the model."""
+"""Predict the classes of videos with a trained model, and export the model."""
 
 from slowfast_patches.train.predict.predictor import Predictor, load_model, read_checkpoint
 

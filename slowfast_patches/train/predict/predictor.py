@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from slowfast_patches.models.solver import autocast
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE
 from slowfast_patches.registry import TASKS
+from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import check_same_scores
@@ -53,7 +55,21 @@ def load_model(
     """
     path = checkpoint_of(Path(checkpoint))
     recipe, names = read_checkpoint(path, recipe_file, overrides)
+    require_clip_scores(recipe, path)
     return Predictor(recipe, path, names or names_of_data(recipe))
+
+
+def require_clip_scores(recipe: Recipe, path: Path) -> None:
+    """Check that the model of a checkpoint scores clips, and needs nothing else.
+
+    Raises:
+        ValueError: The task of the model is another one, such as detection.
+    """
+    if not TASKS[recipe.task].scores_clips:
+        raise ValueError(
+            f"{path} is a model for {recipe.task}, which does not score whole videos. Use "
+            "multigrid-predict --targets FILE without --output, --export and --hub."
+        )
 
 
 def read_checkpoint(
@@ -119,10 +135,7 @@ class Predictor(nn.Module):
     Attributes:
         recipe: The recipe of the model.
         class_names: Class names, in the order of the class indices, or None.
-        tasks: Names of the tasks whose models this class supports.
     """
-
-    tasks: tuple[str, ...] = ("single_label", "multi_label")
 
     def __init__(
         self, recipe: Recipe, path: Path, class_names: tuple[str, ...] | None = None
@@ -135,17 +148,10 @@ class Predictor(nn.Module):
             class_names: Class names, in the order of the class indices.
 
         Raises:
-            ValueError: The weights do not match the model, this class does not support the task of
-                the recipe, or the recipe differs from that in the checkpoint (`check_same_scores`).
+            ValueError: The weights do not match the model, or the recipe differs from that in the
+                checkpoint (`check_same_scores`).
         """
         super().__init__()
-        if recipe.task not in self.tasks:
-            raise ValueError(
-                f"{path} is a model for {TASKS[recipe.task].targets}, which {type(self).__name__} "
-                "does not support. For a detection model, use multigrid-predict --boxes FILE or "
-                "slowfast_patches.train.predict.boxes.BoxPredictor. For other models, omit --boxes "
-                "or use slowfast_patches.train.predict.Predictor."
-            )
         check_same_scores(recipe, path)
         patching.apply()
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
@@ -157,6 +163,7 @@ class Predictor(nn.Module):
         load_weights(self._model, path, kind=kind, complete=True, section="TEST")
         self._transform = InputTransform.of_recipe(recipe, device)
         self._device = device
+        self._task = task_of(recipe)
         self.eval()
 
     def forward(self, clips: Tensor) -> Tensor:
@@ -168,6 +175,18 @@ class Predictor(nn.Module):
         """
         with autocast(self.recipe, self._device):
             scores: Tensor = self._model(self._transform.of_pixels(clips))
+        return scores
+
+    @torch.no_grad()
+    def score(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the scores of a mini-batch.
+
+        Args:
+            batch: `clips` and `flips`, and also `labels` if the network of the task needs them.
+        """
+        arguments = self._task.arguments(batch, self._transform, self._device)
+        with autocast(self.recipe, self._device):
+            scores: Tensor = self._model(*arguments)
         return scores
 
     @torch.no_grad()

@@ -116,8 +116,8 @@ def write_tables(
 
     The table is {name}_classes.csv. With one label per video, its columns are class, videos,
     accuracy (in percent), and for each class the number of videos predicted as this class. The
-    confusion matrix is drawn in {name}_confusion.png. With several labels per video or box, the
-    columns are class, videos (number of videos or boxes) and average_precision (in percent).
+    confusion matrix is drawn in {name}_confusion.png. With several labels per video, the
+    columns are class, videos (number of videos) and average_precision (in percent).
 
     Args:
         folder: The folder of the files.

@@ -6,9 +6,9 @@ import pytest
 
 from slowfast_patches.datasets.lists.dataset_lists import class_names, read_list
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from tests.slowfast_patches.datasets import ava_lists
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
 from tests.slowfast_patches.datasets.recipes import recipe_of
+from tests.slowfast_patches.detection import ava_lists
 
 FRAMES = f'{HEADER}\na 0 0 1.jpg ""\na 0 1 2.jpg "1,4"\nb 1 0 3.jpg "5"\n'
 LISTS = {"kinetics": "a.mp4 0\n\nb.mp4 1\n", "charades": FRAMES}

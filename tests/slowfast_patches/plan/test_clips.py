@@ -67,21 +67,20 @@ def test_the_last_row_has_the_evaluation_clips(recipe, schedule, rows):
 
 def test_classes_have_names_and_several_labels_are_all_named():
     names = ("up", "down", "left")
-    assert _label(2, names) == "left"
-    assert _label(np.float32([1, 0, 1]), names) == "up and left"
-    assert _label(np.float32([[1, 0, 0], [0, 1, 0]]), None) == "class 0 and class 1"
-    assert _label(np.float32([0, 0, 0]), names) == "no label"
-    assert len(_label(0, ["a name that takes more than a line " * 9])) <= 65
+    assert _label([0, 2], names) == "up and left"
+    assert _label([0, 1], None) == "class 0 and class 1"
+    assert _label([], names) == "no label"
+    assert len(_label([0], ["a name that takes more than a line " * 9])) <= 65
 
 
 def test_the_span_of_a_video_without_a_frame_rate_is_in_frames():
     shown = Shown(9, Box(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
-    item = {"label": 1, "flip": False, "shown": shown}
+    item = {"classes": [1], "flip": False, "shown": shown}
     assert _caption(item, ("up", "down")) == "down\n9 frames, 30×30 of 48×40 pixels"
     del item["shown"]  # of a user's data set
     assert _caption(item, None) == "class 1\n"
 
 
 def test_a_class_name_is_not_read_as_a_formula():
-    item = {"label": 0, "flip": False, "clip": np.zeros((1, 8, 8, 3), np.uint8)}
+    item = {"classes": [0], "flip": False, "clip": np.zeros((1, 8, 8, 3), np.uint8)}
     _draw({"a row": [item]}, [r"$\nosuch$"]).savefig(io.BytesIO())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slowfast_patches import patching
-from slowfast_patches.roi_align import ROIAlign
+from slowfast_patches.detection.roi_align import ROIAlign
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def without_detectron2(monkeypatch):
 def test_without_detectron2_the_host_gets_our_roi_align(without_detectron2, monkeypatch):
     monkeypatch.setitem(sys.modules, "detectron2.layers", ModuleType("before"))
     del sys.modules["detectron2.layers"]  # is put back after the test
-    patching.apply()
+    patching.provide_roi_align(ROIAlign)
     assert sys.modules["detectron2.layers"].ROIAlign is ROIAlign
 
 
 def test_an_installed_detectron2_is_left_alone(without_detectron2, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    patching.apply()
+    patching.provide_roi_align(ROIAlign)
     assert "detectron2.layers" not in sys.modules
 
 

@@ -38,7 +38,7 @@ from slowfast_patches.datasets.demo.synthetic import (
     texture,
     write_clip,
 )
-from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, SECONDS
+from slowfast_patches.detection.lists import FIRST_SECOND, SECONDS
 from slowfast_patches.utils.files import write_text
 
 ACTIONS = ("clockwise", "counterclockwise", "grow", "shrink", "sideways", "up and down")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.detection.scores import BoxScores
 from slowfast_patches.tasks import task_of
-from slowfast_patches.tasks.box_scores import BoxScores
 from slowfast_patches.tasks.scores import Evaluation
-from tests.slowfast_patches.datasets.ava_lists import BOXES, recipe_of, write_lists
+from tests.slowfast_patches.detection.ava_lists import BOXES, recipe_of, write_lists
 
 KEYS = ("DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64)
 ANNOTATED = ("AVA.TEST_PREDICT_BOX_LISTS", [])
@@ -35,7 +35,7 @@ def judged(folder: Path, *keys: object, split: str = "test") -> Evaluation:
         2
     ):
         batch = dataset.__getitems__([int(clip)])
-        made.add(batch, SCORES[batch["rows"]])
+        made.add(batch, SCORES[batch["videos"]])
     return made.result()
 
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from multigrid import ClipPlan, Shape, Video
-from multigrid.sampler import stack_boxes
+from multigrid import ClipPlan, Video
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.items import Label, VideoBatch
-from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, read_sources
+from slowfast_patches.datasets.items import Draw
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
+from slowfast_patches.detection.lists import FIRST_SECOND, KeyFrame, read_sources
 
 logger = logging.getLogger(__name__)
 
@@ -31,29 +31,69 @@ is centred on the first box."""
 _MIN_VISIBLE = 0.25
 """A box is used in training if the clip shows at least this fraction of the box, or if the visible
 part covers at least this fraction of the clip."""
+_UNUSED = -1.0
+"""Share of a row of a label that has no box."""
 
 Floats = NDArray[np.floating[Any]]
+
+
+class Targets(NamedTuple):
+    """Boxes of the clips of a mini-batch.
+
+    Attributes:
+        counts: Number of boxes of each clip, (n,).
+        boxes: (m, 5). Each row is the index of the clip in the mini-batch, then the corners x1, y1,
+            x2, y2 in pixels of the clip, after resize, crop and flip.
+        classes: Multi-hot labels of each box, (m, classes).
+        shares: Fraction of each box that its clip shows, (m,).
+        places: Index of each box among the boxes of its key frame, (m,).
+    """
+
+    counts: Tensor
+    boxes: Tensor
+    classes: Tensor
+    shares: Tensor
+    places: Tensor
+
+    @classmethod
+    def of_labels(cls, labels: Tensor) -> Targets:
+        """Unpack the labels of a mini-batch, (n, K, 5 + classes), which `pack` made."""
+        used = labels[..., 0] != _UNUSED
+        clips, places = used.nonzero(as_tuple=True)
+        rows = labels[used]
+        boxes = torch.cat([clips[:, None].to(rows), rows[:, 1:5]], 1)
+        return cls(used.sum(1), boxes, rows[:, 5:], rows[:, 0], places)
+
+
+def pack(shares: Floats, boxes: Floats, classes: Floats, size: int) -> Floats:
+    """Pack the boxes of a clip into an array (size, 5 + classes), so that labels have one shape.
+
+    Args:
+        shares: Fraction of each box that the clip shows, (k,).
+        boxes: Corners in pixels of the clip, (k, 4).
+        classes: Multi-hot labels, (k, classes).
+        size: Number of rows of the array. The rows after the first k have no box.
+    """
+    packed = np.full((size, 5 + classes.shape[1]), _UNUSED, np.float32)
+    packed[: len(boxes)] = np.column_stack([shares, boxes, classes])
+    return packed
 
 
 class KeyFrameClips(ClipDataset):
     """Data set of clips around key frames with bounding boxes, for action detection.
 
-    The attribute `videos` is the list of `KeyFrame`s. In addition to the fields of `Clips`, an item
-    has these fields for the k boxes of its clip:
-
-    - `boxes` (k, 4): Corners (x1, y1, x2, y2) in pixels of the clip, after resize, crop and flip.
-    - `label` (k, classes): Multi-hot labels.
-    - `rows` (k,): Index of each box among all boxes of the split.
-    - `shares` (k,): Fraction of each box that the clip shows.
+    The attribute `videos` is the list of `KeyFrame`s. The label of a clip is an array that
+    `Targets.of_labels` unpacks.
 
     A training clip has only the visible boxes: the clip shows at least a quarter of the box, or the
     box covers at least a quarter of the clip. A training clip without such a box is drawn again,
-    and the field `redrawn` counts how often. An evaluation clip has all boxes of the key frame.
+    and the field `redrawn` says how often. An evaluation clip has all boxes of the key frame.
     """
 
     def __init__(self, recipe: Recipe, split: str) -> None:
         super().__init__(recipe, split)
         counts = [len(key_frame.boxes) for key_frame in self.videos]
+        self._most = max(counts)
         self.first_rows: NDArray[np.int64] = np.cumsum([0, *counts])
         """Index of the first box of each key frame, followed by the total number of boxes."""
         logger.info("%s: %d boxes in %d key frames", split, sum(counts), len(counts))
@@ -64,56 +104,29 @@ class KeyFrameClips(ClipDataset):
     def _scanned(self, number: int) -> ScannedVideo:
         return super()._scanned(self.videos[number].video)
 
-    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
-        labels: Floats = np.zeros((len(video.boxes), self._classes), np.float32)
-        for row, classes in zip(labels, video.labels, strict=True):
-            row[list(classes)] = 1
-        return labels
-
-    def _draw(
-        self, rng: np.random.Generator, shape: Shape, number: int, video: Video
-    ) -> tuple[ClipPlan, dict[str, Any]]:
+    def _aim(self, number: int, video: Video, draw: Draw) -> tuple[ClipPlan, dict[str, Any]]:
         key_frame = self.videos[number]
         centre = frame_of(key_frame.second, video)
+        classes = classes_of(key_frame, self._classes)
         for redrawn in range(_MAX_REDRAWS + 1):
-            plan = self.sampling.training_plan(rng, shape, video, centre)
+            plan = draw(centre)
             if redrawn == _MAX_REDRAWS:
                 plan = replace(plan, corner=_corner_over(key_frame.boxes[0], plan))
-            targets = self._targets(number, plan)
-            seen = targets.pop("is_seen")
+            boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes), plan)
+            seen = (parts.max(1) >= _MIN_VISIBLE) | (self.split != "train")
             seen[0] |= redrawn == _MAX_REDRAWS
             if seen.any():
                 break
-        targets = {name: values[seen] for name, values in targets.items()}
-        return plan, targets | {"redrawn": redrawn}
+        label = pack(parts[seen, 0], boxes[seen], classes[seen], self._most)
+        return plan, {"label": label, "redrawn": redrawn}
 
-    def _look(self, number: int, video: Video, part: int) -> tuple[ClipPlan, dict[str, Any]]:
-        centre = frame_of(self.videos[number].second, video)
-        plan = self.sampling.evaluation_plan(video, part, self._views, self._crop, centre)
-        targets = self._targets(number, plan)
-        del targets["is_seen"]
-        return plan, targets
 
-    def _add_targets(self, batch: VideoBatch, items: Sequence[dict[str, Any]]) -> None:
-        batch["boxes"] = stack_boxes(items)
-        batch["rows"] = torch.as_tensor(np.concatenate([item["rows"] for item in items]))
-        batch["shares"] = torch.as_tensor(np.concatenate([item["shares"] for item in items]))
-        batch["redrawn"] = sum(item.get("redrawn", 0) for item in items)
-
-    def _targets(self, number: int, plan: ClipPlan) -> dict[str, Any]:
-        """Return the fields of an item that describe the boxes of a key frame.
-
-        `is_seen` (k,) marks the boxes that are visible enough for training.
-        """
-        key_frame = self.videos[number]
-        boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes), plan)
-        return {
-            "label": self._label(key_frame, plan),
-            "boxes": boxes,
-            "rows": np.arange(self.first_rows[number], self.first_rows[number + 1]),
-            "shares": parts[:, 0],
-            "is_seen": parts.max(1) >= _MIN_VISIBLE,
-        }
+def classes_of(key_frame: KeyFrame, num_classes: int) -> Floats:
+    """Return the multi-hot labels of the boxes of a key frame, (k, num_classes)."""
+    labels: Floats = np.zeros((len(key_frame.boxes), num_classes), np.float32)
+    for row, classes in zip(labels, key_frame.labels, strict=True):
+        row[list(classes)] = 1
+    return labels
 
 
 def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:

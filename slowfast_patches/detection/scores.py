@@ -15,7 +15,8 @@ from torch import Tensor
 
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.ava_list import Box, annotation
+from slowfast_patches.detection.clips import Targets, classes_of
+from slowfast_patches.detection.lists import Box, annotation
 from slowfast_patches.tasks.scores import Evaluation, count_clips
 from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
 
@@ -47,12 +48,15 @@ class BoxScores:
         """Add the scores of the boxes in some clips.
 
         Args:
-            part: Mini-batch of a detection data set. Its entry "rows" has the row in the data set
-                of each of the m boxes.
+            part: Mini-batch of a detection data set, with m boxes.
             scores: Scores of the boxes, (m, C).
         """
-        device = self.scores.device
-        rows, shares, videos = (part[name].to(device) for name in ("rows", "shares", "videos"))
+        targets = Targets.of_labels(part["labels"])
+        first_rows = torch.as_tensor(self._dataset.first_rows)[part["videos"]]
+        rows = first_rows.repeat_interleave(targets.counts) + targets.places
+        rows, shares, videos = (
+            values.to(self.scores.device) for values in (rows, targets.shares, part["videos"])
+        )
         weights = weights_of(shares)
         self.scores.index_add_(0, rows, scores.double() * weights.view(-1, 1))
         self.weights.index_add_(0, rows, weights)
@@ -83,7 +87,7 @@ class BoxScores:
                 "AVA.LABEL_MAP_FILE. Set both keys to files of the same data set."
             )
         key_frames = self._dataset.videos
-        labels = [self._dataset._label(key_frame, None) for key_frame in key_frames]
+        labels = [classes_of(key_frame, scores.shape[1]) for key_frame in key_frames]
         return Evaluation(
             {"map": fmean(known)} | counts,
             scores,

@@ -11,7 +11,7 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     list_path,
     read_list,
 )
-from tests.slowfast_patches.datasets.ava_lists import recipe_of, write_lists
+from tests.slowfast_patches.detection.ava_lists import recipe_of, write_lists
 
 TRAIN = """\
 b,0902,0.100,0.200,0.500,0.600,3,7

@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import ClipPlan, ClipRequest, Shape, Video, collate, network_input, plan_test
-from slowfast_patches.datasets.key_frames import boxes_in_clip
+from multigrid.sampler import select_clips
+from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.loader import build_dataset
-from tests.slowfast_patches.datasets.ava_lists import BOXES, recipe_of, write_lists
+from slowfast_patches.detection.clips import Targets, boxes_in_clip, pack
+from slowfast_patches.tasks import task_of
+from tests.slowfast_patches.detection.ava_lists import BOXES, recipe_of, write_lists
 
 BASE = Shape(8, 8, 64)
 SIZES = ("DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64)
@@ -60,9 +63,10 @@ def test_a_box_is_where_its_pixels_are_at_every_shape(folder, shape, epoch):
     dataset = build_dataset(recipe_of(folder, *KEYS), "train")
     batch = dataset.__getitems__([ClipRequest(n, epoch, shape, 0) for n in (1, 0)])
     bright = network_input(batch, mean=[0], std=[1]).mean((1, 2)) > 0.5
-    assert batch["boxes"][:, 0].tolist() == [0, 1]
-    assert torch.equal(batch["labels"], torch.tensor([[0.0, 1, 0], [1, 0, 0]]))
-    for (place, *edges), pixels in zip(batch["boxes"].tolist(), bright[[0, 1]], strict=True):
+    targets = Targets.of_labels(batch["labels"])
+    assert targets.boxes[:, 0].tolist() == [0, 1]
+    assert torch.equal(targets.classes, torch.tensor([[0.0, 1, 0], [1, 0, 0]]))
+    for (place, *edges), pixels in zip(targets.boxes.tolist(), bright[[0, 1]], strict=True):
         rows, columns = (pixels.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
         seen = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
         assert edges == pytest.approx(seen, abs=1.6), (place, edges, seen)
@@ -73,24 +77,24 @@ def test_crops_without_a_box_are_drawn_again_and_counted(folder):
     dataset = build_dataset(recipe_of(folder, *KEYS), "train")
     requests = [ClipRequest(n % 2, n, Shape(64, 2, 32), 0) for n in range(200)]
     items = [dataset[request] for request in requests]
-    assert all(len(item["boxes"]) == 1 for item in items)
+    assert all(Targets.of_labels(torch.tensor(item["label"])[None]).counts == 1 for item in items)
     redrawn = [item["redrawn"] for item in items]
     # The tenth is put over the box, wherever that is.
     assert min(redrawn) == 0 < max(redrawn) <= 10
     batch = dataset.__getitems__(requests)
     assert batch["redrawn"] == sum(redrawn) > 20
-    again = collate(items)
-    assert torch.equal(again["boxes"], batch["boxes"])
-    assert torch.equal(again["labels"], batch["labels"])
+    assert torch.equal(collate(items)["labels"], batch["labels"])
 
 
 def test_an_evaluation_has_all_boxes_and_says_what_it_shows_of_them(folder):
     dataset = build_dataset(recipe_of(folder, *KEYS, "AVA.TEST_PREDICT_BOX_LISTS", []), "test")
     assert len(dataset) == 6  # two key frames, left, centre and right
     batch = dataset.__getitems__(range(6))
-    assert batch["rows"].tolist() == batch["videos"].tolist() == [0, 0, 0, 1, 1, 1]
+    targets = Targets.of_labels(batch["labels"])
+    assert targets.boxes[:, 0].tolist() == list(range(6))
+    assert batch["videos"].tolist() == [0, 0, 0, 1, 1, 1]
     # Of 96 pixels, the crops show 0 to 64, 16 to 80 and 32 to 96; the boxes are 12 to 36, 72 to 96.
-    shares = batch["shares"].tolist()
+    shares = targets.shares.tolist()
     assert shares == pytest.approx([1, 20 / 24, 4 / 24, 0, 8 / 24, 1])
 
 
@@ -102,3 +106,20 @@ def test_a_video_that_ends_before_its_key_frame_is_unreadable(folder, tmp_path):
         "has 70 frames at 30 frames per second and ends before its key frame at second 903"
         in reason
     )
+
+
+def test_a_part_of_a_mini_batch_has_the_boxes_of_its_clips():
+    """Of three clips with one, two and one boxes, the last two."""
+    boxes = np.arange(16.0).reshape(4, 4)
+    classes = np.eye(4)
+    split = [slice(0, 1), slice(1, 3), slice(3, 4)]
+    labels = [pack(np.ones(len(boxes[at])), boxes[at], classes[at], 3) for at in split]
+    batch = {"clips": torch.arange(3), "labels": torch.tensor(np.stack(labels))}
+    task = task_of(load_recipe(None, ["DETECTION.ENABLE", True]))
+    assert task.rows_of_clips(batch) == [1, 2, 1]
+    assert task.mean_rows(batch, torch.device("cpu")) == 4
+    part = Targets.of_labels(select_clips(batch, slice(1, None), 3)["labels"])
+    assert part.boxes[:, 0].tolist() == [0, 0, 1]
+    assert part.boxes[:, 1:].tolist() == boxes[1:].tolist()
+    assert part.classes.argmax(1).tolist() == [1, 2, 3]
+    assert part.places.tolist() == [0, 1, 0]

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from multigrid import clip_numbers, convert_batchnorm, form_groups
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.datasets.demo.ava_form import ACTIONS, make_ava_form
 from slowfast_patches.datasets.demo.synthetic import DemoSpec
 from slowfast_patches.datasets.loader import build_dataset, training_loader
+from slowfast_patches.detection.demo import ACTIONS, make_ava_form
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights.fit import fit_weights
@@ -74,7 +74,7 @@ def test_predictions_of_boxes_are_the_tests_and_are_drawn(
 ):
     data = Path(str(keys[-1]))
     tool = load_program("tools/predict.py")
-    given = ("--checkpoint", finished, "--boxes", data / "ava_val_v2.2.csv", "--json", "--top", 6)
+    given = ("--checkpoint", finished, "--targets", data / "ava_val_v2.2.csv", "--json", "--top", 6)
     video = data / "val" / "val0001.mp4"
     assert tool.main([*map(str, given), "--draw", str(tmp_path), str(video)]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -90,7 +90,7 @@ def test_predictions_of_boxes_are_the_tests_and_are_drawn(
                 float(expected[of_class["name"]]), rel=1e-3
             )
     assert tool.main([*map(str, given[:2]), str(video)]) == 2
-    assert "--boxes FILE" in capsys.readouterr().err
+    assert "--targets FILE" in capsys.readouterr().err
     other = tmp_path / "other.mp4"
     assert tool.main([*map(str, given), str(other)]) == 1
     assert "has no box in" in capsys.readouterr().err
@@ -123,7 +123,7 @@ def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
     batches = training_loader(recipe, dataset, schedule, 0, rank, size)
     for step, batch in zip(schedule.steps(0), batches, strict=True):
         outcome = stepper(step, batch, clip_numbers(step, rank, size))
-        found.append((float(outcome.loss), len(batch["boxes"])))
+        found.append((float(outcome.loss), len(outcome.labels)))
     torch.save((found, stepper.model.state_dict()), out / f"{size}_{rank}.pt")
     if size > 1:
         dist.destroy_process_group()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe, plain
+from slowfast_patches.detection.clips import Targets
+from slowfast_patches.detection.predict import draw_boxes, predict_boxes
+from slowfast_patches.detection.scores import BoxScores, read_annotations
 from slowfast_patches.registry import TaskFamily, register_task
-from slowfast_patches.tasks.box_scores import BoxScores, read_annotations
-from slowfast_patches.tasks.task import MultiLabel
+from slowfast_patches.tasks.task import MultiLabel, Prediction, Transform
 from slowfast_patches.utils.distributed import sum_over_ranks
 
 
@@ -51,36 +54,50 @@ def _check_feature_map(recipe: Recipe) -> None:
         multi_label=True,
         metrics=("map",),
         check=_check_feature_map,
+        scores_clips=False,
     ),
 )
 class Detection(MultiLabel):
-    """Task with several labels for each box. An item is a box.
+    """Task with several labels for each box. A row of the network's output is for a box.
 
-    A mini-batch of N clips contains `boxes` (m, 5) and multi-hot `labels` (m, C). A row of `boxes`
-    is (clip index from 0 to N - 1, x1, y1, x2, y2), in pixels of the clip.
+    The labels of a mini-batch are those of `KeyFrameClips`.
     """
 
     def check_files(self) -> None:
         read_annotations(self.recipe)
 
-    def head_inputs(self, batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
-        return (batch["boxes"].to(device, non_blocking=True),)
+    def arguments(
+        self, batch: Mapping[str, Any], transform: Transform, device: torch.device
+    ) -> tuple[Any, ...]:
+        boxes = Targets.of_labels(batch["labels"]).boxes.to(device, non_blocking=True)
+        return (*super().arguments(batch, transform, device), boxes)
 
-    def items_of_clips(self, batch: Mapping[str, Any]) -> list[int]:
-        clips = batch["boxes"][:, 0].long()
-        counts: list[int] = clips.bincount(minlength=len(batch["clips"])).tolist()
+    def targets(self, batch: Mapping[str, Any], device: torch.device) -> Tensor:
+        return Targets.of_labels(batch["labels"]).classes.to(device, non_blocking=True)
+
+    def rows_of_clips(self, batch: Mapping[str, Any]) -> list[int]:
+        counts: list[int] = Targets.of_labels(batch["labels"]).counts.tolist()
         return counts
 
-    def made_up_targets(self, clips: int, crop: int, rng: torch.Generator) -> dict[str, Tensor]:
-        """Return one box for each clip that covers the whole clip, with random labels."""
-        boxes = torch.tensor(
-            [[float(clip), 0, 0, crop, crop] for clip in range(clips)], device="cpu"
-        )
-        return super().made_up_targets(clips, crop, rng) | {"boxes": boxes}
-
-    def mean_items(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
-        counts = torch.tensor([len(batch["boxes"]), 1.0], device=device)
+    def mean_rows(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
+        counts = torch.tensor([sum(self.rows_of_clips(batch)), 1.0], device=device)
         return torch.div(*sum_over_ranks(counts))
+
+    def random_labels(self, clips: int, crop: int, rng: torch.Generator) -> Tensor:
+        """Return one box for each clip that covers the whole clip, with random labels."""
+        box = torch.tensor([1.0, 0, 0, crop, crop], device="cpu").expand(clips, 5)
+        return torch.cat([box, super().random_labels(clips, crop, rng)], 1)[:, None]
+
+    def classes(self, label: Any) -> list[int]:
+        return super().classes(Targets.of_labels(torch.as_tensor(label)[None]).classes)
 
     def scores(self, dataset: Any, device: torch.device) -> BoxScores:
         return BoxScores(self.recipe, dataset, device)
+
+    def predict(self, predictor: Any, path: str, file: Path) -> list[Prediction]:
+        return predict_boxes(predictor, path, file)
+
+    def draw(
+        self, predictor: Any, path: str, rows: Sequence[Mapping[str, Any]], folder: Path
+    ) -> None:
+        draw_boxes(predictor.recipe, path, rows, folder)

@@ -52,8 +52,6 @@ _MODEL_TYPES = {
     "vjepa2": _ModelType("crop_size", "frames_per_clip", "encoder.layer", ("drop_path",)),
 }
 
-_SILENT_SECONDS = 30.0
-"""Timeout in seconds for a request to the Hugging Face Hub."""
 HEAD = ("classifier.", "fc_norm.", "pooler.")
 """Prefixes of the names of head parameters. Pre-trained weights may lack these parameters."""
 _PREDICTOR = "vjepa2.predictor."
@@ -254,28 +252,12 @@ def _folder(name: str) -> Path | None:
 
 def _download(name: str) -> Path:
     """Download a model of the Hugging Face Hub unless it is cached, and return the folder."""
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     logger.info("Downloading HF.MODEL %s from the Hugging Face Hub unless it is cached.", name)
-    with (
-        mistake_in(
-            f"HF.MODEL {name} is not a folder, and cannot be downloaded from the Hugging Face Hub"
-        ),
-        _quiet(),
-    ):
-        is_silent = False
-        try:  # snapshot_download waits forever for a server that does not answer
-            HfApi().model_info(name, timeout=_SILENT_SECONDS)
-        except Exception as error:  # snapshot_download reports all other errors
-            is_silent = "timed out" in str(error)
-        if is_silent:
-            logger.warning(
-                "The Hugging Face Hub did not answer within %g s. Looking for HF.MODEL %s in the "
-                "cache instead.",
-                _SILENT_SECONDS,
-                name,
-            )
-        return Path(snapshot_download(name, allow_patterns=_DOWNLOADED, local_files_only=is_silent))
+    what = f"HF.MODEL {name} is not a folder, and cannot be downloaded from the Hugging Face Hub"
+    with mistake_in(what), _quiet():
+        return Path(snapshot_download(name, allow_patterns=_DOWNLOADED))
 
 
 def _has_weights(folder: Path) -> bool:

@@ -268,7 +268,7 @@ def _peer(decode: Decode, dataset: ClipDataset, seed: int, shape: Shape) -> Read
         rng = clip_generator(seed, epoch, number)
         plan = dataset.sampling.training_plan(rng, shape, video)
         positions = np.minimum(plan.positions, video.frames - 1).tolist()
-        cropper = Cropper(plan.box(video), (video.width, video.height), shape.crop)
+        cropper = Cropper(plan.window(video), (video.width, video.height), shape.crop)
         clip = np.empty((shape.frames, shape.crop, shape.crop, 3), np.uint8)
         pictures = decode(dataset.videos[number].path, positions)
         for picture, out in zip(pictures, clip, strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 from grid_corpus import Sentence, decode
 from numpy.typing import NDArray
 
-from multigrid import Box
+from multigrid import Window
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.utils.files import atomic_write
@@ -89,14 +89,14 @@ class Square:
             raise ValueError(f"--size is {self.size}, but must be an even number of at least 16")
 
     @property
-    def box(self) -> Box:
+    def window(self) -> Window:
         """Position of the square in the frame, in pixels.
 
         The mouth is in the centre, unless the square must be shifted to lie inside the frame.
         """
         left = min(max(0.0, self.x - self.side / 2), self.width - self.side)
         top = min(max(0.0, self.y - self.side / 2), self.height - self.side)
-        return Box(left, top, self.side, self.side)
+        return Window(left, top, self.side, self.side)
 
     def cut(self, sentence: Sentence) -> NDArray[np.uint8]:
         """Cut the square out of each frame of a sentence's video, and resize it.
@@ -110,7 +110,7 @@ class Square:
         """
         size = (self.width, self.height)
         pictures = list[NDArray[np.uint8]]()
-        cropper = Cropper(self.box, size, self.size)
+        cropper = Cropper(self.window, size, self.size)
         for frame in decode(sentence):
             if (frame.width, frame.height) != size:
                 raise UnreadableVideoError(
@@ -170,7 +170,7 @@ def write_picture(path: Path, look: Look, square: Square) -> None:
     motion = 255 * np.clip(look.motion / max(look.motion.max(), 1e-6), 0, 1)
     red = np.maximum(look.picture, motion)
     image = np.stack([look.picture, look.picture, red], 2).astype(np.uint8)
-    left, top, side, _ = (round(value) for value in square.box)
+    left, top, side, _ = (round(value) for value in square.window)
     colour = (0, 255, 255)
     cv2.rectangle(image, (left, top), (left + side - 1, top + side - 1), colour)
     cv2.drawMarker(image, (round(square.x), round(square.y)), colour, markerSize=9)

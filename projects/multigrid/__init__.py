@@ -41,7 +41,7 @@ from multigrid.sampler import (
     network_input,
     stream,
 )
-from multigrid.sampling import Box, ClipPlan, Video, clip_generator, plan_test, plan_train
+from multigrid.sampling import ClipPlan, Video, Window, clip_generator, plan_test, plan_train
 from multigrid.schedule import Phase, Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest, Shape, scale_shape
 from multigrid.training import Training
@@ -50,7 +50,6 @@ __all__ = [
     "GENTLE",
     "PAPER",
     "Batch",
-    "Box",
     "ClipPlan",
     "ClipRequest",
     "CosineRate",
@@ -73,6 +72,7 @@ __all__ = [
     "Training",
     "Video",
     "Warmup",
+    "Window",
     "average_running_stats",
     "baseline_cost",
     "batch_rate_factor",

@@ -20,23 +20,17 @@ from multigrid.batchnorm import check_processes, group_order
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest
 
-_ROWS_ARE_CLIPS = ("clips", "flips", "coverage", "videos")
-"""Tensors of a mini-batch with boxes that have one row per clip. The others have one per box."""
-
 
 class Batch(TypedDict):
     """Mini-batch of n clips, as returned by `collate`.
 
     - `clips`: (n, T, H, W, 3) uint8, before mirroring.
-    - `labels`: class indices (n,) int64, or multi-hot vectors (n, classes) float32. For data sets
-      with boxes, one multi-hot vector for each of m boxes, (m, classes).
+    - `labels`: class indices (n,) int64, or float32 arrays, such as multi-hot vectors (n, classes).
     - `flips`: (n,) bool, True for each clip that `network_input` mirrors.
     - `iteration`: index of the iteration in the schedule.
     - `failures`: (path, reason) of each video that could not be read. Another video replaces it.
     - `coverage`: (n, 2) float32, the fraction of the baseline clip that each clip shows, in time
       and in space. Present only if the data set provides it.
-    - `boxes`: (m, 5) float32. Each row is the index of the clip in the mini-batch, then x1, y1, x2,
-      y2 in pixels of the mirrored clip. Present only for data sets with boxes.
     """
 
     clips: Tensor
@@ -45,7 +39,6 @@ class Batch(TypedDict):
     iteration: int
     failures: list[tuple[str, str]]
     coverage: NotRequired[Tensor]
-    boxes: NotRequired[Tensor]
 
 
 @lru_cache(maxsize=4)
@@ -184,7 +177,6 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
             - `iteration`: `iteration` of the `ClipRequest`.
             - `failures`, optional: list of (path, reason) of videos that could not be read.
             - `coverage`, optional: (time, space), as in `ClipPlan`.
-            - `boxes`, optional: (k, 4), x1, y1, x2, y2. `label` is then (k, classes) float32.
     """
     if isinstance(samples, Mapping):
         return samples
@@ -199,25 +191,14 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     )
     if "coverage" in samples[0]:
         batch["coverage"] = torch.tensor([sample["coverage"] for sample in samples])
-    if "boxes" in samples[0]:
-        batch["boxes"] = stack_boxes(samples)
     return batch
 
 
 def stack_labels(samples: Sequence[Mapping[str, Any]]) -> Tensor:
     """Stack the labels of samples into the `labels` of a `Batch`."""
-    labels = [sample["label"] for sample in samples]
-    has_boxes = samples and "boxes" in samples[0]
-    stacked = torch.as_tensor(np.concatenate(labels) if has_boxes else np.asarray(labels))
+    stacked = torch.as_tensor(np.asarray([sample["label"] for sample in samples]))
     is_index = stacked.ndim == 1 and not stacked.is_floating_point()
     return stacked.long() if is_index else stacked.float()
-
-
-def stack_boxes(samples: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Stack the boxes of samples into the `boxes` of a `Batch`."""
-    places = np.repeat(np.arange(len(samples)), [len(sample["boxes"]) for sample in samples])
-    boxes = np.concatenate([sample["boxes"] for sample in samples])
-    return torch.as_tensor(np.column_stack([places, boxes]), dtype=torch.float32)
 
 
 def select_clips(
@@ -225,32 +206,17 @@ def select_clips(
 ) -> dict[str, Any]:
     """Select clips from a mini-batch.
 
-    Tensors with one row per clip are indexed, also inside lists, tuples and dictionaries. In a
-    mini-batch with "boxes", tensors with one row per box keep the rows of the selected clips, and
-    the clip index of each box is renumbered. All other values are kept.
+    Tensors with one row per clip are indexed, also inside lists, tuples and dictionaries. All other
+    values are kept.
 
     Args:
         batch: The mini-batch.
         clips: Indices of the clips to select.
         count: Number of clips in the mini-batch.
     """
-    chosen = torch.arange(count)[clips]
-    if len(chosen) == count:
+    if len(torch.arange(count)[clips]) == count:
         return dict(batch)
-    if "boxes" not in batch:
-        return {name: _select(value, clips, count) for name, value in batch.items()}
-    new_indices = torch.full((count,), -1, device=batch["boxes"].device)
-    new_indices[chosen] = torch.arange(len(chosen), device=new_indices.device)
-    clip_of_box = new_indices[batch["boxes"][:, 0].long()]
-    inside = clip_of_box >= 0
-    part = {
-        name: _select(value, clips, count)
-        if name in _ROWS_ARE_CLIPS
-        else _select(value, inside, len(inside))
-        for name, value in batch.items()
-    }
-    part["boxes"][:, 0] = clip_of_box[inside].float()
-    return part
+    return {name: _select(value, clips, count) for name, value in batch.items()}
 
 
 def _select(value: Any, rows: Any, count: int) -> Any:

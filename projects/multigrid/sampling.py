@@ -42,7 +42,7 @@ class Video(NamedTuple):
     moments: NDArray[np.float64] | None = None
 
 
-class Box(NamedTuple):
+class Window(NamedTuple):
     """Rectangle in a video frame, in pixels. Coordinates may be fractional."""
 
     x: float
@@ -72,12 +72,12 @@ class ClipPlan:
     flip: bool
     coverage: tuple[float, float] = (1.0, 1.0)
 
-    def box(self, video: Video) -> Box:
+    def window(self, video: Video) -> Window:
         """Return the crop in the coordinates of the frame before resizing."""
         across = video.width / self.size[0]
         down = video.height / self.size[1]
         x, y = self.corner
-        return Box(x * across, y * down, self.crop * across, self.crop * down)
+        return Window(x * across, y * down, self.crop * across, self.crop * down)
 
 
 def clip_generator(seed: int, epoch: int, video: int) -> np.random.Generator:

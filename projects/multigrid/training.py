@@ -224,7 +224,6 @@ class Training:
         if self._step is None or self.model is None:
             raise ValueError("no iteration has begun. Call training.begin(batch) first")
         count = self._step.shape.batch // self._ranks()[1]
-        boxes = len(batch["boxes"]) if "boxes" in batch else None
         divided = self._divide(batch, self._step, self.model, count)
         statistics = MicroBatchStats(self.model, len(divided))
         for number, clips in enumerate(divided, 1):
@@ -235,7 +234,7 @@ class Training:
             is_last = number == len(divided)
             if is_last:
                 self._watch.undivided = 0
-            yield MicroBatch(micro, len(micro["boxes"]) / boxes if boxes else share, is_last)
+            yield MicroBatch(micro, share, is_last)
             statistics.add(share)
         statistics.update()
 

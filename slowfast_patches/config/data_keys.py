@@ -1,4 +1,4 @@
-"""Keys of multigrid training and of the data: MULTIGRID, DATA, AVA, MIXUP, AUG, DATA_LOADER."""
+"""Keys of multigrid training and of the data: MULTIGRID, DATA, MIXUP, AUG, DATA_LOADER."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from slowfast_patches.config.fields import (
 )
 from slowfast_patches.registry import TASKS
 
-_DETECTS = "DETECTION.ENABLE True"
 _MIXES = "MIXUP.ENABLE True"
 _AUGMENTS = "AUG.ENABLE True"
 
@@ -243,70 +242,6 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Ava:
-    frame_dir: str = key(
-        "",
-        "Folder that is prepended to the paths in the lists.",
-        may_differ=True,
-        needs=_DETECTS,
-    )
-    frame_list_dir: str = key(
-        "",
-        "Folder of the lists of frames. Empty: DATA.PATH_TO_DATA_DIR.",
-        may_differ=True,
-        needs=_DETECTS,
-    )
-    annotation_dir: str = key(
-        "",
-        "Folder of the files of boxes, classes and excluded key frames. Empty: "
-        "DATA.PATH_TO_DATA_DIR.",
-        may_differ=True,
-        needs=_DETECTS,
-    )
-    train_lists: tuple[str, ...] = key(
-        ("train.csv",),
-        "Lists of training frames. To read video files instead of frames, csv files that have a "
-        'line "path 0" for each video file.',
-        needs=_DETECTS,
-    )
-    test_lists: tuple[str, ...] = key(
-        ("val.csv",), "Lists for evaluation, in the format of TRAIN_LISTS.", needs=_DETECTS
-    )
-    train_gt_box_lists: tuple[str, ...] = key(
-        ("ava_train_v2.2.csv",), "Files of annotated boxes to train on.", needs=_DETECTS
-    )
-    train_predict_box_lists: tuple[str, ...] = key(
-        (), "Files of detected boxes with labels to train on.", needs=_DETECTS
-    )
-    test_predict_box_lists: tuple[str, ...] = key(
-        ("ava_val_predicted_boxes.csv",),
-        "Files of detected boxes to evaluate on. Empty: evaluate on the annotated boxes.",
-        needs=_DETECTS,
-    )
-    detection_score_thresh: float = key(
-        0.9, "Minimum detection score of a detected box.", PART, needs=_DETECTS
-    )
-    full_test_on_val: bool = key(
-        False,
-        "Validate on the key frames of all seconds instead of every fourth second.",
-        needs=_DETECTS,
-    )
-    label_map_file: str = key(
-        "ava_action_list_v2.2_for_activitynet_2019.pbtxt",
-        "File with the names of the evaluated classes.",
-        needs=_DETECTS,
-    )
-    exclusion_file: str = key(
-        "ava_val_excluded_timestamps_v2.2.csv",
-        "File with the key frames to exclude. The file may be absent.",
-        needs=_DETECTS,
-    )
-    groundtruth_file: str = key(
-        "ava_val_v2.2.csv", "File with the annotated boxes for evaluation.", needs=_DETECTS
-    )
-
-
-@dataclass(frozen=True)
 class Mixup:
     enable: bool = key(
         False,
@@ -323,8 +258,8 @@ class Mixup:
     )
     cutmix_alpha: float = key(
         1.0,
-        "Cutmix (Yun et al., 2019): a box in all frames is copied from the other clip of the pair. "
-        "The fraction of the frame that the box covers is drawn from Beta(CUTMIX_ALPHA, "
+        "Cutmix (Yun et al., 2019): a rectangle in all frames is copied from the other clip of the "
+        "pair. The fraction of the frame that it covers is drawn from Beta(CUTMIX_ALPHA, "
         "CUTMIX_ALPHA). 0 uses mixup only.",
         FROM_ZERO,
         needs=_MIXES,
@@ -366,13 +301,13 @@ class Aug:
     )
     re_mode: str = key(
         "pixel",
-        "Filling of erased boxes: pixel is noise, const is the colour DATA.MEAN.",
+        "Filling of erased rectangles: pixel is noise, const is the colour DATA.MEAN.",
         one_of("pixel", "const"),
         needs=_AUGMENTS,
     )
     re_count: int = key(
         1,
-        "Number of erased boxes in a clip. Several boxes together erase the same area as one box.",
+        "Number of erased rectangles in a clip. Several together erase the same area as one.",
         AT_LEAST_ONE,
         needs=_AUGMENTS,
     )

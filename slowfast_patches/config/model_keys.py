@@ -1,4 +1,4 @@
-"""Keys of the model: MODEL, SLOWFAST, TSM, HF, RESNET, NONLOCAL, DETECTION and BN."""
+"""Keys of the model: MODEL, SLOWFAST, TSM, HF, RESNET, NONLOCAL and BN."""
 
 from __future__ import annotations
 
@@ -232,35 +232,6 @@ class NonLocal:
         "dot_product",
         "Normalisation of the attention in non-local blocks: dot_product or softmax.",
         speed=True,
-    )
-
-
-@dataclass(frozen=True)
-class Detection:
-    enable: bool = key(
-        False,
-        "Classify boxes at key frames, as in AVA, instead of whole videos. If this key is not set, "
-        "its value follows from TRAIN.DATASET.",
-        speed=True,
-    )
-    aligned: bool = key(
-        True,
-        "Shift the boxes of ROIAlign by half a pixel to align them with pixel centres. Earlier "
-        "releases of PySlowFast correspond to False.",
-        needs="DETECTION.ENABLE True",
-    )
-    spatial_scale_factor: int = key(
-        16,
-        "Stride of the last feature map in pixels: 4 times the product of all "
-        "RESNET.SPATIAL_STRIDES.",
-        AT_LEAST_ONE,
-        needs="DETECTION.ENABLE True",
-    )
-    roi_xform_resolution: int = key(
-        7,
-        "Height and width of the feature map that ROIAlign computes for a box.",
-        AT_LEAST_ONE,
-        needs="DETECTION.ENABLE True",
     )
 
 

@@ -18,7 +18,8 @@ from typing import Any, get_type_hints
 from slowfast.config import defaults as host_defaults
 
 from multigrid import Shape
-from slowfast_patches.config.data_keys import Aug, Ava, Data, DataLoading, Mixup, Multigrid
+from slowfast_patches.config.data_keys import Aug, Data, DataLoading, Mixup, Multigrid
+from slowfast_patches.config.detection_keys import Ava, Detection
 from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
     FROM_ZERO,
@@ -30,7 +31,6 @@ from slowfast_patches.config.fields import (
 )
 from slowfast_patches.config.model_keys import (
     BatchNorm,
-    Detection,
     Hf,
     Model,
     NonLocal,

@@ -38,7 +38,7 @@ _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 _AREA = (0.02, 1 / 3)
 """Random erasing: range of the total erased area, as a fraction of the frame area."""
 _ASPECT = math.log(1 / 0.3)
-"""Random erasing: maximum absolute logarithm of the aspect ratio of a box."""
+"""Random erasing: maximum absolute logarithm of the aspect ratio of a rectangle."""
 
 
 class Augmentation:
@@ -84,9 +84,9 @@ class Augmentation:
             change_clip(name, augment, clip, rng)
 
     def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
-        """Fill a random box with the mean colour or with noise.
+        """Fill a random rectangle with the mean colour or with noise.
 
-        The box and the noise are the same in all frames.
+        The rectangle and the noise are the same in all frames.
         """
         side = clip.shape[1]
         area = rng.uniform(*_AREA) / self._keys.re_count
@@ -94,11 +94,11 @@ class Augmentation:
         sides = (math.sqrt(area * aspect), math.sqrt(area / aspect))
         height, width = (min(side, max(1, round(side * part))) for part in sides)
         top, left = (round(rng.random() * room) for room in (side - height, side - width))
-        box = clip[:, top : top + height, left : left + width]
+        rectangle = clip[:, top : top + height, left : left + width]
         if self._keys.re_mode == "const":
-            box[...] = np.rint(self._fill)
+            rectangle[...] = np.rint(self._fill)
         else:
-            box[...] = rng.integers(256, size=box.shape[1:], dtype=np.uint8)
+            rectangle[...] = rng.integers(256, size=rectangle.shape[1:], dtype=np.uint8)
 
 
 def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from multigrid import (
     Batch,
-    Box,
     ClipPlan,
     ClipRequest,
     Grid,
     SamplingOptions,
     Shape,
     Video,
+    Window,
     clip_generator,
     empty_clips,
     make_grid,
@@ -82,18 +82,18 @@ class Shown(NamedTuple):
 
     Attributes:
         frames: Number of video frames from the first to the last frame of the clip.
-        region: The crop, in the coordinates of the video.
+        window: The crop, in the coordinates of the video.
         video: The video.
     """
 
     frames: int
-    region: Box
+    window: Window
     video: Video
 
     @classmethod
     def of_plan(cls, plan: ClipPlan, video: Video) -> Shown:
         """Return the part of a video that the clip with this plan shows."""
-        return cls(int(plan.positions[-1] - plan.positions[0]) + 1, plan.box(video), video)
+        return cls(int(plan.positions[-1] - plan.positions[0]) + 1, plan.window(video), video)
 
 
 TooManyUnreadableError = RunError

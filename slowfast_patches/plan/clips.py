@@ -116,10 +116,10 @@ def _caption(item: Mapping[str, Any], names: Sequence[str] | None) -> str:
         return "unreadable video"
     parts = []
     if "shown" in item:
-        frames, region, video = item["shown"]
+        frames, window, video = item["shown"]
         parts.append(f"{frames / video.fps:.2g} s" if video.fps else f"{frames} frames")
         parts.append(
-            f"{region.width:.0f}×{region.height:.0f} of {video.width}×{video.height} pixels"
+            f"{window.width:.0f}×{window.height:.0f} of {video.width}×{video.height} pixels"
         )
     if item["flip"]:
         parts.append("flipped")

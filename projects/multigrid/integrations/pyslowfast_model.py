@@ -145,9 +145,9 @@ def _run(network: nn.Module, cfg: Any, shape: Shape) -> tuple[int, ...] | None:
         weight.new_zeros(1, planes, count, shape.crop, shape.crop)
         for planes, count in zip(channels, counts, strict=False)
     ]
-    boxes = [weight.new_tensor([[0, 0, 0, shape.crop, shape.crop]])]
+    regions = [weight.new_tensor([[0, 0, 0, shape.crop, shape.crop]])]
     detects = get_key(cfg, "DETECTION.ENABLE", False)
-    scores = network(pathways, *boxes if detects else ())
+    scores = network(pathways, *regions if detects else ())
     return tuple(scores.shape) if isinstance(scores, Tensor) else None
 
 

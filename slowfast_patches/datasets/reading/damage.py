@@ -171,7 +171,7 @@ def _ebml(head: bytes) -> int:
 
 
 def _iso(head: bytes) -> int:
-    """Measure a box of an mp4 or MOV file (ISO 14496-12)."""
+    """Measure an atom of an mp4 or MOV file (ISO 14496-12)."""
     length = int.from_bytes(head[:4])
     if not head[4:8].isalnum():
         return 0

@@ -18,7 +18,7 @@ from av.video.plane import VideoPlane
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
-from multigrid import Box
+from multigrid import Window
 
 Image = NDArray[np.uint8]
 
@@ -46,15 +46,15 @@ class Orientation(NamedTuple):
         """Swap the width and height if a rotation swaps them."""
         return (height, width) if self.turns % 2 else (width, height)
 
-    def stored(self, box: Box) -> Box:
-        """Transform a box from the shown to the stored picture.
+    def stored(self, window: Window) -> Window:
+        """Transform a window from the shown to the stored picture.
 
-        Both boxes are in coordinates from 0 to 1 relative to the sides of the picture.
+        Both windows are in coordinates from 0 to 1 relative to the sides of the picture.
         """
-        x, y, w, h = box.x, box.y, box.width, box.height
+        x, y, w, h = window.x, window.y, window.width, window.height
         for _ in range(self.turns):
             x, y, w, h = 1 - y - h, x, h, w
-        return Box(1 - x - w if self.mirrored else x, y, w, h)
+        return Window(1 - x - w if self.mirrored else x, y, w, h)
 
 
 UPRIGHT = Orientation()
@@ -76,14 +76,14 @@ def orientation_of(frame: VideoFrame) -> Orientation:
 
 
 class Cropper:
-    """Crops a box from frames and resizes the crop to (size, size, 3) uint8 RGB.
+    """Crops a window from frames and resizes the crop to (size, size, 3) uint8 RGB.
 
-    The box is rounded to whole samples of the chroma planes, so that luma and chroma stay aligned.
-    If the frame size changes within a stream, the box keeps its position relative to the frame.
+    The window is rounded to whole samples of the chroma planes. Luma and chroma thus stay aligned.
+    If the frame size changes within a stream, the window keeps its position relative to the frame.
     Downscaling by a factor of 2 or more averages areas. All other resizing is bilinear.
 
     Args:
-        box: The box in pixels of the displayed picture.
+        window: The window in pixels of the displayed picture.
         shown: Width and height of the displayed picture in pixels.
         size: Side of the output in pixels.
         orientation: How the stored picture is shown.
@@ -91,18 +91,20 @@ class Cropper:
 
     def __init__(
         self,
-        box: Box,
+        window: Window,
         shown: tuple[int, int],
         size: int,
         orientation: Orientation = UPRIGHT,
     ) -> None:
         width, height = shown
-        part = Box(box.x / width, box.y / height, box.width / width, box.height / height)
+        part = Window(
+            window.x / width, window.y / height, window.width / width, window.height / height
+        )
         self._size = size
         self._orientation = orientation
         self._part = orientation.stored(part)
-        self.shrinks = min(box.width, box.height) / size
-        """Downscaling factor: the shorter side of the box divided by the side of the output."""
+        self.shrinks = min(window.width, window.height) / size
+        """Downscaling factor: the shorter side of the window divided by the side of the output."""
         self._source: tuple[str, int, int, int, int] | None = None
         self._reformatter = VideoReformatter()
 
@@ -163,11 +165,11 @@ class Cropper:
         self._targets = [_samples(plane, self._depth) for plane in self._small.planes]
 
 
-def _region(part: Box, sides: tuple[int, int], step: tuple[int, int]) -> _Region:
-    """Return the slices of a plane that contain a box.
+def _region(part: Window, sides: tuple[int, int], step: tuple[int, int]) -> _Region:
+    """Return the slices of a plane that contain a window.
 
     Args:
-        part: The box, in coordinates from 0 to 1 relative to the width and height of the plane.
+        part: The window, in coordinates from 0 to 1 relative to the width and height of the plane.
         sides: Width and height of the plane.
         step: Alignment (columns, rows). Each slice starts at a multiple of its step, and is at
             least one step long.

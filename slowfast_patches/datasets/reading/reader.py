@@ -83,7 +83,7 @@ class ClipReader:
         Args:
             path: The video file or folder of JPEG files. Ignored if `scanned` names the files.
             scanned: The result of `scan(path)`.
-            plan: The frame positions, in ascending order, and the box to read.
+            plan: The frame positions, in ascending order, and the window to read.
             out: Array into which the clip is written. By default a new array is allocated.
 
         Returns:
@@ -116,7 +116,7 @@ class ClipReader:
         clips = list[_Clip]()
         for plan, out in zip(plans, outs, strict=True):
             shown = (video.width, video.height)
-            cropper = Cropper(plan.box(video), shown, plan.crop, scanned.orientation)
+            cropper = Cropper(plan.window(video), shown, plan.crop, scanned.orientation)
             clips.append(_Clip(cropper, out, plan.positions.clip(max=video.frames - 1).tolist()))
         missing = {number for clip in clips for number in clip.rows}
         wanted = sorted(missing)

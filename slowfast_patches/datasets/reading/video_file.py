@@ -68,9 +68,9 @@ _DEFAULT_FLAG = 5_000_000
 """Number of pixels that the default flag of a stream is worth in FFmpeg's choice of a stream."""
 _FFMPEG_MAX_PIXELS = 2**31 - 1
 """Largest value of FFmpeg's `max_pixels` option. Its default is lower."""
-_PARENT_BOXES = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
+_PARENT_ATOMS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNTS = {b"stsz": 16, b"stz2": 16, b"trun": 12}
-"""Byte offset of the sample count, by type of the MP4 boxes that have one."""
+"""Byte offset of the sample count, by type of the MP4 atoms that have one."""
 
 
 def is_video_name(path: str) -> bool:
@@ -242,8 +242,8 @@ def count_samples(path: str, enough: int) -> int:
     """Count the samples of all tracks of an MP4 or MOV file (ISO 14496-12), without FFmpeg.
 
     FFmpeg allocates memory for all samples that a file announces, so a malicious file could exhaust
-    the memory. A box without a sample count is counted as one sample, so that files with very many
-    small boxes also reach the limit. For files of other formats, the result is small.
+    the memory. An atom without a sample count is counted as one sample. Thus, files with very many
+    small atoms also reach the limit. For files of other formats, the result is small.
 
     Args:
         path: The file.
@@ -259,7 +259,7 @@ def count_samples(path: str, enough: int) -> int:
 
 
 def _counts(file: BinaryIO, size: int) -> Iterator[int]:
-    """Yield the number of samples in each box, or 1 for a box without a sample count."""
+    """Yield the number of samples in each atom, or 1 for an atom without a sample count."""
     ends = [size]
     position = 0
     while ends:
@@ -274,8 +274,8 @@ def _counts(file: BinaryIO, size: int) -> Iterator[int]:
             length = int.from_bytes(head[8:16])
         end = min(ends[-1], position + length) if length else ends[-1]
         if 0 < length < header:
-            position = ends[-1]  # FFmpeg also skips the rest of the parent box after such a box
-        elif kind in _PARENT_BOXES:
+            position = ends[-1]  # FFmpeg also skips the rest of the parent atom after such an atom
+        elif kind in _PARENT_ATOMS:
             yield 1
             ends.append(end)
             position += header

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from multigrid import Box, ClipRequest, Video, stream
+from multigrid import ClipRequest, Video, Window, stream
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.items import Shown
 from slowfast_patches.datasets.loader import build_dataset
@@ -74,7 +74,7 @@ def test_classes_have_names_and_several_labels_are_all_named():
 
 
 def test_the_span_of_a_video_without_a_frame_rate_is_in_frames():
-    shown = Shown(9, Box(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
+    shown = Shown(9, Window(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
     item = {"classes": [1], "flip": False, "shown": shown}
     assert _caption(item, ("up", "down")) == "down\n9 frames, 30×30 of 48×40 pixels"
     del item["shown"]  # of a user's data set

@@ -7,16 +7,20 @@ the policy of the baseline, whose epochs each phase corresponds to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from multigrid.cycles import GENTLE, Cycles
 from multigrid.learning_rate import LearningRate, batch_rate_factor
 from multigrid.schedule import Phase, Schedule
-from multigrid.shapes import BASE_FACTORS, Factors, Shape, scale_shape
+from multigrid.shapes import BASE_FACTORS, CostPerClip, Factors, Shape, scale_shape
+
+_LEVEL_GROUP = 8
+"""Without BN groups, batches that keep a cost constant are multiples of this number of clips."""
 
 
 class _Part(NamedTuple):
@@ -47,6 +51,7 @@ def make_schedule(
     equal_time: bool = False,
     warmup_in_epochs: bool = False,
     fine_tuning: bool = True,
+    cost_per_clip: CostPerClip | None = None,
 ) -> Schedule:
     """Make the schedule of a training (paper §3).
 
@@ -75,6 +80,9 @@ def make_schedule(
             releases of PySlowFast, but never takes a larger share. The paper does not specify this.
         fine_tuning: If True, the last learning-rate stage is fine-tuning, as in the paper. If
             False, the last stage also contains a long cycle (our reading of §4.2).
+        cost_per_clip: Function of (frames, crop) that returns the cost of one clip, such as its
+            FLOPs. The batch of each shape keeps this cost constant, to within half a BN group (8
+            clips without `bn_size`). None keeps the number of pixels constant, as in the paper.
 
     Raises:
         ValueError: An argument is out of range, a batch cannot be divided into BN groups, or the
@@ -88,7 +96,15 @@ def make_schedule(
     late = long_cycle and fine_tuning
     policy = learning_rate.with_late_last_drop() if late else learning_rate
     parts = _divide_training(policy, learning_rate.stage_ends, long_cycle, fine_tuning)
-    cycled = [_short_cycle(base, part.factors, used, size_divisor) for part in parts]
+    scale = partial(
+        scale_shape,
+        base,
+        size_divisor=size_divisor,
+        batch_exponent=used.batch_exponent,
+        cost_per_clip=cost_per_clip,
+        group=bn_size or _LEVEL_GROUP,
+    )
+    cycled = [_short_cycle(scale, part.factors, used.short_cycle) for part in parts]
     epochs = used.epoch_factor * learning_rate.stage_ends[-1]
     stops = _count_iterations(parts, cycled, Fraction(epochs) * num_videos, equal_time)
     phases = list[Phase]()
@@ -157,7 +173,7 @@ def _divide_training(
 
 
 def _short_cycle(
-    base: Shape, factors: Factors, cycles: Cycles, size_divisor: int
+    scale: Callable[[Factors], Shape], factors: Factors, short_cycle: Sequence[float]
 ) -> tuple[Shape, ...]:
     """Return the shapes of the short cycle for a long-cycle shape.
 
@@ -166,9 +182,8 @@ def _short_cycle(
     three shapes are therefore equal.
     """
     time, space = factors
-    crops = (*(min(factor, space) for factor in cycles.short_cycle), space)
-    exponent = cycles.batch_exponent
-    return tuple(scale_shape(base, (time, crop), size_divisor, exponent) for crop in crops)
+    crops = (*(min(factor, space) for factor in short_cycle), space)
+    return tuple(scale((time, crop)) for crop in crops)
 
 
 def _count_iterations(

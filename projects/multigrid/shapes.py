@@ -9,6 +9,7 @@ interpolates between the two.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ Factors = tuple[float, float]
 """Frames and crop of a shape as fractions (t/T, h/H) of the baseline's frames and crop."""
 
 BASE_FACTORS: Factors = (1.0, 1.0)
+
+CostPerClip = Callable[[int, int], float]
+"""Function of (frames, crop) that returns the cost of one clip, in any unit."""
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +68,12 @@ class ClipRequest(NamedTuple):
 
 
 def scale_shape(
-    base: Shape, factors: Factors, size_divisor: int = 1, batch_exponent: float = 1.0
+    base: Shape,
+    factors: Factors,
+    size_divisor: int = 1,
+    batch_exponent: float = 1.0,
+    cost_per_clip: CostPerClip | None = None,
+    group: int = 1,
 ) -> Shape:
     """Return the shape with fewer frames, smaller crops and, by Equation 1, more clips.
 
@@ -82,6 +91,10 @@ def scale_shape(
         batch_exponent: Exponent β in [0, 1]. The batch grows by ((T/t) · (H/h) · (W/w))^β, rounded
             to an integer. With 1, this is Equation 1. With 0, every shape has B clips, as in
             progressive resizing (EfficientNetV2, Tan and Le, 2021, section 4).
+        cost_per_clip: Cost to keep constant instead of the number of pixels. The batch grows by
+            (cost of a clip of `base` / cost of a clip)^β.
+        group: With `cost_per_clip`, the batch is rounded to a multiple of this number of clips, and
+            is at least this number.
 
     Raises:
         ValueError: A factor is outside (0, 1], there is less than one frame, the divisor is below 1
@@ -104,6 +117,12 @@ def scale_shape(
     frames = round(base.frames * time)
     crop = base.crop * space
     rounded = round(crop) if size_divisor == 1 else _round_crop(crop, size_divisor, base.crop)
+    if cost_per_clip is not None:
+        if (frames, rounded) == (base.frames, base.crop):
+            return base
+        ratio = cost_per_clip(base.frames, base.crop) / cost_per_clip(frames, rounded)
+        groups = max(1, _nearest(base.batch * ratio**batch_exponent / group))
+        return Shape(groups * group, frames, rounded)
     coarser = 1 / space**2 if size_divisor == 1 else _nearest((base.crop / rounded) ** 2)
     growth = coarser / time
     if batch_exponent < 1:

@@ -56,6 +56,22 @@ def test_equation_1_by_hand(factors, divisor, expected):
     assert scale_shape(PAPER, factors, divisor) == expected
 
 
+def test_a_constant_cost_by_hand():
+    """A clip of the baseline costs 16 · (16 + 4) = 320, one of 4 frames 4 · (4 + 4) = 32.
+
+    80 clips then cost as much as 8 clips of the baseline. In whole groups of 12 these are 84.
+    """
+
+    def cost(frames: int, crop: int) -> float:
+        return frames * (frames + 4)
+
+    base = Shape(8, 16, 64)
+    scale = {"cost_per_clip": cost, "group": 12}
+    assert scale_shape(base, (0.25, 1.0), **scale) == Shape(84, 4, 64)
+    assert scale_shape(base, (0.25, 1.0), batch_exponent=0.0, **scale) == Shape(12, 4, 64)
+    assert scale_shape(base, (1.0, 1.0), **scale) == base
+
+
 @quick
 @given(
     base=st.builds(

@@ -21,21 +21,23 @@ from pathlib import Path
 
 import numpy as np
 
-from slowfast_patches.datasets.demo.synthetic import (
-    ENCODER,
+from slowfast_patches.datasets.demo.scenes import (
     GROUND,
-    SPLITS,
     TURN,
     UNITS,
     Clip,
-    DemoSpec,
     Image,
-    claim,
     draw_sprite,
-    make_videos,
     paint,
     radius_at,
     texture,
+)
+from slowfast_patches.datasets.demo.synthetic import (
+    ENCODER,
+    SPLITS,
+    DemoSpec,
+    claim,
+    make_videos,
     write_clip,
 )
 from slowfast_patches.detection.lists import FIRST_SECOND, SECONDS

@@ -7,15 +7,8 @@ import av
 import numpy as np
 import pytest
 
-from slowfast_patches.datasets.demo.synthetic import (
-    CLASSES,
-    SPLITS,
-    DemoSpec,
-    draw_scene,
-    make_demo_data,
-    render,
-    video_path,
-)
+from slowfast_patches.datasets.demo.scenes import CLASSES, draw_scene, render
+from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo_data, video_path
 from tests.slowfast_patches.datasets.made_videos import rows
 
 SMALL = DemoSpec(train=9, val=8, test=2, frames=5, width=48, height=32)
@@ -123,7 +116,7 @@ def test_other_arguments_are_refused_and_nothing_is_touched(made):
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (["--train", "2", "--val", "1", "--test", "0"], 0, "3 of 3 videos made"),
+        (["--train", "2", "--val", "1", "--test", "0"], 0, "data: 3 videos made"),
         (["--train", "-3"], 2, "train=-3"),
         (["--size", "95", "80"], 2, "width=95"),
         (["--output", "file/below"], 2, "file/below"),

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from multigrid.learning_rate import is_adaptive
-from slowfast_patches.config.fields import CYCLE
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.registry import TASKS
 
@@ -99,11 +98,17 @@ def _check_steps(steps: list[float], rates: Sequence[float], max_epoch: float) -
 
 def _warn(recipe: Recipe) -> None:
     """Warn about likely mistakes, and about keys that are set although they have no effect."""
-    for key, reason in _without_effect(recipe):
-        default = plain(default_recipe()[key])
-        value = plain(recipe[key])
-        if value != default:
-            logger.warning(f"{key} {value} has no effect {reason}. Remove it, or set {default}.")
+    family = recipe.model.family.without_effect
+    reasons = {name: key.needs(recipe) for name, key in KEYS.items() if key.needs}
+    reasons |= {
+        name: f"with MODEL.ARCH {recipe.model.arch}, {reason}"
+        for name, reason in family.items()
+        if recipe[name]
+    }
+    for name, reason in reasons.items():
+        value, default = plain(recipe[name]), plain(default_recipe()[name])
+        if reason and value != default:
+            logger.warning(f"{name} {value} has no effect {reason}. Remove it, or set {default}.")
     if recipe.train.enable and recipe.test.enable and recipe.train.dataset != recipe.test.dataset:
         logger.warning(
             f"The test reads its list as TEST.DATASET {recipe.test.dataset}, but TRAIN.DATASET is "
@@ -126,32 +131,6 @@ def _warn(recipe: Recipe) -> None:
             f"{solver.optimizing_method}, and the long cycle scales the learning rate by this "
             "rule. Set SOLVER.BATCH_RATE_RULE sqrt (Malladi et al., 2022)."
         )
-
-
-def _without_effect(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each key that other keys of the recipe make ineffective."""
-    for name, key in KEYS.items():
-        for condition in filter(None, key.needs.split(" and ")):
-            needed, *values = condition.split()
-            if (str(recipe[needed]) or "''") not in values:
-                missing = condition == CYCLE
-                yield name, "without a cycle" if missing else f"with {needed} {recipe[needed]}"
-                break
-    for name, reason in recipe.model.family.without_effect.items():
-        if recipe[name]:
-            yield name, f"with MODEL.ARCH {recipe.model.arch}, {reason}"
-    if "backbone" in recipe.train.freeze:
-        for name in ("SOLVER.LAYER_DECAY", "HF.DROP_PATH", "BN.USE_PRECISE_STATS"):
-            yield name, "with TRAIN.FREEZE backbone, where only the head is trained"
-    multigrid = recipe.multigrid
-    if multigrid.long_cycle and multigrid.batch_exponent == 1:
-        reason = "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about equal time"
-        yield "MULTIGRID.EQUAL_TIME", reason
-    if recipe.uses_multigrid and not recipe.solver.warmup_epochs:
-        yield "MULTIGRID.WARMUP_IN_EPOCHS", "without a warm-up"
-    if recipe.uses_multigrid and recipe.bn_size not in (0, recipe.bn.group_size):
-        reason = f"with a cycle, where {recipe.bn_key} {recipe.bn_size} clips share statistics"
-        yield "BN.GROUP_SIZE", reason
 
 
 def _check_model(recipe: Recipe) -> None:

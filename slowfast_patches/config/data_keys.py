@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from slowfast_patches.config.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
     AUTO_OR_COUNT,
     CROP,
-    CYCLE,
     FACTORS,
     FROM_ZERO,
     LONG_CYCLE,
@@ -21,14 +21,26 @@ from slowfast_patches.config.fields import (
     SIZE,
     Check,
     above_zero_to,
+    all_of,
     from_to,
     key,
     one_of,
+    only_with,
+    with_cycle,
 )
 from slowfast_patches.registry import TASKS
 
-_MIXES = "MIXUP.ENABLE True"
-_AUGMENTS = "AUG.ENABLE True"
+_MIXES = only_with("MIXUP.ENABLE", True)
+_AUGMENTS = only_with("AUG.ENABLE", True)
+
+
+def _shapes_differ_in_time(recipe: Any) -> str | None:
+    equal = "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about equal time"
+    return equal if recipe.multigrid.batch_exponent == 1 else None
+
+
+def _with_warmup(recipe: Any) -> str | None:
+    return None if recipe.solver.warmup_epochs else "without a warm-up"
 
 
 @dataclass(frozen=True)
@@ -77,14 +89,14 @@ class Multigrid:
         "scaled with the number of clips. 1 is Equation 1 of the paper. With 0, the batch size is "
         "constant, as in progressive resizing (EfficientNetV2, Tan and Le, 2021, section 4).",
         PART,
-        needs=CYCLE,
+        needs=with_cycle,
     )
     equal_time: bool = key(
         False,
         "Train for about the same time on each shape of a long cycle, estimated from the number of "
         "pixels. False trains for the same number of iterations on each shape, as the paper does. "
         "With BATCH_EXPONENT 1, True and False give the same schedule.",
-        needs="MULTIGRID.LONG_CYCLE True",
+        needs=all_of(only_with("MULTIGRID.LONG_CYCLE", True), _shapes_differ_in_time),
     )
     keep_field_of_view: bool = key(
         False,
@@ -92,7 +104,7 @@ class Multigrid:
         "from [min · h/H, max · h/H], where [min, max] is DATA.TRAIN_JITTER_SCALES. A crop then "
         "shows as much of the frame as in the baseline. False draws the short side from "
         "[min · h/H, max], as the paper does (section 4).",
-        needs=CYCLE,
+        needs=with_cycle,
     )
     warmup_in_epochs: bool = key(
         True,
@@ -100,7 +112,7 @@ class Multigrid:
         "PySlowFast. False gives the warm-up the same fraction of all iterations as in the "
         "baseline. If the warm-up would be longer with True than with False, it ends as with "
         "False. The paper does not say which rule it uses.",
-        needs=CYCLE,
+        needs=all_of(with_cycle, _with_warmup),
     )
     fine_tuning: bool = key(
         True,
@@ -108,7 +120,7 @@ class Multigrid:
         "last stage has a long cycle and its own learning rate, like the other stages. False is "
         "our reading of an ablation in section 4.2 of the paper, in which the accuracy is 0.4 "
         "points lower.",
-        needs=CYCLE,
+        needs=with_cycle,
     )
 
 
@@ -118,15 +130,18 @@ class Data:
         "",
         "Folder with the lists of videos, such as train.csv. It may be in a bucket: s3://bucket/k400.",
         may_differ=True,
+        machine=True,
     )
     path_prefix: str = key(
         "",
         "Folder that is prepended to the paths in the lists. It may be in a bucket.",
         may_differ=True,
+        machine=True,
     )
     path_label_separator: str = key(
         " ",
         "Separator between path and label in a line of a csv file. Write `\\t` for a tab.",
+        only_training=True,
     )
     num_frames: int = key(8, "Number of frames in a clip.", SIZE)
     sampling_rate: int = key(
@@ -148,7 +163,7 @@ class Data:
         "frames evenly from the first to the last frame of the span, as PySlowFast does. For "
         "example, 16 frames of stride 2 are then 2.07 frames apart, and 2 frames of stride 8 are "
         "15 frames apart.",
-        needs="DATA.CLIP_SAMPLING auto stride",
+        needs=only_with("DATA.CLIP_SAMPLING", "auto", "stride"),
     )
     target_fps: int = key(
         30,
@@ -156,13 +171,23 @@ class Data:
         "in the paper (footnote 5).",
         FROM_ZERO,
     )
-    train_crop_size: int = key(224, "Height and width of a training clip in pixels.", CROP)
-    random_flip: bool = key(True, "Flip half of the training clips horizontally.")
+    train_crop_size: int = key(
+        224,
+        "Height and width of a training clip in pixels.",
+        CROP,
+        only_training=True,
+    )
+    random_flip: bool = key(
+        True,
+        "Flip half of the training clips horizontally.",
+        only_training=True,
+    )
     reverse_input_channel: bool = key(False, "Feed BGR instead of RGB.")
     inv_uniform_sample: bool = key(
         False,
         "Draw the inverse of the short side of a training video uniformly, instead of the short "
         "side itself.",
+        only_training=True,
     )
     multi_label: bool = key(
         False,
@@ -220,6 +245,7 @@ class Data:
         0,
         "Number of training videos that the recipe expects. A plan uses this number if there is no "
         "list of training videos.",
+        only_training=True,
     )
     crop_size: int = key(
         224,
@@ -237,6 +263,7 @@ class Data:
         (256, 320),
         "Range [min, max] in pixels from which the short side of a training video is drawn. The "
         "video is resized to that short side before cropping.",
+        only_training=True,
     )
     test_crop_size: int = key(256, "Height and width of a test clip in pixels.")
 
@@ -291,7 +318,7 @@ class Aug:
         "Strength s of colour jitter: brightness, contrast and saturation are each multiplied by a "
         "factor from 1 - s to 1 + s. Colour jitter is off if AA_TYPE is set.",
         PART,
-        needs=f"{_AUGMENTS} and AUG.AA_TYPE ''",
+        needs=all_of(_AUGMENTS, only_with("AUG.AA_TYPE", "")),
     )
     re_prob: float = key(
         0.25,
@@ -328,6 +355,7 @@ class DataLoading:
         "CPU cores.",
         AUTO_OR_COUNT,
         may_differ=True,
+        machine=True,
     )
     pin_memory: bool = key(True, "Load clips into pinned memory.", may_differ=True)
     enable_multi_thread_decode: bool = key(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from slowfast_patches.config.rand_augment import is_rand_augment
 from slowfast_patches.registry import AUGMENTATIONS
 from slowfast_patches.utils.tables import format_list
 
-CYCLE = "USES_MULTIGRID True"
-"""Condition for keys that only have an effect if the long or the short cycle is on."""
+Values = Mapping[str, Any]
+"""Values by full key, such as "SOLVER.BASE_LR"."""
+Needs = Callable[[Any], str | None]
+"""Function that takes a recipe and returns why a key has no effect, such as "without a cycle"."""
 
 
 class Check(NamedTuple):
@@ -35,8 +37,11 @@ class Key(NamedTuple):
         may_differ: Whether a resumed run may have a different value than before.
         speed: Whether the value affects how long an iteration takes.
         switch: Whether the value True makes iterations faster and has no other effect.
-        needs: Conditions under which the key has an effect, joined by " and ". A condition is the
-            name of another key followed by one or more of its values, such as "MODEL.ARCH tsm".
+        machine: Whether the value may differ between the machines of a run.
+        only_training: Whether the value does not affect how a trained model scores a video.
+        needs: Function that returns why the key has no effect with a recipe, or None if it has one.
+        later: How a value of another PySlowFast release is translated: a note for docs/keys.md, and
+            a function that takes all values and returns the values to set.
         kind: Type of the value, as in the annotation of the field.
     """
 
@@ -45,7 +50,10 @@ class Key(NamedTuple):
     may_differ: bool = False
     speed: bool = False
     switch: bool = False
-    needs: str = ""
+    machine: bool = False
+    only_training: bool = False
+    needs: Needs | None = None
+    later: tuple[str, Callable[[Values], dict[str, Any]]] | None = None
     kind: Any = Any
 
 
@@ -60,6 +68,25 @@ def key(default: Any, help: str, check: Check | None = None, **flags: Any) -> An
     """
     metadata = {"key": Key(help, check, **flags)}
     return dataclasses.field(default_factory=lambda: default, metadata=metadata)
+
+
+def only_with(name: str, *values: object) -> Needs:
+    """Return `Key.needs` of a key that has no effect unless another key has one of these values."""
+    return lambda recipe: None if recipe[name] in values else f"with {name} {recipe[name]}"
+
+
+def all_of(*needs: Needs) -> Needs:
+    """Return `Key.needs` of a key that has several conditions. It gives the first reason."""
+    return lambda recipe: next(filter(None, (reason(recipe) for reason in needs)), None)
+
+
+def with_cycle(recipe: Any) -> str | None:
+    return None if recipe.uses_multigrid else "without a cycle"
+
+
+def with_backbone(recipe: Any) -> str | None:
+    frozen = "with TRAIN.FREEZE backbone, where only the head is trained"
+    return frozen if "backbone" in recipe.train.freeze else None
 
 
 def one_of(*choices: object) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slowfast_patches.config.later_releases import LATER_RELEASES
+from slowfast_patches.config.later_releases import IGNORED
 from slowfast_patches.config.recipe import KEYS, default_recipe, values_by_key
 
 _COMMON = (
@@ -33,24 +33,6 @@ _COMMON = (
 
 _SCORED = ("MODEL", "SLOWFAST", "TSM", "HF", "RESNET", "NONLOCAL", "DETECTION", "DATA")
 """Sections of keys that determine how a model reads and scores a video."""
-_ONLY_TRAINING = (
-    "MODEL.LABEL_SMOOTHING",
-    "MODEL.EMA_DECAY",
-    "MODEL.LOSS_FUNC",
-    "MODEL.DROPOUT_RATE",
-    "MODEL.FC_INIT_STD",
-    "HF.DROP_PATH",
-    "RESNET.INPLACE_RELU",
-    "RESNET.ZERO_INIT_FINAL_BN",
-    "DATA.PATH_LABEL_SEPARATOR",
-    "DATA.TRAIN_CROP_SIZE",
-    "DATA.TRAIN_JITTER_SCALES",
-    "DATA.RANDOM_FLIP",
-    "DATA.INV_UNIFORM_SAMPLE",
-    "DATA.NUM_TRAIN_VIDEOS",
-)
-"""Keys of these sections that only affect training. DATA.CROP_SIZE stands for TRAIN_CROP_SIZE."""
-
 _HEADER = """# Keys
 
 All keys of a recipe, with their defaults. Set a key in a YAML file or at the end of a command line:
@@ -96,7 +78,9 @@ def changes_scores(name: str) -> bool:
     The keys of TEST, such as the number of views, do not count. They describe a test, not a model.
     """
     section = name.partition(".")[0]
-    return section in _SCORED and name not in _ONLY_TRAINING and not may_differ(name)
+    if section not in _SCORED or may_differ(name):
+        return False
+    return name not in KEYS or not KEYS[name].only_training
 
 
 def speed_keys() -> tuple[str, ...]:
@@ -118,7 +102,8 @@ def format_keys() -> str:
         sections.setdefault(section, []).append(name)
     for section, names in sections.items():
         lines += ["", f"## {section}", "", _format_rows(names)]
-    rows = [(f"`{name}`", row.note) for name, row in LATER_RELEASES.items()]
+    rows = [(f"`{name}`", key.later[0]) for name, key in KEYS.items() if key.later]
+    rows += [(f"`{name}`", note) for name, (note, _) in IGNORED.items()]
     return "\n".join([*lines, _LATER, _format_table(("key", "what happens"), rows), _FOOTER])
 
 

@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
 from slowfast_patches.config.imports import import_modules, require_imported
-from slowfast_patches.config.later_releases import ignored_key, translate
+from slowfast_patches.config.later_releases import ignored_key
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
@@ -142,7 +142,8 @@ def _make(settings: _Settings) -> Recipe:
     for name, setting in settings.items():
         _set(values, name, setting)
     import_modules(values["IMPORTS"])
-    translate(values)
+    for key in KEYS.values():
+        values |= key.later[1](values) if key.later else {}
     _derive(values, settings)
     for name, (_, source) in settings.items():
         if name in KEYS:
@@ -243,7 +244,7 @@ def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
     value, source = setting
     section, _, inner = name.rpartition(".")
     if row := ignored_key(name):
-        if (decoded := _decode(value)) not in row.quiet:
+        if (decoded := _decode(value)) not in row.usual:
             logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.note}")
     elif name in values:
         try:

@@ -15,9 +15,12 @@ from slowfast_patches.config.fields import (
     SIZE,
     STAGES,
     Check,
+    all_of,
     from_to,
     key,
     one_of,
+    only_with,
+    with_backbone,
 )
 from slowfast_patches.registry import MODELS, ModelFamily
 
@@ -41,6 +44,10 @@ class Model:
             "IMPORTS",
         ),
         speed=True,
+        later=(
+            "`slow` becomes `slowonly`.",
+            lambda values: {"MODEL.ARCH": "slowonly"} if values["MODEL.ARCH"] == "slow" else {},
+        ),
     )
     num_classes: int = key(
         400,
@@ -59,7 +66,8 @@ class Model:
         "Label smoothing in the training loss: the fraction of a label that is spread evenly over "
         "all classes (Szegedy et al., 2016, section 7).",
         BELOW_ONE,
-        needs="DATA.MULTI_LABEL False",
+        needs=only_with("DATA.MULTI_LABEL", False),
+        only_training=True,
     )
     ema_decay: float = key(
         0.0,
@@ -68,6 +76,7 @@ class Model:
         "weights and their average. 0 means no average.",
         BELOW_ONE,
         speed=True,
+        only_training=True,
     )
     channels_last: bool = key(
         False,
@@ -87,9 +96,20 @@ class Model:
         "cross_entropy",
         "Training loss: cross_entropy for one label per video, bce_logit for several labels, bce "
         "for detection. If this key is not set, its value follows from the task.",
+        only_training=True,
     )
-    dropout_rate: float = key(0.5, "Dropout rate of the head.", PART)
-    fc_init_std: float = key(0.01, "Standard deviation of the head's initial weights.", FROM_ZERO)
+    dropout_rate: float = key(
+        0.5,
+        "Dropout rate of the head.",
+        PART,
+        only_training=True,
+    )
+    fc_init_std: float = key(
+        0.01,
+        "Standard deviation of the head's initial weights.",
+        FROM_ZERO,
+        only_training=True,
+    )
 
     @property
     def family(self) -> ModelFamily:
@@ -137,7 +157,7 @@ class Tsm:
         "frame forward. 0 means no shift.",
         SHIFT,
         speed=True,
-        needs="MODEL.ARCH tsm",
+        needs=only_with("MODEL.ARCH", "tsm"),
     )
 
 
@@ -149,7 +169,7 @@ class Hf:
         "folder with config.json and optionally weights in `*.safetensors`; the name of a model on "
         "the Hugging Face Hub that has weights in `*.safetensors`, which are downloaded once.",
         speed=True,
-        needs="MODEL.ARCH hf",
+        needs=only_with("MODEL.ARCH", "hf"),
     )
     config: Mapping[str, Any] = key(
         {},
@@ -157,14 +177,15 @@ class Hf:
         "set each value separately: HF.CONFIG.hidden_size 192. The input size and the number of "
         "classes follow from DATA and MODEL.NUM_CLASSES.",
         speed=True,
-        needs="MODEL.ARCH hf",
+        needs=only_with("MODEL.ARCH", "hf"),
     )
     drop_path: float = key(
         0.0,
         "Stochastic depth (Huang et al., 2016): the probability that a clip skips a residual "
         "branch of the last layer. The probability rises linearly from 0 at the first layer.",
         BELOW_ONE,
-        needs="MODEL.ARCH hf",
+        needs=all_of(only_with("MODEL.ARCH", "hf"), with_backbone),
+        only_training=True,
     )
 
 
@@ -184,7 +205,12 @@ class ResNet:
     width_per_group: int = key(
         64, "Number of channels per group in the first stage.", SIZE, speed=True
     )
-    inplace_relu: bool = key(True, "Use in-place ReLU.", speed=True)
+    inplace_relu: bool = key(
+        True,
+        "Use in-place ReLU.",
+        speed=True,
+        only_training=True,
+    )
     stride_1x1: bool = key(
         False,
         "Apply the spatial stride of a block in the first 1×1 convolution instead of the 3×3 "
@@ -204,7 +230,9 @@ class ResNet:
         ((1,),) * 4, "Spatial dilation of each stage.", STAGES, speed=True
     )
     zero_init_final_bn: bool = key(
-        False, "Initialise the scale of the last BN layer of each block with 0."
+        False,
+        "Initialise the scale of the last BN layer of each block with 0.",
+        only_training=True,
     )
 
 
@@ -235,6 +263,12 @@ class NonLocal:
     )
 
 
+def _in_the_baseline(recipe: Any) -> str | None:
+    if not recipe.uses_multigrid or recipe.bn_size in (0, recipe.bn.group_size):
+        return None
+    return f"with a cycle, where {recipe.bn_key} {recipe.bn_size} clips share statistics"
+
+
 @dataclass(frozen=True)
 class BatchNorm:
     group_size: int = key(
@@ -243,9 +277,12 @@ class BatchNorm:
         "that the clips of each process share statistics. If the long or the short cycle is on, "
         "MULTIGRID.BN_BASE_SIZE applies instead.",
         FROM_ZERO,
+        needs=_in_the_baseline,
     )
     use_precise_stats: bool = key(
-        False, "Recompute the running statistics from training clips before each evaluation."
+        False,
+        "Recompute the running statistics from training clips before each evaluation.",
+        needs=with_backbone,
     )
     num_batches_precise: int = key(
         200, "Number of mini-batches for USE_PRECISE_STATS.", AT_LEAST_ONE
@@ -254,5 +291,4 @@ class BatchNorm:
         0.0,
         "Weight decay of the scale and shift of BN layers.",
         FROM_ZERO,
-        needs="SOLVER.OPTIMIZING_METHOD sgd adam adamw",
     )

@@ -83,7 +83,12 @@ class Recipe:
         1, "Number of GPUs on each machine. 0 uses the CPU.", from_to(0, 1024), may_differ=True
     )
     num_shards: int = key(1, "Number of machines.", AT_LEAST_ONE)
-    shard_id: int = key(0, "Index of this machine, from 0.", may_differ=True)
+    shard_id: int = key(
+        0,
+        "Index of this machine, from 0.",
+        may_differ=True,
+        machine=True,
+    )
     imports: tuple[str, ...] = key(
         (),
         "Python modules to import before the recipe is checked. They can register models, data "

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from multigrid import (
-    CosineRate,
-    Cycles,
-    LearningRate,
-    SamplingOptions,
-    Schedule,
-    SteppedRate,
-    Warmup,
-    check_processes,
-    make_schedule,
-)
+from multigrid import Cycles, LearningRate, Schedule, check_processes
 from multigrid.batchnorm import check_accumulation
-from multigrid.integrations.pyslowfast_keys import phase_keys
+from multigrid.integrations.pyslowfast_keys import (
+    cycles_from,
+    phase_keys,
+    rate_from,
+    schedule_from,
+)
 from slowfast_patches.config.recipe import Recipe
 
 
@@ -26,42 +21,13 @@ def without_multigrid(recipe: Recipe) -> Recipe:
 
 
 def learning_rate_of(recipe: Recipe) -> LearningRate:
-    """Return the learning-rate policy of the baseline.
-
-    With steps, the learning rate of a stage is SOLVER.BASE_LR times an entry of SOLVER.LRS. If LRS
-    is empty, each stage multiplies the learning rate of the previous stage by SOLVER.GAMMA.
-    """
-    solver = recipe.solver
-    warmup = Warmup(solver.warmup_start_lr, solver.warmup_epochs)
-    if solver.lr_policy == "cosine":
-        return CosineRate(
-            base=solver.base_lr,
-            epochs=solver.max_epoch,
-            end=solver.cosine_end_lr,
-            warmup=warmup,
-            after_warmup=solver.cosine_after_warmup,
-        )
-    starts = tuple(float(step) for step in solver.steps) or (0.0,)
-    factors = solver.lrs or tuple(solver.gamma**j for j in range(len(starts)))
-    return SteppedRate(
-        ends=(*starts[1:], solver.max_epoch),
-        rates=tuple(solver.base_lr * factor for factor in factors),
-        warmup=warmup,
-    )
+    """Return the learning-rate policy of the baseline."""
+    return rate_from(recipe.__getitem__)
 
 
 def cycles_of(recipe: Recipe) -> Cycles | None:
     """Return the long and short cycle of a recipe, or None if both cycles are off."""
-    multigrid = recipe.multigrid
-    if not recipe.uses_multigrid:
-        return None
-    return Cycles(
-        long_cycle=multigrid.long_cycle_factors if multigrid.long_cycle else (),
-        short_cycle=multigrid.short_cycle_factors if multigrid.short_cycle else (),
-        epoch_factor=multigrid.epoch_factor,
-        batch_exponent=multigrid.batch_exponent,
-        sampling=SamplingOptions(keep_field_of_view=multigrid.keep_field_of_view),
-    )
+    return cycles_from(recipe.__getitem__)
 
 
 def cycle_keys(cycles: Cycles) -> dict[str, object]:
@@ -88,19 +54,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
         ValueError: No valid schedule exists for the recipe.
     """
     _check_bn_groups(recipe)
-    multigrid = recipe.multigrid
-    return make_schedule(
-        recipe.base_shape,
-        num_videos,
-        learning_rate_of(recipe),
-        cycles_of(recipe),
-        bn_size=recipe.bn_size or None,
-        size_divisor=multigrid.size_divisor,
-        batch_rate_rule=recipe.solver.batch_rate_rule,
-        equal_time=multigrid.equal_time,
-        warmup_in_epochs=recipe.uses_multigrid and multigrid.warmup_in_epochs,
-        fine_tuning=multigrid.fine_tuning,
-    )
+    return schedule_from(recipe.__getitem__, num_videos, recipe.bn_size)
 
 
 def _check_bn_groups(recipe: Recipe) -> None:

@@ -14,8 +14,16 @@ from slowfast_patches.config.fields import (
     RATIO,
     WEIGHTS,
     above_zero_to,
+    all_of,
     key,
     one_of,
+    only_with,
+    with_backbone,
+)
+from slowfast_patches.config.later_releases import (
+    rates_of_one_machine,
+    reached_rates,
+    reached_steps,
 )
 
 
@@ -36,11 +44,16 @@ class Solver:
     steps: tuple[float, ...] = key(
         (),
         "Epochs at which the learning-rate stages start. The first must be 0.",
-        needs="SOLVER.LR_POLICY steps_with_relative_lrs",
+        needs=only_with("SOLVER.LR_POLICY", "steps_with_relative_lrs"),
+        later=("A last value equal to SOLVER.MAX_EPOCH is dropped with a warning.", reached_steps),
     )
     lrs: tuple[float, ...] = key(
         (),
         "Learning rate of each stage as a factor of BASE_LR. Empty: powers of GAMMA.",
+        later=(
+            "Learning rates beyond the number of stages are dropped with a warning.",
+            reached_rates,
+        ),
     )
     base_lr: float = key(0.1, "Learning rate after the warm-up.", ABOVE_ZERO)
     cosine_end_lr: float = key(0.0, "Final learning rate of the cosine policy.", FROM_ZERO)
@@ -48,7 +61,7 @@ class Solver:
         False,
         "Start the cosine with BASE_LR at the end of the warm-up. With False, the cosine starts at "
         "epoch 0, so that the warm-up ends below BASE_LR.",
-        needs="SOLVER.LR_POLICY cosine",
+        needs=only_with("SOLVER.LR_POLICY", "cosine"),
     )
     batch_rate_rule: str = key(
         "linear",
@@ -78,6 +91,11 @@ class Solver:
         False,
         "Multiply the learning rates by NUM_SHARDS, as in later releases of PySlowFast. Loading a "
         "recipe replaces this key by REFERENCE_BATCH_SIZE.",
+        later=(
+            "True sets SOLVER.REFERENCE_BATCH_SIZE to the value of TRAIN.BATCH_SIZE, so that all "
+            "learning rates are multiplied by NUM_SHARDS.",
+            rates_of_one_machine,
+        ),
     )
     optimizing_method: str = key(
         "sgd",
@@ -92,7 +110,7 @@ class Solver:
         "of the next layer multiplied by this value. The head has the full learning rate, and the "
         "embeddings have the smallest. With 1, all layers have the same learning rate.",
         RATIO,
-        needs="MODEL.ARCH hf",
+        needs=all_of(only_with("MODEL.ARCH", "hf"), with_backbone),
     )
     clip_grad_val: float | None = key(
         None,
@@ -103,7 +121,7 @@ class Solver:
         None,
         "Maximum L2 norm of all gradients together, for gradient clipping. None: no clipping.",
         NO_OR_FROM_ZERO,
-        needs="SOLVER.CLIP_GRAD_VAL None 0.0",
+        needs=only_with("SOLVER.CLIP_GRAD_VAL", None, 0.0),
     )
     class_weights: tuple[float, ...] | str = key(
         (),
@@ -221,7 +239,7 @@ class Train:
         "multigrid",
         "Project of the tracker, which MLflow calls an experiment.",
         may_differ=True,
-        needs="TRAIN.TRACKER mlflow wandb trackio",
+        needs=only_with("TRAIN.TRACKER", "mlflow", "wandb", "trackio"),
     )
     auto_resume: bool = key(
         True, "Resume the run in OUTPUT_DIR if it has a checkpoint.", may_differ=True

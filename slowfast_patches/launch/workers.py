@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from slowfast_patches.config.imports import import_modules
-from slowfast_patches.config.recipe import Recipe, differences, values_by_key
+from slowfast_patches.config.recipe import KEYS, Recipe, differences, values_by_key
 from slowfast_patches.launch.device import process_device
 from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import handle_signals
@@ -46,13 +46,6 @@ In this time, the failed rank can report the cause.
 _MARGIN = 5.0
 """Seconds after DIST_JOIN_SECONDS in which torch should raise a timeout error itself."""
 _KEYS_SHOWN = 16
-_OF_A_MACHINE = (
-    "SHARD_ID",
-    "DATA.PATH_PREFIX",
-    "DATA.PATH_TO_DATA_DIR",
-    "DATA_LOADER.NUM_WORKERS",
-)
-"""Config keys that may differ between machines, such as the path of the data."""
 
 
 def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
@@ -190,8 +183,9 @@ def _join(recipe: Recipe, local_rank: int) -> None:
         backend = "nccl" if recipe.num_gpus > 0 else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     first, *others = gather_objects(values_by_key(recipe))
+    of_machine = [name for name, key in KEYS.items() if key.machine]
     for number, keys in enumerate(others, 1):
-        if differing := differences(first, keys, f"on rank {number}", _OF_A_MACHINE):
+        if differing := differences(first, keys, f"on rank {number}", of_machine):
             raise RunError(
                 f"rank {number} has another recipe than rank 0: "
                 f"{'; '.join(differing[:_KEYS_SHOWN])}. Use the same recipe on all machines.",

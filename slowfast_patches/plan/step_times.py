@@ -24,7 +24,6 @@ from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
 from slowfast_patches.plan.flops import flops_per_clip as count_flops
-from slowfast_patches.registry import MODELS
 from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine
@@ -219,8 +218,8 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
 def model_of(recipe: Recipe) -> dict[str, object]:
     """Return the values of the keys that affect the step times of a recipe, by full key."""
     values = values_by_key(recipe)
-    others = {f"MODEL.ARCH {arch}" for arch in MODELS if arch != recipe.model.arch}
-    return {k: values[k] for k in sorted(speed_keys()) if KEYS[k].needs not in others}
+    without_effect = {name for name, key in KEYS.items() if key.needs and key.needs(recipe)}
+    return {name: values[name] for name in sorted({*speed_keys()} - without_effect)}
 
 
 def device_of(recipe: Recipe) -> str:

@@ -15,21 +15,17 @@ from typing import Any
 from multigrid.cycles import PAPER, Cycles
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
 from multigrid.phases import make_schedule
+from multigrid.sampling import SamplingOptions
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 
 logger = logging.getLogger(__name__)
 
-_OPTIONS: Mapping[str, Any] = {
+_DEFAULTS: Mapping[str, Any] = {
     "SIZE_DIVISOR": 1,
     "EQUAL_TIME": False,
     "WARMUP_IN_EPOCHS": True,
     "FINE_TUNING": True,
-}
-"""Keys that no release of PySlowFast has. They are options of `make_schedule`."""
-
-_DEFAULTS: Mapping[str, Any] = {
-    **_OPTIONS,
     "LONG_CYCLE": False,
     "SHORT_CYCLE": False,
     "LONG_CYCLE_FACTORS": [list(factors) for factors in PAPER.long_cycle],
@@ -44,7 +40,15 @@ _DEFAULTS: Mapping[str, Any] = {
     "DEFAULT_S": 0,
     "KEEP_FIELD_OF_VIEW": False,
 }
-"""Default values of the keys in the section MULTIGRID."""
+"""Default values of the keys in the section MULTIGRID. No release of PySlowFast has the first four
+keys, which are options of `make_schedule`."""
+
+_SOLVER_DEFAULTS: Mapping[str, Any] = {
+    "BATCH_RATE_RULE": "linear",
+    "COSINE_END_LR": 0.0,
+    "COSINE_AFTER_WARMUP": False,
+}
+"""Default values of keys of SOLVER that a release of PySlowFast may lack."""
 
 CYCLES_OFF: Mapping[str, Any] = {
     "MULTIGRID.LONG_CYCLE": False,
@@ -62,8 +66,8 @@ _RATES = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR")
 
 def get_key(cfg: Any, name: str, default: Any = None) -> Any:
     """Return the value of a key such as "DATA.NUM_FRAMES", or `default` if there is no such key."""
-    section, _, key = name.partition(".")
-    return getattr(getattr(cfg, section, None), key, default)
+    section, _, key = name.rpartition(".")
+    return getattr(getattr(cfg, section, None) if section else cfg, key, default)
 
 
 def set_keys(cfg: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +106,7 @@ def add_multigrid_config(cfg: Any) -> None:
     Call this before you merge a recipe into the config.
     """
     _add(cfg, "MULTIGRID", _DEFAULTS)
-    _add(cfg, "SOLVER", {"BATCH_RATE_RULE": "linear"})
+    _add(cfg, "SOLVER", {"BATCH_RATE_RULE": _SOLVER_DEFAULTS["BATCH_RATE_RULE"]})
 
 
 def _add(cfg: Any, name: str, defaults: Mapping[str, Any]) -> None:
@@ -153,28 +157,62 @@ def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = 
         ValueError: The config describes no valid schedule, or has been changed since it was loaded.
     """
     _check(cfg)
-    cycles = cfg.MULTIGRID
-    base = Shape(
-        cfg.TRAIN.BATCH_SIZE * cfg.NUM_SHARDS, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE
-    )
-    rate = learning_rate_of(cfg) if learning_rate is None else learning_rate
-    if not uses_multigrid(cfg):
-        return make_schedule(base, num_videos, rate, cycles=None, bn_size=None)
-    options = {key.lower(): getattr(cycles, key, value) for key, value in _OPTIONS.items()}
-    long_cycle = tuple((t, s) for t, s in cycles.LONG_CYCLE_FACTORS)
+    value_of = _values(cfg)
+    bn_size = value_of("MULTIGRID.BN_BASE_SIZE") if uses_multigrid(cfg) else 0
+    return schedule_from(value_of, num_videos, bn_size, learning_rate)
+
+
+def _values(cfg: Any) -> Callable[[str], Any]:
+    defaults = {f"MULTIGRID.{key}": value for key, value in _DEFAULTS.items()}
+    defaults |= {f"SOLVER.{key}": value for key, value in _SOLVER_DEFAULTS.items()}
+    return lambda name: get_key(cfg, name, defaults.get(name))
+
+
+def schedule_from(
+    value_of: Callable[[str], Any],
+    num_videos: int,
+    bn_size: int,
+    learning_rate: LearningRate | None = None,
+) -> Schedule:
+    """Build the schedule that the values of keys describe.
+
+    Args:
+        value_of: Function that returns the value of a key, such as "DATA.NUM_FRAMES".
+        num_videos: Number of training videos.
+        bn_size: Number of clips that share BN statistics, or 0 for the clips of each process.
+        learning_rate: Learning-rate policy of the baseline. None means the policy in SOLVER.
+
+    Raises:
+        ValueError: The values describe no valid schedule.
+    """
+    batch = value_of("TRAIN.BATCH_SIZE") * value_of("NUM_SHARDS")
+    cycles = cycles_from(value_of)
     return make_schedule(
-        base,
+        Shape(batch, value_of("DATA.NUM_FRAMES"), value_of("DATA.TRAIN_CROP_SIZE")),
         num_videos,
-        rate,
-        Cycles(
-            long_cycle=long_cycle if cycles.LONG_CYCLE else (),
-            short_cycle=tuple(cycles.SHORT_CYCLE_FACTORS) if cycles.SHORT_CYCLE else (),
-            epoch_factor=cycles.EPOCH_FACTOR,
-            batch_exponent=get_key(cfg, "MULTIGRID.BATCH_EXPONENT", 1.0),
-        ),
-        bn_size=cycles.BN_BASE_SIZE or None,
-        batch_rate_rule=get_key(cfg, "SOLVER.BATCH_RATE_RULE", "linear"),
-        **options,
+        learning_rate or rate_from(value_of),
+        cycles,
+        bn_size=bn_size or None,
+        size_divisor=value_of("MULTIGRID.SIZE_DIVISOR"),
+        batch_rate_rule=value_of("SOLVER.BATCH_RATE_RULE"),
+        equal_time=value_of("MULTIGRID.EQUAL_TIME"),
+        warmup_in_epochs=cycles is not None and value_of("MULTIGRID.WARMUP_IN_EPOCHS"),
+        fine_tuning=value_of("MULTIGRID.FINE_TUNING"),
+    )
+
+
+def cycles_from(value_of: Callable[[str], Any]) -> Cycles | None:
+    """Return the long and short cycle, or None if both are off (see `schedule_from`)."""
+    long_cycle, short_cycle = value_of("MULTIGRID.LONG_CYCLE"), value_of("MULTIGRID.SHORT_CYCLE")
+    if not (long_cycle or short_cycle):
+        return None
+    factors = tuple((t, s) for t, s in value_of("MULTIGRID.LONG_CYCLE_FACTORS"))
+    return Cycles(
+        long_cycle=factors if long_cycle else (),
+        short_cycle=tuple(value_of("MULTIGRID.SHORT_CYCLE_FACTORS")) if short_cycle else (),
+        epoch_factor=value_of("MULTIGRID.EPOCH_FACTOR"),
+        batch_exponent=value_of("MULTIGRID.BATCH_EXPONENT"),
+        sampling=SamplingOptions(keep_field_of_view=value_of("MULTIGRID.KEEP_FIELD_OF_VIEW")),
     )
 
 
@@ -204,40 +242,47 @@ def _check(cfg: Any) -> None:
 
 
 def learning_rate_of(cfg: Any) -> LearningRate:
-    """Return the learning-rate policy in the section SOLVER.
+    """Return the learning-rate policy in the section SOLVER of a config (see `rate_from`)."""
+    return rate_from(_values(cfg))
+
+
+def rate_from(value_of: Callable[[str], Any]) -> LearningRate:
+    """Return the learning-rate policy of the keys SOLVER.* (see `schedule_from`).
 
     Supported values of LR_POLICY are `cosine`, `steps_with_relative_lrs` (LRS are multiples of
-    BASE_LR) and `steps_with_lrs` (LRS are learning rates).
+    BASE_LR) and `steps_with_lrs` (LRS are learning rates). Without LRS, each stage multiplies the
+    learning rate of the previous stage by GAMMA.
 
     Raises:
         ValueError: LR_POLICY is not supported, or STEPS and LRS do not agree.
     """
-    solver = cfg.SOLVER
-    end = float(solver.MAX_EPOCH)
-    warmup = Warmup(solver.WARMUP_START_LR, solver.WARMUP_EPOCHS)
-    if solver.LR_POLICY == "cosine":
+    base, policy = value_of("SOLVER.BASE_LR"), value_of("SOLVER.LR_POLICY")
+    end = float(value_of("SOLVER.MAX_EPOCH"))
+    warmup = Warmup(value_of("SOLVER.WARMUP_START_LR"), value_of("SOLVER.WARMUP_EPOCHS"))
+    if policy == "cosine":
         return CosineRate(
-            base=solver.BASE_LR,
+            base=base,
             epochs=end,
-            end=get_key(cfg, "SOLVER.COSINE_END_LR", 0.0),
+            end=value_of("SOLVER.COSINE_END_LR"),
             warmup=warmup,
-            after_warmup=get_key(cfg, "SOLVER.COSINE_AFTER_WARMUP", False),
+            after_warmup=value_of("SOLVER.COSINE_AFTER_WARMUP"),
         )
-    if solver.LR_POLICY not in ("steps_with_relative_lrs", "steps_with_lrs"):
+    if policy not in ("steps_with_relative_lrs", "steps_with_lrs"):
         raise ValueError(
-            f"SOLVER.LR_POLICY {solver.LR_POLICY} is not supported. Use cosine, "
-            "steps_with_relative_lrs or steps_with_lrs, or pass learning_rate=CosineRate(...) to "
-            "PySlowFastMultigrid"
+            f"SOLVER.LR_POLICY {policy} is not supported. Use cosine, steps_with_relative_lrs or "
+            "steps_with_lrs, or pass learning_rate=CosineRate(...) to PySlowFastMultigrid"
         )
+    steps, factors = value_of("SOLVER.STEPS"), value_of("SOLVER.LRS")
     # Ignore surplus LRS and steps at or after MAX_EPOCH, because no iteration uses them.
-    starts = [float(step) for step in solver.STEPS if step < end] or [0.0]
-    rates = list(solver.LRS)[: len(starts)] or [solver.GAMMA**j for j in range(len(starts))]
+    starts = [float(step) for step in steps if step < end] or [0.0]
+    gamma = value_of("SOLVER.GAMMA")
+    rates = list(factors)[: len(starts)] or [gamma**j for j in range(len(starts))]
     if starts[0] != 0 or len(rates) != len(starts):
         raise ValueError(
-            f"SOLVER.STEPS {list(solver.STEPS)} must start with 0, and SOLVER.LRS "
-            f"{list(solver.LRS)} must have one value per step"
+            f"SOLVER.STEPS {list(steps)} must start with 0, and SOLVER.LRS {list(factors)} must "
+            "have one value per step"
         )
-    unit = 1.0 if solver.LR_POLICY == "steps_with_lrs" and solver.LRS else solver.BASE_LR
+    unit = 1.0 if policy == "steps_with_lrs" and factors else base
     return SteppedRate((*starts[1:], end), tuple(unit * rate for rate in rates), warmup)
 
 

@@ -103,7 +103,9 @@ def test_batch_and_all_rates_of_a_recipe_by_hand(keys, batch, growth):
 
 def test_a_launcher_with_other_processes_scales_as_the_recipe_would(monkeypatch):
     environment = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "2"}
-    for name, value in (environment | {"RANK": "4"}).items():
+    for name, value in (
+        environment | {"RANK": "4", "MASTER_ADDR": "first", "MASTER_PORT": "7"}
+    ).items():
         monkeypatch.setenv(name, value)
     scaled = resolve(config(*BY_GPUS, "NUM_GPUS", 3))
     assert (scaled.num_shards, scaled.train.batch_size) == (2, 24)

@@ -96,9 +96,6 @@ class Shown(NamedTuple):
         return cls(int(plan.positions[-1] - plan.positions[0]) + 1, plan.window(video), video)
 
 
-TooManyUnreadableError = RunError
-
-
 @dataclass(frozen=True)
 class Sampling:
     """Settings that determine which frames and crops of a video make up a clip.

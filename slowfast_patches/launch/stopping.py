@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.errors import EARLY, RunError, TrainingInterruptedError
+from slowfast_patches.utils.errors import EARLY, TrainingInterruptedError
 from slowfast_patches.utils.signals import STOP_SIGNALS, finished, listening
 
-TrainingStoppedError = RunError
 T = TypeVar("T")
 Handler = Callable[[int, FrameType | None], None]
 

@@ -34,7 +34,6 @@ from slowfast_patches.utils.errors import (
 )
 from slowfast_patches.utils.signals import STOP_SIGNALS, block_signals, finished
 
-JoiningError = RunError
 Main = Callable[[Recipe, World], None]
 
 START_METHOD = "spawn"

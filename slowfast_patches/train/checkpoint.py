@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
-from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.models.weights.weight_files import SHIPPED, local_file
 from slowfast_patches.train.trainer import Progress
+from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.files import atomic_write, check_archive
 
 logger = logging.getLogger(__name__)
@@ -73,14 +72,11 @@ class Checkpoint(Progress):
     version: int = VERSION
 
 
-class DivergedError(TrainingStoppedError):
-    """Error raised when the loss, or a tensor of the training state, is not finite."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what}. Repeat the command with a lower SOLVER.BASE_LR to resume from the last "
-            "checkpoint. Add TRAIN.AUTO_RESUME False to start over."
-        )
+def diverged(what: str) -> RunError:
+    """Return an error that says that the loss, or a tensor of the training state, is not finite."""
+    return RunError(
+        f"{what}. Lower SOLVER.BASE_LR to resume, or add TRAIN.AUTO_RESUME False to start over."
+    )
 
 
 def all_checkpoints(output_dir: str | Path) -> list[Path]:
@@ -247,25 +243,6 @@ def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-@contextmanager
-def explain_write_errors(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
-    """Convert an OSError in the body to a TrainingStoppedError with advice.
-
-    Args:
-        what: What the body writes, as the subject of the message, such as "The checkpoint".
-        output_dir: The folder of the run.
-        when: Addition to the message, such as " after iteration 7".
-    """
-    try:
-        yield
-    except OSError as error:
-        raise TrainingStoppedError(
-            f"{what} cannot be written{when}: {error.strerror or error}. "
-            f"{describe_last(output_dir)} Free space in {output_dir}, or make the folder writable. "
-            "Then repeat the command."
-        ) from error
-
-
 def write_checkpoint(
     output_dir: str | Path, checkpoint: Checkpoint, kept: int = 0, milestones: Collection[int] = ()
 ) -> None:
@@ -278,16 +255,13 @@ def write_checkpoint(
         milestones: Iterations whose checkpoints are never deleted.
 
     Raises:
-        DivergedError: A tensor is not finite. In this case nothing is written.
-        TrainingStoppedError: A file cannot be written or deleted.
+        RunError: A tensor is not finite. In this case nothing is written.
+        OSError: A file cannot be written or deleted.
     """
     start = time.perf_counter()
     _check_finite(checkpoint)
-    with explain_write_errors(
-        "The checkpoint", output_dir, f" after iteration {checkpoint.iteration}"
-    ):
-        path = save(output_dir, checkpoint)
-        prune(output_dir, kept, milestones)
+    path = save(output_dir, checkpoint)
+    prune(output_dir, kept, milestones)
     logger.info("Checkpoint written to %s in %.3f s.", path, time.perf_counter() - start)
 
 
@@ -297,7 +271,7 @@ def to_cpu(tree: Any) -> Any:
 
 
 def _check_finite(checkpoint: Checkpoint) -> None:
-    """Raise DivergedError if a tensor of the checkpoint has NaN or infinite values."""
+    """Raise RunError if a tensor of the checkpoint has NaN or infinite values."""
     leaves, _ = tree_flatten_with_path(vars(checkpoint))
     names = [
         keystr(path)
@@ -305,7 +279,7 @@ def _check_finite(checkpoint: Checkpoint) -> None:
         if isinstance(value, Tensor) and not value.isfinite().all()
     ]
     if names:
-        raise DivergedError(
+        raise diverged(
             f"After iteration {checkpoint.iteration}, {len(names)} tensors of the training state "
             f"have NaN or infinite values, such as {names[0]}. No checkpoint was written"
         )

@@ -65,7 +65,7 @@ def evaluate(
         stop: Stop requests, which are checked between mini-batches. None ignores stop requests.
 
     Raises:
-        TooManyUnreadableError: No video can be read, or a larger share than DATA.MAX_BAD_FRACTION
+        RunError: No video can be read, or a larger share than DATA.MAX_BAD_FRACTION
             cannot be read.
         TrainingInterruptedError: The run was asked to stop.
         ValueError: The metric cannot be computed, for example because a score is NaN.

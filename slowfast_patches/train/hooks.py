@@ -14,7 +14,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import ScheduleStep, average_running_stats
 from multigrid.batchnorm import float_buffers
-from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train.checkpoint import (
     Checkpoint,
     best_checkpoint,
@@ -23,15 +22,11 @@ from slowfast_patches.train.checkpoint import (
 )
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
-from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.distributed import World, gather_objects
+from slowfast_patches.utils.errors import RunError
 
 Facts = Callable[[ScheduleStep], Mapping[str, Any]]
 """Function from an iteration to the fields of `Checkpoint` that do not change by training."""
-
-
-class HookError(TrainingStoppedError):
-    """Error raised when a user's hook has raised an error that is not a `ToolError`."""
 
 
 class UserHook(Hook):
@@ -54,13 +49,13 @@ class UserHook(Hook):
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         try:
             self._hook.after_step(trainer, step, outcome)
-        except ToolError:
+        except RunError:
             raise
         except Exception as error:
             trainer.should_save = trainer.should_save or trainer.world.size == 1
             text = "".join(traceback.format_exception(error)).rstrip()
             done = trainer.progress.iteration
-            raise HookError(f"{self.name} failed after iteration {done}:\n{text}") from error
+            raise RunError(f"{self.name} failed after iteration {done}:\n{text}") from error
 
     def after_train(self, trainer: Trainer) -> None:
         self._hook.after_train(trainer)

@@ -21,7 +21,7 @@ from slowfast_patches.datasets.loader import build_dataset, evaluation_bytes, li
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.plan.flops import flops_per_clip
-from slowfast_patches.train.checkpoint import explain_write_errors, last_checkpoint
+from slowfast_patches.train.checkpoint import last_checkpoint
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.record.tables import (
     names_of_data,
@@ -53,7 +53,7 @@ def multi_view_test(
         Maps the name of a metric to its value. Names end in "_ema" for the averaged weights.
 
     Raises:
-        TooManyUnreadableError: Too many videos cannot be read.
+        RunError: Too many videos cannot be read.
         TrainingInterruptedError: The run was asked to stop.
     """
     dataset = build_dataset(recipe, "test")
@@ -75,17 +75,16 @@ def multi_view_test(
         )
         if suffix or not world.is_main:
             continue
-        with explain_write_errors("The table of the test", recipe.output_dir):
-            names = names_of_data(recipe)
-            name = "test" if trainer is None else "result"
-            write_tables(Path(recipe.output_dir), name, evaluation, names)
-            if path := predictions_path(recipe, "test_" if trainer is None else ""):
-                videos = (str(getattr(video, "path", video)) for video in dataset.videos)
-                paths = evaluation.names or list(videos)
-                scores = zip(evaluation.probabilities.cpu(), evaluation.scored, strict=True)
-                rows = [row if scored else None for row, scored in scores]
-                write_predictions(path, paths, rows, names, evaluation.labels.cpu())
-                logger.info("Predictions written to %s.", path)
+        names = names_of_data(recipe)
+        name = "test" if trainer is None else "result"
+        write_tables(Path(recipe.output_dir), name, evaluation, names)
+        if path := predictions_path(recipe, "test_" if trainer is None else ""):
+            videos = (str(getattr(video, "path", video)) for video in dataset.videos)
+            paths = evaluation.names or list(videos)
+            scores = zip(evaluation.probabilities.cpu(), evaluation.scored, strict=True)
+            rows = [row if scored else None for row, scored in scores]
+            write_predictions(path, paths, rows, names, evaluation.labels.cpu())
+            logger.info("Predictions written to %s.", path)
     return metrics
 
 

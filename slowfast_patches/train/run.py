@@ -28,11 +28,7 @@ from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.launch.device import check_gpus, set_up_device
 from slowfast_patches.launch.launch import launch
 from slowfast_patches.launch.placement import Placement
-from slowfast_patches.launch.stopping import (
-    StopRequest,
-    TrainingStoppedError,
-)
-from slowfast_patches.launch.workers import JoiningError
+from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.transformer import has_start_weights
@@ -43,25 +39,18 @@ from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.build import build_trainer
-from slowfast_patches.train.checkpoint import (
-    DivergedError,
-    describe_last,
-    explain_write_errors,
-    last_checkpoint,
-)
-from slowfast_patches.train.hooks import HookError
+from slowfast_patches.train.checkpoint import describe_last, last_checkpoint
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
 from slowfast_patches.train.record.tracker import check_tracker
 from slowfast_patches.train.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.resume import check_same_scores, continues, find_resumable
 from slowfast_patches.train.trainer import Hook, Trainer
-from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.distributed import World, gather_objects
+from slowfast_patches.utils.errors import RunError, TrainingInterruptedError, is_bug
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import locked
-from slowfast_patches.utils.machine_errors import explain_machine_error
-from slowfast_patches.utils.signals import TrainingInterruptedError, finished
+from slowfast_patches.utils.signals import finished
 from slowfast_patches.utils.storage import as_path
 
 logger = logging.getLogger(__name__)
@@ -184,13 +173,12 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
         tests = recipe.test.enable
         overlaps = _check_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
-        with _errors_explained(recipe), stop if trains else nullcontext():
+        with _last_checkpoint_named(recipe), stop if trains else nullcontext():
             trained = _train(recipe, world, stop, hooks) if trains else None
             with trained.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained, overlaps) if tests else None
             if world.is_main:
-                with explain_write_errors("The result", output_dir):
-                    write_result(recipe, world, trained, metrics, overlaps)
+                write_result(recipe, world, trained, metrics, overlaps)
             finished.set()
 
 
@@ -201,7 +189,7 @@ def _check_lists(recipe: Recipe, splits: Sequence[str], world: World) -> list[Ov
         The videos that several lists have in common. On other ranks, an empty list.
 
     Raises:
-        JoiningError: The lists of two ranks differ. All ranks raise the error.
+        RunError: The lists of two ranks differ. All ranks raise the error.
     """
     lists = {split: read_list(recipe, split) for split in splits}
     if world.size > 1:
@@ -222,16 +210,17 @@ def _check_same_list(recipe: Recipe, split: str, videos: Sequence[Any]) -> None:
     """Check that all ranks have the same list of videos.
 
     Raises:
-        JoiningError: The lists of two ranks differ. All ranks raise the error.
+        RunError: The lists of two ranks differ. All ranks raise the error.
     """
     of_rank = (len(videos), list_digest(recipe, videos, split), str(list_path(recipe, split)))
     (count, digest, path), *others = gather_objects(of_rank)
     for rank, (other_count, other_digest, other_path) in enumerate(others, 1):
         if (other_count, other_digest) != (count, digest):
-            raise JoiningError(
+            raise RunError(
                 f"The list {other_path} of rank {rank} ({other_count} videos) differs from the "
                 f"list {path} of rank 0 ({count} videos). Use the same list on all machines, "
-                "with the same paths, labels and order."
+                "with the same paths, labels and order.",
+                everywhere=True,
             )
 
 
@@ -240,8 +229,7 @@ def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook
     resumable = find_resumable(recipe) if world.is_main else None
     trainer = build_trainer(recipe, world, stop, resumable, hooks)
     if world.is_main:
-        with explain_write_errors("The plan", recipe.output_dir):
-            _prepare_folder(recipe, trainer)
+        _prepare_folder(recipe, trainer)
     trainer.train()
     return trainer
 
@@ -279,30 +267,20 @@ def _write_plan(recipe: Recipe, trainer: Trainer, folder: Path) -> None:
 
 
 @contextmanager
-def _errors_explained(recipe: Recipe) -> Iterator[None]:
-    """Name the last checkpoint in errors that end a training.
+def _last_checkpoint_named(recipe: Recipe) -> Iterator[None]:
+    """Name the last checkpoint in errors that end a training, except bugs and wrong keys.
 
-    Errors of the machine, such as a killed worker, are converted to TrainingStoppedError. torch
-    reports a killed worker by a RuntimeError in a signal handler, which can interrupt any
+    torch reports a killed worker by a RuntimeError in a signal handler, which can interrupt any
     statement. If the connection to the worker breaks first, multiprocessing raises a
     ConnectionError or EOFError.
     """
-    trains = recipe.train.enable
     try:
         try:
             yield
         except (ConnectionError, EOFError):
             time.sleep(0.5)  # the signal may still arrive, and would interrupt what follows
             raise
-    except TrainingInterruptedError as error:
-        last = f" {describe_last(recipe.output_dir)} Repeat the command to resume." * trains
-        raise TrainingInterruptedError(f"{error}.{last}") from error
-    except (DivergedError, HookError) as error:
-        error.add_note(describe_last(recipe.output_dir))
+    except (Exception, TrainingInterruptedError) as error:
+        if recipe.train.enable and not is_bug(error) and not isinstance(error, ValueError):
+            error.add_note(f"{describe_last(recipe.output_dir)} Repeat the command to resume.")
         raise
-    except Exception as error:
-        explained = "" if isinstance(error, ToolError) else explain_machine_error(error)
-        if not explained:
-            raise
-        last = f" {describe_last(recipe.output_dir)}" * trains
-        raise TrainingStoppedError(f"{explained} Then repeat the command.{last}") from error

@@ -16,7 +16,7 @@ from slowfast_patches.utils.distributed import World
 class Hook:
     """Base class of code that the trainer calls in every process.
 
-    Override the methods that you need. To end the training, raise `TrainingStoppedError` in all
+    Override the methods that you need. To end the training, raise `RunError` in all
     processes at the same iteration. The same command resumes from the last checkpoint.
     """
 
@@ -122,7 +122,7 @@ class Trainer:
 
         Raises:
             TrainingInterruptedError: The run was asked to stop, and the state has been saved.
-            TrainingStoppedError: The training cannot continue. The message states the reason.
+            RunError: The training cannot continue. The message states the reason.
         """
         try:
             for hook in self.hooks:

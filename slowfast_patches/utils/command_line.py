@@ -19,17 +19,13 @@ from typing import Any, NoReturn, TextIO, cast
 
 from slowfast_patches.utils.errors import (
     BY_HAND_STATUS,
-    RunError,
     TrainingInterruptedError,
     exit_status,
+    printable,
     report,
-)
-from slowfast_patches.utils.errors import (
-    printable as printable,
 )
 from slowfast_patches.utils.signals import STOP_SIGNALS, finished
 
-ToolError = RunError
 Main = Callable[..., int]
 
 

@@ -71,7 +71,7 @@ def exit_status(error: BaseException) -> int:
 
 def is_bug(error: BaseException) -> bool:
     """Return whether an error is neither a mistake of the user nor a fault of the machine."""
-    mistakes = (ValueError, OSError, ImportError, RunError)
+    mistakes = (ValueError, OSError, ImportError, RunError, TrainingInterruptedError)
     return not isinstance(error, mistakes) and not explain_machine_error(error)
 
 

@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from slowfast_patches.utils.errors import INTERRUPTED_STATUS as INTERRUPTED_STATUS
-from slowfast_patches.utils.errors import TrainingInterruptedError as TrainingInterruptedError
+from slowfast_patches.utils.errors import TrainingInterruptedError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop: SIGINT by Ctrl-C, SIGTERM at the end of a job, and SIGUSR1 as

@@ -11,8 +11,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.errors import printable
 
 _CHATTY = ("fvcore", "fsspec", "botocore", "aiobotocore")
 """Libraries that log what is of no interest here, such as every block that fsspec reads."""

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,7 +18,7 @@ from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadable
 from slowfast_patches.tasks import task_of
-from slowfast_patches.train.checkpoint import DivergedError, explain_write_errors
+from slowfast_patches.train.checkpoint import diverged
 from slowfast_patches.train.hooks import is_due
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
@@ -45,7 +44,7 @@ class LogMetrics(Hook):
     """Log the metrics of a training, reduced over all processes.
 
     The main process writes metrics.jsonl, TensorBoard events and lines of the log. If the disk is
-    full or not writable, TrainingStoppedError is raised.
+    full or not writable, RunError is raised.
 
     Args:
         recipe: The recipe of the training.
@@ -89,11 +88,10 @@ class LogMetrics(Hook):
 
         done = trainer.progress.iteration
         path = Path(self._recipe.output_dir, "metrics.jsonl")
-        with self._writing(done):
-            _keep_lines_until(path, done, trainer.progress.last_evaluation)
-            self._lines = path.open("a", encoding="utf-8")
-            # With `purge_step`, TensorBoard ignores later events of a previous attempt.
-            self._events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)
+        _keep_lines_until(path, done, trainer.progress.last_evaluation)
+        self._lines = path.open("a", encoding="utf-8")
+        # With `purge_step`, TensorBoard ignores later events of a previous attempt.
+        self._events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Store the results of an iteration, and report if this is due.
@@ -124,10 +122,9 @@ class LogMetrics(Hook):
         """Close the files."""
         if trainer.should_save and self._iterations:  # a hook has failed
             self._report(trainer, trainer.schedule.at(trainer.progress.iteration - 1))
-        with self._writing(trainer.progress.iteration):
-            for file in (self._lines, self._events):
-                if file is not None:
-                    file.close()
+        for file in (self._lines, self._events):
+            if file is not None:
+                file.close()
 
     def log_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Log an entry of `Progress.evaluations`."""
@@ -163,9 +160,8 @@ class LogMetrics(Hook):
         """Reduce and log the metrics since the last report. Every process must call this.
 
         Raises:
-            DivergedError: A loss is not finite.
-            TooManyUnreadableError: Too many videos of an epoch cannot be read.
-            TrainingStoppedError: The files cannot be written.
+            RunError: A loss is not finite, or too many videos of an epoch cannot be read.
+            OSError: The files cannot be written.
         """
         loss, right, redrawn = self._sum_up(trainer)
         spent = self._spent(trainer, self._report_start)
@@ -184,8 +180,7 @@ class LogMetrics(Hook):
             crop was drawn again.
 
         Raises:
-            DivergedError: A loss is not finite.
-            TooManyUnreadableError: Too many videos of an epoch cannot be read.
+            RunError: A loss is not finite, or too many videos of an epoch cannot be read.
         """
         losses, rights, *numbers = zip(*self._iterations, strict=True)
         self._iterations = []
@@ -197,7 +192,7 @@ class LogMetrics(Hook):
         )
         for step, (value, _, number, _) in zip(steps, total.T.tolist(), strict=True):
             if not math.isfinite(value):
-                raise DivergedError(
+                raise diverged(
                     f"The loss of iteration {step.iteration} is {value} (shape {step.shape}, LR "
                     f"{step.lr:.4g})"
                 )
@@ -300,16 +295,11 @@ class LogMetrics(Hook):
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._lines is None or self._events is None:
             return
-        with self._writing(record["iteration"]):
-            self._lines.write(json.dumps(record) + "\n")
-            self._lines.flush()
-            for name, value in curves(record).items():
-                # Pass the training time as wall time. TensorBoard shows it as relative time.
-                self._events.add_scalar(name, value, record["iteration"], record["seconds"])
-
-    def _writing(self, iteration: int) -> AbstractContextManager[None]:
-        when = f" after iteration {iteration}"
-        return explain_write_errors("The metrics of the run", self._recipe.output_dir, when)
+        self._lines.write(json.dumps(record) + "\n")
+        self._lines.flush()
+        for name, value in curves(record).items():
+            # Pass the training time as wall time. TensorBoard shows it as relative time.
+            self._events.add_scalar(name, value, record["iteration"], record["seconds"])
 
 
 def curves(record: Mapping[str, Any]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.tasks.scores import Evaluation
-from slowfast_patches.utils.command_line import printable
+from slowfast_patches.utils.errors import printable
 from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.pictures import new_figure, save_figure
 

@@ -12,7 +12,6 @@ from uuid import uuid4
 
 from multigrid import ScheduleStep
 from slowfast_patches.config.recipe import Recipe, values_by_key
-from slowfast_patches.train.checkpoint import explain_write_errors
 from slowfast_patches.train.hooks import is_due
 from slowfast_patches.train.record.log_metrics import curves
 from slowfast_patches.train.step import Outcome
@@ -111,8 +110,7 @@ class Tracker(Hook):
                     self._state[kind] = iteration
         except Exception as error:
             logger.warning("TRAIN.TRACKER: sending metrics failed, and is tried again: %s", error)
-        with explain_write_errors("The state of TRAIN.TRACKER", self._recipe.output_dir):
-            write_text(self._file, json.dumps(self._state))
+        write_text(self._file, json.dumps(self._state))
 
 
 class _Run(NamedTuple):

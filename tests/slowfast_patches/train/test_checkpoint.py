@@ -12,10 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.checkpoint import Checkpoint
+from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.train.made_checkpoint import made
 
 WEIGHTS = torch.arange(300.0)
@@ -118,7 +118,7 @@ def test_a_file_too_large_leaves_the_one_before_and_no_part(tmp_path: Path):
 def test_what_cannot_be_written_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = checkpoints.save(tmp_path, made(iteration=5))
     monkeypatch.setattr(torch, "save", MagicMock(side_effect=OSError(errno.EROFS, "read-only")))
-    with pytest.raises(TrainingStoppedError, match=f"iteration 7: read-only.* is {before}, after"):
+    with pytest.raises(OSError, match=r"read-only: .*checkpoint_iter_00000007"):
         checkpoints.write_checkpoint(tmp_path, made(iteration=7), 1, ())
     assert list((tmp_path / "checkpoints").iterdir()) == [before]
     assert checkpoints.load(before).iteration == 5
@@ -127,7 +127,7 @@ def test_what_cannot_be_written_stops_the_training(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("field", ["model_state", "ema_state"])
 def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path: Path, field: str):
     diverged = made(**{field: {"weight": torch.tensor([1, torch.nan])}})
-    with pytest.raises(checkpoints.DivergedError, match=rf"1 tensors .*{field}.*weight"):
+    with pytest.raises(RunError, match=rf"1 tensors .*{field}.*weight"):
         checkpoints.write_checkpoint(tmp_path, diverged, 1, ())
     assert not (tmp_path / "checkpoints").exists()
 

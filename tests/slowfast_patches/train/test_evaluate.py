@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.loader import evaluation_loader, evaluation_rounds
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation, topk_accuracy
 from slowfast_patches.utils.distributed import broadcast_from_main
+from slowfast_patches.utils.errors import RunError
 
 
 class Clips(SimpleNamespace):
@@ -109,8 +109,8 @@ FEW = [None, [0.1, 0.9], None, None, *[[0.1, 0.9]] * 16]
 @pytest.mark.parametrize(
     ("case", "error", "said"),
     [
-        ((FEW, [1] * 10, "sum", 2, 0.1), TooManyUnreadableError, "^2 of 10 .*MAX_BAD_FRACTION 0.1"),
-        (([None, None], [0, 0]), TooManyUnreadableError, "None of the 2 videos .* could be read"),
+        ((FEW, [1] * 10, "sum", 2, 0.1), RunError, "^2 of 10 .*MAX_BAD_FRACTION 0.1"),
+        (([None, None], [0, 0]), RunError, "None of the 2 videos .* could be read"),
         (
             ([[0.1, 0.2], [0.3, 0.4]], [[0, 0], [0, 0]]),
             ValueError,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train.run import run
 from slowfast_patches.train.trainer import Hook
+from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.train.conftest import no_pictures
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def test_early_stopping_of_the_documentation_and_the_same_command_goes_on(
     short = ("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "BN.USE_PRECISE_STATS", False)
     recipe = tiny_config(tmp_path, *keys, *short, "TEST.ENABLE", False, "TRAIN.EVAL_PERIOD", 1)
     seen = Seen()
-    with no_pictures(), pytest.raises(TrainingStoppedError, match="validations without"):
+    with no_pictures(), pytest.raises(RunError, match="validations without"):
         run(recipe, hooks=[seen, example["EarlyStopping"](patience=0)])
     assert seen.evaluations == 1
     last = opened(tmp_path).checkpoint

@@ -14,7 +14,6 @@ from tensorboard.summary.writer import event_file_writer
 
 from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.unreadable import count_unreadable
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train import clock as clock_module
@@ -25,6 +24,7 @@ from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Progress, Trainer
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.train.conftest import At
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -38,7 +38,7 @@ def test_unreadable_videos_are_limited_by_what_was_read_in_mini_batches_of_an_ep
     counts = dict[int, int]()
     for step in plan.steps(0, 3):
         count_unreadable(counts, plan, step, 9, 0.75)
-    with pytest.raises(TooManyUnreadableError, match=r"^10 of 16 videos of epoch 1 "):
+    with pytest.raises(RunError, match=r"^10 of 16 videos of epoch 1 "):
         count_unreadable({}, plan, plan.at(0), 10, 0.6)
 
 

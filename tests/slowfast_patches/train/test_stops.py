@@ -13,14 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import result as result_module
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.trainer import Trainer
-from slowfast_patches.utils.signals import INTERRUPTED_STATUS, TrainingInterruptedError
+from slowfast_patches.utils.errors import (
+    INTERRUPTED_STATUS,
+    TrainingInterruptedError,
+    explain_machine_error,
+)
 from tests.conftest import mount_small_shm, needs_mount
 from tests.slowfast_patches.train.conftest import At, hooked, save_and_die
 
@@ -86,7 +89,7 @@ def test_stopped_anywhere_it_ends_as_if_never_stopped(
         status, error = command_line(tmp_path, "DATA_LOADER.NUM_WORKERS", 1)
     content, last = opened(tmp_path).checkpoint, checkpoints.last_checkpoint(tmp_path)
     assert (status, content["iteration"]) == (INTERRUPTED_STATUS, 12)
-    assert f"interrupted: stopped by SIGTERM. The last checkpoint is {last}, after" in error
+    assert f"interrupted: stopped by SIGTERM\nThe last checkpoint is {last}, after" in error
     assert "Traceback" not in error
     for number, function in ((signal.SIGUSR1, "update_precise_bn"), (signal.SIGINT, "evaluate")):
 
@@ -159,11 +162,11 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
 
     with (
         hooked(At(8, kill)),
-        pytest.raises(TrainingStoppedError) as caught,
+        pytest.raises((RuntimeError, OSError, EOFError)) as caught,
     ):
         train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
-    for said in ("worker was killed", "NUM_WORKERS", "after iteration 6", "repeat"):
-        assert said in str(caught.value)
+    assert "worker was killed" in explain_machine_error(caught.value)
+    assert "after iteration 6. Repeat the command" in caught.value.__notes__[0]
 
 
 def train_with_little_room(rank: int, train: Callable[..., Path], folder: Path) -> None:
@@ -196,7 +199,7 @@ def test_a_training_does_not_go_on_where_the_disk_refuses(
         status, error = command_line(tmp_path, *PLAIN)
     (last,) = (tmp_path / "checkpoints").iterdir()
     assert status == 2
-    assert "The metrics of the run cannot be written after iteration 8: No space left" in error
+    assert "A disk is full (OSError: [Errno 28] No space left on device). Free space" in error
     assert f"The last checkpoint is {last}, after iteration 6" in error
     assert "Traceback" not in error
     assert opened(tmp_path).checkpoint["iteration"] == 6

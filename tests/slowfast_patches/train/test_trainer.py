@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from multigrid import Batch, Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches.launch.stopping import StopRequest, TrainingStoppedError
+from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.hooks import (
-    HookError,
     KeepBest,
     SaveCheckpoint,
     StopOnSignal,
@@ -24,7 +23,7 @@ from slowfast_patches.train.hooks import (
 )
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.signals import TrainingInterruptedError
+from slowfast_patches.utils.errors import RunError, TrainingInterruptedError
 from tests.conftest import assert_same_bits
 from tests.slowfast_patches.train.conftest import At, save_and_die
 from tests.slowfast_patches.train.test_stepper import stepper
@@ -246,7 +245,7 @@ def test_a_hook_that_fails_is_named_and_loses_nothing(tmp_path, whole):
     def fail(trainer: Trainer) -> None:
         raise KeyError("no connection")
 
-    with pytest.raises(HookError, match=r"^At failed after iteration 5:\n.*\n(.*\n)*KeyError: 'no"):
+    with pytest.raises(RunError, match=r"^At failed after iteration 5:\n.*\n(.*\n)*KeyError: 'no"):
         make(tmp_path, Noted([]), At(5, fail)).train()
     trainer = make(tmp_path, Noted([]))
     assert trainer.progress.iteration == 5
@@ -256,10 +255,10 @@ def test_a_hook_that_fails_is_named_and_loses_nothing(tmp_path, whole):
 
 def test_a_hook_may_end_the_training(tmp_path):
     def end(trainer: Trainer) -> None:
-        raise TrainingStoppedError("no better")
+        raise RunError("no better")
 
     calls = list[object]()
-    with pytest.raises(TrainingStoppedError, match=r"^no better$"):
+    with pytest.raises(RunError, match=r"^no better$"):
         make(tmp_path, At(5, end), Noted(calls)).train()
     assert calls[-1] == ("hook", "after")
     assert make(tmp_path).progress.iteration == 4

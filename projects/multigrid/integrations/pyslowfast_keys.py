@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from multigrid.cycles import PAPER, Cycles
+from multigrid.grids import SamplingOptions
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
 from multigrid.phases import make_schedule
-from multigrid.sampling import SamplingOptions
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slowfast_patches.config.fields import AT_LEAST_ONE, PART, key
+from slowfast_patches.config.fields import AT_LEAST_ONE, PART, key, only_with
 
-_DETECTS = "DETECTION.ENABLE True"
+_DETECTS = only_with("DETECTION.ENABLE", True)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ RECIPE = Path(__file__).parents[1] / "examples" / "pyslowfast_loop.yaml"
 VIDEOS = 24
 BOTH = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
 LONG = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", False)
-SHORT = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", True)
 NONE = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 PAIRS = (
     *("TRAIN.BATCH_SIZE", 4, "MULTIGRID.BN_BASE_SIZE", 4, "SOLVER.MAX_EPOCH", 5),
@@ -107,19 +106,14 @@ def check(folder: Path, processes: int, *pairs: object) -> None:
 
 
 @pytest.mark.slow
-def test_the_script_trains_a_long_cycle_alone(train_later):
-    check(train_later("run", 1, *LONG), 1, *LONG)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_resumed_training_ends_with_the_same_weights(processes, train_later):
-    norm = ("BN.NORM_TYPE", "sync_batchnorm")
-    whole = train_later("whole", processes, *BOTH, *norm)
-    check(whole, processes, *BOTH)
+@pytest.mark.parametrize(("processes", "cycles"), [(1, LONG), (2, BOTH)])
+def test_a_resumed_training_ends_with_the_same_weights(processes, cycles, train_later):
+    pairs = (*cycles, "BN.NORM_TYPE", "sync_batchnorm")
+    whole = train_later("whole", processes, *pairs)
+    check(whole, processes, *cycles)
     assert "BN.NORM_TYPE sync_batchnorm is replaced" in (whole / "0.log").read_text()
     start = "whole/checkpoints/checkpoint_epoch_00003.pyth"
-    again = train_later("again", processes, *BOTH, *norm, start=start)
+    again = train_later("again", processes, *pairs, start=start)
     assert seen_in(again)["train"][0]["place"][:2] == [3, 0]
     assert state(again) == state(whole)
 
@@ -138,14 +132,30 @@ def test_without_a_cycle_nothing_changes(train_later):
     assert state(ours) == state(theirs)
 
 
+SCRIPT = """
+import sys
+from multiprocessing import get_context
+from slowfast.models.build import build_model
+
+def note(name):
+    with open(sys.argv[1], "a") as file:
+        print(name, type(build_model.__self__).__name__, *sys.argv[2:], file=file)
+
+if __name__ == "__main__":
+    note("script")
+    child = get_context("spawn").Process(target=note, args=("child",))
+    child.start()
+    child.join()
+"""
+
+
 @pytest.mark.slow
-def test_the_module_runs_a_script_and_its_processes_with_a_short_cycle_alone(demo_data, tmp_path):
-    command = [sys.executable, "-m", "multigrid.integrations.pyslowfast", LATER / "run_net.py"]
-    arguments = words(demo_data, tmp_path, *SHORT, "NUM_GPUS", 2)
+def test_the_module_enables_multigrid_in_a_script_and_its_processes(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "multigrid.integrations.pyslowfast", tmp_path / "script.py"]
     environment = os.environ | {"PYTHONPATH": str(LATER), "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "0.log").open("w") as log:
-        subprocess.run([*command, *arguments], stdout=log, env=environment, check=True)
-    check(tmp_path, 2, *SHORT)
+    subprocess.run([*command, tmp_path / "seen", "--cfg"], env=environment, check=True)
+    assert (tmp_path / "seen").read_text() == "script _Fork --cfg\nchild _Fork --cfg\n"
 
 
 def test_a_pyslowfast_without_one_of_the_names_is_refused():

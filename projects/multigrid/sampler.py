@@ -25,7 +25,7 @@ class Batch(TypedDict):
     """Mini-batch of n clips, as returned by `collate`.
 
     - `clips`: (n, T, H, W, 3) uint8, before mirroring.
-    - `labels`: class indices (n,) int64, or float32 arrays, such as multi-hot vectors (n, classes).
+    - `labels`: class indices (n,) int64, or arrays such as multi-hot vectors (n, classes) float32.
     - `flips`: (n,) bool, True for each clip that `network_input` mirrors.
     - `iteration`: index of the iteration in the schedule.
     - `failures`: (path, reason) of each video that could not be read. Another video replaces it.
@@ -58,10 +58,11 @@ def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int,
         start: Position of the first clip in the stream.
         stop: Position after the last clip.
     """
-    return [_clip(seed, num_videos, number) for number in range(start, stop)]
+    return [clip_at(seed, num_videos, number) for number in range(start, stop)]
 
 
-def _clip(seed: int, num_videos: int, number: int) -> tuple[int, int]:
+def clip_at(seed: int, num_videos: int, number: int) -> tuple[int, int]:
+    """Return the (video, epoch) pair at a position of the stream."""
     epoch, place = divmod(number, num_videos)
     return int(_permutation(seed, epoch, num_videos)[place]), epoch
 
@@ -120,10 +121,10 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
     def batch(self, iteration: int) -> list[ClipRequest]:
         """Return the requests for this rank's clips of an iteration."""
         step = self.schedule.at(iteration)
-        numbers = clip_numbers(step, self.rank, self.world_size)
-        videos = self.schedule.num_videos
-        clips = [_clip(self.seed, videos, number) for number in numbers]
-        return [ClipRequest(video, epoch, step.shape, iteration) for video, epoch in clips]
+        return [
+            ClipRequest(*clip_at(self.seed, self.schedule.num_videos, n), step.shape, iteration)
+            for n in clip_numbers(step, self.rank, self.world_size)
+        ]
 
     def __iter__(self) -> Iterator[list[ClipRequest]]:
         return (self.batch(i) for i in range(self.start, self.schedule.iterations))
@@ -219,13 +220,12 @@ def select_clips(
     return {name: _select(value, clips, count) for name, value in batch.items()}
 
 
-def _select(value: Any, rows: Any, count: int) -> Any:
-    """Index a tensor that has `count` rows, or the tensors in a list, tuple or dictionary."""
+def _select(value: Any, clips: Any, count: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _select(item, clips, count) for name, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_select(item, rows, count) for item in value)
-    if type(value) is dict:
-        return {name: _select(item, rows, count) for name, item in value.items()}
-    return value[rows] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
+        return type(value)(_select(item, clips, count) for item in value)
+    return value[clips] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
 
 
 def network_input(

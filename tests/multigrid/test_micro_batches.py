@@ -166,7 +166,7 @@ def begun(parts: int) -> Training:
     return training
 
 
-def test_a_micro_batch_has_the_clips_of_all_tensors():
+def test_a_micro_batch_has_its_clips_of_all_tensors():
     """Micro-batch 2 of 3 has clips 2, 5, 8, ..."""
     training = begun(3)
     batch = {

@@ -14,9 +14,8 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         batch: The mini-batch of some of the clips.
-        weight: Share of the clips that are in this part.
-            Multiply the loss by it if the loss is a mean. The losses then add up to the mean over
-            the mini-batch.
+        weight: Share of the clips that are in this part. Multiply the loss by it if the loss is a
+            mean. The losses then add up to the mean over the mini-batch.
         is_last: Whether this is the last part. Until then, `DistributedDataParallel.no_sync` saves
             time.
     """

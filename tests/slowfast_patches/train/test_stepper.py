@@ -200,8 +200,8 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "bn_size", "processes", "said"),
     [
-        (2, None, 1, r"the number of clips that share BN statistics \(MULTIGRID.BN_BASE_SIZE"),
-        (4, 2, 2, r"ACCUMULATION_STEPS is 4, but .* 2 whole BN groups .* at most 2 micro-batches"),
+        (2, None, 1, r"1 BN groups .* a smaller bn_size .*\(MULTIGRID.BN_BASE_SIZE"),
+        (4, 2, 2, "ACCUMULATION_STEPS is 4, but .* 2 BN groups .* at most 2 micro-batches"),
     ],
 )
 def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processes, said):

@@ -26,9 +26,7 @@ from typing import Any, NamedTuple
 import fsspec
 import torch
 from common import (
-    ROOT,
     Column,
-    new_parser,
     provenance,
     quartiles,
     ratios,
@@ -37,13 +35,13 @@ from common import (
     take_turns,
     write_result,
 )
-from loader import make_sets
+from loader import make_sets, new_source_parser
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
-from slowfast_patches.utils.command_line import tool
+from slowfast_patches.utils.command_line import add_option, tool
 from slowfast_patches.utils.storage import upload
 
 SHAPES = (Shape(64, 8, 112), Shape(16, 16, 158), Shape(8, 32, 224))
@@ -72,15 +70,9 @@ class Traffic(NamedTuple):
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write the result, and return the exit status."""
-    parser = new_parser(__doc__, rounds=5, folder="runs/bucket")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="list of 'path label' lines")
-    parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX of the list")
-    text = "number of videos to choose from the list at random (%(default)s)"
-    parser.add_argument("--videos", type=int, default=8, help=text)
+    parser = new_source_parser(__doc__, "runs/bucket", 8)
     text = "delay of each answer of the server (%(default)s)"
-    parser.add_argument("--latency", type=float, default=0.0, metavar="MS", help=text)
-    recipe = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
-    parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="the recipe")
+    add_option(parser, "--latency", "MS", text, float, 0.0)
     args = parser.parse_intermixed_args(argv)
     torch.set_num_threads(1)
     local = dict(zip(("files", "prepared"), make_sets(args), strict=True))

@@ -34,7 +34,6 @@ from typing import Any
 
 import av
 import numpy as np
-import pandas as pd
 import torch
 from common import (
     ROOT,
@@ -48,7 +47,6 @@ from common import (
     take_turns,
     write_result,
 )
-from matplotlib.container import BarContainer
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -63,8 +61,7 @@ from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
-from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
+from slowfast_patches.utils.command_line import add_option, tool
 
 __all__ = ["main", "measure"]
 
@@ -92,23 +89,33 @@ Decode = Callable[[str, list[int]], Sequence[NDArray[np.uint8]]]
 """Function that decodes the frames of a file at some positions to RGB pictures (H, W, 3)."""
 
 
+def new_source_parser(doc: str | None, folder: str, videos: int) -> argparse.ArgumentParser:
+    """Create a parser with the options of `make_sets` and the option --cfg.
+
+    Args:
+        doc: Description of the program.
+        folder: Default of --output.
+        videos: Default of --videos.
+    """
+    parser = new_parser(doc, rounds=5, folder=folder)
+    add = partial(add_option, parser)
+    add("--csv", "FILE", "list of 'path label' lines", Path)
+    add("--prefix", "DIR", "DATA.PATH_PREFIX of the list", default="")
+    add("--videos", "N", "number of videos to choose at random (%(default)s)", int, videos)
+    recipe = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
+    add("--cfg", "FILE", "the recipe", str, str(recipe))
+    return parser
+
+
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, plot and write the result, and return the exit status."""
-    parser = new_parser(__doc__, rounds=5, folder="runs/loader")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="list of 'path label' lines")
-    parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX of the list")
-    text = "number of videos to choose from the list at random (%(default)s)"
-    parser.add_argument("--videos", type=int, default=24, help=text)
-    recipe = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
-    parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="the recipe")
-    args = parser.parse_intermixed_args(argv)
+    """Measure, print and write the result, and return the exit status."""
+    args = new_source_parser(__doc__, "runs/loader", 24).parse_intermixed_args(argv)
     use_one_core()
     result = measure(*make_sets(args), args.cfg, args.overrides, args.rounds)
     print(format_result(result))
     write_result(args.output / "loader.json", "loader.py", argv, result)
-    plot(result, args.output / "loader.png")
-    print(f"\nThe result is in {args.output / 'loader.json'} and loader.png")
+    print(f"\nThe result is in {args.output / 'loader.json'}")
     return 0
 
 
@@ -350,29 +357,6 @@ def format_result(result: Result) -> str:
 
 def _name(row: Result) -> str:
     return f"{row['frames']} × {row['crop']}²"
-
-
-def plot(result: Result, path: Path) -> None:
-    """Plot clips per second, and seconds of reading per iteration, as bars for every shape."""
-    figure, (speeds, seconds) = new_figure(rows=2, width=9, height=7)
-    ways = list(result["shapes"][0]["clips_per_second"])
-    rows = pd.DataFrame(result["shapes"], index=list(map(_name, result["shapes"])))
-    spreads = [rows["clips_per_second"].str[way].apply(pd.Series) for way in ways]
-    medians = pd.concat([spread["median"] for spread in spreads], axis=1, keys=ways)
-    quartiles = [[s["median"] - s["quartile_1"], s["quartile_3"] - s["median"]] for s in spreads]
-    took = rows["reading_seconds_per_iteration"].apply(pd.Series)[ways]
-    style = {"width": 0.8, "rot": 0, "logy": True, "color": COLOURS[: len(ways)]}
-    medians.plot.bar(ax=speeds, yerr=np.array(quartiles, dtype=float), **style)
-    took.plot.bar(ax=seconds, legend=False, **style)
-    for axes, digits in ((speeds, "%.0f"), (seconds, "%.1f")):
-        axes.margins(y=0.15)
-        for bars in axes.containers:
-            if isinstance(bars, BarContainer):
-                axes.bar_label(bars, fmt=digits, fontsize=8, padding=2)
-    speeds.set_ylabel("clips a second and core")
-    seconds.set_ylabel("core seconds of reading\nan iteration")
-    seconds.set_xlabel("frames × crop² of a clip")
-    save_figure(figure, path)
 
 
 if __name__ == "__main__":

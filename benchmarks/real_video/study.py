@@ -98,16 +98,6 @@ def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
     return ["multigrid-compare", *map(str, [*options, *pairs])]
 
 
-def start_command(recipe: Path, args: argparse.Namespace) -> list[str]:
-    """Return the multigrid-train command line that trains the start weights.
-
-    If the weights have already been trained, the command only tests them.
-    """
-    pairs = ["DATA.PATH_TO_DATA_DIR", args.words.resolve()]
-    pairs += ["OUTPUT_DIR", args.output / recipe.stem, *args.overrides]
-    return ["multigrid-train", *map(str, ["--cfg", recipe, *pairs])]
-
-
 def run(name: str, args: argparse.Namespace) -> None:
     """Run a study. If the study has a `start` recipe, train its weights first.
 
@@ -116,7 +106,11 @@ def run(name: str, args: argparse.Namespace) -> None:
     """
     more = list[object]()
     if recipe := STUDIES[name].start:
-        subprocess.run(start_command(recipe, args), check=True)
+        pairs = ["DATA.PATH_TO_DATA_DIR", args.words.resolve()]
+        pairs += ["OUTPUT_DIR", args.output / recipe.stem, *args.overrides]
+        # If the weights have already been trained, this only tests them.
+        words = ["multigrid-train", "--cfg", recipe, *pairs]
+        subprocess.run(list(map(str, words)), check=True)
         more = ["TRAIN.CHECKPOINT_FILE_PATH", checkpoint_of(args.output / recipe.stem)]
     subprocess.run(command(name, args, *more), check=True)
 

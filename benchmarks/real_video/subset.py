@@ -15,7 +15,6 @@ from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.tables import shorten_list
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """Names of the ten digits. The index of a name is its label."""
@@ -34,39 +33,23 @@ def make_subset(
             means all clips.
 
     Raises:
-        ValueError: `words` has no lists or no classes.txt, a class has no training clip, or
-            `folder` already contains different lists.
+        ValueError: `words` has no lists or no classes.txt, or a class has no training clip.
     """
     names = named_classes(words)
     if names is None:
-        raise ValueError(
-            f"--words {words} contains no classes.txt. Give the output folder of make_words.py"
-        )
-    files = {"classes.txt": "".join(f"{name}\n" for name in classes)}
-    for split in ("train", "val", "test"):
-        path = words / f"{split}.csv"
-        clips = [(v.path, names[v.label]) for v in read_csv(path, num_classes=len(names))]
-        missing = [word for word in classes if word not in {word for _, word in clips}]
-        if missing and split == "train":
-            raise ValueError(
-                f"{path} has no clip of {shorten_list(missing)}. Give other words as --classes"
-            )
-        kept = [pair for word in classes for pair in _first(clips, word, most, split)]
-        lines = (f"{os.path.abspath(p)} {classes.index(w)}\n" for p, w in sorted(kept))
-        files[path.name] = "".join(lines)
+        raise ValueError(f"--words {words} has no classes.txt. Give the output of make_words.py")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        path = folder / name
-        if not path.exists():
-            write_text(path, text)
-        elif path.read_text(encoding="utf-8") != text:
-            raise ValueError(f"{path} already exists with other content. Choose another --output")
-
-
-def _first(
-    clips: list[tuple[str, str]], word: str, most: int | None, split: str
-) -> list[tuple[str, str]]:
-    return [pair for pair in clips if pair[1] == word][: most if split == "train" else None]
+    write_text(folder / "classes.txt", "".join(f"{name}\n" for name in classes))
+    for split in ("train", "val", "test"):
+        clips = [(video.path, names[video.label]) for video in read_csv(words / f"{split}.csv")]
+        kept = list[tuple[str, str]]()
+        for word in classes:
+            found = [pair for pair in clips if pair[1] == word]
+            if split == "train" and not found:
+                raise ValueError(f"{words}/train.csv has no clip of {word}")
+            kept += found[: most if split == "train" else None]
+        lines = (f"{os.path.abspath(p)} {classes.index(w)}\n" for p, w in sorted(kept))
+        write_text(folder / f"{split}.csv", "".join(lines))
 
 
 @tool()

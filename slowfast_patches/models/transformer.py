@@ -20,7 +20,7 @@ from multigrid import FollowsGrid, convert_positions
 from multigrid.positions import check_transformers
 from slowfast_patches.config.data_keys import Data
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.weights.fit import not_finite
+from slowfast_patches.models.weights.load import not_finite
 from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.tables import format_list
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
-from slowfast_patches.models.weights.weight_files import SHIPPED, local_file
+from slowfast_patches.models.weights.files import SHIPPED, local_file
 from slowfast_patches.train.trainer import Progress
 from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.files import atomic_write, check_archive

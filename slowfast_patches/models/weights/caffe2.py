@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 _NUMPY = re.compile(
     r"numpy (ndarray|dtype)"
-    r"|numpy\._?core\.multiarray (_reconstruct|scalar)|numpy\._?core\.numeric _frombuffer"
+    r"|numpy\._?core\.multiarray (_reconstruct|scalar)"
     r"|_codecs encode|(__builtin__|builtins) bytes"  # protocol 2 encodes bytes with these calls
 )
 """Modules and names that a pickle of arrays from NumPy 1 or NumPy 2 may contain."""
 
 
 def read_blobs(path: Path) -> dict[str, Any]:
-    """Read the "blobs" of a Caffe2 checkpoint, written by Python 2 or 3 with any version of NumPy.
+    """Read the "blobs" of a Caffe2 checkpoint, from any Python and pickle protocols up to 4.
 
     Returns:
         Maps each Caffe2 name to a NumPy array, or to another plain value such as a number or a
@@ -98,14 +98,11 @@ class _Reader(pickle.Unpickler):
 
 
 def _array(record: _Record) -> NDArray[Any]:
-    """Build a read-only array from a record of `_reconstruct`, `_frombuffer` or `scalar`."""
+    """Build a read-only array from a record of `_reconstruct` or `scalar`."""
     shape: Any = ()
-    order = "C"
+    fortran = False
     if record.name == "_reconstruct":
         _, shape, dtype, fortran, data = record.state
-        order = "F" if fortran else "C"
-    elif record.name == "_frombuffer":
-        data, dtype, shape, order = record.arguments
     elif record.name == "scalar":
         dtype, data = record.arguments
     else:
@@ -116,7 +113,7 @@ def _array(record: _Record) -> NDArray[Any]:
         raise _RefusedError(f"an array of shape {shape}")
     if len(content) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{len(content)} bytes do not make an array of shape {shape}")
-    array = np.ndarray(shape, kind, content, order="F" if order == "F" else "C")
+    array = np.ndarray(shape, kind, content, order="F" if fortran else "C")
     return array[()] if record.name == "scalar" else array
 
 

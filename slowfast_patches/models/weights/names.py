@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from torch import Tensor
 
 _WRAPPERS = re.compile(r"^(?:module\.|model\.)*")
 """Prefixes that DistributedDataParallel or a trainer adds to every name."""
 
-_STEM = re.compile(r"(conv|bn)1\.(\w+)")
-_BRANCH = re.compile(r"layer(\d)\.(\d+)\.(conv|bn)([123])\.(\w+)")
-_SHORTCUT = re.compile(r"layer(\d)\.(\d+)\.downsample\.([01])\.(\w+)")
-"""Names of tensors in torchvision's ResNets: in the stem, a residual branch and a shortcut."""
+_BLOCK = re.compile(r"layer(\d)\.(\d+)\.(conv\d|bn\d|downsample\.\d)\.(\w+)")
+"""Name of a tensor in a residual block of torchvision's ResNets."""
+_PARTS = {
+    **{f"conv{n}": f"branch2.{letter}" for n, letter in enumerate("abc", 1)},
+    **{f"bn{n}": f"branch2.{letter}_bn" for n, letter in enumerate("abc", 1)},
+    "downsample.0": "branch1",
+    "downsample.1": "branch1_bn",
+}
+"""PySlowFast's names of the parts of a residual block."""
 
 _TSM_CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
 """Prefixes of the classifier in models of the TSM authors."""
@@ -27,20 +31,9 @@ _TSM_OTHERS = re.compile(r"layer\d\.(?:\d+\.)?(?:net|block)\..+")
 block elsewhere. These modules are not supported."""
 
 
-class Named(NamedTuple):
-    """Tensors under PySlowFast's names.
-
-    Attributes:
-        tensors: Tensors by name. A tensor with an unknown name keeps the name in the file.
-        shifted: Names of the convolutions whose input is shifted in the file's model. None if the
-            names in the file do not show this.
-    """
-
-    tensors: dict[str, Tensor]
-    shifted: frozenset[str] | None = None
-
-
-def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
+def host_names(
+    tensors: Mapping[str, Tensor], kind: str = "pytorch"
+) -> tuple[dict[str, Tensor], frozenset[str] | None]:
     """Rename tensors to PySlowFast's names.
 
     The function knows the names of Caffe2, of torchvision's ResNets, of the TSM authors, and of
@@ -51,6 +44,10 @@ def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
         tensors: Tensors under the names in the file.
         kind: Format: "caffe2" or "pytorch". The naming in a PyTorch file is detected.
 
+    Returns:
+        The renamed tensors, and the names of the convolutions whose input is shifted in the file's
+        model. The latter is None if the names in the file do not show this.
+
     Raises:
         ValueError: The file has a ResNet of basic blocks (18 or 34 layers). Or the file has a TSM
             with other modules than shifts before the first convolution of a block.
@@ -59,7 +56,7 @@ def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
         from slowfast.utils.c2_model_loading import get_name_convert_func
 
         convert = get_name_convert_func()
-        return Named({convert(name): value for name, value in tensors.items()})
+        return {convert(name): value for name, value in tensors.items()}, None
     prefix = min((_WRAPPERS.findall(name)[0] for name in tensors), key=len, default="")
     named = {name.removeprefix(prefix): value for name, value in tensors.items()}
     shifted = None
@@ -71,7 +68,7 @@ def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
             "ResNet-50 and ResNet-101, which have three, are supported"
         )
     named = {_from_torchvision(name): value for name, value in named.items()}
-    return Named(_fold_split_batchnorm(named), shifted)
+    return _fold_split_batchnorm(named), shifted
 
 
 def _torchvision_of_tsm(
@@ -107,15 +104,10 @@ def _from_torchvision(name: str) -> str:
     For example, layer1.0.conv1.weight becomes s2.pathway0_res0.branch2.a.weight. Unknown names are
     returned unchanged.
     """
-    if match := _STEM.fullmatch(name):
-        return f"s1.pathway0_stem.{match[1]}.{match[2]}"
-    if match := _BRANCH.fullmatch(name):
-        part = ".abc"[int(match[4])] + "_bn" * (match[3] == "bn")
-        return f"s{int(match[1]) + 1}.pathway0_res{match[2]}.branch2.{part}.{match[5]}"
-    if match := _SHORTCUT.fullmatch(name):
-        part = "branch1" + "_bn" * (match[3] == "1")
-        return f"s{int(match[1]) + 1}.pathway0_res{match[2]}.{part}.{match[4]}"
-    return name
+    if match := _BLOCK.fullmatch(name):
+        stage, block, part, suffix = match.groups()
+        return f"s{int(stage) + 1}.pathway0_res{block}.{_PARTS[part]}.{suffix}"
+    return re.sub(r"^(conv|bn)1\.(?=\w+$)", r"s1.pathway0_stem.\1.", name)
 
 
 def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -133,23 +125,21 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain = dict(tensors)
     for name in tensors:
         layer, suffix, _ = name.rpartition(".bn.running_mean")
-        source = f"{layer}.split_bn"
-        if f"{source}.running_mean" not in tensors:
-            source = f"{layer}.bn"
-        parts = [f"{layer}.weight", f"{source}.running_mean", f"{source}.running_var"]
-        if not suffix or not all(part in tensors for part in parts):
+        scale = tensors.get(f"{layer}.weight")
+        if not suffix or scale is None or tensors[name].numel() % (channels := scale.numel()):
             continue
-        scale, mean, variance = (tensors[part] for part in parts)
-        if mean.numel() % scale.numel() or mean.shape != variance.shape:
-            continue
-        for part in ("running_mean", "running_var", "num_batches_tracked"):
+        source = (
+            f"{layer}.split_bn" if f"{layer}.split_bn.running_mean" in tensors else f"{layer}.bn"
+        )
+        parts = ("running_mean", "running_var", "num_batches_tracked")
+        for part in parts:
             plain.pop(f"{layer}.bn.{part}", None)
             plain.pop(f"{layer}.split_bn.{part}", None)
         # Combine the n splits, which have equal size. By the law of total variance, the variance of
         # the layer is the mean of the variances plus the variance of the means.
-        means, variances = (t.reshape(-1, scale.numel()) for t in (mean, variance))
+        means, variances = (tensors[f"{source}.{p}"].reshape(-1, channels) for p in parts[:2])
         plain[f"{layer}.running_mean"] = means.mean(0)
         plain[f"{layer}.running_var"] = variances.mean(0) + means.var(0, correction=0)
-        if (counter := tensors.get(f"{source}.num_batches_tracked")) is not None:
-            plain[f"{layer}.num_batches_tracked"] = counter
+        if f"{source}.{parts[2]}" in tensors:
+            plain[f"{layer}.{parts[2]}"] = tensors[f"{source}.{parts[2]}"]
     return plain

@@ -16,7 +16,7 @@ from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.datasets.clips import sampling_of
 from slowfast_patches.models.transformer import input_size
-from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE
+from slowfast_patches.models.weights.files import WEIGHTS_FILE
 from slowfast_patches.train.checkpoint import load
 from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.files import atomic_write, write_text

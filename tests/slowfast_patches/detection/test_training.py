@@ -20,7 +20,7 @@ from slowfast_patches.datasets.loader import build_dataset, training_loader
 from slowfast_patches.detection.demo import ACTIONS, make_ava_form
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.weights.fit import fit_weights
+from slowfast_patches.models.weights.load import fit_weights
 from slowfast_patches.train.step import Stepper, in_parallel
 from slowfast_patches.utils.distributed import World
 

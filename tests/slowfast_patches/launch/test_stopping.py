@@ -13,7 +13,7 @@ import torch
 
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.launch.stopping import StopRequest, interruptible
-from slowfast_patches.models.weights import weight_files
+from slowfast_patches.models.weights import files
 from slowfast_patches.train import checkpoint
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.errors import TrainingInterruptedError, exit_status, mistake_in
@@ -73,7 +73,7 @@ def build(path: Path) -> None:
         torch.load(path)
 
 
-@pytest.mark.parametrize("read", [build, checkpoint.load, weight_files._load_torch])
+@pytest.mark.parametrize("read", [build, checkpoint.load, files._load_torch])
 def test_a_signal_before_the_training_is_no_fault_of_what_it_meets(
     read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

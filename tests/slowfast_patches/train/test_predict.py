@@ -3,10 +3,8 @@
 import contextlib
 import csv
 import json
-import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +100,6 @@ def test_the_scores_are_those_of_the_test(trained, videos, overrides):
     assert (found[0] - found[1]).abs().max() > 1e-3
 
 
-def test_all_classes_at_most_and_numbers_where_there_are_no_names(
-    trained, videos, predict, tmp_path
-):
-    nameless = checkpoints.save(tmp_path, replace(checkpoints.load(trained), class_names=None))
-    nowhere = ("DATA.PATH_TO_DATA_DIR", tmp_path)
-    _, out, err = predict("--checkpoint", nameless, "--top", 100, videos[0], *nowhere)
-    lines = out.splitlines()[1:]
-    assert sorted(line.split("%")[1].strip() for line in lines) == [f"class {n}" for n in range(8)]
-    assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
-    assert err.startswith("warning: the class names are unknown")
-
-
 def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_reported(
     multigrid_run, trained, videos, predict, tmp_path, monkeypatch, demo_data
 ):
@@ -156,15 +142,6 @@ def test_a_folder_of_videos_stands_for_these(trained, videos, predict, tmp_path)
     assert [row[0] for row in csv.reader(table.open())][1:] == paths
     status, _, err = predict("--checkpoint", trained, table.parent)
     assert (status, err) == (1, f"{table.parent} is a folder that contains no JPEG files\n")
-
-
-def test_a_video_that_was_not_copied_to_its_end_is_named(trained, predict, tmp_path):
-    whole, cut = tmp_path / "whole.mp4", tmp_path / "cut.mp4"
-    write_video(whole, noise(50), container_options={"movflags": "faststart"})
-    cut.write_bytes(whole.read_bytes()[:-3000])
-    status, out, err = predict("--checkpoint", trained, "--top", 1, whole, cut)
-    assert (status, len(out.splitlines())) == (0, 4)
-    assert re.fullmatch(f"warning: {cut} is truncated: 3\\d of about 50 frames are there.*\n", err)
 
 
 def test_a_video_of_which_a_part_decodes_and_those_of_few_frames_are_named(
@@ -237,13 +214,6 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
         assert message in err
 
 
-def test_a_command_line_without_sense_is_refused(predict, trained):
-    for arguments in (["TEST.BATCH_SIZE", 1], ["a.mp4", "--top", 0]):
-        with pytest.raises(SystemExit) as stopped:
-            predict("--checkpoint", trained, *arguments)
-        assert stopped.value.code == 2
-
-
 def test_a_model_is_loaded_by_its_folder_and_exported(
     multigrid_run, videos, predict, demo_data, tmp_path
 ):
@@ -268,22 +238,11 @@ def test_a_model_is_loaded_by_its_folder_and_exported(
     torch.testing.assert_close(program(clips[1:]), scores[1:])
 
 
-def test_on_a_full_disk_an_export_ends_with_what_to_do(multigrid_run, tmp_path, predict):
-    (tmp_path / "model.pt2.tmp").symlink_to("/dev/full")
-    status, _, err = predict("--checkpoint", multigrid_run, "--export", tmp_path / "model.pt2")
-    assert status == 2
-    assert err.splitlines()[-1].startswith("error: A disk is full (OSError: [Errno 28] No space")
-
-
-@pytest.mark.parametrize("export", [False, True])
-def test_weights_that_are_not_finite_predict_nothing(
-    trained, recipe, predict, videos, tmp_path, export
-):
+def test_weights_that_are_not_finite_predict_nothing(trained, recipe, predict, videos, tmp_path):
     state = checkpoints.load(trained).model_state
     name, weight = next((name, value) for name, value in state.items() if "conv" in name)
     path = tmp_path / "weights.pyth"
     torch.save({**state, name: torch.full_like(weight, torch.nan)}, path)
-    wanted = ("--export", tmp_path / "model.pt2") if export else (videos[0],)
-    status, out, err = predict("--checkpoint", path, *recipe[2:], *wanted)
+    status, out, err = predict("--checkpoint", path, *recipe[2:], videos[0])
     assert (status, out) == (2, "")
     assert f"has values that are not finite in {name}" in err

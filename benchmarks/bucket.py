@@ -99,7 +99,9 @@ def measure(
     upload(names, f"s3://data/{form}/train.csv")
     places = {"local": str(folder), "bucket": f"s3://data/{form}"}
     datasets = {
-        place: ClipDataset(load_recipe(args.cfg, [*pairs, "DATA.PATH_TO_DATA_DIR", where]), "train")
+        place: ClipDataset.of_recipe(
+            load_recipe(args.cfg, [*pairs, "DATA.PATH_TO_DATA_DIR", where]), "train"
+        )
         for place, where in places.items()
     }
     for shape in SHAPES:

@@ -213,7 +213,7 @@ def measure(
         way: load_recipe(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)])
         for way, folder in sets.items()
     }
-    ours = {way: ClipDataset(recipe, "train") for way, recipe in recipes.items()}
+    ours = {way: ClipDataset.of_recipe(recipe, "train") for way, recipe in recipes.items()}
     recipe = recipes["files"]
     videos = len(ours["files"])
     met = schedule_of(recipe, KINETICS).shapes

@@ -233,7 +233,7 @@ def trained(task: Task, run_ranks: Callable[..., None]) -> dict[int, list[Any]]:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_all_loops_train_the_same_clips_in_the_same_order(recipe, task, trained, processes):
-    data = ClipDataset(recipe, "train")
+    data = ClipDataset.of_recipe(recipe, "train")
     for rank, found in enumerate(trained[processes]):
         loader = training_loader(recipe, data, task.schedule, 0, rank, processes)
         batches = [video_inputs(batch) for batch in loader]

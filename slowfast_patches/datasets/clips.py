@@ -1,65 +1,165 @@
-"""Data set of clips that are sampled as a recipe specifies."""
+"""The torch data set of clips. Clips are indexed by `ClipRequest` or by integer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, Self, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from multigrid import ClipPlan, SamplingOptions
+from multigrid import Batch, ClipPlan, ClipRequest, Video, clip_generator, empty_clips
+from multigrid.sampler import stack_labels
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.augmentation import Augmentation
-from slowfast_patches.datasets.items import Clips, Label, Sampling
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
-from slowfast_patches.datasets.reading.index import open_index
-from slowfast_patches.datasets.reading.reader import ClipReader
+from slowfast_patches.datasets.reading.index import VideoIndex, open_index
+from slowfast_patches.datasets.reading.reader import READER, ClipReader
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.datasets.reading.unreadable import ReadingLimits
+from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
+from slowfast_patches.datasets.sampling import Sampling, Shown, sampling_of
 from slowfast_patches.registry import TASKS
+from slowfast_patches.utils.errors import RunError
 
 logger = logging.getLogger(__name__)
 
+Label = int | NDArray[np.float32]
+"""A class index, a multi-hot vector (classes,) in multi-label data sets, or an array that the task
+of the data set understands. The arrays of all clips have the same shape."""
 
-class ClipDataset(Clips):
-    """Data set of clips of the videos in the list of a split.
+Draw = Callable[..., ClipPlan]
+"""Function (centre) that draws the plan of a clip. `centre` is the position of the frame in the
+middle of the clip. By default, the training draws a random position."""
 
-    The training split is indexed by `ClipRequest`. The validation split has one clip per video, at
-    the centre of the video. The test split has TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS
-    clips per video.
+TRIES = 10
+"""Number of consecutive unreadable videos after which the list must be wrong."""
 
-    In multi-label data sets, the label of a clip is a multi-hot vector, (MODEL.NUM_CLASSES,)
-    float32. A training clip has the labels of all video frames from its first to its last frame,
-    including frames that the stride skips. An evaluation clip has all labels of the video.
+
+class _WholeBatch(dict[Any, Any]):
+    """Mini-batch that raises a clear error if it is passed to torch's default collate function."""
+
+    def __getitem__(self, key: object) -> Any:
+        if key == 0:  # torch's default collate function asks for the first item of a list
+            raise ValueError(
+                "The data set returns whole mini-batches. Pass collate_fn=multigrid.collate to the "
+                "DataLoader"
+            )
+        return super().__getitem__(key)
+
+
+class VideoBatch(Batch):
+    """Mini-batch of clips that also tells which videos the clips are from.
+
+    Attributes:
+        videos: (n,) int64. Index of each clip's video in the list.
+        redrawn: Number of clips that were drawn again (see `ClipDataset._aim`), for the log.
     """
 
-    def __init__(self, recipe: Recipe, split: str) -> None:
-        assert split in ("train", "val", "test"), split
+    videos: Tensor
+    redrawn: int
+
+
+class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """Torch data set of clips that are read in the requested shape.
+
+    Index training clips by `ClipRequest`, which contains the shape. Index evaluation clips by
+    integer. Each video has (temporal views × spatial crops) evaluation clips with the shape of the
+    baseline. The clips of one video are consecutive. If there is only one clip per video, it is
+    the centre clip.
+
+    A DataLoader fetches a whole mini-batch with one call of `__getitems__`, which reads each clip
+    directly into the tensor of the mini-batch. A mini-batch in evaluation omits unreadable clips.
+
+    An item is a dict:
+
+    - `clip`: (T, S, S, 3) uint8 RGB.
+    - `label`: See `Label`. Missing for an unread clip.
+    - `flip`: Whether to flip the clip horizontally.
+    - `iteration`: The iteration of the request, or -1 in evaluation.
+    - `video`: Index of the video in the list.
+    - `failures`: The (path, reason) of each unreadable video that this clip replaces. The request
+      determines the replacement, so it does not depend on the worker.
+    - `unread`: True for an unreadable evaluation clip, and otherwise missing.
+    - `coverage`: Only in training, see `ClipPlan`.
+    - `shown`: The part of the video that the clip shows (`Shown`). Missing for an unread clip.
+
+    In multi-label data sets, the label of a clip is a multi-hot vector (classes,). A training clip
+    has the labels of all video frames from its first to its last frame, including frames that the
+    stride skips. An evaluation clip has all labels of the video.
+
+    Args:
+        videos: The listed videos, each with a `path` and a `label`, or with a method `classes` in
+            multi-label data sets.
+        index: The index of `sources`. None if each source has a method `scanned`.
+        sampling: How clips are sampled from the videos.
+        seed: Seed of the random clips.
+        views: Number of temporal views and of spatial crops per video in evaluation.
+        evaluation_crop: Side of an evaluation clip in pixels. By default the crop of the baseline.
+        reader: Reads the clips, within limits on the videos.
+        augment: Function that changes a training clip in place. Its arguments are the clip, the
+            epoch and the index of the video.
+        split: "train", or the name of another split.
+        classes: Number of classes. In multi-label data sets, it is the length of the label.
+        multi_label: Whether the data set is a multi-label data set.
+        sources: The videos to read, if the list has other items, such as key frames.
+    """
+
+    def __init__(
+        self,
+        videos: Sequence[Any],
+        index: VideoIndex | None,
+        sampling: Sampling,
+        *,
+        seed: int,
+        views: tuple[int, int] = (1, 1),
+        evaluation_crop: int | None = None,
+        reader: ClipReader = READER,
+        augment: Callable[[NDArray[np.uint8], int, int], None] | None = None,
+        split: str = "train",
+        classes: int = 0,
+        multi_label: bool = False,
+        sources: Sequence[Any] | None = None,
+    ) -> None:
+        self.videos = videos
+        self.index = index
+        self.sampling = sampling
+        self._seed = seed
+        self._views = views
+        self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
+        self._augment = augment
+        self._reader = reader
         self.split = split
-        self._classes = int(recipe.model.num_classes)
-        self._multi_label = TASKS[dataset_of(recipe, split).task].multi_label
+        self._classes = classes
+        self._multi_label = multi_label
+        self._sources = videos if sources is None else sources
+
+    @classmethod
+    def of_recipe(cls, recipe: Recipe, split: str) -> Self:
+        """Build the data set of a split, "train", "val" or "test".
+
+        The validation split has one clip per video, at the centre of the video. The test split has
+        TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips per video.
+        """
         videos = read_list(recipe, split)
-        path = list_path(recipe, split)
-        reader = clip_reader_of(recipe)
+        sources = cls._read_sources(recipe, split, videos)
         sampling = sampling_of(recipe, split)
+        reader = ClipReader.of_recipe(recipe)
+        path = list_path(recipe, split)
         index = None
-        self._sources = self._read_sources(recipe, videos)
-        if not hasattr(self._sources[0], "scanned"):  # videos of a frame list need no index
-            paths = [video.path for video in self._sources]
+        if not hasattr(sources[0], "scanned"):  # videos of a frame list need no index
+            paths = [video.path for video in sources]
             index = open_index(path, paths, step=sampling.step, limits=reader.limits)
-        test = recipe.test
-        super().__init__(
-            videos,
-            index,
-            sampling,
-            seed=recipe.rng_seed,
-            views=(test.num_ensemble_views, test.num_spatial_crops) if split == "test" else (1, 1),
-            augment=_augmentation(recipe) if split == "train" else None,
-            evaluation_crop=recipe.data.test_crop_size if split == "test" else None,
-            reader=reader,
-        )
+        options: dict[str, Any] = {}
+        if split == "train" and recipe.aug.enable:
+            options["augment"] = Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)
+        if split == "test":
+            options["views"] = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
+            options["evaluation_crop"] = recipe.data.test_crop_size
         taken = f"{sampling.base.frames} frames at a stride of {sampling.stride}"
         if sampling.options.segments:
             taken = (
@@ -67,66 +167,182 @@ class ClipDataset(Clips):
                 f"(DATA.SAMPLING_RATE {sampling.stride} has no effect)"
             )
         logger.info("%s: %d videos of %s; clips are %s", split, len(videos), path, taken)
+        return cls(
+            videos,
+            index,
+            sampling,
+            seed=recipe.rng_seed,
+            reader=reader,
+            split=split,
+            classes=recipe.model.num_classes,
+            multi_label=TASKS[dataset_of(recipe, split).task].multi_label,
+            sources=sources,
+            **options,
+        )
 
-    def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
-        """Return the videos that the clips are read from.
-
-        By default these are the listed `videos`. Override this method if the list has other items,
-        such as key frames.
-        """
+    @classmethod
+    def _read_sources(cls, recipe: Recipe, split: str, videos: Sequence[Any]) -> Sequence[Any]:
+        """Return the videos that the clips are read from. By default, these are the listed ones."""
         return videos
 
     def _label(self, video: Any, plan: ClipPlan) -> Label:
+        """Return the label of a clip with this plan."""
         if not self._multi_label:
-            return super()._label(video, plan)
-        positions = plan.positions[[0, -1]].tolist() if self.split == "train" else ()
+            label: Label = video.label
+            return label
+        span = plan.positions[[0, -1]].tolist() if self.split == "train" else ()
         vector: NDArray[np.float32] = np.zeros(self._classes, np.float32)
-        vector[list(video.classes(*positions))] = 1
+        vector[list(video.classes(*span))] = 1
         return vector
 
+    def _aim(self, number: int, video: Video, draw: Draw) -> tuple[ClipPlan, dict[str, Any]]:
+        """Return the plan of a clip and the fields of its item that depend on the task.
+
+        These are the `label`, and optionally `redrawn`, the number of rejected plans. Subclasses
+        may override this method to draw a clip again until it shows a target.
+        """
+        plan = draw()
+        return plan, {"label": self._label(self.videos[number], plan)}
+
     def _scanned(self, number: int) -> ScannedVideo:
-        if self.index is None:
-            scanned: ScannedVideo = self._sources[number].scanned(self._reader.limits)
-            return scanned
-        return super()._scanned(number)
+        """Return a video as it was scanned.
 
+        Raises:
+            UnreadableVideoError: The video could not be scanned.
+        """
+        if self.index is not None:
+            return self.index[number]
+        scanned: ScannedVideo = self._sources[number].scanned(self._reader.limits)
+        return scanned
 
-def _augmentation(recipe: Recipe) -> Augmentation | None:
-    if not recipe.aug.enable:
-        return None
-    return Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)
+    def __len__(self) -> int:
+        return len(self.videos) * self.num_clips
 
+    @property
+    def num_clips(self) -> int:
+        """Number of evaluation clips per video."""
+        return self._views[0] * self._views[1]
 
-def clip_reader_of(recipe: Recipe) -> ClipReader:
-    """Return a reader with the limits DATA.MAX_... and the decoder threads of a recipe."""
-    data = recipe.data
-    limits = ReadingLimits(
-        pixels=data.max_frame_pixels,
-        frames=data.max_video_frames,
-        bytes=data.max_frame_bytes,
-        seconds=data.max_read_seconds,
-    )
-    return ClipReader(limits, threads=0 if recipe.data_loader.enable_multi_thread_decode else 1)
+    @property
+    def clip_bytes(self) -> int:
+        """Size of an evaluation clip in bytes."""
+        frames, crop = self._sides(0)
+        return frames * crop**2 * 3
 
+    def __getitem__(self, request: ClipRequest | int) -> dict[str, Any]:
+        clip = empty_clips(1, *self._sides(request))[0].numpy()
+        (item,) = self._read([request], [clip])
+        return {"clip": clip, **item}
 
-def sampling_of(recipe: Recipe, split: str) -> Sampling:
-    """Return how the clips of a split are sampled from its videos."""
-    data = recipe.data
-    dataset = dataset_of(recipe, split)
-    segments = data.clip_sampling == "segments"
-    if data.clip_sampling == "auto":
-        segments = dataset.segments
-    return Sampling(
-        recipe.base_shape,
-        data.sampling_rate,
-        data.train_jitter_scales,
-        SamplingOptions(
-            keep_field_of_view=recipe.multigrid.keep_field_of_view,
-            flip=data.random_flip,
-            inverse_scale=data.inv_uniform_sample,
-            segments=segments,
-            exact_strides=data.exact_strides,
-        ),
-        target_fps=data.target_fps,
-        to_end=dataset.views_to_end,
-    )
+    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> VideoBatch:
+        """Return the mini-batch for several requests, which must all have the same shape."""
+        clips = empty_clips(len(requests), *self._sides(requests[0]))
+        items = self._read(requests, [clip.numpy() for clip in clips])
+        numbers = [number for number, item in enumerate(items) if not item.get("unread")]
+        read = [items[number] for number in numbers]
+        batch = VideoBatch(
+            clips=clips if len(read) == len(items) else clips[numbers],
+            labels=stack_labels(read),
+            flips=torch.tensor([item["flip"] for item in read], dtype=torch.bool),
+            iteration=items[0]["iteration"],
+            failures=[failure for item in items for failure in item["failures"]],
+            videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
+            redrawn=sum(item.get("redrawn", 0) for item in read),
+        )
+        batch = cast(VideoBatch, _WholeBatch(batch))
+        if "coverage" in items[0]:
+            batch["coverage"] = torch.tensor([item["coverage"] for item in items])
+        return batch
+
+    def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
+        """Return the number of frames of a clip and the side of its crop in pixels."""
+        if isinstance(request, ClipRequest):
+            return request.shape.frames, request.shape.crop
+        return self.sampling.base.frames, self._crop
+
+    def _read(
+        self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
+    ) -> list[dict[str, Any]]:
+        """Read one clip per request into `outs`, and return the items without the field `clip`.
+
+        Read consecutive evaluation clips of one video in one pass.
+        """
+        both: Any = list(zip(requests, outs, strict=True))
+        if isinstance(requests[0], ClipRequest):
+            return [self._read_training(request, out) for request, out in both]
+        items = list[dict[str, Any]]()
+        for video, clips in groupby(both, lambda clip: clip[0] // self.num_clips):
+            parts = [(number % self.num_clips, out) for number, out in clips]
+            items += self._read_evaluation(video, parts)
+        return items
+
+    def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
+        """Read a random clip into `out`, and return its item without the field `clip`.
+
+        If the video is unreadable, use a randomly drawn other video.
+        """
+        rng = clip_generator(self._seed, request.epoch, request.video)
+        failures = list[tuple[str, str]]()
+        index = request.video
+        while len(failures) < TRIES:
+            video = self.videos[index]
+            try:
+                scanned = self._scanned(index)
+                draw = partial(self.sampling.training_plan, rng, request.shape, scanned.video)
+                plan, targets = self._aim(index, scanned.video, draw)
+                self._reader.read_clip(video.path, scanned, plan, out)
+            except UnreadableVideoError as error:
+                failures.append((video.path, str(error)))
+                index = int(rng.integers(len(self.videos)))
+                continue
+            if self._augment is not None:
+                self._augment(out, request.epoch, request.video)
+            return targets | {
+                "flip": plan.flip,
+                "video": index,
+                "iteration": request.iteration,
+                "coverage": plan.coverage,
+                "shown": Shown.of_plan(plan, scanned.video),
+                "failures": failures,
+            }
+        raise self._too_many(failures)
+
+    def _too_many(self, failures: Sequence[tuple[str, str]]) -> RunError:
+        path, reason = failures[0]
+        return RunError(
+            f"{len(failures)} videos in a row could not be read. The first is {path}: {reason}. "
+            "Check the list, and the prefix of its paths (DATA.PATH_PREFIX)"
+        )
+
+    def _read_evaluation(
+        self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
+    ) -> list[dict[str, Any]]:
+        """Read evaluation clips of a video, and return their items without the field `clip`.
+
+        Fill unreadable clips with zeros.
+
+        Args:
+            index: Index of the video in the list.
+            parts: The index of each clip among the clips of the video, and its output array.
+        """
+        video = self.videos[index]
+        item = {"flip": False, "video": index, "iteration": -1}
+        try:
+            scanned = self._scanned(index)
+            aimed = list[tuple[ClipPlan, dict[str, Any]]]()
+            for part, _ in parts:
+                which = (scanned.video, part, self._views, self._crop)
+                aimed.append(
+                    self._aim(index, scanned.video, partial(self.sampling.evaluation_plan, *which))
+                )
+            plans = [plan for plan, _ in aimed]
+            self._reader.read_clips(video.path, scanned, plans, [out for _, out in parts])
+        except UnreadableVideoError as error:
+            if len(parts) > 1:  # retry the clips one by one, because some may be readable
+                return [clip for part in parts for clip in self._read_evaluation(index, [part])]
+            parts[0][1][:] = 0
+            return [item | {"failures": [(video.path, str(error))], "unread": True}]
+        return [
+            item | targets | {"failures": [], "shown": Shown.of_plan(plan, scanned.video)}
+            for plan, targets in aimed
+        ]

@@ -43,7 +43,7 @@ def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     Raises:
         ValueError: The data set contradicts the recipe, or does not implement `VideoDataset`.
     """
-    dataset = (fitting_dataset(recipe, split).build or ClipDataset)(recipe, split)
+    dataset = (fitting_dataset(recipe, split).build or ClipDataset.of_recipe)(recipe, split)
     if not isinstance(dataset, VideoDataset):
         raise ValueError(
             f"the data set of {split}, {type(dataset).__name__}, must have `videos` (the list of "

@@ -1,4 +1,4 @@
-"""The interfaces that training and evaluation require of a data set and of its videos."""
+"""The interface that training and evaluation require of a torch data set."""
 
 from __future__ import annotations
 
@@ -6,31 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from multigrid import ClipRequest
-
-
-class ListedVideo(Protocol):
-    """Interface of a video in the list of a data set.
-
-    Other members are optional:
-
-    - `label`: The class index of the video.
-    - `classes(first, last)`: Returns the set of all labels of the frames `first` to `last`.
-    - `name`: The name that identifies the video, if that is not the path.
-    - `scanned(limits)`: Returns the `ScannedVideo` of a video that is stored as separate frames.
-
-    The items of a data set that is built by `DataSet.build` need not have this interface. They may
-    even be integers.
-    """
-
-    @property
-    def path(self) -> str:
-        """Path of the video file, or of the folder that contains the first frame."""
-        ...
-
-    @property
-    def annotation(self) -> str:
-        """Text that contains all labels of the video. `list_digest` hashes it."""
-        ...
 
 
 @runtime_checkable
@@ -46,7 +21,7 @@ class VideoDataset(Protocol):
     """
 
     videos: Sequence[Any]
-    """The listed videos. They may implement `ListedVideo` in part or not at all."""
+    """The listed videos, which may have any type. `read_list` names the members that have a use."""
 
     def __len__(self) -> int:
         """Return the number of clips."""

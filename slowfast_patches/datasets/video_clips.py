@@ -1,4 +1,4 @@
-"""Data set of labelled videos for any training loop. It needs no recipe."""
+"""Torch data set of labelled videos for any training loop. It needs no recipe."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import GENTLE, ClipRequest, SamplingOptions, Shape
-from slowfast_patches.datasets.items import TRIES, Clips, Label, Sampling
+from slowfast_patches.datasets.clips import TRIES, ClipDataset, Label
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
+from slowfast_patches.datasets.sampling import Sampling
 from slowfast_patches.utils.errors import printable
 
 _PAIRS = (
@@ -25,7 +26,7 @@ _PAIRS = (
 Videos = str | os.PathLike[str] | Sequence[tuple[str | os.PathLike[str], Label]]
 
 
-class VideoClips(Clips):
+class VideoClips(ClipDataset):
     """Clips of video files, prepared files (`multigrid-prepare`) or folders of JPEG files.
 
         clips = VideoClips("prepared/train.csv", base, sampling=multigrid.GENTLE.sampling)

@@ -21,7 +21,7 @@ register_dataset(
         read=read_ava,
         classes=ava_classes,
         task="detection",
-        build=KeyFrameClips,
+        build=KeyFrameClips.of_recipe,
         make_demo=make_ava_form,
     ),
 )

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from multigrid import ClipPlan, Video
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.items import Draw
+from slowfast_patches.datasets.clips import ClipDataset, Draw
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.detection.lists import FIRST_SECOND, KeyFrame, read_sources
@@ -90,16 +89,17 @@ class KeyFrameClips(ClipDataset):
     and the field `redrawn` says how often. An evaluation clip has all boxes of the key frame.
     """
 
-    def __init__(self, recipe: Recipe, split: str) -> None:
-        super().__init__(recipe, split)
+    def __init__(self, videos: Sequence[Any], *args: Any, **options: Any) -> None:
+        super().__init__(videos, *args, **options)
         counts = [len(key_frame.boxes) for key_frame in self.videos]
         self._most = max(counts)
         self.first_rows: NDArray[np.int64] = np.cumsum([0, *counts])
         """Index of the first box of each key frame, followed by the total number of boxes."""
-        logger.info("%s: %d boxes in %d key frames", split, sum(counts), len(counts))
+        logger.info("%s: %d boxes in %d key frames", self.split, sum(counts), len(counts))
 
-    def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
-        return read_sources(recipe, self.split)
+    @classmethod
+    def _read_sources(cls, recipe: Recipe, split: str, videos: Sequence[Any]) -> Sequence[Any]:
+        return read_sources(recipe, split)
 
     def _scanned(self, number: int) -> ScannedVideo:
         return super()._scanned(self.videos[number].video)

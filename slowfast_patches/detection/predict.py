@@ -16,12 +16,13 @@ from torch import Tensor
 from multigrid import empty_clips
 from multigrid.sampling import frames_at
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.clips import clip_reader_of, sampling_of
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
+from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.datasets.reading.video_file import open_video, video_name
+from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.detection.clips import Targets, boxes_in_clip, frame_of, pack
 from slowfast_patches.detection.lists import Box, read_boxes
 from slowfast_patches.detection.scores import weights_of
@@ -78,7 +79,7 @@ def score_boxes(predictor: Any, path: str, second: int, boxes: Sequence[Box]) ->
         The probability of each class for each box, (boxes, classes) float64.
     """
     recipe = predictor.recipe
-    reader = clip_reader_of(recipe)
+    reader = ClipReader.of_recipe(recipe)
     scanned = scan(path, reader.limits)
     centre = frame_of(second, scanned.video)
     crops = recipe.test.num_spatial_crops
@@ -133,7 +134,7 @@ def draw_boxes(recipe: Recipe, path: str, rows: Sequence[Mapping[str, Any]], fol
 
 def _frame(recipe: Recipe, path: str, second: int) -> NDArray[np.uint8]:
     """Read the key frame at `second`, (H, W, 3) RGB."""
-    limits = clip_reader_of(recipe).limits
+    limits = ClipReader.of_recipe(recipe).limits
     scanned = scan(path, limits)
     moment = np.array([frame_of(second, scanned.video)])
     wanted = int(frames_at(moment, scanned.video)[0])

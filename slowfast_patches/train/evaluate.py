@@ -28,7 +28,7 @@ from slowfast_patches.datasets.loader import (
     evaluation_rounds,
     precise_bn_loader,
 )
-from slowfast_patches.datasets.unreadable import log_unreadable
+from slowfast_patches.datasets.unreadable_videos import log_unreadable
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import seed_dropout

@@ -75,7 +75,12 @@ def _count_classes(recipe: Recipe) -> int | None:
 
 
 def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
-    """Read the list of videos of a split. Most data sets list `ListedVideo`s.
+    """Read the list of videos of a split.
+
+    `ClipDataset` needs videos with a `path` of a file or folder, and with a `label` or a method
+    `classes(first, last)`, which returns the set of all labels of these frames. Other members are
+    optional: `annotation` is a text that contains all labels, `name` identifies a video if the path
+    does not, and `scanned(limits)` returns the `ScannedVideo` of a video that is stored as frames.
 
     Raises:
         ValueError: The data set is unknown or contradicts the recipe, or the list is missing or

@@ -30,6 +30,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
@@ -74,6 +75,18 @@ class ClipReader:
 
     limits: ReadingLimits = LIMITS
     threads: int = 1
+
+    @classmethod
+    def of_recipe(cls, recipe: Recipe) -> ClipReader:
+        """Return the reader with the limits DATA.MAX_... and the decoder threads of a recipe."""
+        data = recipe.data
+        limits = ReadingLimits(
+            pixels=data.max_frame_pixels,
+            frames=data.max_video_frames,
+            bytes=data.max_frame_bytes,
+            seconds=data.max_read_seconds,
+        )
+        return cls(limits, threads=0 if recipe.data_loader.enable_multi_thread_decode else 1)
 
     def read_clip(
         self, path: str, scanned: ScannedVideo, plan: ClipPlan, out: Clip | None = None

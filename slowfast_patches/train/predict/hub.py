@@ -14,7 +14,7 @@ from torch import nn
 
 from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.datasets.clips import sampling_of
+from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.models.transformer import input_size
 from slowfast_patches.models.weights.files import WEIGHTS_FILE
 from slowfast_patches.train.checkpoint import load

@@ -16,12 +16,13 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe, stored_keys
 from slowfast_patches.config.yaml_text import dump_yaml
-from slowfast_patches.datasets.clips import clip_reader_of, sampling_of
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.damage import find_damage
+from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
 from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
+from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -218,7 +219,7 @@ class Predictor(nn.Module):
         Raises:
             UnreadableVideoError: The video cannot be read.
         """
-        limits = clip_reader_of(self.recipe).limits
+        limits = ClipReader.of_recipe(self.recipe).limits
         scanned = scan(path, limits)
         texts = list[str]()
         if damage := find_damage(path, scanned, limits):
@@ -255,7 +256,7 @@ class Predictor(nn.Module):
             UnreadableVideoError: One of the clips cannot be read.
         """
         recipe = self.recipe
-        reader = clip_reader_of(recipe)
+        reader = ClipReader.of_recipe(recipe)
         scanned = scan(path, reader.limits)
         views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
         video = scanned.video

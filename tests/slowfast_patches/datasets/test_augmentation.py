@@ -146,7 +146,7 @@ def test_training_clips_are_augmented_where_they_were_taken_and_others_not(
     on = tiny_config(tmp_path, "AUG.ENABLE", True, "AUG.AA_TYPE", "rand-m9-n2")
     wanted = {"train": ClipRequest(5, 2, Shape(4, 4, 32), 0), "val": 1, "test": 1}
     for split, request in wanted.items():
-        ours, theirs = (ClipDataset(recipe, split)[request] for recipe in (on, plain))
+        ours, theirs = (ClipDataset.of_recipe(recipe, split)[request] for recipe in (on, plain))
         changed = theirs["clip"].copy()
         if split == "train":
             Augmentation(on.aug, on.data.mean, on.rng_seed)(changed, 2, 5)

@@ -77,7 +77,7 @@ def prepared(run, data):
 
 
 def clips_of(folder, *keys):
-    dataset = ClipDataset(recipe_of(folder, "MODEL.NUM_CLASSES", 4, *keys), "train")
+    dataset = ClipDataset.of_recipe(recipe_of(folder, "MODEL.NUM_CLASSES", 4, *keys), "train")
     return [dataset[ClipRequest(video, 0, SHAPE, 0)]["clip"] for video in range(len(NAMES))]
 
 
@@ -95,7 +95,7 @@ def test_clips_from_a_bucket_are_those_of_the_local_files(form, bucket, request)
 
 def test_a_prepared_clip_is_one_request(prepared, bucket):
     bucket.upload(prepared)
-    dataset = ClipDataset(recipe_of("s3://data", "DATA.SAMPLING_RATE", 24), "train")
+    dataset = ClipDataset.of_recipe(recipe_of("s3://data", "DATA.SAMPLING_RATE", 24), "train")
     bucket.requests.clear()
     for video in range(len(NAMES)):
         dataset[ClipRequest(video, 0, SHAPE, 0)]
@@ -140,7 +140,7 @@ def test_an_uploaded_index_is_used_until_a_video_changes(prepared, bucket):
 @pytest.mark.slow
 def test_a_forked_worker_has_a_connection_of_its_own(data, bucket):
     bucket.upload(data)
-    dataset = ClipDataset(recipe_of("s3://data"), "train")
+    dataset = ClipDataset.of_recipe(recipe_of("s3://data"), "train")
     requests = [ClipRequest(video, 0, SHAPE, 0) for video in range(len(NAMES))]
     expected = [dataset[request]["clip"] for request in requests]
     loader = torch.utils.data.DataLoader(

@@ -11,7 +11,6 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.datasets.clips import clip_reader_of
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.reader import READER, ClipReader
@@ -108,7 +107,7 @@ def test_a_name_is_no_pattern_and_no_protocol(tmp_path, name, monkeypatch):
 
 
 def test_the_limits_of_the_config_are_those_of_the_reader():
-    assert clip_reader_of(default_recipe()) == ClipReader()
+    assert ClipReader.of_recipe(default_recipe()) == ClipReader()
 
 
 def jpeg(path, width=WIDTH, height=HEIGHT):

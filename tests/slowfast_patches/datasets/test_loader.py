@@ -217,7 +217,7 @@ def test_a_workers_memory_is_shared_and_does_not_grow_with_shapes_or_time(demo_d
     ]
     cfg = data_config(demo_data, "DATA_LOADER.NUM_WORKERS", 2)
     once, again, before = defaultdict(list), defaultdict(list), dict[str, torch.Tensor]()
-    loader = training_loader(cfg, Watched(cfg, "train"), schedule, 0, 0, 1)
+    loader = training_loader(cfg, Watched.of_recipe(cfg, "train"), schedule, 0, 0, 1)
     for step, batch in zip(schedule.steps(), loader, strict=True):
         ((pid, memory),) = batch["failures"]
         # Clips are not copied on their way: its worker has written over them since.

@@ -86,7 +86,9 @@ def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, out, monkeypat
     assert "2 of the 2 videos of val are also in train" in overlap
     assert overlap in caplog.text
     before = set(out.iterdir())
-    train = ClipDataset(recipe_of(out, *itertools.chain(*report["keys"].items())), "train")
+    train = ClipDataset.of_recipe(
+        recipe_of(out, *itertools.chain(*report["keys"].items())), "train"
+    )
     for video in range(5):
         item = train[ClipRequest(video, 0, COARSE, 0)]
         assert (item["label"], item["failures"]) == (video % 3, [])
@@ -119,7 +121,7 @@ def test_ssv2_is_prepared_as_the_advice_says_and_trains(run, tmp_path, out):
     found = {}
     for place in (folder, out):
         recipe = recipe_of(place, "MODEL.NUM_CLASSES", 2, dataset="ssv2")
-        videos = found[place] = ClipDataset(recipe, "train")
+        videos = found[place] = ClipDataset.of_recipe(recipe, "train")
         item = videos[ClipRequest(0, 0, COARSE, 0)]
         assert (item["label"], item["failures"]) == (1, [])
         if place == folder:

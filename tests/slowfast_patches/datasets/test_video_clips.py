@@ -46,7 +46,7 @@ def test_clips_are_those_of_a_recipe(demo_data, keys, options, sampling):
     """Its short sides are 256/224 and 320/224 of 32 pixels: 36.6 and 45.7."""
     options |= {"sampling": replace(PAPER.sampling, **sampling)} if sampling else {}
     ours = VideoClips(demo_data / "train.csv", BASE, stride=2, seed=7, **options)
-    theirs = ClipDataset(recipe(demo_data, *keys), "train")
+    theirs = ClipDataset.of_recipe(recipe(demo_data, *keys), "train")
     assert len(ours) == len(theirs) == 24
     coarse = [request for request in REQUESTS if request.shape == COARSE]
     for request in REQUESTS:
@@ -60,7 +60,7 @@ def test_clips_are_those_of_a_recipe(demo_data, keys, options, sampling):
 
 def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     ours = VideoClips(demo_data / "val.csv", BASE, stride=2)
-    theirs = ClipDataset(recipe(demo_data), "val")
+    theirs = ClipDataset.of_recipe(recipe(demo_data), "val")
     batches = list(DataLoader(ours, 3, collate_fn=collate))
     assert [n for batch in batches for n in batch["videos"]] == list(range(8))
     clips = [clip for batch in batches for clip in batch["clips"]]

@@ -7,8 +7,8 @@ import pytest
 
 from multigrid import ClipRequest, Video, Window, stream
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.datasets.items import Shown
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.datasets.sampling import Shown
 from slowfast_patches.plan.clips import _caption, _draw, _label, clips_figure
 
 

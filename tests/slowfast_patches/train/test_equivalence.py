@@ -25,7 +25,8 @@ from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats
 from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.datasets import items
+from slowfast_patches.datasets import sampling
+from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -138,10 +139,10 @@ def train_one(name: str, cfg: Recipe, world: World, folder: Path) -> None:
 def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
     """A list that grows by what is read of each clip: where in the training, and which pixels."""
     seen = list[tuple[Any, ...]]()
-    read, plan_train = items.Clips._read_training, items.plan_train
+    read, plan_train = ClipDataset._read_training, sampling.plan_train
     requests = list[ClipRequest]()
 
-    def asked(self: items.Clips, request: ClipRequest, out: Any) -> Any:
+    def asked(self: ClipDataset, request: ClipRequest, out: Any) -> Any:
         requests[:] = [request]
         return read(self, request, out)
 
@@ -155,8 +156,8 @@ def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
         return made
 
     with (
-        mock.patch.object(items.Clips, "_read_training", asked),
-        mock.patch.object(items, "plan_train", plan),
+        mock.patch.object(ClipDataset, "_read_training", asked),
+        mock.patch.object(sampling, "plan_train", plan),
     ):
         yield seen
 

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multigrid import (
     PAPER,
-    GroupedBatchNorm3d,
     Patches,
     Schedule,
     Shape,
@@ -27,7 +24,7 @@ from multigrid import (
     make_schedule,
     network_input,
 )
-from multigrid.batchnorm import MicroBatchStats, split_clips
+from multigrid.batchnorm import split_clips
 from tests.multigrid.clips import Clips
 
 VIDEOS = 60
@@ -104,33 +101,6 @@ def test_two_processes_in_micro_batches_train_what_one_does_in_whole(tmp_path, r
         assert_close(found, gradients)
     for name, value in state.items():
         assert_close(sum(found[name].double() for _, found in ranks) / 2, value.double())
-
-
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
-    size=st.integers(1, 4),
-    groups=st.integers(1, 7),
-    parts=st.integers(1, 7),
-    momentum=st.sampled_from([0.1, None]),
-)
-def test_micro_batches_have_the_groups_and_the_statistics_of_the_mini_batch(
-    size, groups, parts, momentum
-):
-    parts = min(parts, groups)
-    x = torch.randn(size * groups, 2, 1, 3, 3, dtype=torch.float64)
-    whole, divided = (GroupedBatchNorm3d(2, momentum=momentum).double() for _ in range(2))
-    whole.group_size = divided.group_size = size
-    for _ in range(2):
-        expected, found = whole(x), torch.full_like(x, torch.nan)
-        statistics = MicroBatchStats(divided, parts)
-        for clips in split_clips(len(x), size, parts):
-            statistics.restart()
-            found[clips] = divided(x[clips])
-            statistics.add(len(clips) / len(x))
-        statistics.update()
-        torch.testing.assert_close(found, expected)
-        for name, value in whole.state_dict().items():
-            torch.testing.assert_close(divided.state_dict()[name], value)
 
 
 def test_micro_batches_take_turns_in_the_groups():

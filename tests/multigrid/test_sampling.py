@@ -167,16 +167,6 @@ def test_the_baselines_own_clips_cover_one(options):
         assert {plan.coverage[0] for plan in coarse} == {1.0}
 
 
-def test_a_clip_around_a_centre_covers_what_its_exact_strides_do():
-    """2 frames of stride 8 lie among 8 of stride 2, as a baseline clip does."""
-    grid = make_grid(Shape(1, 2, 32), Shape(1, 8, 32), 2, (32, 32))
-    video = Video(200, 30.0, 40, 40)
-    plans = [plan_train(clip_generator(0, 0, n), grid, video, centre=100.0) for n in range(20)]
-    exact = replace(grid, options=replace(grid.options, exact_strides=True))
-    others = [plan_train(clip_generator(0, 0, n), exact, video) for n in range(20)]
-    assert [plan.coverage for plan in plans] == [plan.coverage for plan in others]
-
-
 def test_a_short_video_repeats_its_last_frame():
     grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32))
     plan = plan_train(clip_generator(0, 0, 0), grid, Video(8, 30.0, 32, 32))

@@ -90,7 +90,7 @@ class Plan:
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
-    return None if above is None or below is None else above / below
+    return above / below if above and below else None
 
 
 def _cost_json(cost: Cost, prefix: str) -> dict[str, Any]:
@@ -197,14 +197,12 @@ def plan_warnings(schedule: Schedule) -> list[str]:
 def plan_summary(plan: Plan) -> str:
     """Return a summary of a plan in a few sentences for the log."""
     schedule = plan.schedule
-    coarse = schedule.phases[0].base_shape
-    shapes = dict.fromkeys((coarse, schedule.base))
-    clips = [f"{s.batch} clips of {s.frames} frames of {s.crop}² pixels" for s in shapes]
     beside = f" (the baseline: {plan.baseline.iterations:,})" if schedule.cycles else ""
     return (
         f"The training has {plan.cost.iterations:,} iterations{beside}, or {plan.cost.epochs:.1f} "
-        f"epochs of {schedule.num_videos:,} videos. A mini-batch has "
-        f"{', and in the end '.join(clips)}. plan.txt lists all phases."
+        f"epochs of {schedule.num_videos:,} videos. It begins with mini-batches of "
+        f"{schedule.phases[0].base_shape} and ends with {schedule.base} (clips × frames × crop²). "
+        "plan.txt lists all phases."
     )
 
 

@@ -273,10 +273,7 @@ def read_step_times(path: str | Path) -> StepTimes:
     with mistake_in(f"{path} is not a file of step times"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or not content["shapes"]:
-            raise ValueError(
-                f"the file must have the format {FORMAT} and contain at least one shape. Measure "
-                "the shapes with --variants recipe"
-            )
+            raise ValueError("it has no shapes. Measure them with --variants recipe")
         device = content["device"]
         seconds = dict(map(_time, content["shapes"]))
         model = dict(content["model"])
@@ -285,7 +282,5 @@ def read_step_times(path: str | Path) -> StepTimes:
 
 def _time(row: Any) -> tuple[tuple[int, int, int, bool], float | None]:
     _, frames, crop = row["shape"]
-    seconds = None if row["seconds"] is None else float(row["seconds"]["median"])
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ValueError(f"the shape {row['shape']} takes {seconds} seconds")
+    seconds = row["seconds"] and row["seconds"]["median"]
     return (row["local_clips"], frames, crop, row["bn_size"] is not None), seconds

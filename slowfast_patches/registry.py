@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from slowfast_patches.utils.tables import format_list
 
 __all__ = [
-    "DataSet",
+    "DatasetFamily",
     "ModelFamily",
     "TaskFamily",
     "register_augmentation",
@@ -133,7 +133,7 @@ class ModelFamily:
 
 
 @dataclass(frozen=True)
-class DataSet:
+class DatasetFamily:
     """Properties of a data set. The default values fit Kinetics. Functions take a `Recipe`.
 
     Attributes:
@@ -211,7 +211,7 @@ class TaskFamily:
 
 
 MODELS = Registry[ModelFamily]("model")
-DATASETS = Registry[DataSet]("data set")
+DATASETS = Registry[DatasetFamily]("data set")
 TASKS = Registry[TaskFamily]("task")
 AUGMENTATIONS = Registry[Augment]("augmentation")
 
@@ -245,7 +245,7 @@ def register_model(
     return decorate
 
 
-def register_dataset(name: str, dataset: DataSet) -> None:
+def register_dataset(name: str, dataset: DatasetFamily) -> None:
     """Register a data set under a name for TRAIN.DATASET and TEST.DATASET.
 
     Args:
@@ -261,7 +261,7 @@ def register_dataset(name: str, dataset: DataSet) -> None:
 def register_task(
     name: str, family: TaskFamily | None = None
 ) -> Callable[[_Decorated], _Decorated]:
-    """Return a decorator that registers a task under a name for `DataSet.task` and DATA.TASK.
+    """Return a decorator that registers a task under a name for `DatasetFamily.task` and DATA.TASK.
 
     The decorated class is a subclass of `slowfast_patches.tasks.Task`. It gives the arguments of
     the network, the loss, the collection of scores, and the metrics.

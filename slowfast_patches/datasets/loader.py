@@ -37,7 +37,7 @@ def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     """Build the data set of a split.
 
     Returns:
-        The result of `DataSet.build` if the entry of the data set has this function, and otherwise
+        The result of `DatasetFamily.build` if the data set has this function, and otherwise
         a `ClipDataset`.
 
     Raises:

@@ -9,14 +9,14 @@ from slowfast_patches.detection.demo import make_ava_form
 from slowfast_patches.detection.lists import ava_classes, ava_path, read_ava
 from slowfast_patches.detection.roi_align import ROIAlign
 from slowfast_patches.detection.task import Detection
-from slowfast_patches.registry import DataSet, register_dataset
+from slowfast_patches.registry import DatasetFamily, register_dataset
 
 __all__ = ["Detection"]
 
 patching.provide_roi_align(ROIAlign)
 register_dataset(
     "ava",
-    DataSet(
+    DatasetFamily(
         path=ava_path,
         read=read_ava,
         classes=ava_classes,

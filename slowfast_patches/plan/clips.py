@@ -110,7 +110,7 @@ def _evenly(count: int, most: int) -> list[int]:
 def _caption(item: Mapping[str, Any], names: Sequence[str] | None) -> str:
     """Return the labels of a clip, the time that it spans, and the size of its crop in the video.
 
-    Items of a data set that is built by `DataSet.build` may lack the time and the crop.
+    Items of a data set that is built by `DatasetFamily.build` may lack the time and the crop.
     """
     if item.get("unread"):
         return "unreadable video"

@@ -17,7 +17,7 @@ from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
-from slowfast_patches.registry import DATASETS, TASKS, DataSet, register_dataset
+from slowfast_patches.registry import DATASETS, TASKS, DatasetFamily, register_dataset
 from slowfast_patches.utils.storage import as_path
 
 __all__ = [
@@ -93,8 +93,8 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
     return (dataset.read or read_kinetics)(recipe, list_path(recipe, split), split)
 
 
-def fitting_dataset(recipe: Recipe, split: str) -> DataSet:
-    """Return the registered `DataSet` of a split, and check that the recipe fits it.
+def fitting_dataset(recipe: Recipe, split: str) -> DatasetFamily:
+    """Return the registered `DatasetFamily` of a split, and check that the recipe fits it.
 
     Raises:
         ValueError: The data set is unknown, has another task than the recipe, or does not allow the
@@ -121,8 +121,8 @@ def list_path(recipe: Recipe, split: str) -> Path:
     return (dataset_of(recipe, split).path or _csv_path)(recipe, split)
 
 
-def dataset_of(recipe: Recipe, split: str) -> DataSet:
-    """Return the registered `DataSet` of a split.
+def dataset_of(recipe: Recipe, split: str) -> DatasetFamily:
+    """Return the registered `DatasetFamily` of a split.
 
     TEST.DATASET names the data set of the test split, and TRAIN.DATASET that of other splits.
 
@@ -253,14 +253,16 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     return in_order(path, classes)
 
 
-register_dataset("kinetics", DataSet())
+register_dataset("kinetics", DatasetFamily())
 register_dataset(
     "ssv2",
-    DataSet(path=_ssv2_path, read=read_ssv2, classes=_ssv2_classes, mirrors=False, segments=True),
+    DatasetFamily(
+        path=_ssv2_path, read=read_ssv2, classes=_ssv2_classes, mirrors=False, segments=True
+    ),
 )
 register_dataset(
     "charades",
-    DataSet(
+    DatasetFamily(
         path=_csv_or_val_path,
         read=read_charades,
         classes=_charades_classes,

@@ -30,7 +30,7 @@ from slowfast_patches.registry import (
     DATASETS,
     MODELS,
     TASKS,
-    DataSet,
+    DatasetFamily,
     ModelFamily,
     TaskFamily,
     import_built_in,
@@ -82,7 +82,7 @@ def write(text: str) -> None:
         ("mine", "\n1 / 0", r"ZeroDivisionError: division by zero \(.*mine.py, line 3\)"),
         ("mine", "1 +", r"SyntaxError: invalid syntax \(mine.py, line 2\)"),
         ("mine", "register_model('tsm')(int)", r"a model named 'tsm'.*\(.*mine.py, line 2\)"),
-        ("mine", "register_dataset('SSv2', DataSet())", "already a data set named 'ssv2'"),
+        ("mine", "register_dataset('SSv2', DatasetFamily())", "already a data set named 'ssv2'"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_a_mistake_with_a_way_out(
@@ -184,7 +184,7 @@ class Clips:
     ],
 )
 def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax(keys, said):
-    register_dataset("tags", DataSet(task="multi_label", build=Clips))
+    register_dataset("tags", DatasetFamily(task="multi_label", build=Clips))
     tags = ("TRAIN.DATASET", "tags", "TEST.DATASET", "tags")
     recipe = load_with_classes(None, tags)
     check_recipe(recipe)
@@ -199,12 +199,12 @@ def test_a_registered_task_is_selected_by_its_data_set():
     class Ranked(Task):
         pass
 
-    register_dataset("judges", DataSet(task="ranked", build=Clips))
+    register_dataset("judges", DatasetFamily(task="ranked", build=Clips))
     recipe = load_with_classes(None, ("TRAIN.DATASET", "judges"))
     assert recipe.data.task == recipe.task == "ranked"
     assert metric_names(recipe) == ("spearman",)
     assert isinstance(task_of(recipe), Ranked)
-    register_dataset("others", DataSet(task="rank"))
+    register_dataset("others", DatasetFamily(task="rank"))
     with pytest.raises(ValueError, match="the registered tasks are single_label, multi_label, det"):
         load_with_classes(None, ("TRAIN.DATASET", "others"))
 

@@ -33,7 +33,7 @@ from slowfast_patches.datasets.loader import (
     training_loader,
 )
 from slowfast_patches.launch import launch
-from slowfast_patches.registry import DATASETS, DataSet
+from slowfast_patches.registry import DATASETS, DatasetFamily
 from slowfast_patches.utils.machine import num_workers
 
 BASE = Shape(4, 8, 32)
@@ -248,7 +248,7 @@ def test_labels_that_do_not_fit_the_task_are_refused(schedule, multi_label, shap
 
 def test_a_data_set_without_the_required_interface_is_refused(monkeypatch):
     monkeypatch.setitem(
-        DATASETS.entries, "own", DataSet(build=lambda recipe, split: Marked(pause=0))
+        DATASETS.entries, "own", DatasetFamily(build=lambda recipe, split: Marked(pause=0))
     )
     with pytest.raises(ValueError, match="Marked, must have `videos`"):
         build_dataset(config("TRAIN.DATASET", "own"), "train")

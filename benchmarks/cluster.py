@@ -26,12 +26,13 @@ from multigrid.cost import SecondsPerIteration, final_iterations, short_ends
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_world_size
-from slowfast_patches.config.schedule import check_world_size, schedule_of, without_multigrid
+from slowfast_patches.config.schedule import check_world_size, without_multigrid
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.plan import dataset_size
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import Timing, find_timing
 from slowfast_patches.utils import command_line
 from slowfast_patches.utils.command_line import above_zero, at_least_one, from_zero

@@ -19,7 +19,8 @@ from torch import nn
 
 from multigrid import GENTLE, Shape
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.schedule import cycles_of, schedule_of
+from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -24,10 +24,10 @@ from multigrid import PAPER, Schedule, Training, average_running_stats, convert_
 from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import MultigridTrainer, video_inputs
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets import VideoClips
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.loader import training_loader
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ import torch
 
 from multigrid.integrations.pyslowfast import enable
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 LATER = Path(__file__).parent / "later_release"
 RECIPE = Path(__file__).parents[1] / "examples" / "pyslowfast_loop.yaml"

@@ -18,7 +18,7 @@ from torch.distributed import is_initialized
 
 from multigrid.integrations.pyslowfast import PySlowFastMultigrid
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 pytestmark = pytest.mark.slow
 

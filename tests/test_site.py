@@ -11,7 +11,7 @@ from py_mini_racer import MiniRacer
 
 from multigrid import GENTLE, PAPER, ClipRequest, Cycles, Shape, SteppedRate, collate, make_schedule
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "docs" / "assets" / "schedule.js"

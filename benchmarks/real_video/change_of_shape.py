@@ -32,12 +32,13 @@ from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of, without_multigrid
+from slowfast_patches.config.schedule import without_multigrid
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.launch.device import process_device, set_up_device
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.distributed import World

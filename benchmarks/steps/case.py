@@ -23,7 +23,7 @@ from slowfast_patches.launch.device import keep_memory_whole, process_device, se
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import autocast, grad_scaler
-from slowfast_patches.plan.step_times import device_of
+from slowfast_patches.plan.step_time_file import device_of
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.train.step_timer import Mark, Timed, time_step, timed_step

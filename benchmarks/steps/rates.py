@@ -12,8 +12,8 @@ from common import quartiles, ratios, seconds_of
 from multigrid import Shape, baseline_cost, schedule_cost
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.device import set_up_device
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import MANY_VIDEOS
 from steps.variants import SWITCHES
 

@@ -15,8 +15,9 @@ from multigrid import Batch, Shape
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.keys import speed_switches
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_speed_of_schedule, schedule_of
+from slowfast_patches.config.schedule import check_speed_of_schedule
 from slowfast_patches.plan.flops import check_shapes
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
 from slowfast_patches.train.dry_run import made_up_batch
 from steps.case import Bench, Case, Steps

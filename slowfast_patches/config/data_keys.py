@@ -91,6 +91,17 @@ class Multigrid:
         PART,
         needs=with_cycle,
     )
+    batch_by: str = key(
+        "pixels",
+        "What an iteration has the same amount of at every shape: pixels, as in the paper, flops "
+        "of training, or seconds, if this is a file of benchmarks/step_time.py (.json). Batch "
+        "sizes are rounded to BN groups, and to 8 clips without BN.",
+        Check(
+            lambda value: value in ("pixels", "flops") or value.endswith(".json"),
+            "pixels, flops, or a .json file",
+        ),
+        needs=with_cycle,
+    )
     equal_time: bool = key(
         False,
         "Train for about the same time on each shape of a long cycle, estimated from the number of "

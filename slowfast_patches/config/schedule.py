@@ -8,7 +8,6 @@ from multigrid.integrations.pyslowfast_keys import (
     cycles_from,
     phase_keys,
     rate_from,
-    schedule_from,
 )
 from slowfast_patches.config.recipe import Recipe
 
@@ -42,34 +41,6 @@ def cycle_keys(cycles: Cycles) -> dict[str, object]:
         "EPOCH_FACTOR": cycles.epoch_factor,
     }
     return {f"MULTIGRID.{name}": value for name, value in keys.items() if value != []}
-
-
-def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
-    """Return the schedule of a recipe for a training set of `num_videos` videos.
-
-    If both cycles are off, this is the schedule of the baseline. In the baseline, the clips of each
-    process share BN statistics unless BN.GROUP_SIZE is set.
-
-    Raises:
-        ValueError: No valid schedule exists for the recipe.
-    """
-    _check_bn_groups(recipe)
-    return schedule_from(recipe.__getitem__, num_videos, recipe.bn_size)
-
-
-def _check_bn_groups(recipe: Recipe) -> None:
-    """Raise ValueError if the baseline's batch cannot be split into BN groups of equal size."""
-    batch = recipe.base_shape.batch
-    size = recipe.bn_size
-    if not 0 < size < batch or batch % size == 0:
-        return
-    fitting = max(n for n in range(1, size) if batch % n == 0)
-    raise ValueError(
-        f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS "
-        f"{recipe.num_shards}) cannot be split into BN groups of {size}. Set TRAIN.BATCH_SIZE to a "
-        f"multiple of {size}, or set {recipe.bn_key} {fitting}. MULTIGRID.BN_BASE_SIZE applies to "
-        "multigrid training, and BN.GROUP_SIZE applies to a baseline."
-    )
 
 
 def check_world_size(recipe: Recipe, schedule: Schedule) -> None:

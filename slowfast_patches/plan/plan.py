@@ -18,10 +18,11 @@ from multigrid.cost import (
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size, schedule_of
+from slowfast_patches.config.schedule import check_world_size
 from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import UNTIMED, Timing
 from slowfast_patches.utils.tables import (
     format_count,

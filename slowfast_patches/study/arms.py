@@ -10,10 +10,10 @@ from pathlib import Path
 from multigrid import Schedule, schedule_cost
 from slowfast_patches.config import Recipe, check_recipe
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.plan.plan import dataset_size
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import measured_timing
 
 

@@ -16,7 +16,7 @@ import yaml
 from slowfast_patches.config import Recipe, load_recipe
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.study.arms import Arm, make_arm
 from slowfast_patches.utils.tables import Mean
 

@@ -27,7 +27,8 @@ from slowfast_patches.launch.device import process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.flops import check_shapes
-from slowfast_patches.plan.step_times import shapes_to_measure, write_step_times
+from slowfast_patches.plan.step_time_file import write_step_times
+from slowfast_patches.plan.step_times import shapes_to_measure
 from slowfast_patches.study.arms import Arm, check_study, make_arm, scaled, step_seconds
 from slowfast_patches.study.runs import Study, share_of_evaluations, train
 from slowfast_patches.train.step import Stepper

@@ -18,12 +18,8 @@ from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
 from slowfast_patches.plan.flops import flops_per_clip
-from slowfast_patches.plan.step_times import (
-    UNTIMED,
-    MisfitError,
-    estimated_timing,
-    measured_timing,
-)
+from slowfast_patches.plan.step_time_file import MisfitError
+from slowfast_patches.plan.step_times import UNTIMED, estimated_timing, measured_timing
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.curves import curves_of, draw_panels, make_curve
 from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row

@@ -13,7 +13,7 @@ import torch
 from multigrid import Batch, Schedule, ScheduleStep, form_bn_process_groups, form_groups
 from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import recipe_at, schedule_of
+from slowfast_patches.config.schedule import recipe_at
 from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_digest, list_path
 from slowfast_patches.datasets.loader import (
     build_dataset,
@@ -31,6 +31,7 @@ from slowfast_patches.plan.evaluations import (
     evaluation_iterations,
     phase_ends,
 )
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.checkpoint import Checkpoint, to_cpu
 from slowfast_patches.train.clock import Clock
 from slowfast_patches.train.dry_run import PrepareStepper

@@ -16,7 +16,7 @@ from typing import Any
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size, learning_rate_of, schedule_of
+from slowfast_patches.config.schedule import check_world_size, learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     list_digest,
@@ -37,6 +37,7 @@ from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.checkpoint import describe_last, last_checkpoint

@@ -13,7 +13,7 @@ from torch import nn
 from multigrid import GroupedBatchNorm3d
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.plan.step_times import MisfitError, read_step_times
+from slowfast_patches.plan.step_time_file import MisfitError, read_step_times
 
 SHORT = ("MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.7]")
 OFF = ("MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE", "False")

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from multigrid import Schedule, ScheduleStep
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.models.build import build_model
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.dry_run import (
     dry_run,
     kinds_of_steps,
@@ -138,7 +138,7 @@ def test_a_compiled_training_is_near_the_plain_one_and_compiles_before_it(steppe
 _MANY_CHANGES = """
 import sys, torch
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.dry_run import dry_run, kinds_of_steps
 from slowfast_patches.launch.device import process_device
 from slowfast_patches.train.dry_run import made_up_batch

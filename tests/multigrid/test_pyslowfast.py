@@ -24,8 +24,9 @@ from multigrid.integrations.pyslowfast import PySlowFastMultigrid, add_multigrid
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
 from multigrid.integrations.pyslowfast_keys import learning_rate_of
 from slowfast_patches.config.load import parse_recipe
-from slowfast_patches.config.schedule import recipe_at, schedule_of
+from slowfast_patches.config.schedule import recipe_at
 from slowfast_patches.plan.evaluations import evaluation_iterations
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from tests.multigrid.clips import Clips
 
 VIDEOS = 24

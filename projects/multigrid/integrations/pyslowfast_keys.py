@@ -17,7 +17,7 @@ from multigrid.grids import SamplingOptions
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
 from multigrid.phases import make_schedule
 from multigrid.schedule import Phase, Schedule
-from multigrid.shapes import Shape
+from multigrid.shapes import CostPerClip, Shape
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +173,7 @@ def schedule_from(
     num_videos: int,
     bn_size: int,
     learning_rate: LearningRate | None = None,
+    cost_per_clip: CostPerClip | None = None,
 ) -> Schedule:
     """Build the schedule that the values of keys describe.
 
@@ -181,6 +182,7 @@ def schedule_from(
         num_videos: Number of training videos.
         bn_size: Number of clips that share BN statistics, or 0 for the clips of each process.
         learning_rate: Learning-rate policy of the baseline. None means the policy in SOLVER.
+        cost_per_clip: See `make_schedule`.
 
     Raises:
         ValueError: The values describe no valid schedule.
@@ -198,6 +200,7 @@ def schedule_from(
         equal_time=value_of("MULTIGRID.EQUAL_TIME"),
         warmup_in_epochs=cycles is not None and value_of("MULTIGRID.WARMUP_IN_EPOCHS"),
         fine_tuning=value_of("MULTIGRID.FINE_TUNING"),
+        cost_per_clip=cost_per_clip,
     )
 
 

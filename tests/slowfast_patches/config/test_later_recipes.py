@@ -16,8 +16,8 @@ import yaml
 from multigrid import Schedule
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.plan.plan import make_plan
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 Block = dict[str, Any]
 

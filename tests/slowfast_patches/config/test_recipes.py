@@ -16,9 +16,10 @@ from multigrid import PAPER as PAPERS_CYCLES
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import Recipe, values_by_key
-from slowfast_patches.config.schedule import cycles_of, schedule_of, without_multigrid
+from slowfast_patches.config.schedule import cycles_of, without_multigrid
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.plan.flops import check_shapes
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 ALL = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("*/*.yaml"))

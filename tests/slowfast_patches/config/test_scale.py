@@ -7,8 +7,9 @@ import pytest
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.scale import as_overrides, scale_to_world_size, scaled_lengths
-from slowfast_patches.config.schedule import learning_rate_of, schedule_of
+from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.launch.launch import resolve
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.resume import check_same_recipe
 
 ROOT = Path(__file__).parents[3]

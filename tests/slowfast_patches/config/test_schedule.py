@@ -8,12 +8,8 @@ import pytest
 from multigrid import PAPER, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import (
-    check_world_size,
-    learning_rate_of,
-    recipe_at,
-    schedule_of,
-)
+from slowfast_patches.config.schedule import check_world_size, learning_rate_of, recipe_at
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 RECIPE = ["TRAIN.BATCH_SIZE", 8, "DATA.NUM_FRAMES", 16, "DATA.TRAIN_CROP_SIZE", 64]
 RECIPE += ["SOLVER.BASE_LR", 0.5, "SOLVER.STEPS", [0, 4, 8], "SOLVER.LRS", [1, 0.1, 0.01]]

@@ -5,9 +5,9 @@ import pytest
 from multigrid import Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.plan.flops import flops_per_clip
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 SLOWFAST = "SLOWFAST_8x8_R50"
 R101 = "SLOWFAST_8x8_R101"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from multigrid import ClipRequest, Video, Window, stream
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.datasets.sampling import Shown
 from slowfast_patches.plan.clips import _caption, _draw, _label, clips_figure
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 
 @pytest.fixture(scope="module")

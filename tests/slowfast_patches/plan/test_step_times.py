@@ -10,14 +10,9 @@ import pytest
 from multigrid import Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.plan.step_times import (
-    MisfitError,
-    measured_timing,
-    model_of,
-    read_step_times,
-    shapes_to_measure,
-)
+from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.step_time_file import MisfitError, model_of, read_step_times
+from slowfast_patches.plan.step_times import measured_timing, shapes_to_measure
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"

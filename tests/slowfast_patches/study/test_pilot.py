@@ -12,7 +12,8 @@ import pytest
 
 from multigrid.cost import final_iterations
 from slowfast_patches.config import check_recipe, load_recipe
-from slowfast_patches.config.schedule import cycles_of, schedule_of
+from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.study import pilot
 from slowfast_patches.study.arms import Arm, scaled
 from slowfast_patches.study.pilot import (

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats
 from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets import sampling
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train import build as build_module
 from slowfast_patches.train.hooks import SaveCheckpoint, Validate
 from slowfast_patches.train.trainer import Trainer

@@ -12,9 +12,9 @@ from multigrid import MultigridBatchSampler, Schedule, collate
 from slowfast_patches import patching
 from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe, values_by_key
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.layers.convolution import convert_convolutions
+from slowfast_patches.plan.recipe_schedule import schedule_of
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False),

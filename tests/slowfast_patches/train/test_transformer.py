@@ -9,8 +9,8 @@ import torch
 
 from multigrid import FollowsGrid
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_model
+from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.dry_run import dry_run, made_up_batch
 from slowfast_patches.train.hooks import buffers_of_ranks

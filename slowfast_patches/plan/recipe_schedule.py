@@ -1,0 +1,49 @@
+"""The schedule of a recipe."""
+
+from __future__ import annotations
+
+from multigrid import Schedule
+from multigrid.integrations.pyslowfast_keys import schedule_from
+from multigrid.shapes import CostPerClip
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.plan.flops import flops_per_clip
+from slowfast_patches.plan.step_time_file import read_step_times
+
+
+def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
+    """Return the schedule of a recipe for a training set of `num_videos` videos.
+
+    If both cycles are off, this is the schedule of the baseline. In the baseline, the clips of each
+    process share BN statistics unless BN.GROUP_SIZE is set.
+
+    Raises:
+        ValueError: No valid schedule exists for the recipe.
+    """
+    _check_bn_groups(recipe)
+    cost = _cost_per_clip(recipe) if recipe.uses_multigrid else None
+    return schedule_from(recipe.__getitem__, num_videos, recipe.bn_size, cost_per_clip=cost)
+
+
+def _cost_per_clip(recipe: Recipe) -> CostPerClip | None:
+    """Return the cost that MULTIGRID.BATCH_BY keeps constant, or None for the number of pixels."""
+    unit = recipe.multigrid.batch_by
+    if unit == "pixels":
+        return None
+    if unit == "flops":
+        return flops_per_clip(recipe)
+    return read_step_times(unit).seconds_per_clip(recipe)
+
+
+def _check_bn_groups(recipe: Recipe) -> None:
+    """Raise ValueError if the baseline's batch cannot be split into BN groups of equal size."""
+    batch = recipe.base_shape.batch
+    size = recipe.bn_size
+    if not 0 < size < batch or batch % size == 0:
+        return
+    fitting = max(n for n in range(1, size) if batch % n == 0)
+    raise ValueError(
+        f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS "
+        f"{recipe.num_shards}) cannot be split into BN groups of {size}. Set TRAIN.BATCH_SIZE to a "
+        f"multiple of {size}, or set {recipe.bn_key} {fitting}. MULTIGRID.BN_BASE_SIZE applies to "
+        "multigrid training, and BN.GROUP_SIZE applies to a baseline."
+    )

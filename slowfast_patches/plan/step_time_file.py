@@ -1,0 +1,190 @@
+"""Files of measured step times.
+
+benchmarks/step_time.py measures how long one process takes for a number of clips, frames and
+pixels. The file with these times applies to all recipes with the same model, precision and device
+type. The number of processes may differ if each process has the same shapes. The times do not
+include communication between processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multigrid import Shape
+from multigrid.cost import SecondsPerIteration
+from multigrid.shapes import CostPerClip
+from slowfast_patches.config.keys import speed_keys
+from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
+from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.machine import machine
+
+FORMAT = 1
+"""Version of the file format."""
+
+
+class MisfitError(ValueError):
+    """Error raised when a file of step times does not apply to a recipe."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Content of a file of measured step times.
+
+    Attributes:
+        path: The file.
+        device: Device type: "cpu" or "cuda".
+        where: Name of the device.
+        date: Date of the measurement.
+        model: Values of the keys that affect the times, by full key.
+        seconds: Maps (clips per process, frames, crop, whether BN is grouped) to the seconds per
+            iteration, or to None if the process ran out of memory.
+    """
+
+    path: Path
+    device: str
+    where: str
+    date: str
+    model: Mapping[str, object]
+    seconds: Mapping[tuple[int, int, int, bool], float | None]
+
+    @property
+    def source(self) -> str:
+        """Text that names the file, the device and the date of the measurement."""
+        return f"{self.path}, measured on {self.where} ({self.device}), {self.date}"
+
+    def check_model(self, recipe: Recipe) -> None:
+        """Raise MisfitError if the file is for another model, precision or device type."""
+        # A key that is missing in the file is newer than the file and had its default value.
+        measured = {"device": self.device, **model_of(default_recipe()), **self.model}
+        wanted = {"device": device_of(recipe), **model_of(recipe)}
+        if differing := differences(measured, wanted, "here"):
+            raise MisfitError(f"{self.path} is for another model: {'; '.join(differing)}")
+
+    def of_recipe(self, recipe: Recipe) -> SecondsPerIteration:
+        """Return a function from a shape to the seconds per iteration of a recipe.
+
+        The returned function raises MisfitError for a shape that was not measured.
+
+        Raises:
+            MisfitError: The file is for another model, precision or device type.
+        """
+        self.check_model(recipe)
+        grouped = recipe.groups_batchnorm
+        processes = recipe.world_size
+
+        def look_up(shape: Shape) -> float:
+            clips = shape.batch // processes
+            key = (clips, shape.frames, shape.crop, grouped)
+            if key not in self.seconds:
+                raise MisfitError(
+                    f"{self.path} has no time for {shape} on {processes} process(es) with {clips} "
+                    f"clips each, {'with' if grouped else 'without'} grouped BN"
+                )
+            if (seconds := self.seconds[key]) is None:
+                raise MisfitError(f"{self.path}: {shape} ran out of memory on {self.where}")
+            return seconds
+
+        return look_up
+
+    def seconds_per_clip(self, recipe: Recipe) -> CostPerClip:
+        """Return a function from (frames, crop) to the seconds of a step, divided by its clips.
+
+        The function takes the step with the most clips, and raises MisfitError if there is none.
+
+        Raises:
+            MisfitError: The file is for another model, precision or device type.
+        """
+        self.check_model(recipe)
+        grouped = recipe.groups_batchnorm
+
+        def look_up(frames: int, crop: int) -> float:
+            timed = [
+                (clips, seconds)
+                for (clips, *key), seconds in self.seconds.items()
+                if key == [frames, crop, grouped] and seconds is not None
+            ]
+            if not timed:
+                raise MisfitError(f"{self.path} has no time for {frames} frames of {crop}² pixels")
+            clips, seconds = max(timed)
+            return seconds / clips
+
+        return look_up
+
+
+def model_of(recipe: Recipe) -> dict[str, object]:
+    """Return the values of the keys that affect the step times of a recipe, by full key."""
+    values = values_by_key(recipe)
+    without_effect = {name for name, key in KEYS.items() if key.needs and key.needs(recipe)}
+    return {name: values[name] for name in sorted({*speed_keys()} - without_effect)}
+
+
+def device_of(recipe: Recipe) -> str:
+    """Return the type of the device that a recipe trains on: "cuda" or "cpu"."""
+    return "cuda" if recipe.num_gpus > 0 else "cpu"
+
+
+def write_step_times(
+    path: Path,
+    recipe: Recipe,
+    device: torch.device,
+    seconds: Mapping[tuple[Shape, int | None], float],
+) -> None:
+    """Write the step times of a recipe to a file for `read_step_times`.
+
+    Args:
+        path: The file to write. The folder is created if necessary.
+        recipe: The recipe.
+        device: Device on which the steps were timed.
+        seconds: Maps (shape, BN size) to the seconds per step.
+    """
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
+    rows = [
+        {
+            "shape": [shape.batch, shape.frames, shape.crop],
+            "local_clips": shape.batch // recipe.world_size,
+            "bn_size": bn_size,
+            "seconds": {"median": median},
+        }
+        for (shape, bn_size), median in seconds.items()
+    ]
+    content = {
+        "format": FORMAT,
+        "device": {"type": device.type, "name": name},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": model_of(recipe),
+        "shapes": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_step_times(path: str | Path) -> StepTimes:
+    """Read a file of step times, as written by `write_step_times`.
+
+    Raises:
+        ValueError: The file cannot be read, or has another format.
+    """
+    path = Path(path)
+    with mistake_in(f"{path} is not a file of step times"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT or not content["shapes"]:
+            raise ValueError("it has no shapes. Measure them with --variants recipe")
+        device = content["device"]
+        seconds = dict(map(_time, content["shapes"]))
+        model = dict(content["model"])
+        return StepTimes(path, device["type"], device["name"], content["date"], model, seconds)
+
+
+def _time(row: Any) -> tuple[tuple[int, int, int, bool], float | None]:
+    _, frames, crop = row["shape"]
+    seconds = row["seconds"] and row["seconds"]["median"]
+    return (row["local_clips"], frames, crop, row["bn_size"] is not None), seconds

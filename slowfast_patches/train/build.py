@@ -33,7 +33,6 @@ from slowfast_patches.plan.evaluations import (
 )
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.checkpoint import Checkpoint, to_cpu
-from slowfast_patches.train.clock import Clock
 from slowfast_patches.train.dry_run import PrepareStepper
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.train.hooks import (
@@ -52,6 +51,7 @@ from slowfast_patches.train.record.tracker import Tracker
 from slowfast_patches.train.resume import Resumable, check_same_data
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Hook, Trainer
+from slowfast_patches.utils.clock import Clock
 from slowfast_patches.utils.distributed import World, broadcast_from_main
 
 logger = logging.getLogger(__name__)

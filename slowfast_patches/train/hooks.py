@@ -203,7 +203,8 @@ class Validate(Hook):
 class KeepBest(Hook):
     """Save the weights with the best validation so far. Ties go to the earlier validation.
 
-    If the run resumes from an older checkpoint than the best one, the best one is deleted.
+    With MODEL.EMA_DECAY, these are the averaged weights. The best checkpoint is deleted if the run
+    resumes from an older one.
 
     Args:
         output_dir: The folder of the run.
@@ -233,22 +234,16 @@ class KeepBest(Hook):
         if latest[self._metric] > progress.best.get(self._metric, -math.inf):
             progress.best = latest
             if trainer.world.is_main:
+                # Without an optimizer, a run cannot resume from the checkpoint.
+                best = replace(
+                    capture(trainer, self._facts),
+                    model_state=trainer.stepper.models[-1].state_dict(),
+                    ema_state=None,
+                    optimizer_state=None,
+                    scaler_state=None,
+                )
                 with trainer.clock.time("saving"):
-                    write_checkpoint(self._output_dir, self._best(trainer))
-
-    def _best(self, trainer: Trainer) -> Checkpoint:
-        """Return a checkpoint of the current weights for tests and predictions.
-
-        With MODEL.EMA_DECAY, `model_state` contains the averaged weights. The optimizer and the
-        gradient scaler are left out, so that a run cannot resume from the checkpoint.
-        """
-        return replace(
-            capture(trainer, self._facts),
-            model_state=trainer.stepper.models[-1].state_dict(),
-            ema_state=None,
-            optimizer_state=None,
-            scaler_state=None,
-        )
+                    write_checkpoint(self._output_dir, best)
 
 
 # The state of a training.

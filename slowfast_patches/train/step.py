@@ -19,6 +19,7 @@ from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import seed_dropout
+from slowfast_patches.models.mixing import Mixing
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
     autocast,
@@ -28,7 +29,6 @@ from slowfast_patches.models.solver import (
     load_optimizer,
 )
 from slowfast_patches.tasks import task_of
-from slowfast_patches.train.mixing import Mixing
 
 
 class Outcome(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 
 from multigrid import Batch, Schedule, ScheduleStep, clip_numbers
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.train.clock import Clock
 from slowfast_patches.train.step import Outcome, Stepper
+from slowfast_patches.utils.clock import Clock
 from slowfast_patches.utils.distributed import World
 
 

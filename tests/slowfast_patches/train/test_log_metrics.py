@@ -17,13 +17,13 @@ from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.unreadable_videos import count_unreadable
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.train import clock as clock_module
-from slowfast_patches.train.clock import Clock
 from slowfast_patches.train.hooks import Validate
 from slowfast_patches.train.record import log_metrics as log_metrics_module
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Progress, Trainer
+from slowfast_patches.utils import clock as clock_module
+from slowfast_patches.utils.clock import Clock
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.train.conftest import At

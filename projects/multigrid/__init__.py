@@ -2,7 +2,6 @@
 
 from multigrid.batchnorm import (
     GroupedBatchNorm3d,
-    MicroBatch,
     average_running_stats,
     check_processes,
     convert_batchnorm,
@@ -22,6 +21,7 @@ from multigrid.learning_rate import (
     Warmup,
     batch_rate_factor,
 )
+from multigrid.micro_batches import MicroBatch
 from multigrid.phases import make_schedule
 from multigrid.positions import (
     FollowsGrid,

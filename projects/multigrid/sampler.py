@@ -202,32 +202,6 @@ def stack_labels(samples: Sequence[Mapping[str, Any]]) -> Tensor:
     return stacked.long() if is_index else stacked.float()
 
 
-def select_clips(
-    batch: Mapping[str, Any], clips: slice | Sequence[int], count: int
-) -> dict[str, Any]:
-    """Select clips from a mini-batch.
-
-    Tensors with one row per clip are indexed, also inside lists, tuples and dictionaries. All other
-    values are kept.
-
-    Args:
-        batch: The mini-batch.
-        clips: Indices of the clips to select.
-        count: Number of clips in the mini-batch.
-    """
-    if len(torch.arange(count)[clips]) == count:
-        return dict(batch)
-    return {name: _select(value, clips, count) for name, value in batch.items()}
-
-
-def _select(value: Any, clips: Any, count: int) -> Any:
-    if isinstance(value, dict):
-        return {name: _select(item, clips, count) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_select(item, clips, count) for item in value)
-    return value[clips] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
-
-
 def network_input(
     batch: Batch, mean: Sequence[float] = (0.45,), std: Sequence[float] = (0.225,)
 ) -> Tensor:

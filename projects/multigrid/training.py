@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -16,17 +16,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import (
     GroupedBatchNorm3d,
-    MicroBatch,
-    MicroBatchStats,
     check_accumulation,
     form_groups,
-    split_clips,
 )
-from multigrid.contract import CheckedClips
+from multigrid.contract import CheckedClips, refuse
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
+from multigrid.micro_batches import MicroBatch, divide
 from multigrid.positions import check_patches, set_coverage
 from multigrid.prepare import prepare_step, scaled_rates
-from multigrid.sampler import Batch, MultigridBatchSampler, collate, select_clips
+from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shared_memory import fit_workers
 from multigrid.watch import LoopWatch, check_converted, check_optimizer, unwrap
@@ -79,8 +77,10 @@ class Training:
         world_size: int | None = None,
         accumulation_steps: int = 1,
     ) -> None:
-        if accumulation_steps < 1:
-            raise ValueError(f"accumulation_steps is {accumulation_steps}, but must be 1 or more")
+        refuse(
+            accumulation_steps < 1,
+            f"accumulation_steps is {accumulation_steps}, but must be 1 or more",
+        )
         self.schedule = schedule
         self.model = model
         self.optimizer = optimizer
@@ -224,40 +224,32 @@ class Training:
         if self._step is None or self.model is None:
             raise ValueError("no iteration has begun. Call training.begin(batch) first")
         count = self._step.shape.batch // self._ranks()[1]
-        divided = self._divide(batch, self._step, self.model, count)
-        statistics = MicroBatchStats(self.model, len(divided))
-        for number, clips in enumerate(divided, 1):
-            statistics.restart()
-            micro = select_clips(batch, clips, count)
-            self._set_coverage(micro)
-            share = len(clips) / count
-            is_last = number == len(divided)
-            if is_last:
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.training]
+        if self.accumulation_steps > 1:
+            self._check_divisible(batch, count, norms)
+        size = self._step.bn_size if norms else None
+        for micro in divide(batch, count, size, self.accumulation_steps, self.model):
+            self._set_coverage(micro.batch)
+            if micro.is_last:
                 self._watch.undivided = 0
-            yield MicroBatch(micro, share, is_last)
-            statistics.add(share)
-        statistics.update()
+            yield micro
 
-    def _divide(
-        self, batch: Mapping[str, Any], step: ScheduleStep, model: nn.Module, count: int
-    ) -> list[list[int]]:
-        """Return the indices of the clips of each micro-batch, of `count` clips on this process."""
-        parts = self.accumulation_steps
-        norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.training]
-        if parts > 1:
-            if not all(isinstance(norm, GroupedBatchNorm3d) for norm in norms):
-                raise ValueError(
-                    "micro-batches would change the BN statistics of layers that were not "
-                    "converted. Call multigrid.convert_batchnorm(model) before you create the "
-                    "optimizer, or leave accumulation_steps out"
-                )
-            check_accumulation(self.schedule, self._ranks()[1], parts, bool(norms))
-            if not any(isinstance(rows, Tensor) and len(rows) == count for rows in batch.values()):
-                raise ValueError(
-                    f"the mini-batch has no tensor of {count} rows, one for each clip of this "
-                    "process, so it cannot be divided. Pass the mini-batch of the loader"
-                )
-        return split_clips(count, step.bn_size if norms else None, parts)
+    def _check_divisible(
+        self, batch: Mapping[str, Any], count: int, norms: Sequence[nn.Module]
+    ) -> None:
+        """Check that a mini-batch of `count` clips can be divided without a change of BN."""
+        refuse(
+            not all(isinstance(norm, GroupedBatchNorm3d) for norm in norms),
+            "micro-batches would change the BN statistics of layers that were not converted. Call "
+            "multigrid.convert_batchnorm(model) before you create the optimizer, or leave "
+            "accumulation_steps out",
+        )
+        check_accumulation(self.schedule, self._ranks()[1], self.accumulation_steps, bool(norms))
+        refuse(
+            not any(isinstance(rows, Tensor) and len(rows) == count for rows in batch.values()),
+            f"the mini-batch has no tensor of {count} rows, one for each clip of this process, so "
+            "it cannot be divided. Pass the mini-batch of the loader",
+        )
 
     def _ranks(self) -> tuple[int, int]:
         """Return the rank and the world size."""

@@ -23,7 +23,7 @@ from multigrid import (
     empty_clips,
     set_group_size,
 )
-from multigrid.batchnorm import keep_buffers
+from multigrid.micro_batches import keep_buffers
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.step import Stepper, expect_graphs, in_parallel

@@ -19,7 +19,7 @@ from multigrid import (
     set_group_size,
 )
 from multigrid.batchnorm import channel_moments
-from multigrid.sampler import select_clips
+from multigrid.micro_batches import select_clips
 from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import (

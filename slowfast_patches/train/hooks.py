@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import ScheduleStep, average_running_stats
-from multigrid.batchnorm import float_buffers
+from multigrid.micro_batches import float_buffers
 from slowfast_patches.train.checkpoint import (
     Checkpoint,
     best_checkpoint,

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multigrid import Batch, ScheduleStep, prepare_step, set_coverage
-from multigrid.batchnorm import MicroBatchStats, split_clips
-from multigrid.sampler import select_clips
+from multigrid.micro_batches import divide
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
@@ -65,7 +64,7 @@ class Stepper:
         network: The module to call in a forward pass: `model`, the compiled model, or a DDP wrapper
             of either.
         parts: Number of micro-batches into which the clips of this process are divided. Each
-            consists of whole BN groups (`split_clips`).
+            consists of whole BN groups (`multigrid.micro_batches.divide`).
         average: Model with the exponential moving average of the weights, or None without
             MODEL.EMA_DECAY.
         models: `model`, followed by `average` if there is one.
@@ -154,18 +153,15 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         rows = self._task.mean_rows(batch, self.device)
         count = len(batch["clips"])
-        has_batchnorm = self.recipe.model.has_batchnorm
-        parts = split_clips(count, step.bn_size if has_batchnorm else None, self.parts)
-        statistics = MicroBatchStats(self.model, self.parts)
+        size = step.bn_size if self.recipe.model.has_batchnorm else None
         outcomes = list[tuple[Tensor, Tensor, Tensor]]()
-        for part in parts:
-            statistics.restart()
-            micro = select_clips(batch, part, count)
-            numbers = None if clips is None else [clips[i] for i in part]
+        for part in divide(batch, count, size, self.parts, self.model):
+            micro = part.batch
+            numbers = None if clips is None else [clips[i] for i in part.clips]
             arguments = self._task.arguments(micro, self.transform, self.device)
             targets = self._task.targets(micro, self.device)
             if self._mixing is not None:
-                positions = numbers or [step.first_clip + i for i in part]
+                positions = numbers or [step.first_clip + i for i in part.clips]
                 targets = self._mixing(arguments[0], targets, positions)
             seed_dropout(self.model, numbers, self.device, self._task.rows_of_clips(micro))
             coverage = micro.get("coverage")  # for the position embeddings of transformers
@@ -175,7 +171,7 @@ class Stepper:
             mark("input")
             # DDP all-reduces the gradients in the backward pass of the last micro-batch only.
             exchange: AbstractContextManager[None] = nullcontext()
-            if isinstance(self.network, DistributedDataParallel) and part is not parts[-1]:
+            if isinstance(self.network, DistributedDataParallel) and not part.is_last:
                 exchange = self.network.no_sync()
             with exchange:
                 with autocast(self.recipe, self.device):
@@ -187,8 +183,6 @@ class Stepper:
                 self.scaler.scale(loss / divisor).backward()
                 mark("backward")
             outcomes.append((loss.detach() * (self.parts / divisor), scores.detach(), targets))
-            statistics.add(len(part) / count)
-        statistics.update()
         losses, *of_rows = zip(*outcomes, strict=True)
         scores, labels = map(torch.cat, of_rows)
         redrawn = cast(Any, batch).get("redrawn", 0)

@@ -24,7 +24,7 @@ from multigrid import (
     make_schedule,
     network_input,
 )
-from multigrid.batchnorm import split_clips
+from multigrid.micro_batches import divide
 from tests.multigrid.clips import Clips
 
 VIDEOS = 60
@@ -105,9 +105,12 @@ def test_two_processes_in_micro_batches_train_what_one_does_in_whole(tmp_path, r
 
 def test_micro_batches_take_turns_in_the_groups():
     """Of 6 clips in 3 groups of 2, clips 0 and 3 are the first group; 8 are more than one has."""
-    assert split_clips(6, 2, 2) == [[0, 2, 3, 5], [1, 4]]
-    assert split_clips(3, None, 2) == [[0, 2], [1]]
-    assert split_clips(4, 8, 1) == [[0, 1, 2, 3]]
+    for arguments, expected in (
+        ((6, 2, 2), [[0, 2, 3, 5], [1, 4]]),
+        ((3, None, 2), [[0, 2], [1]]),
+        ((4, 8, 1), [[0, 1, 2, 3]]),
+    ):
+        assert [micro.clips for micro in divide({}, *arguments, nn.Identity())] == expected
 
 
 class Follows(nn.Module):

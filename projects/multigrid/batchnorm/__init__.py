@@ -1,12 +1,5 @@
 """Batch normalisation over a fixed number of clips, on one process or several."""
 
-from multigrid.batchnorm.micro_batches import (
-    MicroBatch,
-    MicroBatchStats,
-    float_buffers,
-    keep_buffers,
-    split_clips,
-)
 from multigrid.batchnorm.module import (
     GroupedBatchNorm3d,
     convert_batchnorm,
@@ -28,20 +21,15 @@ from multigrid.batchnorm.shared import (
 
 __all__ = [
     "GroupedBatchNorm3d",
-    "MicroBatch",
-    "MicroBatchStats",
     "arrangement",
     "average_running_stats",
     "channel_moments",
     "check_accumulation",
     "check_processes",
     "convert_batchnorm",
-    "float_buffers",
     "form_bn_process_groups",
     "form_groups",
     "group_order",
-    "keep_buffers",
     "possible_processes",
     "set_group_size",
-    "split_clips",
 ]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import ClipPlan, ClipRequest, Shape, Video, collate, network_input, plan_test
-from multigrid.sampler import select_clips
+from multigrid.micro_batches import select_clips
 from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.detection.clips import Targets, boxes_in_clip, pack

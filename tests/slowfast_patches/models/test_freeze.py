@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from multigrid import set_coverage
-from multigrid.batchnorm import MicroBatchStats
+from multigrid.micro_batches import divide
 from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.freeze import freeze, frozen_names
@@ -55,12 +55,8 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
         model.train()
         modules = (model, model.s1, model.s1[2], model.s2[1])
         assert [module.training for module in modules] == [True, False, False, True]
-    statistics = MicroBatchStats(net, 3)
-    for _ in range(3):  # a third of each statistic, thrice
-        statistics.restart()
-        net(x).square().sum().backward()
-        statistics.add(1 / 3)
-    statistics.update()
+    for micro in divide({"clips": x}, 6, None, 3, net):
+        net(micro.batch["clips"]).square().sum().backward()
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
     assert changed == {name for name in before if not name.startswith("s1.")}

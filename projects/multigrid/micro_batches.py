@@ -1,0 +1,103 @@
+"""Gradient accumulation with the same BN statistics as without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class MicroBatch(NamedTuple):
+    """Part of a mini-batch, from `Training.micro_batches`.
+
+    Attributes:
+        batch: The mini-batch of some of the clips.
+        weight: Share of the clips that are in this part. Multiply the loss by it if the loss is a
+            mean. The losses then add up to the mean over the mini-batch.
+        is_last: Whether this is the last part. Until then, `DistributedDataParallel.no_sync` saves
+            time.
+        clips: Indices of the clips in the mini-batch.
+    """
+
+    batch: dict[str, Any]
+    weight: float
+    is_last: bool
+    clips: list[int]
+
+
+def divide(
+    batch: Mapping[str, Any], clips: int, group_size: int | None, parts: int, model: nn.Module
+) -> Iterator[MicroBatch]:
+    """Yield micro-batches of whole BN groups, and update running statistics once for all of them.
+
+    BN group g of G has the clips g, g + G, g + 2G, ... (see `GroupedBatchNorm3d`). Micro-batch p
+    has the groups p, p + `parts`, p + 2 · `parts`, ... `check_accumulation` checks that there are
+    enough groups.
+
+    Each micro-batch starts from the running statistics before the mini-batch. After the last one,
+    they are set to the weighted mean of the results.
+
+    Args:
+        batch: The mini-batch. Tensors with one row per clip are divided.
+        clips: Number of clips on this process.
+        group_size: Clips per BN group, or None for a model without batch normalisation.
+        parts: Number of micro-batches.
+        model: The model to train.
+    """
+    groups = max(1, clips // (group_size or 1))  # a group may extend over several processes
+    # Leave out frozen modules, whose mean over micro-batches could differ by rounding errors.
+    modules = [module for module in model.modules() if module.training and parts > 1]
+    stats = [buffer for module in modules for buffer in float_buffers(module)]
+    sums = [torch.zeros_like(buffer) for buffer in stats]
+    put_back = keep_buffers(model) if stats else None
+    for part in range(parts):
+        if put_back is not None:
+            put_back()
+        chosen = [i for i in range(clips) if i % groups % parts == part]
+        share = len(chosen) / clips
+        micro = select_clips(batch, chosen, clips)
+        yield MicroBatch(micro, share, part == parts - 1, chosen)
+        if stats:
+            torch._foreach_add_(sums, stats, alpha=share)
+    if stats:
+        torch._foreach_copy_(stats, sums)
+
+
+def select_clips(
+    batch: Mapping[str, Any], clips: slice | Sequence[int], count: int
+) -> dict[str, Any]:
+    """Select clips from a mini-batch.
+
+    Tensors with one row per clip are indexed, also inside lists, tuples and dictionaries. All other
+    values are kept.
+
+    Args:
+        batch: The mini-batch.
+        clips: Indices of the clips to select.
+        count: Number of clips in the mini-batch.
+    """
+    if len(torch.arange(count)[clips]) == count:
+        return dict(batch)
+    return {name: _select(value, clips, count) for name, value in batch.items()}
+
+
+def _select(value: Any, clips: Any, count: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _select(item, clips, count) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_select(item, clips, count) for item in value)
+    return value[clips] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
+
+
+def keep_buffers(model: nn.Module) -> Callable[[], object]:
+    """Copy the buffers of a model, and return a function that restores the buffers."""
+    buffers = list(model.buffers())
+    copies = [buffer.clone() for buffer in buffers]
+    return lambda: torch._foreach_copy_(buffers, copies) if buffers else None
+
+
+def float_buffers(module: nn.Module) -> list[Tensor]:
+    """Return the floating-point buffers of a module, without those of its children."""
+    return [buffer for buffer in module.buffers(recurse=False) if buffer.is_floating_point()]

@@ -77,7 +77,10 @@ class Server:
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-P", __file__], stdin=theirs)
+            # torch reads this when it is imported; tools/run_net.py sets it.
+            environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+            command = [sys.executable, "-P", __file__]
+            self._process = subprocess.Popen(command, stdin=theirs, env=environment)
 
     def start(self, *command: object, env: dict[str, str] | None = None, **options: object):
         """A program of the repository by its path, or "-c" and a text, with its arguments, in a

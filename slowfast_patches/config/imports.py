@@ -1,7 +1,7 @@
 """Import of user modules that register models, data sets and more (key IMPORTS).
 
 The option --import sets IMPORTS. `load_recipe` imports the modules before it checks the recipe.
-Because IMPORTS is part of the recipe, all processes of a run (launch/workers.py), SLURM jobs and
+Because IMPORTS is part of the recipe, all processes of a run (launch/launch.py), SLURM jobs and
 runs of a study import the same modules. `config.yaml` and checkpoints store the module names.
 """
 

@@ -36,13 +36,9 @@ def check_gpus(recipe: Recipe, placement: Placement) -> None:
 
 
 def process_device(recipe: Recipe, local_rank: int) -> torch.device:
-    """Return the device of a process, and configure it.
+    """Return the device of a rank of this machine, and configure it.
 
     A GPU becomes the current device. On the CPU, the number of torch threads is set.
-
-    Args:
-        recipe: Recipe with NUM_GPUS.
-        local_rank: Rank of the process on this machine.
     """
     if recipe.num_gpus == 0:
         _share_cores(recipe)
@@ -69,10 +65,8 @@ def _share_cores(recipe: Recipe) -> None:
 def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
     """Replace TRAIN.MIXED_PRECISION auto by True or False, and log the value.
 
-    The value is True on a GPU. On a CPU, it is True if the CPU has AMX instructions and the model
-    has wide convolutions. On other CPUs and for other models, bfloat16 is slower than float32
-    (docs/performance.md). No times are measured here, so all runs on a machine use the same
-    precision.
+    The value is True on a GPU, and for wide convolutions on a CPU with AMX instructions. Otherwise,
+    bfloat16 is slower than float32 (docs/performance.md).
     """
     if recipe.train.mixed_precision != "auto":
         return recipe
@@ -85,8 +79,7 @@ def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
 def set_up_device(recipe: Recipe) -> None:
     """Apply TRAIN.TF32, TRAIN.CUDNN_BENCHMARK and TRAIN.DETERMINISTIC to this process.
 
-    This may be called again with another recipe. If a recipe sets DETERMINISTIC, call this before
-    the process uses a GPU.
+    If a recipe sets DETERMINISTIC, call this before the process uses a GPU.
     """
     train = recipe.train
     torch.backends.cuda.matmul.allow_tf32 = train.tf32

@@ -1,7 +1,4 @@
-"""Translate the conventions of srun and PySlowFast to torchrun's: where the processes of a run are.
-
-The rest of the package knows only the environment variables that torchrun sets for a process.
-"""
+"""Translate the conventions of srun and PySlowFast to torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -25,8 +22,7 @@ class Placement:
         machines: Number of machines.
         machine: Index of this machine, from 0.
         per_machine: Number of processes on each machine.
-        local_rank: Rank of this process on this machine. None if this process is not a rank itself
-            but starts the ranks of this machine.
+        local_rank: Rank of this process on this machine. None if it starts the ranks instead.
         address: Rendezvous, HOST:PORT of the first machine. None if none was given.
         has_cores: Whether the launcher has assigned cores to this rank, which it does not share.
     """
@@ -70,15 +66,9 @@ def find_placement(
 ) -> Placement:
     """Return the placement given by the launcher's environment variables and the recipe.
 
-    If both torchrun and srun have set variables, torchrun is the launcher, because srun often
-    starts torchrun on each machine. srun is the launcher only if it has started several tasks. It
-    starts one task for `srun --pty bash`, and none for a batch script. Without a launcher,
-    PySlowFast's convention applies (see launch.py).
-
-    Args:
-        recipe: Recipe with NUM_GPUS, NUM_SHARDS and SHARD_ID.
-        environment: Environment variables, such as os.environ.
-        init_method: Value of the option --init-method, or None.
+    torchrun comes before srun, because srun often starts torchrun on each machine. srun is the
+    launcher only if it has started several tasks: it starts one task for `srun --pty bash`. Without
+    a launcher, NUM_GPUS, NUM_SHARDS, SHARD_ID and --init-method say where the processes are.
 
     Raises:
         ValueError: The launcher contradicts the recipe.
@@ -92,7 +82,13 @@ def find_placement(
     address = given[1] if given else None
     asked = (recipe.num_shards, recipe.shard_id)
     if "TORCHELASTIC_RUN_ID" in environment:
-        found = _under_torchrun(environment, address)
+        if address:
+            raise ValueError("torchrun provides the rendezvous. Remove --init-method.")
+        machines = int(environment["GROUP_WORLD_SIZE"])
+        count = int(environment["WORLD_SIZE"]) // machines
+        address = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+        machine, rank = divmod(int(environment["RANK"]), count)
+        found = Placement(machines, machine, count, rank, address)
     elif int(environment.get("SLURM_STEP_NUM_TASKS", 0)) > 1:
         found = _under_srun(recipe, environment, address)
     else:
@@ -111,22 +107,6 @@ def find_placement(
             "NUM_SHARDS - 1. torchrun and srun set both, so with them, remove these keys."
         )
     return found
-
-
-def is_restart(environment: Mapping[str, str]) -> bool:
-    """Return whether this run was restarted, by torchrun --max-restarts or by a SLURM requeue."""
-    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    return any(int(environment.get(name) or 0) > 0 for name in counts)
-
-
-def _under_torchrun(environment: Mapping[str, str], address: str | None) -> Placement:
-    if address:
-        raise ValueError("torchrun provides the rendezvous. Remove --init-method.")
-    machines = int(environment["GROUP_WORLD_SIZE"])
-    per_machine = int(environment["WORLD_SIZE"]) // machines
-    machine, local_rank = divmod(int(environment["RANK"]), per_machine)
-    address = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
-    return Placement(machines, machine, per_machine, local_rank, address)
 
 
 def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | None) -> Placement:
@@ -154,10 +134,9 @@ def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | N
 
 
 def _step_address(environment: Mapping[str, str]) -> str:
-    """Return HOST:PORT of the rendezvous for a call of srun (a SLURM step).
+    """Return HOST:PORT on the first machine of a call of srun (a SLURM step).
 
-    The host is the first machine of the step, where rank 0 runs. The port depends on the job ID and
-    the step ID, because several jobs may run on the same machine.
+    The port depends on the job and the step, because several may run on the same machine.
     """
     # This is a list such as "node[01-16,20],login". Its first machine is node01.
     listed = environment.get("SLURM_STEP_NODELIST", "localhost")

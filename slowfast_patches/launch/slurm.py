@@ -1,34 +1,26 @@
 """Train in SLURM jobs that are requeued and resume after their time limit or a preemption.
 
-A job has one task per machine, and each task is a multigrid-train. Before the time limit and at a
-preemption, SLURM sends a signal to the tasks. All ranks agree on an iteration, save a checkpoint,
-and exit with INTERRUPTED_STATUS. The batch file then requeues the job with the same job ID. A table
-in docs/running.md lists all cases.
+A job has one task per machine, a multigrid-train. Before the time limit and at a preemption, SLURM
+sends a signal to the tasks. All ranks save a checkpoint at the same iteration, and exit with
+INTERRUPTED_STATUS. The batch file then requeues the job. docs/running.md lists all cases.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.errors import INTERRUPTED_STATUS
 
 FOLDER = "slurm"
 """Name of the subfolder of a run with the logs of its jobs."""
-
 _RESUMABLE = (INTERRUPTED_STATUS, 128 + signal.SIGUSR1, 128 + signal.SIGTERM)
-"""Exit statuses of srun after which a training can resume.
-
-A signal kills a process that has not yet installed its signal handlers.
-"""
+"""Exit statuses of srun after which a training can resume. A signal kills a process that has not
+yet installed its signal handlers."""
 
 # After a task has failed, srun lets the others end by themselves for 60 s. With
 # --kill-on-bad-exit=1, it would send them SIGTERM, so they would seem to be interrupted.
@@ -40,10 +32,7 @@ status=$?
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 case $status in {resumable})
     if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
-        for seconds in 1 2 4 8 16; do
-            scontrol requeue "$job" && break
-            sleep $seconds
-        done
+        scontrol requeue "$job"
     else
         echo "The job has been restarted {requeues} times. To resume it, submit it again."
     fi
@@ -111,9 +100,8 @@ def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, 
         "requeue": "",
         "open-mode": "append",
         "output": f"{logs.resolve()}/".replace("%", "%%") + ("%A_%a.out" if is_array else "%j.out"),
+        **({"gpus-per-node": recipe.num_gpus} if recipe.num_gpus else {}),
     }
-    if recipe.num_gpus:
-        options["gpus-per-node"] = recipe.num_gpus
     choice, command = "", shlex.join(commands[0])
     if is_array:
         options["array"] = f"0-{len(commands) - 1}%{slurm.limit}"
@@ -130,40 +118,3 @@ def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, 
         resumable="|".join(map(str, _RESUMABLE)),
         requeues=slurm.requeues,
     )
-
-
-def queue(text: str) -> str:
-    """Submit a batch file to SLURM, and return the ID of the job or of the job array.
-
-    Raises:
-        ValueError: SLURM rejects the batch file.
-    """
-    # sbatch would pass variables of the job in which this process may run to the new job.
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name == "SLURM_CONF" or not name.startswith("SLURM_")
-    }
-    done = _run(["sbatch", "--parsable"], input=text, env=inherited)
-    if done.returncode:
-        raise ValueError(f"SLURM rejected the jobs: {done.stderr.strip()}")
-    return done.stdout.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
-
-
-def queued_jobs() -> set[str]:
-    """Return the IDs of all jobs that are queued or running.
-
-    Raises:
-        ValueError: squeue fails.
-    """
-    done = _run(["squeue", "--all", "--array", "--noheader", "--format=%i"])
-    if done.returncode:
-        raise ValueError(
-            f"squeue fails, so it is unknown which jobs are queued: {done.stderr.strip()}. Nothing "
-            "was submitted. Repeat the command when SLURM is available."
-        )
-    return set(done.stdout.split())
-
-
-def _run(command: Sequence[str], **options: Any) -> CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, **options)

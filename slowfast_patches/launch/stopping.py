@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
 from types import FrameType
@@ -16,47 +14,10 @@ import torch
 import torch.distributed as dist
 
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.errors import EARLY, TrainingInterruptedError
-from slowfast_patches.utils.signals import STOP_SIGNALS, finished, listening
+from slowfast_patches.utils.errors import TrainingInterruptedError
+from slowfast_patches.utils.signals import STOP_SIGNALS, listening, set_handlers
 
 T = TypeVar("T")
-Handler = Callable[[int, FrameType | None], None]
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Context manager: raise TrainingInterruptedError on SIGTERM and SIGUSR1.
-
-    Use this while a run is set up. During the training, use `StopRequest`, so that a checkpoint is
-    saved. The signals have no effect once the run has `finished`.
-    """
-    finished.clear()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if not finished.is_set():
-            raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
-
-    with handle_signals({signal.SIGTERM: interrupt, signal.SIGUSR1: interrupt}):
-        yield
-
-
-@contextmanager
-def handle_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Context manager: use these signal handlers in the body.
-
-    Outside the main thread, where Python does not allow signal handlers, this does nothing.
-    """
-    before = _set_handlers(handlers)
-    try:
-        yield
-    finally:
-        _set_handlers(before)
-
-
-def _set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
-    """Set signal handlers, and return the previous ones."""
-    in_main = threading.current_thread() is threading.main_thread()
-    return {number: signal.signal(number, handlers[number]) for number in handlers if in_main}
 
 
 class StopRequest:
@@ -92,14 +53,14 @@ class StopRequest:
         if self._world.size > 1:
             # gloo exchanges the flag on the CPU, so that the GPU is not delayed.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._handlers = _set_handlers(dict.fromkeys(STOP_SIGNALS, self._note))
+        self._handlers = set_handlers(dict.fromkeys(STOP_SIGNALS, self._note))
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         listening.remove(self)
         # A signal must not kill a rank that waits for rank 0 to save a checkpoint or the result.
         if self._world.size == 1 or isinstance(error, Exception):
-            _set_handlers(self._handlers)
+            set_handlers(self._handlers)
 
     def ask(self) -> None:
         """Start to tell the other processes whether this process was asked to stop."""
@@ -111,44 +72,27 @@ class StopRequest:
             )
 
     def agreed(self) -> bool:
-        """Return whether any process had been asked to stop when it last called `ask`.
-
-        The result is the same in all processes.
-        """
+        """Return, in all processes, whether any was asked to stop when it last called `ask`."""
         if self._work is not None:
             self._work.wait()
             self._work = None
         return bool(self._agreed)
 
     def check(self, when: str = "") -> None:
-        """Raise TrainingInterruptedError in all processes if `agreed`.
-
-        Args:
-            when: End of the error message "stopped by SIGTERM ...".
-        """
+        """Raise TrainingInterruptedError "stopped by SIGTERM ..." in all processes if `agreed`."""
         if self.agreed():
             name = signal.Signals(int(self._agreed)).name
             raise TrainingInterruptedError(f"stopped by {name} {when}".strip())
 
     def begin(self, name: str) -> None:
-        """Begin a step of the preparation, unless the run was asked to stop.
-
-        Raises:
-            TrainingInterruptedError: The run was asked to stop. All processes raise it.
-        """
+        """Ask and `check`, before the part of a run with this name begins."""
         self.ask()
         self.check(f"before {name}")
 
     def between(self, batches: Iterable[T], rounds: int) -> Iterator[T]:
-        """Yield the mini-batches of an evaluation until the run is asked to stop.
+        """Yield the mini-batches of an evaluation, and `check` after each of them.
 
-        Args:
-            batches: Mini-batches of this process.
-            rounds: Largest number of mini-batches in any process.
-
-        Raises:
-            TrainingInterruptedError: The run was asked to stop. All processes raise this error
-                after the same number of mini-batches.
+        All processes check as often as the one with the most mini-batches, which has `rounds`.
         """
         iterator = iter(batches)
         for _ in range(rounds):

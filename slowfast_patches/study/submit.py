@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, queue, queued_jobs
+from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.runs import Study, run_command
@@ -246,7 +248,7 @@ def submit(
     logs = folder / FOLDER
     path = logs / _JOBS
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    active = queued_jobs() if known else set()
+    active = _queued_jobs() if known else set()
     arrays: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name, (recipe, _) in runs.items():
         if known.get(name) not in active:
@@ -260,3 +262,32 @@ def submit(
         queued |= dict(zip(names, elements, strict=True))
         write_text(path, json.dumps(known | queued))
     return queued
+
+
+def queue(text: str) -> str:
+    """Submit a batch file to SLURM, and return the ID of the job or of the job array.
+
+    Raises:
+        ValueError: SLURM rejects the batch file.
+    """
+    # sbatch would pass variables of the job in which this process may run to the new job.
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "SLURM_CONF" or not name.startswith("SLURM_")
+    }
+    said = _run("rejected the jobs", "sbatch", "--parsable", input=text, env=inherited)
+    return said.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
+
+
+def _queued_jobs() -> set[str]:
+    """Return the IDs of all jobs that are queued or running."""
+    return set(_run("does not answer", "squeue", "--all", "--array", "--noheader", "-o%i").split())
+
+
+def _run(failure: str, *command: str, **options: Any) -> str:
+    """Run a command of SLURM, and return its output."""
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode:
+        raise ValueError(f"SLURM {failure}: {done.stderr.strip()}. Nothing was submitted.")
+    return str(done.stdout)

@@ -19,7 +19,6 @@ from slowfast_patches.config.recipe import (
     values_by_key,
 )
 from slowfast_patches.config.yaml_text import parse_yaml
-from slowfast_patches.launch.placement import is_restart
 from slowfast_patches.train.checkpoint import (
     Checkpoint,
     all_checkpoints,
@@ -48,7 +47,9 @@ def continues(recipe: Recipe) -> bool:
     With TRAIN.AUTO_RESUME False, only the first attempt of a job starts over. If SLURM or torchrun
     restarts the job, the new attempt resumes.
     """
-    return recipe.train.auto_resume or is_restart(os.environ)
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    restarted = any(os.environ.get(name, "0") not in ("", "0") for name in counts)
+    return recipe.train.auto_resume or restarted
 
 
 def find_resumable(recipe: Recipe) -> Resumable | None:

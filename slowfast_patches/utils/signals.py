@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any, Protocol
 
-from slowfast_patches.utils.errors import TrainingInterruptedError
+from slowfast_patches.utils.errors import EARLY, TrainingInterruptedError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop: SIGINT by Ctrl-C, SIGTERM at the end of a job, and SIGUSR1 as
 SLURM's warning before the end of a job. They are often sent to all processes of a run."""
+
+Handler = Callable[[int, FrameType | None], None]
 
 finished = threading.Event()
 """Set when the result of a run is written. Stop signals are ignored from then on."""
@@ -50,6 +53,42 @@ def stop_if_asked(when: str) -> None:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """Context manager: raise TrainingInterruptedError on SIGTERM and SIGUSR1.
+
+    Use this while a run is set up. During the training, use `StopRequest`, so that a checkpoint is
+    saved. The signals have no effect once the run has `finished`.
+    """
+    finished.clear()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not finished.is_set():
+            raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
+
+    with handle_signals({signal.SIGTERM: interrupt, signal.SIGUSR1: interrupt}):
+        yield
+
+
+@contextmanager
+def handle_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Context manager: use these signal handlers in the body.
+
+    Outside the main thread, where Python does not allow signal handlers, this does nothing.
+    """
+    before = set_handlers(handlers)
+    try:
+        yield
+    finally:
+        set_handlers(before)
+
+
+def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
+    """Set signal handlers, and return the previous ones."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return {number: signal.signal(number, handlers[number]) for number in handlers if in_main}
+
+
+@contextmanager
 def block_signals(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
     """Context manager: block signals in this thread.
 
@@ -62,18 +101,12 @@ def block_signals(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterato
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Context manager: let SIGTERM raise KeyboardInterrupt, as Ctrl-C does.
+def terminate_as_interrupt() -> AbstractContextManager[None]:
+    """Return a context manager in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
 
-    Otherwise, SIGTERM would end the process without its `finally` blocks. Use this in the main
-    thread.
+    Otherwise, SIGTERM would end the process without its `finally` blocks.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handle_signals({signal.SIGTERM: signal.default_int_handler})
 
 
 def leave_to_parent(worker: int) -> None:

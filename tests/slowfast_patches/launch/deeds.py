@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch import launch, workers
+from slowfast_patches.launch import launch
 from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.record.log import setup_logging
@@ -75,13 +75,13 @@ def _save(folder: Path, world: World, iteration: int) -> None:
 
 
 def start(keys: list[str]) -> None:
-    workers._MARGIN = 0.5
+    launch._MARGIN = 0.5
     if "SPAWN" in os.environ:
         launch.find_placement = _two_a_machine
-        workers.START_METHOD = os.environ["SPAWN"]
+        launch.START_METHOD = os.environ["SPAWN"]
         os.register_at_fork(after_in_child=_forget_handlers)
     else:
-        workers._LOST_SECONDS = 0.0
+        launch._LOST_SECONDS = 0.0
     launch.launch(load_recipe(None, keys), os.environ.get("ADDRESS"), main)
 
 

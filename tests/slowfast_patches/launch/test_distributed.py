@@ -97,7 +97,7 @@ def said_by(processes: list[Popen[str]], status: int = 0) -> list[str]:
 BEFORE = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1)"
 AFTER = """
 import atexit, os, signal
-from slowfast_patches.launch import workers
+from slowfast_patches.launch import launch
 from slowfast_patches.train import run
 
 def around(module, name):
@@ -112,7 +112,7 @@ def send():
     os.kill(os.getpid(), signal.SIGUSR1)
 
 around(run, "write_result")
-around(workers, "wait_for_all")
+around(launch, "wait_for_all")
 atexit.register(send)
 """
 

@@ -5,7 +5,7 @@ import pytest
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch import placement as placement_module
-from slowfast_patches.launch.placement import Placement, find_placement, is_restart
+from slowfast_patches.launch.placement import Placement, find_placement
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"}
 TORCHRUN |= {"RANK": "11", "GROUP_RANK": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
@@ -122,15 +122,3 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
 def test_launchers_that_contradict_each_other(environment, keys, init_method, said):
     with pytest.raises(ValueError, match=said):
         find_placement(config("NUM_GPUS", 8, *keys), environment, init_method)
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"TORCHELASTIC_RESTART_COUNT": "0", "SLURM_RESTART_COUNT": "0"}, False),
-        ({"TORCHELASTIC_RESTART_COUNT": "2"}, True),
-        ({"SLURM_RESTART_COUNT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}, True),
-    ],
-)
-def test_a_restart(environment, expected):
-    assert is_restart(environment) is expected

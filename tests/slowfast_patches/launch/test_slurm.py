@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.launch.slurm import Slurm, batch_file, queue
+from slowfast_patches.launch.slurm import Slurm, batch_file
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.study.runs import Study
+from slowfast_patches.study.submit import queue, submit_study
 from slowfast_patches.study.submit import submit as submit_runs
-from slowfast_patches.study.submit import submit_study
 
 RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 KEYS = ("DATA_LOADER.NUM_WORKERS", 0, "BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0)
@@ -101,7 +101,7 @@ def test_a_rejected_job_is_not_recorded_and_a_queued_one_is_not_queued_again(
     (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with pytest.raises(ValueError, match="squeue fails"):
+    with pytest.raises(ValueError, match="SLURM does not answer"):
         submit(folder, 1)
     assert json.loads((folder / "slurm" / "jobs.json").read_text()) == {".": job}
     cluster.run("scancel", job)

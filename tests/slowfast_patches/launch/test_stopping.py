@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from slowfast_patches.datasets import loader as loader_module
-from slowfast_patches.launch.stopping import StopRequest, interruptible
+from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.weights import files
 from slowfast_patches.train import checkpoint
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.errors import TrainingInterruptedError, exit_status, mistake_in
+from slowfast_patches.utils.signals import interruptible
 
 ALONE = World(0, 1, torch.device("cpu"))
 

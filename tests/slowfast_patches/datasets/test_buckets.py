@@ -3,11 +3,7 @@
 import os
 import pickle
 import shutil
-import socket
-import socketserver
-import threading
 import time
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -20,7 +16,7 @@ from slowfast_patches.datasets.lists.dataset_lists import class_names, read_list
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.utils.errors import RunError
-from slowfast_patches.utils.storage import RemotePath, as_path, is_remote, read_range
+from slowfast_patches.utils.storage import RemotePath, as_path, is_remote
 from tests.slowfast_patches.datasets.buckets import forget_connections, serve_bucket
 from tests.slowfast_patches.datasets.made_videos import noise, write_jpeg, write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of
@@ -218,41 +214,6 @@ def test_wrong_credentials(data, bucket, monkeypatch):
         read_list(recipe_of("s3://data"), "train")
     with pytest.raises(RunError, match=r"a\.mp4 cannot be read: "):
         scan("s3://data/a.mp4")
-
-
-@pytest.mark.slow
-def test_no_server(bucket, connect):
-    connect(AWS_ENDPOINT_URL="http://127.0.0.1:1", AWS_MAX_ATTEMPTS="1")
-    said = "s3://data/a cannot be read: Could not connect .* the connection, the endpoint and the"
-    with pytest.raises(RunError, match=said):
-        read_range("s3://data/a", 0, 1)
-
-
-@pytest.mark.slow
-def test_broken_connections_are_tried_again(data, bucket, connect):
-    """The first two connections end in the middle of the answer."""
-    bucket.upload(data)
-    address = urlsplit(os.environ["AWS_ENDPOINT_URL"]).netloc.split(":")
-    broken = list[int]()
-
-    class Proxy(socketserver.BaseRequestHandler):
-        def handle(self):
-            asked = self.request.recv(1 << 16)
-            with socket.create_connection(address) as other:
-                other.sendall(asked.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
-                answer = b"".join(iter(lambda: other.recv(1 << 16), b""))
-            if len(broken) < 2:
-                broken.append(len(answer))
-                answer = answer[: len(answer) // 2]
-            self.request.sendall(answer)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        connect(AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.server_address[1]}")
-        content = read_range("s3://data/a.mp4", 100, 20000)
-        proxy.shutdown()
-    assert content == (data / "a.mp4").read_bytes()[100:20000]
-    assert len(broken) == 2
 
 
 def test_a_missing_package():

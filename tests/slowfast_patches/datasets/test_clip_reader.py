@@ -145,14 +145,6 @@ def test_clips_that_are_read_together_are_those_read_alone(source, request):
     assert all(map(np.array_equal, read_as_one(path, overlapping()), alone))
 
 
-def test_a_frame_of_several_clips_is_decoded_once(jpegs):
-    """30 is in all of them."""
-    with mock.patch.object(reader, "read_jpeg", wraps=reader.read_jpeg) as read_jpeg:
-        read_as_one(jpegs, overlapping())
-    numbers = [int(call.args[1][:2]) for call in read_jpeg.call_args_list]
-    assert numbers == [3, 9, 20, 30, 40, 59]
-
-
 @pytest.fixture
 def decoded_frames(monkeypatch):
     """The numbers of the frames that come out of decoders, wanted or not."""

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from multigrid import Video
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading import index as reading_index
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.index import index_files, load_index, open_index
 from slowfast_patches.datasets.reading.scan import scan
@@ -110,19 +109,6 @@ def test_the_records_are_what_scanning_finds_now_when_loaded_and_when_moved(data
     moved = data.rename(data.with_name("moved"))
     assert_right(opened(moved), videos(moved))
     assert len(scanned) == len(paths), "nothing has changed"
-
-
-def test_what_is_found_is_saved_while_others_are_scanned(data, file, monkeypatch):
-    saved = []
-
-    def spy(path, limits):
-        saved.append(len(load_index(file)) if file.exists() else 0)
-        return scan(path)
-
-    monkeypatch.setattr(scanning, "scan", spy)
-    monkeypatch.setattr(reading_index, "_SAVE_SECONDS", 0)
-    opened(data)
-    assert saved == list(range(len(videos(data))))
 
 
 def test_what_is_new_changed_or_gone(data, scanned):

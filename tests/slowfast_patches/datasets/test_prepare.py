@@ -3,9 +3,7 @@
 import itertools
 import json
 import os
-import resource
 import shutil
-from multiprocessing import forkserver
 
 import pytest
 
@@ -242,26 +240,6 @@ def test_what_does_not_fit_is_refused_before_the_disk_is_full(prepare, data, out
     assert prepare(*command)[0] == 0
     assert inodes(out) > before
     assert len(rows(out / "train.csv")) == 20
-
-
-def test_a_full_disk_loses_nothing(prepare, data, out, monkeypatch):
-    """A limit on the size of files stands for the end of the disk: writing fails in the middle."""
-    monkeypatch.setattr(preparing, "run_each", run_each)
-    write_video(data / "big.mp4", noise(20, 320, 256))
-    csv = write_list(data / "train.csv", "a.mp4", "a.avi", "big.mp4", "with space/c d.mkv")
-    forkserver.ensure_running()
-    server, limit = forkserver._forkserver._forkserver_pid, resource.RLIMIT_FSIZE
-    before = resource.prlimit(server, limit, (40_000, resource.getrlimit(limit)[1]))
-    try:
-        status, output = prepare(csv, "--workers", 1)
-    finally:
-        resource.prlimit(server, limit, before)
-    assert (status, "File too large" in output) == (2, True)
-    assert not [*out.rglob("*.tmp"), *out.glob("*.csv")]
-    made = inodes(out)
-    assert prepare(csv)[0] == 0
-    assert inodes(out) >= made
-    assert len(rows(out / "train.csv")) == 4
 
 
 # What is refused.

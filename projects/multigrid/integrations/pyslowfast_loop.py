@@ -266,14 +266,14 @@ class PySlowFastMultigrid:
         Raises:
             ValueError: Neither or both are given, or the value is outside the schedule.
         """
-        starts = [start for start in (iteration,) if start is not None]
-        starts += [] if epoch is None else [self.epoch_table.start(epoch)]
-        if len(starts) != 1 or not 0 <= starts[0] <= self.schedule.iterations:
+        start = iteration if epoch is None else self.epoch_table.start(epoch)
+        is_one = (iteration is None) != (epoch is None)
+        if start is None or not is_one or not 0 <= start <= self.schedule.iterations:
             raise ValueError(
                 f"Cannot resume at iteration {iteration} or epoch {epoch}. Pass one of the two, "
                 f"within the {self.schedule.iterations} iterations of the schedule."
             )
-        self.training.iteration = starts[0]
+        self.training.iteration = start
 
     def epochs(self, loader: DataLoader[Any]) -> Iterator[tuple[int, _Epoch]]:
         """Yield (index of the epoch, its mini-batches) for the rest of the training."""

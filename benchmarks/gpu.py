@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -26,8 +25,6 @@ from common import ROOT, provenance
 
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.tables import format_table
-
-__all__ = ["PARTS", "Part", "main", "run_parts"]
 
 SECONDS = 480
 """Time limit of a part."""
@@ -44,12 +41,11 @@ class Part(NamedTuple):
 
     {python}, {result} and {switches} are replaced. {result} is the JSON file of the part, and
     {switches} are the KEY VALUE pairs of the variant `all` that the part `host` measured. If no
-    command writes {result}, the part copies `report` there, or else writes what was printed.
+    command writes {result}, the part writes what was printed.
     """
 
     question: str
     commands: tuple[str, ...]
-    report: str = ""
 
 
 PARTS: Mapping[str, Part] = {
@@ -91,7 +87,6 @@ PARTS: Mapping[str, Part] = {
             f"{{python}} tools/compare.py --cfg {DEMO[0]} --cfg {DEMO[1]} --output runs/demo_gpu "
             "DATA.PATH_TO_DATA_DIR runs/demo/prepared NUM_GPUS 1 DATA_LOADER.NUM_WORKERS 8",
         ),
-        report="runs/demo_gpu/report.json",
     ),
 }
 
@@ -141,9 +136,7 @@ def _run(name: str, part: Part, result: Path, seconds: float) -> str:
                 ended = "ran out of time" if status in (124, 137) else f"failed with {status}"
                 return f"{ended}: see {log.name}"
     took = time.monotonic() - start
-    if part.report:
-        shutil.copy(ROOT / part.report, made)
-    elif not made.exists():
+    if not made.exists():
         printed = log.read_text(encoding="utf-8", errors="replace").splitlines()
         content = {"commands": part.commands, "printed": printed[-20:], **provenance()}
         made.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

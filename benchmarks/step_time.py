@@ -15,10 +15,9 @@ measured with the BN of the baseline. The benchmark runs one process with the cl
 NUM_GPUS × NUM_SHARDS training processes, so one GPU is enough. Communication between processes and
 data loading are not measured. Set NUM_GPUS 0 to measure the CPU.
 
-The tables show the seconds of a step and of the parts of a step. They also show the clips, pixels
-and FLOPs per second, the FLOPs per second relative to matrix products on this device in the same
-precision, and, on a GPU, the peak memory. The last table shows the time of the whole schedule and
-its speed-up over the baseline.
+The tables show the seconds of a step and of the parts of a step. They also show the clips and FLOPs
+per second, and the FLOPs per second relative to matrix products on this device in the same
+precision. The last table shows the time of the whole schedule and its speed-up over the baseline.
 
 A run can measure several variants of a recipe:
 

@@ -18,10 +18,10 @@ network on the validation videos in three ways:
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.evaluate import Validation
-from slowfast_patches.utils.command_line import tool
+from slowfast_patches.utils import command_line
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine, versions
 from slowfast_patches.utils.tables import format_table
 
@@ -129,22 +130,18 @@ def measure(
     return {"metric": metric_names(recipe)[0], "trained_on": crop, "rows": rows}
 
 
-@tool()
+@command_line.tool()
 def main(argv: Sequence[str] | None = None) -> int:
     """Score the checkpoint, print a table, write the JSON file, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cfg", required=True, metavar="FILE", help="recipe of the training")
-    parser.add_argument("--checkpoint", required=True, metavar="FILE")
-    text = "crop size that the checkpoint was trained on, in pixels (default: %(default)s)"
-    parser.add_argument("--crop", type=int, default=32, metavar="N", help=text)
-    text = "larger crop sizes to score, in pixels (default: %(default)s)"
-    parser.add_argument(
-        "--at", type=int, nargs="+", default=[36, 40, 48, 64], metavar="N", help=text
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE.json")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE")
+    parser = command_line.command_parser(__doc__)
+    add = partial(command_line.add_option, parser)
+    command_line.add_cfg(parser)
+    add("--checkpoint", "FILE", "checkpoint to score", required=True)
+    add("--crop", "N", "crop size of the training in pixels (%(default)s)", int, 32)
+    text = "larger crop sizes to score, in pixels (36 40 48 64)"
+    add("--at", "N", text, int, [36, 40, 48, 64], nargs="+")
+    add("--output", "FILE.json", "also write the result to this file", Path)
+    command_line.add_overrides(parser, "config keys to set")
     args = parser.parse_intermixed_args(argv)
     patching.apply()
     recipe = load_recipe(args.cfg, args.overrides)
@@ -159,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(format_table([f"{metric_title(result['metric'])}, % at", *ways], shown))
     if args.output:
         result |= {"machine": machine(), "versions": versions()}
-        args.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_text(args.output, json.dumps(result, indent=2) + "\n")
     return 0
 
 

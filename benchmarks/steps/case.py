@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from common import quartiles, take_turns
-from torch import Tensor, nn
+from torch import nn
 
 from multigrid import Batch, ScheduleStep, Shape
 from slowfast_patches.config import check_recipe
@@ -107,18 +107,6 @@ class Steps(ABC):
         """Return the precision of the model: "float32", "bfloat16" or "float16"."""
         return "float32"
 
-    def kept_bytes(self, step: ScheduleStep) -> int:
-        """Return the bytes that stay allocated between steps.
-
-        These are the weights, buffers, gradients and the optimizer state.
-        """
-        model, optimizer = self.model_and_optimizer(step)
-        tensors = [*model.parameters(), *model.buffers()]
-        tensors += [p.grad for p in model.parameters() if p.grad is not None]
-        for state in optimizer.state.values():
-            tensors += [value for value in state.values() if isinstance(value, Tensor)]
-        return sum(t.numel() * t.element_size() for t in tensors)
-
 
 class Bench(Steps):
     """Training step as implemented by this package, in contrast to PySlowFast.
@@ -172,22 +160,12 @@ class Case:
         self.iterations = 0
         self.rounds = list[float]()
         self.parts: dict[str, list[float]] = {}
-        self.peak_bytes: int | None = None  # includes weights and optimizer; None without a GPU
         self.failure: str | None = None
 
     def warm_up(self, seconds: float) -> None:
-        """Choose the number of iterations per round, and measure the peak memory of an iteration.
-
-        A round should take about `seconds`. The first iterations are excluded, because cuDNN tries
-        several algorithms in them, and some of these algorithms need much memory.
-        """
-        if self._try(WARM_UP) is None:
-            return
-        others = self._bytes_of_others()
-        if (took := self._try(1)) is not None:
+        """Choose the number of iterations per round, which should take about `seconds`."""
+        if self._try(WARM_UP) and (took := self._try(1)):
             self.iterations = max(1, round(seconds / took.seconds))
-            if others is not None:
-                self.peak_bytes = torch.cuda.max_memory_allocated() - others
 
     def time(self) -> None:
         """Measure another round, unless an earlier round has failed."""
@@ -201,25 +179,9 @@ class Case:
             return self.bench.time(self.step, self.batch, iterations)
         except torch.OutOfMemoryError:
             self.failure = "out of memory"
-        except RuntimeError as error:
-            # With TRAIN.COMPILE, the compiler may fail. Any other RuntimeError is a bug.
-            if not self.bench.recipe.train.compile:
-                raise
-            self.failure = " ".join(str(error).split())[:200]
         # Not in an `except` block, because there the error still keeps activations alive.
         self.bench.clean_up(self.step)
         return None
-
-    def _bytes_of_others(self) -> int | None:
-        """Reset the peak memory statistics of the GPU.
-
-        Returns:
-            The bytes that the models of other cases occupy on the GPU, or None on the CPU.
-        """
-        if self.bench.device.type != "cuda":
-            return None
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated() - self.bench.kept_bytes(self.step)
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurements as plain data.
@@ -231,7 +193,6 @@ class Case:
         return {
             "seconds": quartiles(self.rounds),
             "parts": {part: quartiles(rounds) for part, rounds in self.parts.items()},
-            "peak_bytes": self.peak_bytes,
             "iterations_per_round": self.iterations,
         }
 

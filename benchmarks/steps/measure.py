@@ -60,7 +60,10 @@ def measure(
     cases = [case for variant in measured for case in variant.cases]
     time_in_turns(cases, rounds, seconds)
     flops = flops_per_clip(recipe)
-    videos, no_videos = _videos(recipe, num_videos)
+    try:
+        videos = dataset_size(recipe, num_videos)
+    except ValueError:
+        videos = None
     rows = [_variant_row(variant, rates, flops, videos) for variant in variants]
     for name in REFERENCES:
         add_relative(name, rows)
@@ -72,7 +75,6 @@ def measure(
         "model": model_of(recipe),
         "matrix_rates": rates,
         "num_videos": videos,
-        "no_videos": no_videos,
         "variants": rows,
         "recommended": recommend(rows),
     }
@@ -100,14 +102,3 @@ def _shape_row(variant: Variant, case: Case) -> Row:
         "bn_size": None if variant.name in HOST else case.bn_size,
         **case.to_json(),
     }
-
-
-def _videos(recipe: Recipe, given: int | None) -> tuple[int | None, str | None]:
-    """Return the number of training videos and a reason why the number is unknown.
-
-    Exactly one of the two values is None.
-    """
-    try:
-        return dataset_size(recipe, given), None
-    except ValueError as error:
-        return None, str(error)

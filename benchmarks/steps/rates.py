@@ -69,7 +69,7 @@ def matrix_rates(recipe: Recipe, device: torch.device, names: Iterable[str]) -> 
 
 
 def add_rates(row: Row, flops_per_clip: FlopsPerClip, matrix_rate: float) -> None:
-    """Add clips, pixels and FLOPs per second to the results of a shape, in place.
+    """Add clips and FLOPs per second to the results of a shape, in place.
 
     Args:
         row: Results with "shape", "local_clips" and "seconds". If "seconds" is None, nothing is
@@ -83,7 +83,6 @@ def add_rates(row: Row, flops_per_clip: FlopsPerClip, matrix_rate: float) -> Non
     flops = flops_per_clip(frames, crop)
     per_clip = {
         "clips_per_second": 1,
-        "pixels_per_second": frames * crop**2,
         "flops_per_second": flops,
         "matrix_share": flops / matrix_rate,
     }

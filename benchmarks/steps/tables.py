@@ -23,10 +23,8 @@ _SHAPES: dict[str, Column] = {
     "s per iteration\n(quartiles)": ("seconds", lambda spread: spread_text(spread, 4, "")),
     **{part: (f"parts|{part}|median", "{:.4f}".format) for part in _PARTS},
     "clips/s": ("clips_per_second|median", "{:.4g}".format),
-    "Mpixels/s": ("pixels_per_second|median", lambda rate: f"{rate / 1e6:.4g}"),
     "TFLOP/s": ("flops_per_second|median", lambda rate: f"{rate / 1e12:.3g}"),
     "of the\nmatrix rate": ("matrix_share|median", "{:.1%}".format),
-    "peak,\nGB": ("peak_bytes", lambda size: f"{size / 1e9:.2f}"),
 }
 
 
@@ -96,10 +94,9 @@ def _notes(result: Row) -> list[str]:
         "a multiply-add counts as two FLOPs."
     ]
     if result["num_videos"] is None:
-        why = result["no_videos"]
         notes.append(
             "The number of training videos is unknown, so the time of the schedule is not shown, "
-            f"and the speed-up is the limit for very many videos. Reason: {why}"
+            "and the speed-up is the limit for very many videos. Give --dataset-size N"
         )
     if any(variant["name"] in HOST for variant in result["variants"]):
         notes.append(

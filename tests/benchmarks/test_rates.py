@@ -8,7 +8,7 @@ from steps import rates
 
 from slowfast_patches.config import load_recipe
 
-RATES = ("clips_per_second", "pixels_per_second", "flops_per_second", "matrix_share")
+RATES = ("clips_per_second", "flops_per_second", "matrix_share")
 
 
 def spread(*rounds: float) -> dict[str, Any]:
@@ -31,14 +31,14 @@ def variant(name: str, rows: list[dict[str, Any]], total: tuple[float, ...]) -> 
 
 
 def test_rates_by_hand():
-    """Two clips of four frames of 10² in 0.5 s are 4 clips and 1600 pixels a second.
+    """Two clips of four frames of 10² in 0.5 s are 4 clips a second.
 
     A frame costs 100 GFLOP, so they are 1.6 TFLOP a second, a fifth of a matrix rate of 8.
     """
     found, none = row([16, 4, 10], 0.5, 1.0, 0.25, clips=2), row([16, 4, 10])
     for each in (found, none):
         rates.add_rates(each, lambda frames, crop: 1e9 * frames * crop**2, 8e12)
-    assert [found[key]["median"] for key in RATES] == pytest.approx([4, 1600, 1.6e12, 0.2])
+    assert [found[key]["median"] for key in RATES] == pytest.approx([4, 1.6e12, 0.2])
     assert found["clips_per_second"]["quartile_1"] == pytest.approx(3)
     assert not none.keys() & set(RATES)
 

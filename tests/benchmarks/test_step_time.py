@@ -118,22 +118,6 @@ def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tm
     assert "tf32 is not measured: TRAIN.TF32 requires a GPU" in table
 
 
-def test_only_a_compiled_step_may_fail(cfg, monkeypatch):
-    """Without the compiler an error is a bug, and must not be hidden in a table."""
-    (variant,) = variants.build_variants(cfg, ["plain"], CPU)
-    case = variant.cases[0]
-
-    def fail(step, batch, iterations):
-        raise RuntimeError("the compiler\n gave up")
-
-    monkeypatch.setattr(case.bench, "time", fail)
-    with pytest.raises(RuntimeError, match="gave up"):
-        case.warm_up(1.0)
-    case.bench.recipe = cfg.replaced({"TRAIN.COMPILE": True})
-    case.warm_up(1.0)
-    assert case.to_json() == {"seconds": None, "failure": "the compiler gave up"}
-
-
 def test_a_shape_without_room_is_reported_and_the_others_are_measured(
     step_time, tiny_recipe, tmp_path, capsys, monkeypatch
 ):

@@ -1,4 +1,4 @@
-"""The benchmark of steps measures parts by events, and memory, on a GPU."""
+"""The benchmark of steps measures parts by events on a GPU."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,7 @@ pytestmark = pytest.mark.gpu
 NAMES = ("recipe", "plain", "mixed_precision", "host", "host_tf32")
 
 
-def test_parts_sum_to_the_step_and_memory_is_seen(
-    load_program, short_cycle_recipe: Path, tmp_path: Path, capsys
-):
+def test_parts_sum_to_the_step(load_program, short_cycle_recipe: Path, tmp_path: Path, capsys):
     path = tmp_path / "steps.json"
     options = ["--rounds", "3", "--seconds", "0.5"]
     arguments = ["--cfg", str(short_cycle_recipe), *options, "--output", str(path)]
@@ -26,6 +24,5 @@ def test_parts_sum_to_the_step_and_memory_is_seen(
     for row in [row for own in rows.values() for row in own]:
         parts = sum(part["median"] for part in row["parts"].values())
         assert parts == pytest.approx(row["seconds"]["median"], rel=0.2)
-        assert row["peak_bytes"] > 0
         assert 0 < row["matrix_share"]["median"] < 1
     assert all(rate > 0 for rate in written["matrix_rates"].values())

@@ -13,7 +13,8 @@ from torch import nn
 from multigrid import GroupedBatchNorm3d
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.plan.step_time_file import MisfitError, read_step_times
+from slowfast_patches.plan.step_time_file import MisfitError
+from slowfast_patches.plan.step_times import measured_timing
 
 SHORT = ("MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.7]")
 OFF = ("MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE", "False")
@@ -136,4 +137,4 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
     assert [row["seconds"] is None for row in rows] == [False, True, False, False]
     assert rows[1]["failure"] == "out of memory"
     with pytest.raises(MisfitError, match="16×8×16² ran out of memory"):
-        read_step_times(path).of_recipe(load_recipe(tiny_recipe, pairs))
+        measured_timing([path], load_recipe(tiny_recipe, pairs))

@@ -97,7 +97,9 @@ def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(bu
     keys += ("TRAIN.BATCH_SIZE", 2, "SOLVER.WARMUP_EPOCHS", 0, "BN.USE_PRECISE_STATS", False)
     trained = run(tmp_path / "empty", programs / "multigrid-train", *recipe, *keys)
     assert trained.returncode == 0, trained.stderr
-    assert re.search(r"phase 1 of \d+ from iteration 0: \d+×4×", trained.stderr + trained.stdout)
+    assert re.search(
+        r"phase 1 of \d+: iterations 0 to \d+: \d+×4×", trained.stderr + trained.stdout
+    )
     assert (tmp_path / "empty" / "runs/demo/SLOWFAST_DEMO_MULTIGRID/result.json").is_file()
 
     video = next((tmp_path / "empty" / "data" / "test").rglob("*.mp4"))

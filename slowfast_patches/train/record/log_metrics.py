@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -44,7 +45,7 @@ class LogMetrics(Hook):
     """Log the metrics of a training, reduced over all processes.
 
     The main process writes metrics.jsonl, TensorBoard events and lines of the log. If the disk is
-    full or not writable, RunError is raised.
+    full or not writable, OSError is raised.
 
     Args:
         recipe: The recipe of the training.
@@ -138,19 +139,16 @@ class LogMetrics(Hook):
             )
 
     def _log_phase(self, trainer: Trainer, step: ScheduleStep) -> None:
-        """Log the shapes, batch, learning rate and BN group sizes of the phase of `step`."""
-        if not trainer.world.is_main:
-            return
-        phases = trainer.schedule.phases
-        phase = phases[step.phase]
-        sizes = "/".join(str(size) for size in phase.bn_sizes if size)
-        logger.info(
-            "phase %d of %d from iteration %d: %s%s; global batch %s, LR %.4g%s",
-            *(step.phase + 1, len(phases), step.iteration),
-            *(", ".join(map(str, phase.shapes)), " (fine-tuning)" * phase.fine_tuning),
-            *("/".join(str(shape.batch) for shape in phase.shapes), step.lr),
-            f", BN over {sizes} clips" if sizes and self._recipe.model.has_batchnorm else "",
-        )
+        """Log the shapes, learning rate and BN group sizes of the phase of `step`."""
+        if trainer.world.is_main:
+            schedule = trainer.schedule
+            sizes = schedule.phases[step.phase].bn_sizes if self._recipe.model.has_batchnorm else ()
+            named = "/".join(str(size) for size in sizes if size)
+            logger.info(
+                "phase %d of %d: %s; LR %.4g%s",
+                *(step.phase + 1, len(schedule.phases), schedule.phase_lines()[step.phase]),
+                *(step.lr, f", BN over {named} clips" if named else ""),
+            )
 
     def _take_time(self, trainer: Trainer) -> None:
         seconds = trainer.clock.seconds
@@ -165,10 +163,12 @@ class LogMetrics(Hook):
         """
         loss, right, redrawn = self._sum_up(trainer)
         spent = self._spent(trainer, self._report_start)
-        if redrawn:
-            spent["redrawn"] = redrawn
         self._report_start = self._now
-        self._write_progress(trainer, step, loss, 100 * right / spent["clips"], spent)
+        top1 = 100 * right / spent["clips"]  # NaN for tasks without accuracy
+        more = ({} if math.isnan(top1) else {"top1": round(top1, 3)}) | (
+            {"redrawn": redrawn} if redrawn else {}
+        )
+        self._write_progress(trainer, step, loss, more, spent)
         if trainer.progress.iteration == trainer.schedule.phases[step.phase].stop:
             self._write_phase(trainer, step, self._spent(trainer, self._phase_start))
 
@@ -227,7 +227,7 @@ class LogMetrics(Hook):
         trainer: Trainer,
         step: ScheduleStep,
         loss: float,
-        top1: float,
+        more: Mapping[str, float],
         spent: Mapping[str, float],
     ) -> None:
         """Log the loss, speed and accuracy since the last report.
@@ -236,7 +236,7 @@ class LogMetrics(Hook):
             trainer: The trainer.
             step: The last iteration.
             loss: The mean loss.
-            top1: The top-1 accuracy in percent, or NaN for tasks without accuracy.
+            more: Values that not every training has, such as the top-1 accuracy in percent.
             spent: Result of `_spent` since the last report.
         """
         if not trainer.world.is_main:
@@ -246,7 +246,6 @@ class LogMetrics(Hook):
         # Extrapolate from this phase: iterations of all phases take about the same time.
         iterations, *seconds = map(sub, self._now, self._phase_start)
         left = sum(seconds) / iterations * (total - done)
-        has_top1 = not math.isnan(top1)
         record = {
             "type": "train",
             "iteration": done,
@@ -256,8 +255,7 @@ class LogMetrics(Hook):
             "lr": step.lr,
             "bn_size": step.bn_size,
             "loss": round(loss, 6),
-            **({"top1": round(top1, 3)} if has_top1 else {}),
-            **({"redrawn": spent["redrawn"]} if "redrawn" in spent else {}),
+            **more,
             "clips_per_second": round(spent["clips"] / spent["seconds"], 2),
             "loading_share": spent["loading_share"],
             "seconds": round(trainer.clock.working, 3),
@@ -265,11 +263,12 @@ class LogMetrics(Hook):
         }
         self._write(record)
         self.latest = f", loss {loss:.4f}, LR {step.lr:.4g}"
+        top1 = " top-1 %(top1).1f" * ("top1" in more)
         waiting = f"{100 * spent['loading_share']:.0f} %% waiting for data"
         logger.info(
             f"iteration %(iteration)d/{total} epoch %(epoch).2f "
             f"phase {step.phase + 1}/{len(trainer.schedule.phases)} {step.shape} LR %(lr).4g "
-            f"loss %(loss).4f{' top-1 %(top1).1f' * has_top1} %(clips_per_second).1f clips/s "
+            f"loss %(loss).4f{top1} %(clips_per_second).1f clips/s "
             f"({waiting}), {format_duration(left)} left",
             record,
             extra={"is_on_bar": True},
@@ -315,23 +314,17 @@ def curves(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Delete entries of metrics.jsonl after an iteration. Delete invalid lines with a warning.
+    """Delete entries of metrics.jsonl after an iteration, and a line in which a run was killed.
 
     Args:
         path: The file metrics.jsonl, which need not exist.
         iteration: Last iteration whose training entries are kept.
         evaluation: Last iteration whose validation entry is kept.
     """
-    lines = path.read_bytes().splitlines() if path.exists() else []
     kept = list[str]()
-    invalid = 0
-    for line in lines:
-        try:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError):
             record = json.loads(line)
             if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
-                kept.append(line.decode() + "\n")
-        except (ValueError, KeyError, TypeError):
-            invalid += 1
-    if invalid:
-        logger.warning("%s: deleted %d invalid lines of %d.", path, invalid, len(lines))
+                kept.append(line + "\n")
     write_text(path, "".join(kept))

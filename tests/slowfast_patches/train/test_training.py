@@ -88,12 +88,8 @@ def test_metrics_have_each_iteration_once_as_the_schedule_says(
 ):
     folder = opened(multigrid_run)
     records, phases, evaluations = map(folder.metrics, ("train", "phase", "val"))
-    said = re.findall(
-        r"phase \d of 6 from iteration (\d+): .*global batch ([\d/]+), LR", folder.log
-    )
-    assert [int(start) for start, _ in said] == [phase.start for phase in schedule.phases]
-    batches = ["64/32/32", "32/16/16", "32/16/8", *["16/8/4"] * 3]
-    assert [batch for _, batch in said] == batches
+    said = re.findall(r"phase \d of 6: (.*); LR", folder.log)
+    assert said == list(schedule.phase_lines())
     assert [r["iteration"] for r in records] == list(range(1, schedule.iterations + 1))
     for record, step in zip(records, schedule.steps(), strict=True):
         shape = [step.shape.batch, step.shape.frames, step.shape.crop]

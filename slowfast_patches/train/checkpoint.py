@@ -25,7 +25,7 @@ from slowfast_patches.utils.files import atomic_write, check_archive
 logger = logging.getLogger(__name__)
 
 VERSION = 4
-"""Version of the checkpoint format. `parse` rejects files of other versions."""
+"""Version of the checkpoint format. `load` rejects files of other versions."""
 _FOLDER = "checkpoints"
 _BEST = "checkpoint_best.pyth"
 
@@ -70,6 +70,10 @@ class Checkpoint(Progress):
     list_digest: str
     class_names: tuple[str, ...] | None
     version: int = VERSION
+
+
+class DamagedError(ValueError):
+    """Error raised when a checkpoint file is damaged."""
 
 
 def diverged(what: str) -> RunError:
@@ -128,19 +132,6 @@ def describe_last(output_dir: str | Path) -> str:
     return f"The last checkpoint is {path}, after iteration {_iteration(path)}."
 
 
-def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
-    """Delete old checkpoints.
-
-    Args:
-        output_dir: The folder of the run.
-        kept: Number of newest checkpoints to keep. 0 keeps all checkpoints.
-        milestones: Iterations whose checkpoints are never deleted.
-    """
-    for path in all_checkpoints(output_dir)[:-kept] if kept else ():
-        if _iteration(path) not in milestones:
-            path.unlink(missing_ok=True)
-
-
 def set_aside(output_dir: str | Path) -> Path | None:
     """Rename the checkpoint folder, so that a new run does not mix its checkpoints with old ones.
 
@@ -155,55 +146,31 @@ def set_aside(output_dir: str | Path) -> Path | None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint to the CPU.
+    """Read a checkpoint to the CPU without executing code from the file.
 
     Raises:
-        ValueError: The file is damaged, or is not a checkpoint of this version.
+        DamagedError: The file is damaged, or is not a PyTorch file.
+        ValueError: The file is not a checkpoint of this version.
         OSError: The file cannot be read from the disk.
     """
-    return parse(read(path), path)
-
-
-def read(path: Path) -> Any:
-    """Read a PyTorch file to the CPU without executing code from the file.
-
-    Raises:
-        ValueError: The file is damaged, or is not a PyTorch file.
-        OSError: The file cannot be read from the disk.
-    """
-    check_archive(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        check_archive(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
+        raise DamagedError(
             f"{path} cannot be read as a PyTorch checkpoint. The file is damaged or has another "
             f"format ({reason:.200})."
         ) from error
-
-
-def parse(content: Any, path: Path) -> Checkpoint:
-    """Convert the content of a checkpoint file to a `Checkpoint`.
-
-    Args:
-        content: What `read` returned.
-        path: The file, for error messages.
-
-    Raises:
-        ValueError: The content is not a checkpoint of this version.
-    """
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise ValueError(
             f"{path} was not written by this version of the trainer, which cannot resume from the "
             "file. To start a new training from these weights, set TRAIN.CHECKPOINT_FILE_PATH to "
             "the file and choose another OUTPUT_DIR."
         )
-    try:
-        return Checkpoint(**content)
-    except TypeError as error:
-        raise ValueError(f"{path} is not a valid checkpoint: {error}") from error
+    return Checkpoint(**content)
 
 
 def stored_recipe(path: Path) -> str | None:
@@ -216,21 +183,32 @@ def stored_recipe(path: Path) -> str | None:
     except Exception:  # not a file of torch, or damaged: loading the weights explains it
         return None
     is_checkpoint = isinstance(content, dict) and content.get("version") == VERSION
-    return parse(content, path).cfg if is_checkpoint else None
+    return content["cfg"] if is_checkpoint else None
 
 
-def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint atomically.
+def save(
+    output_dir: str | Path, checkpoint: Checkpoint, kept: int = 0, milestones: Collection[int] = ()
+) -> Path:
+    """Write a checkpoint atomically, and delete old checkpoints.
 
-    The file name contains the iteration. A checkpoint without `optimizer_state` is
-    written as the best checkpoint.
+    The file name contains the iteration. A checkpoint without `optimizer_state` is written as the
+    best checkpoint.
+
+    Args:
+        output_dir: The folder of the run.
+        checkpoint: The checkpoint to write.
+        kept: Number of newest checkpoints to keep. 0 keeps all checkpoints.
+        milestones: Iterations whose checkpoints are never deleted.
 
     Returns:
         The path of the file.
 
     Raises:
+        RunError: A tensor is not finite. In this case nothing is written.
         OSError: The file cannot be written. An existing file of the same name is unchanged.
     """
+    start = time.perf_counter()
+    _check_finite(checkpoint)
     best = checkpoint.optimizer_state is None
     name = _BEST if best else f"checkpoint_iter_{checkpoint.iteration:08d}.pyth"
     path = Path(output_dir, _FOLDER, name)
@@ -240,29 +218,11 @@ def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
             torch.save(to_cpu(vars(checkpoint)), file)
         except RuntimeError as error:  # torch hides the OSError of a failed write
             raise error.__context__ or error from None
-    return path
-
-
-def write_checkpoint(
-    output_dir: str | Path, checkpoint: Checkpoint, kept: int = 0, milestones: Collection[int] = ()
-) -> None:
-    """Write a checkpoint, and delete old checkpoints.
-
-    Args:
-        output_dir: The folder of the run.
-        checkpoint: The checkpoint to write.
-        kept: Number of newest checkpoints to keep. 0 keeps all checkpoints.
-        milestones: Iterations whose checkpoints are never deleted.
-
-    Raises:
-        RunError: A tensor is not finite. In this case nothing is written.
-        OSError: A file cannot be written or deleted.
-    """
-    start = time.perf_counter()
-    _check_finite(checkpoint)
-    path = save(output_dir, checkpoint)
-    prune(output_dir, kept, milestones)
+    for old in all_checkpoints(output_dir)[:-kept] if kept else ():
+        if _iteration(old) not in milestones:
+            old.unlink(missing_ok=True)
     logger.info("Checkpoint written to %s in %.3f s.", path, time.perf_counter() - start)
+    return path
 
 
 def to_cpu(tree: Any) -> Any:

@@ -18,7 +18,7 @@ from slowfast_patches.train.checkpoint import (
     Checkpoint,
     best_checkpoint,
     load,
-    write_checkpoint,
+    save,
 )
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
@@ -140,7 +140,7 @@ class SaveCheckpoint(Hook):
             trainer.progress.seconds = trainer.clock.seconds
             if world.is_main:
                 checkpoint = capture(trainer, self._facts, of_ranks)
-                write_checkpoint(self._output_dir, checkpoint, self._kept, self._milestones)
+                save(self._output_dir, checkpoint, self._kept, self._milestones)
             set_buffers(models, of_ranks, world)
         self._saved = _position(trainer)
 
@@ -243,7 +243,7 @@ class KeepBest(Hook):
                     scaler_state=None,
                 )
                 with trainer.clock.time("saving"):
-                    write_checkpoint(self._output_dir, best)
+                    save(self._output_dir, best)
 
 
 # The state of a training.

@@ -21,9 +21,9 @@ from slowfast_patches.config.recipe import (
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.train.checkpoint import (
     Checkpoint,
+    DamagedError,
     all_checkpoints,
-    parse,
-    read,
+    load,
     set_aside,
     stored_recipe,
 )
@@ -72,11 +72,10 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
     damaged = dict[Path, ValueError]()
     for path in reversed(all_checkpoints(recipe.output_dir)):
         try:
-            content = read(path)
-        except ValueError as error:
+            checkpoint = load(path)
+        except DamagedError as error:
             damaged[path] = error
             continue
-        checkpoint = parse(content, path)
         finished = Path(recipe.output_dir, "result.json").exists()
         if rates := check_same_recipe(checkpoint.cfg, recipe, path, rates_may_differ=not finished):
             change = f"after iteration {checkpoint.iteration}: {rates}"

@@ -36,7 +36,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     [
         ({"version": 0}, "was not written by this version"),
         ({"version": None}, "was not written by this version"),
-        ({"other": 1}, "is not a valid checkpoint: .*'other'"),
     ],
 )
 def test_what_is_not_a_checkpoint_of_this_version_is_refused(tmp_path: Path, change, said):
@@ -119,7 +118,7 @@ def test_what_cannot_be_written_stops_the_training(tmp_path: Path, monkeypatch: 
     before = checkpoints.save(tmp_path, made(iteration=5))
     monkeypatch.setattr(torch, "save", MagicMock(side_effect=OSError(errno.EROFS, "read-only")))
     with pytest.raises(OSError, match=r"read-only: .*checkpoint_iter_00000007"):
-        checkpoints.write_checkpoint(tmp_path, made(iteration=7), 1, ())
+        checkpoints.save(tmp_path, made(iteration=7), 1, ())
     assert list((tmp_path / "checkpoints").iterdir()) == [before]
     assert checkpoints.load(before).iteration == 5
 
@@ -128,7 +127,7 @@ def test_what_cannot_be_written_stops_the_training(tmp_path: Path, monkeypatch: 
 def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path: Path, field: str):
     diverged = made(**{field: {"weight": torch.tensor([1, torch.nan])}})
     with pytest.raises(RunError, match=rf"1 tensors .*{field}.*weight"):
-        checkpoints.write_checkpoint(tmp_path, diverged, 1, ())
+        checkpoints.save(tmp_path, diverged, 1, ())
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -137,8 +136,7 @@ def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path: Path, field: 
 )
 def test_the_last_and_those_at_phase_ends_stay(tmp_path: Path, kept: int, stay: list[int]):
     for iteration in range(2, 15, 2):
-        last = checkpoints.save(tmp_path, made(iteration=iteration))
-        checkpoints.prune(tmp_path, kept, {6, 12, 18})
+        last = checkpoints.save(tmp_path, made(iteration=iteration), kept, {6, 12, 18})
         assert checkpoints.last_checkpoint(tmp_path) == last
     assert [int(path.stem[-8:]) for path in checkpoints.all_checkpoints(tmp_path)] == stay
 

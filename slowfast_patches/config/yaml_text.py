@@ -1,8 +1,8 @@
-"""Reading and writing of YAML. Limits on depth and length protect against hostile files."""
+"""Reading and writing of YAML. Limits on depth and aliases protect against hostile files."""
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,8 +14,8 @@ _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _DEEPEST = 250
 """Maximum nesting depth of a YAML text. Python literals have at most 200 levels, so they fit."""
-_LONGEST = 200_000
-"""Maximum number of nodes and characters of a YAML text after its aliases are expanded."""
+_MOST_ALIASES = 20
+"""Maximum number of aliases. Each may double the length of a text when it is expanded."""
 
 
 def parse_yaml(text: str, source: str = "the config") -> Any:
@@ -27,11 +27,13 @@ def parse_yaml(text: str, source: str = "the config") -> Any:
 
     Raises:
         ValueError: The text is not valid YAML, has the same key twice in a mapping, is nested too
-            deeply, or is too long when its aliases are expanded.
+            deeply, contains itself, or has too many aliases.
     """
     try:
         _check_events(text)
-        return yaml.load(text, _Loader)
+        tree = yaml.load(text, _Loader)
+        json.dumps(tree, default=str)  # This raises an error if a part contains itself.
+        return tree
     except Exception as error:  # PyYAML raises many exception types if a tag and a value differ.
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -50,34 +52,22 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
 
 def _check_events(text: str) -> None:
-    """Check the depth and the length of a YAML text before it is parsed to a tree.
+    """Check the depth and the aliases of a YAML text before it is parsed to a tree.
 
     This prevents a stack overflow: libyaml parses nested nodes recursively, without a limit.
 
     Raises:
-        yaml.MarkedYAMLError: The text is nested too deeply or too long.
+        yaml.MarkedYAMLError: The text is nested too deeply or has too many aliases.
     """
-    length = 0.0
-    lengths = dict[str | None, float]()
-    # For each open collection: its anchor, and the length of the text before it.
-    open_collections = list[tuple[str | None, float]]()
+    depth = aliases = 0
     for event in yaml.parse(text, _SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            length += lengths.get(event.anchor, 0)
-        elif isinstance(event, yaml.ScalarEvent):
-            lengths[event.anchor] = 1 + len(event.value)
-            length += lengths[event.anchor]
-        elif isinstance(event, yaml.CollectionStartEvent):
-            open_collections.append((event.anchor, length))
-            length += 1
-            lengths[event.anchor] = math.inf  # An alias inside its own collection never ends.
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, start = open_collections.pop()
-            lengths[anchor] = length - start
-        if len(open_collections) > _DEEPEST:
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if depth > _DEEPEST:
             raise _error(f"it is nested more than {_DEEPEST} levels deep", event)
-        if length > _LONGEST:
-            raise _error(f"it is longer than {_LONGEST:,} with its aliases expanded", event)
+        if aliases > _MOST_ALIASES:
+            raise _error(f"it has more than {_MOST_ALIASES} aliases", event)
 
 
 def _error(problem: str, where: Any) -> Exception:

@@ -93,19 +93,15 @@ def test_the_test_uses_the_data_set_of_the_training_unless_another_is_set():
     ("key", "value", "wanted"),
     [
         ("SOLVER.BASE_LR", "fast", "a finite number"),
-        ("SOLVER.BASE_LR", None, "a finite number"),
         ("TRAIN.BATCH_SIZE", "1.5", "a whole number"),
         ("TRAIN.ENABLE", "1", "True or False"),
         ("DATA.MEAN", "0.5", "a list"),
         ("OUTPUT_DIR", 3, "a string"),
         ("SOLVER.CLIP_GRAD_VAL", "big", "a finite number or None"),
-        ("SOLVER.REFERENCE_BATCH_SIZE", 2.5, "a whole number"),
         ("TRAIN.MIXED_PRECISION", 1, "True or False or a string"),
         ("SOLVER.STEPS", "[0,1e400]", "a list in which each item is a finite number"),
         ("RESNET.SPATIAL_STRIDES", "[1,2,2,2]", "a list in which each item is a list"),
         ("SOLVER.WEIGHT_DECAY", float("nan"), "a finite number"),
-        ("DATA.MEAN", [0.5, float("inf"), 0.5], "a list in which each item is a finite number"),
-        ("DATA.SAMPLING_RATE", float("inf"), "a whole number"),
         ("MODEL.NUM_CLASSES", "six", "a whole number, not"),
     ],
 )
@@ -122,7 +118,6 @@ def test_a_value_of_another_type_is_refused(key, value, wanted):
         (["SOLVER.BASE_LR", "1", "NUM_GPUS"], "NUM_GPUS has no value"),
         (["SOLVER", "1"], "SOLVER is a section"),
         (["MODEL.NUM_CLASSES", 10**10], "be .*1,000,000, not 10000000000 "),
-        (["RNG_SEED", 10**10], "be .*at most 4294967295, not 10000000000 "),
         (["DATA_LOADER.NUM_WORKERS", 10**10], "be .*at most 4294967295, not 10000000000 "),
         *(
             (["DATA.NUM_FRAMES", text], r"DATA\.NUM_FRAMES must be a whole number, .{,90} \(the")
@@ -141,10 +136,7 @@ def test_pairs_that_cannot_be_used_are_refused(words, said):
     [
         ("SOLVER.WARMUP_EPOCH", "SOLVER.WARMUP_EPOCHS"),
         ("BASE_LR", "SOLVER.BASE_LR"),
-        ("NUM_GPUS.X", "NUM_GPUS"),
-        ("SOLVERS.BASE_LR", "SOLVER.BASE_LR"),
         ("solver.base_lr", "SOLVER.BASE_LR"),
-        ("num_gpu", "NUM_GPUS"),
         ("X", None),
     ],
 )

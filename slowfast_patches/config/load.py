@@ -338,8 +338,3 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
         values["TEST.DATASET"] = values["TRAIN.DATASET"]
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
-    if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:
-        logger.warning(
-            "DIST_BACKEND nccl has no effect with NUM_GPUS 0: gloo is used. Set DIST_BACKEND auto."
-        )
-        values["DIST_BACKEND"] = "gloo"

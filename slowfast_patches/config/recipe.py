@@ -1,9 +1,10 @@
 """Recipes as frozen dataclasses.
 
-Each section of the config is a dataclass in model_keys.py, data_keys.py or training_keys.py. Each
-field is a key in lower case: DATA.NUM_FRAMES is `recipe.data.num_frames`. A call of `key` defines
-the default, help, check and flags of a key. To add a key, add a field. Loading, docs/keys.md and
-the comparison with checkpoints then include the new key.
+Each section of the config is a dataclass in model_keys.py, data_keys.py, detection_keys.py or
+training_keys.py. Each field is a key in lower case: DATA.NUM_FRAMES is `recipe.data.num_frames`. To
+add a key, add a field with a call of `key`, which has all facts of the key: default, help, check,
+flags, when it has no effect, and how other releases write it (see `fields.Key`). Loading, warnings,
+docs/keys.md and the comparison with checkpoints then include the new key.
 """
 
 from __future__ import annotations
@@ -108,6 +109,11 @@ class Recipe:
         "Backend of torch.distributed. auto means nccl with GPUs and gloo without GPUs.",
         one_of("auto", "nccl", "gloo"),
         may_differ=True,
+        needs=lambda recipe: (
+            "with NUM_GPUS 0, which uses gloo"
+            if recipe.dist_backend == "nccl" and recipe.num_gpus == 0
+            else None
+        ),
     )
     dist_join_seconds: float = key(
         300.0,

@@ -228,9 +228,7 @@ def _join(recipe: Recipe, local_rank: int) -> None:
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     timeout = timedelta(seconds=recipe.dist_stall_seconds)
     store.set_timeout(timeout)
-    backend = recipe.dist_backend
-    if backend == "auto":
-        backend = "nccl" if recipe.num_gpus > 0 else "gloo"
+    backend = "gloo" if recipe.num_gpus == 0 else recipe.dist_backend.replace("auto", "nccl")
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     _check_same_recipe(recipe)
 

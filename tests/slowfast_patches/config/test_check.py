@@ -153,6 +153,7 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
     ("overrides", "message"),
     [
         ("SOLVER.STEPS [0,10]", "SOLVER.STEPS [0.0, 10.0] has no effect"),
+        ("NUM_GPUS 0 DIST_BACKEND nccl", "DIST_BACKEND nccl has no effect with NUM_GPUS 0"),
         ("TSM.SHIFT_DIV 4", "TSM.SHIFT_DIV 4 has no effect with MODEL.ARCH slowfast"),
         (
             "DATA.CLIP_SAMPLING segments DATA.EXACT_STRIDES True",

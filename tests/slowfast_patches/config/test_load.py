@@ -281,12 +281,6 @@ def test_the_heads_crop_follows_the_training_crop_unless_it_is_given():
         check_recipe(load_recipe(None, [*crops, "DATA.CROP_SIZE", "224"]))
 
 
-def test_nccl_on_the_cpu_becomes_gloo_with_one_warning(caplog):
-    assert load_recipe(None, ["NUM_GPUS", "0", "DIST_BACKEND", "nccl"]).dist_backend == "gloo"
-    assert len(warnings_of(caplog)) == 1
-    assert load_recipe(None, ["DIST_BACKEND", "nccl"]).dist_backend == "nccl"
-
-
 def test_other_values_make_another_recipe_and_the_text_says_so():
     recipe = load_recipe(None)
     other = recipe.replaced({"DATA.NUM_FRAMES": 16, "SOLVER.STEPS": [0, 4], "NUM_GPUS": 0})

@@ -90,14 +90,6 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("name", TOOLS)
-def test_a_tool_imports_what_takes_seconds_after_start_program(name):
-    first = (ROOT / "tools" / f"{name}.py").read_text().split("start_program(")[0]
-    imported = re.findall(r"^(?:from|import) (\S+)", first, re.M)
-    own = [module for module in imported if module.split(".")[0] not in sys.stdlib_module_names]
-    assert {*own} <= {"slowfast_patches.utils", "slowfast_patches.utils.command_line"}
-
-
 SIGNALLED = """
 import os, signal, sys
 from slowfast_patches.utils.command_line import start_program

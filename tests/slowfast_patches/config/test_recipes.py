@@ -197,17 +197,6 @@ def test_charades_and_tsm_are_given_in_epochs(name, base, ends, rate):
     assert rates == pytest.approx([rate, rate / 10, rate / 100])
 
 
-def test_tsm_on_1536_gpus_is_the_published_mini_batch_of_the_same_training():
-    """12,288 clips or 98,304 images (Lin, Gan and Han, 2019), and a warm-up of 5 epochs to 1.92."""
-    run, recipe = schedule(TSM_1536), load(TSM_1536)
-    assert (run.base.batch, run.base.batch * run.base.frames) == (12_288, 98_304)
-    assert recipe.num_gpus * recipe.num_shards == 1536
-    assert run.iterations == pytest.approx(schedule(TSM).iterations / 192, abs=1)
-    rates = [run.at(round(part * run.iterations)).lr for part in (0, 0.05, 0.39, 0.41, 0.81)]
-    assert rates == pytest.approx([0.01, 1.92, 1.92, 0.192, 0.0192], rel=0.005)
-    assert max(shape.batch for shape in schedule(f"{TSM_1536}_MULTIGRID").shapes) == 196_608
-
-
 # Baseline iterations / multigrid iterations at 1.0, 1.5 and 2.0 × the epochs. The paper prints 3.4,
 # 3.3 and 5.2, 3.4, 2.6 and 5.3, 3.5, 2.6; the third digit follows from its numbers of iterations.
 FACTORS = {

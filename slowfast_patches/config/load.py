@@ -36,8 +36,6 @@ CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "con
 
 _BASE = "_BASE_"
 _COMMAND_LINE = "the command line"
-_LARGEST = 2**32 - 1
-"""Largest absolute value of an integer key. NumPy and torch accept this value everywhere."""
 
 
 class _Setting(NamedTuple):
@@ -146,32 +144,16 @@ def _make(settings: _Settings) -> Recipe:
         values |= key.later[1](values) if key.later else {}
     _derive(values, settings)
     for name, (_, source) in settings.items():
-        if name in KEYS:
-            _check(name, values[name], source)
+        check = KEYS[name].check if name in KEYS else None
+        if check and not check.passes(values[name]):
+            value = plain(values[name])
+            raise ValueError(f"{name} must be {check.wanted}, not {value!r:.60} ({source})")
     given = (name for name, (_, source) in settings.items() if source == _COMMAND_LINE)
     keys = frozenset(name if name in KEYS else name.rpartition(".")[0] for name in given)
     recipe = replace(default_recipe().replaced(values), given=keys)
     if recipe.solver.length != 1:
         recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
     return scale_to_world_size(recipe)
-
-
-def _check(name: str, value: Any, source: str) -> None:
-    """Raise ValueError if the value of a key is invalid."""
-    check = KEYS[name].check
-    if check and not check.passes(value):
-        wanted = check.wanted
-    elif _has_too_large(value):
-        wanted = f"at most {_LARGEST}"
-    else:
-        return
-    raise ValueError(f"{name} must be {wanted}, not {plain(value)!r:.60} ({source})")
-
-
-def _has_too_large(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return any(map(_has_too_large, value))
-    return isinstance(value, int) and abs(value) > _LARGEST
 
 
 def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:

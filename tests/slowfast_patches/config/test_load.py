@@ -118,7 +118,6 @@ def test_a_value_of_another_type_is_refused(key, value, wanted):
         (["SOLVER.BASE_LR", "1", "NUM_GPUS"], "NUM_GPUS has no value"),
         (["SOLVER", "1"], "SOLVER is a section"),
         (["MODEL.NUM_CLASSES", 10**10], "be .*1,000,000, not 10000000000 "),
-        (["DATA_LOADER.NUM_WORKERS", 10**10], "be .*at most 4294967295, not 10000000000 "),
         *(
             (["DATA.NUM_FRAMES", text], r"DATA\.NUM_FRAMES must be a whole number, .{,90} \(the")
             for text in ("[" * 20_000, "[" * 150 + "]" * 150, "-" * 20_000 + "1")

@@ -132,7 +132,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_parent(tmp_path, number):
     (tmp_path / "parent.py").write_text(PARENT)
     (tmp_path / "ids").mkdir()

@@ -100,19 +100,13 @@ def scale_shape(
         ValueError: A factor is outside (0, 1], there is less than one frame, the divisor is below 1
             or above the baseline's crop, or the exponent is outside [0, 1].
     """
-    if not 0 <= batch_exponent <= 1:
-        raise ValueError(f"batch_exponent is {batch_exponent}, but it must lie in [0, 1]")
     time, space = factors
-    if not (0 < time <= 1 and 0 < space <= 1):
-        raise ValueError(f"the factors (t/T, h/H) are {factors}, but must lie in (0, 1]")
-    if base.frames * time < 1:
+    fits = 0 < time <= 1 and 0 < space <= 1 and base.frames * time >= 1
+    if not (fits and 0 <= batch_exponent <= 1 and 1 <= size_divisor <= base.crop):
         raise ValueError(
-            f"{time:g} × {base.frames} frames is less than one frame. Use a larger factor t/T"
-        )
-    if not 1 <= size_divisor <= base.crop:
-        raise ValueError(
-            f"size_divisor is {size_divisor}, but it must lie between 1 and the baseline's crop of "
-            f"{base.crop}"
+            f"the factors (t/T, h/H) {factors}, size_divisor {size_divisor} or batch_exponent "
+            f"{batch_exponent} do not fit the shape {base}: factors lie in (0, 1] and leave at "
+            "least one frame, the divisor lies between 1 and the crop, the exponent in [0, 1]"
         )
     frames = round(base.frames * time)
     crop = base.crop * space

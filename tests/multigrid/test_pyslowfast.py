@@ -392,12 +392,6 @@ class Embedding(nn.Module):
         return x + self.positions
 
 
-class TwoPathways(Net):
-    def forward(self, pathways):
-        assert len(pathways) == 2
-        return super().forward(pathways)
-
-
 class Unpooled(Net):
     """A head whose scores are of each place of the map: as many as the map is large."""
 
@@ -412,17 +406,12 @@ class Unpooled(Net):
             Fixed,
             r"2 frames of 16² .* last module called was blocks\.1 \(Embedding\)",
         ),
-        (TwoPathways, r"2 frames of 16².*SLOWFAST\.ALPHA 4 leaves no frame to the slow pathway"),
         (Unpooled, r"returns scores of shape \(1, 32\) for clips of 2 frames of 16² pixels"),
     ],
 )
 def test_a_model_that_does_not_fit_a_shape_is_refused_by_its_module(kind, message):
-    cfg = new_config()
-    cfg.SLOWFAST = CfgNode({"ALPHA": 4})
-    arch = "slowfast" if kind is TwoPathways else "other"
-    cfg.MODEL = CfgNode({"ARCH": arch, "MULTI_PATHWAY_ARCH": ["slowfast"]})
     with pytest.raises(ValueError, match=message):
-        new_multigrid(cfg).convert(kind())
+        new_multigrid(new_config()).convert(kind())
 
 
 class Strange(Net):

@@ -7,6 +7,7 @@ A change of this table changes trainings that are resumed: it needs a reason.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -39,6 +40,7 @@ VIDEOS = (240_000, 86_017, 3_000)
 FACTORS = (1.5, 0.75, 1 / 3)
 
 
+@functools.cache
 def schedules() -> dict[str, Schedule]:
     """Return schedules of every kind by a description of their arguments."""
     made = {}

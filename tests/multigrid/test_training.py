@@ -223,7 +223,7 @@ def test_a_state_of_another_training_is_refused():
         new_training(schedule=other).load_state_dict(state)
     with pytest.raises(ValueError, match="has seed 5, but this training has seed 6"):
         new_training(seed=6).load_state_dict(state)
-    with pytest.raises(ValueError, match="the state has iterations None"):
+    with pytest.raises(ValueError, match="the state has checksum of the phases None"):
         new_training().load_state_dict({"iteration": 3})
 
 

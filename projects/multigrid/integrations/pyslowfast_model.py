@@ -136,10 +136,7 @@ def _run(network: nn.Module, cfg: Any, shape: Shape) -> tuple[int, ...] | None:
     weight = next(network.parameters())
     counts = [shape.frames]
     if get_key(cfg, "MODEL.ARCH") in get_key(cfg, "MODEL.MULTI_PATHWAY_ARCH", ()):
-        alpha = cfg.SLOWFAST.ALPHA
-        if shape.frames < alpha:
-            raise ValueError(f"SLOWFAST.ALPHA {alpha} leaves no frame to the slow pathway")
-        counts.insert(0, shape.frames // alpha)
+        counts.insert(0, shape.frames // cfg.SLOWFAST.ALPHA)
     channels = get_key(cfg, "DATA.INPUT_CHANNEL_NUM", [3, 3])
     pathways = [
         weight.new_zeros(1, planes, count, shape.crop, shape.crop)

@@ -78,18 +78,13 @@ class _Following(nn.Module):
     def patches(self, frames: int, crop: int) -> Patches:
         """See `FollowsGrid`."""
         in_time, in_space = self.size
-        if frames % in_time:
+        if frames % in_time or crop % in_space:
             raise ValueError(
                 f"the number of frames must be a multiple of {in_time}, the frames of a patch, but "
-                f"is {frames}. Change the baseline's frames (DATA.NUM_FRAMES) or the long-cycle "
-                "factors"
-            )
-        if crop % in_space:
-            raise ValueError(
-                f"the crop must be a multiple of {in_space}, the pixels of a patch, but is {crop}. "
-                "If this is the baseline's crop, change DATA.TRAIN_CROP_SIZE. If it is a smaller "
-                f"crop, use make_schedule(..., size_divisor={in_space}) or MULTIGRID.SIZE_DIVISOR "
-                f"{in_space}"
+                f"is {frames}, and the crop a multiple of {in_space}, the pixels of a patch, but "
+                f"is {crop}. Change DATA.NUM_FRAMES, DATA.TRAIN_CROP_SIZE or the long-cycle "
+                f"factors. For smaller crops, use make_schedule(..., size_divisor={in_space}) or "
+                f"MULTIGRID.SIZE_DIVISOR {in_space}"
             )
         return Patches(frames // in_time, crop // in_space, crop // in_space)
 

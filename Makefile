@@ -73,8 +73,38 @@ demo-start: install
 	$(BIN)/python tools/run_net.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml SOLVER.LENGTH 0.05 \
 	    TEST.ENABLE False OUTPUT_DIR $(DEMO)/start DATA.PATH_TO_DATA_DIR $(DEMO)/data
 
+# Each part takes at most eight minutes and has a file, so the command skips it when it is repeated.
+RESULTS := benchmarks/results
+GPU_PARTS := tests host precision layout compile sizes batchnorm demo
+ONE_GPU := NUM_GPUS 1 TRAIN.BATCH_SIZE 8 DATA_LOADER.NUM_WORKERS 0
+STEPS = $(BIN)/python benchmarks/step_time.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml --seconds 5
+GPU_tests = $(BIN)/python -m pytest -m gpu
+GPU_host = $(STEPS) --output $(RESULTS)/gpu_host.json --variants all plain host host_tf32 $(ONE_GPU)
+GPU_precision = $(STEPS) --variants plain tf32 mixed_precision $(ONE_GPU)
+GPU_layout = $(STEPS) --variants plain cudnn_benchmark channels_last fused $(ONE_GPU)
+GPU_compile = $(STEPS) --variants plain compile $(ONE_GPU)
+GPU_sizes = $(STEPS) --variants plain size_divisor act_checkpoint $(ONE_GPU)
+GPU_batchnorm = $(BIN)/python benchmarks/batchnorm.py --dtype bfloat16
+GPU_demo = $(BIN)/python tools/compare.py --cfg configs/Demo/SLOWFAST_DEMO.yaml --output runs/demo_gpu \
+    --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml DATA.PATH_TO_DATA_DIR runs/demo_gpu/prepared NUM_GPUS 1 \
+    DATA_LOADER.NUM_WORKERS 8
+
 gpu: install
-	$(BIN)/python benchmarks/gpu.py
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch finds no GPU here")'
+	@$(MAKE) --no-print-directory --keep-going $(GPU_PARTS:%=$(RESULTS)/gpu_%.md); failed=$$?; \
+	    cat $(RESULTS)/gpu_*.md > $(RESULTS)/gpu.md && echo "The results are in $(RESULTS)/gpu.md"; exit $$failed
+
+$(RESULTS)/gpu_demo.md: runs/demo_gpu/prepared/test.csv
+
+runs/demo_gpu/prepared/test.csv: | install
+	$(BIN)/python tools/make_demo_data.py --output runs/demo_gpu/data
+	$(BIN)/python tools/prepare_data.py $(foreach split,train val test,--csv runs/demo_gpu/data/$(split).csv) --output runs/demo_gpu/prepared
+
+$(RESULTS)/gpu_%.md:
+	@echo "$* (to $@)"
+	@(printf '## %s\n\n' '$*'; timeout --kill-after=20 480 $(GPU_$*)) > $@.log 2>&1 \
+	    || (echo "$* failed: see $@.log"; exit 1)
+	@mv $@.log $@
 
 # torch keeps the version of constraints.in; all others become the newest for Python 3.11 to 3.14.
 update-constraints: install

@@ -1,6 +1,8 @@
 """Tests of benchmarks/step_time.py on one recipe: its variants, errors, and a fake clock."""
 
 import json
+import re
+import subprocess
 from collections import Counter
 
 import pytest
@@ -138,3 +140,16 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
     assert rows[1]["failure"] == "out of memory"
     with pytest.raises(MisfitError, match="16×8×16² ran out of memory"):
         measured_timing([path], load_recipe(tiny_recipe, pairs))
+
+
+def test_the_commands_of_make_gpu_are_accepted(step_time):
+    """KEY VALUE pairs may follow the names of variants."""
+    parts = [f"benchmarks/results/gpu_{name}.md" for name in ("host", "layout", "sizes")]
+    words = ["make", "--dry-run", "--always-make", *parts]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    commands = re.findall(r"benchmarks/step_time\.py (.*)\) >", said)
+    assert len(commands) == len(parts)
+    for command in commands:
+        args = step_time.parse_args(command.split())
+        assert args.overrides[:2] == ["NUM_GPUS", "1"]
+        load_recipe(args.cfg, args.overrides)

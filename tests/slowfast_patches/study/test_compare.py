@@ -424,11 +424,6 @@ def test_mistakes_are_one_line_and_status_2(
     assert not (tmp_path / "runs").exists()
 
 
-def test_one_config_is_refused(configs):
-    with pytest.raises(ValueError, match="two configs"):
-        make_arms(configs[:1], [])
-
-
 def test_the_command_reports_what_is_there(
     configs, study, capsys, load_program, monkeypatch, write_run
 ):

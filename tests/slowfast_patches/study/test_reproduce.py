@@ -28,6 +28,12 @@ def arm(name: str, label: str, **given: object) -> Arm:
     return paper_arms([wanted], **given)[wanted.folder]
 
 
+@pytest.fixture(autouse=True)
+def _cheap_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a clip costs is another test's; here each costs the same."""
+    monkeypatch.setattr(reproduce, "flops_per_clip", lambda recipe: lambda *shape: 1e9)
+
+
 @pytest.fixture
 def tool(load_program: Callable) -> ModuleType:
     return load_program("tools/reproduce.py")
@@ -47,14 +53,6 @@ def cli(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> Callable:
 
 
 class TestPaper:
-    def test_every_table_and_both_figures(self) -> None:
-        assert list(PAPER) == [
-            *("table1a", "table1b", "table2a", "table2b", "table2c", "table3", "table4"),
-            *("table5", "table6", "figure1", "figure3"),
-        ]
-        counts = [len(EXPERIMENTS[name].rows) for name in PAPER]
-        assert counts == [6, 4, 4, 6, 4, 6, 3, 7, 7, 12, 42]
-
     def test_every_published_number_says_where_it_is_from(self) -> None:
         for found in (row for experiment in EXPERIMENTS.values() for row in experiment.rows):
             is_published = bool(found.metrics) or found.speed_up is not None
@@ -144,11 +142,7 @@ class TestArms:
 
 class TestDryRun:
     @pytest.mark.slow
-    def test_lists_every_row(
-        self, cli: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What a clip costs is another test's; here each costs the same."""
-        monkeypatch.setattr(reproduce, "flops_per_clip", lambda recipe: lambda *shape: 1e9)
+    def test_lists_every_row(self, cli: Callable, tmp_path: Path) -> None:
         output = tmp_path / "none"
         status, out, err = cli("all", "--dry-run", "--output", output, "--step-seconds", 1)
         assert (status, err) == (0, "")
@@ -196,8 +190,6 @@ class TestDryRun:
                 "no file 'no.pyth'. Give --kinetics-weights",
             ),
             (["table1a", "--dry-run", "--add", "no.yaml"], "no.yaml"),
-            (["table1a", "--seeds", "0", "-1", "A", "1"], "--seeds takes whole numbers, not -1"),
-            (["table1a", "--local", "OUTPUT_DIR", "x"], "OUTPUT_DIR is set for each run"),
             (
                 ["table6", "--dry-run", "--add", I3D],
                 "are top-1 and top-5, but the metrics of table6 are mAP",

@@ -19,6 +19,7 @@ from slowfast_patches.detection.clips import Targets, classes_of
 from slowfast_patches.detection.lists import Box, annotation
 from slowfast_patches.tasks.scores import Evaluation, count_clips
 from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
+from slowfast_patches.utils.errors import mistake_in
 
 _LEAST = 1e-6
 """Minimum weight of a clip, so that a box has a score even if no clip shows any part of it."""
@@ -135,14 +136,10 @@ def read_annotations(recipe: Recipe) -> tuple[list[Any], set[int], Any, set[str]
 
     label_map = annotation(recipe, recipe.ava.label_map_file)
     excluded = annotation(recipe, recipe.ava.exclusion_file)
-    try:
+    with mistake_in("check the keys AVA.*: AVA's annotations cannot be read"):
         categories, classes = host.read_labelmap(str(label_map))
         truth = host.read_csv(str(annotation(recipe, recipe.ava.groundtruth_file)), classes)
         left_out = host.read_exclusions(str(excluded)) if excluded.is_file() else set()
-    except (OSError, ValueError, AssertionError, TypeError) as error:
-        raise ValueError(
-            f"AVA's annotations cannot be read: {error}. Check the files that the keys AVA.* name."
-        ) from error
     return categories, classes, truth, left_out
 
 

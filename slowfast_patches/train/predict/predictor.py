@@ -34,6 +34,7 @@ from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import check_same_scores
+from slowfast_patches.utils.errors import mistake_in
 
 
 def load_model(
@@ -117,14 +118,12 @@ def _stored(path: Path) -> tuple[str, tuple[str, ...] | None]:
         checkpoint = load(path)
         return checkpoint.cfg, checkpoint.class_names
     file = path.with_name("config.json")
-    try:
+    with mistake_in(f"{file} has no recipe of this package"):
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config["class_names"]
         # Published folders outlive keys, so leave out removed keys.
         recipe = dump_yaml(stored_keys(config["recipe"]))
         return recipe, names and tuple(map(str, names))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} has no recipe of this package ({error!r:.100})") from error
 
 
 class Predictor(nn.Module):

@@ -221,3 +221,18 @@ def test_processes_and_their_workers_end_with_what_has_spawned_them(training):
     process = training()
     process.kill()
     assert end_of(process)[0] == -signal.SIGKILL
+
+
+# torchrun, which keeps its store on one machine when it restarts the ranks.
+
+
+def test_ranks_that_torchrun_starts_again_meet_in_the_same_store(start, tmp_path):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}
+    run |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": "2"}
+    run |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    for count, statuses in (("0", [2, -signal.SIGKILL]), ("1", [0, 0])):
+        run["TORCHELASTIC_RESTART_COUNT"] = count
+        started = [start("kill", **run, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+        assert [end_of(process)[0] for process in started] == statuses
+    assert sums(tmp_path) == ["2 0", "2 1"]

@@ -1,7 +1,4 @@
-"""Jobs on a real SLURM: what ends them, and that they go on bit for bit.
-
-Jobs run side by side, and mostly wait. Trainings that are to be interrupted pause at each step.
-"""
+"""Jobs on a real SLURM: what they get, what ends them, and what starts them again."""
 
 import json
 import os
@@ -25,7 +22,7 @@ from slowfast_patches.study.submit import submit as submit_runs
 RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 KEYS = ("DATA_LOADER.NUM_WORKERS", 0, "BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0)
 KEYS += ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TRAIN.EVAL_PERIOD", 99)
-KEYS += ("SOLVER.STEPS", [0], "SOLVER.LRS", [1], "SOLVER.MAX_EPOCH", 2, "DIST_JOIN_SECONDS", 10)
+KEYS += ("SOLVER.STEPS", [0], "SOLVER.LRS", [1], "SOLVER.MAX_EPOCH", 2, "TRAIN.BATCH_SIZE", 2)
 SLURM = Slurm("batch", cpus=1)
 
 
@@ -37,44 +34,8 @@ def cluster(load_program: Callable[[str], ModuleType]) -> Iterator[Any]:
     made = module.Cluster()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(made.config))
-        patch.setenv("ONE_BLOCK", "1")
         yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def keys(tiny_recipe: Path, one_block_keys: tuple[object, ...]) -> tuple[object, ...]:
-    return ("DATA.PATH_TO_DATA_DIR", tiny_recipe.parent, *one_block_keys, *KEYS)
-
-
-@pytest.fixture(scope="module")
-def submit(cluster: Any, tiny_recipe: Path, keys: tuple[object, ...]) -> Callable[..., str]:
-    """`submit(folder, nodes, KEY, value, ..., slurm=..., NAME=value)`: the ID of a job."""
-
-    def call(
-        folder: Path, nodes: int, *own: object, slurm: Slurm = SLURM, **environment: str
-    ) -> str:
-        batch = ("TRAIN.BATCH_SIZE", 4 // nodes, "NUM_SHARDS", nodes, "OUTPUT_DIR", folder)
-        words = (sys.executable, RUN_NET, "--cfg", tiny_recipe, *keys, *batch, *own)
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            recipe = load_recipe(tiny_recipe, list(map(str, (*keys, *batch))))
-            queued = submit_runs({".": (recipe, list(map(str, words)))}, folder, slurm)
-            return queued.get(".", "already queued")
-
-    return call
-
-
-def output(folder: Path) -> str:
-    [path] = (folder / "slurm").glob("*.out")
-    return path.read_text()
-
-
-def trains(folder: Path, iterations: int = 3) -> Callable[[], bool]:
-    """Whether a run has done some iterations."""
-    path = folder / "metrics.jsonl"
-    return lambda: path.exists() and path.read_text().count('"train"') >= iterations
 
 
 def test_what_a_job_gets(cluster: Any, tiny_config: Callable[..., Any], tmp_path: Path) -> None:
@@ -90,51 +51,68 @@ def test_what_a_job_gets(cluster: Any, tiny_config: Callable[..., Any], tmp_path
 
 
 def test_a_rejected_job_is_not_recorded_and_a_queued_one_is_not_queued_again(
-    cluster: Any, submit: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any,
+    tiny_config: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = tmp_path / "of" / "run"
+    folder, runs = tmp_path / "of" / "run", {"a": (tiny_config(tmp_path), ["true"])}
     with pytest.raises(ValueError, match=r"SLURM rejected the jobs: .* invalid partition"):
-        submit(folder, 1, slurm=Slurm("nowhere"))
+        submit_runs(runs, folder, Slurm("nowhere"))
     assert not list(folder.rglob("jobs.json"))
-    job = submit(folder, 1, slurm=Slurm("batch", options={"hold": ""}))
-    assert submit(folder, 1) == "already queued"
+    queued = submit_runs(runs, folder, Slurm("batch", options={"hold": ""}))
+    assert submit_runs(runs, folder, SLURM) == {}
     (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ValueError, match="SLURM does not answer"):
-        submit(folder, 1)
-    assert json.loads((folder / "slurm" / "jobs.json").read_text()) == {".": job}
-    cluster.run("scancel", job)
+        submit_runs(runs, folder, SLURM)
+    assert json.loads((folder / "slurm" / "jobs.json").read_text()) == queued
+    cluster.run("scancel", queued["a"])
 
 
-def test_runs_go_on_bit_for_bit_after_a_warning_and_fail_once_if_a_rank_is_killed(
-    cluster: Any,
-    submit: Callable[..., str],
-    tiny_recipe: Path,
-    keys: tuple[object, ...],
-    tmp_path: Path,
-    opened: type,
-    assert_same_run: Callable[..., None],
+RUN = """
+import os, pathlib, signal, sys, time
+
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+if (os.environ["SLURM_ARRAY_TASK_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")) == ("1", "0"):
+    pathlib.Path(__file__).with_name("waits").touch()
+    time.sleep(240)
+"""
+
+
+def test_an_array_is_queued_once_and_a_run_that_is_warned_starts_again(
+    cluster: Any, tiny_recipe: Path, tmp_path: Path
 ) -> None:
-    """The same run twice, as an array, and one on two nodes, side by side."""
-    killed = submit(tmp_path / "killed", 2, FAULT="step:3", FAULTY_RANK="1")
     other = shutil.copy(tiny_recipe, tmp_path / "other.yaml")
-    study = Study(make_arms([tiny_recipe, other], list(map(str, keys))), [0], tmp_path / "100 % x")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PAUSE", "0.2")
-        first, second = submit_study(study, RUN_NET, SLURM).values()
-    assert submit_study(study, RUN_NET, SLURM) == {}
-    whole, warned = (study.folder(arm, 0) for arm in study.arms)
-    cluster.until(trains(warned))
+    data = ["DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
+    study = Study(make_arms([tiny_recipe, other], data), [0], tmp_path / "100 % x")
+    program = tmp_path / "run.py"
+    program.write_text(RUN)
+    first, second = submit_study(study, program, SLURM).values()
+    assert submit_study(study, program, SLURM) == {}
+    cluster.until((tmp_path / "waits").exists)
     cluster.run("scancel", "--signal=USR1", second)
     assert cluster.end(first) == cluster.end(second) == "COMPLETED 0:0"
     assert (cluster.restarts(first), cluster.restarts(second)) == (0, 1)
-    assert_same_run(opened(warned), opened(whole))
-    assert submit_study(study, RUN_NET, SLURM) == {}
-    assert cluster.end(killed) == "FAILED 137:0"
-    assert ": task 1: Killed" in output(tmp_path / "killed")
-    assert "error: rank 0: Another rank failed" in output(tmp_path / "killed")
-    assert cluster.restarts(killed) == 0
+
+
+def test_a_training_on_two_nodes_fails_once_if_a_rank_is_killed(
+    cluster: Any, tiny_recipe: Path, one_block_keys: tuple[object, ...], tmp_path: Path
+) -> None:
+    keys = ("DATA.PATH_TO_DATA_DIR", tiny_recipe.parent, *one_block_keys, *KEYS)
+    keys += ("NUM_SHARDS", 2, "OUTPUT_DIR", tmp_path)
+    words = (sys.executable, RUN_NET, "--cfg", tiny_recipe, *keys)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"ONE_BLOCK": "1", "FAULT": "step:3", "FAULTY_RANK": "1"}.items():
+            patch.setenv(name, value)
+        recipe = load_recipe(tiny_recipe, list(map(str, keys)))
+        job = submit_runs({".": (recipe, list(map(str, words)))}, tmp_path, SLURM)["."]
+    assert cluster.end(job) == "FAILED 137:0"
+    said = (tmp_path / "slurm" / f"{job}.out").read_text()
+    assert ": task 1: Killed" in said
+    assert "error: rank 0: Another rank failed" in said
+    assert cluster.restarts(job) == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,9 +73,14 @@ def load_weights(
     with _name_key_in_errors(section):
         tensors, shifted = host_names(read_weights(local_file(path), kind), kind)
         fit = fit_weights(tensors, model.state_dict())
-        shifts = _shift_differences(model, shifted)
-        problem = _problem(fit, shifts, inflate, complete) or _frozen_problem(fit, model)
-        if problem := problem or not_finite(fit.values.items()):
+        here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
+        if shifted is not None and shifted != here:
+            # A comparison of tensors cannot find this, because a shift has no parameters.
+            fit.problems[f"The file's model shifts channels in {len(shifted)} blocks"] = (
+                f"{len(here)} blocks of this model do (MODEL.ARCH tsm shifts in every block, or in "
+                "no block with TSM.SHIFT_DIV 0)"
+            )
+        if problem := _problem(fit, model, inflate, complete) or not_finite(fit.values.items()):
             raise ValueError(f"{path} {problem}")
     model.load_state_dict(fit.values, strict=False)
     if inflate and not fit.inflated:
@@ -83,7 +89,7 @@ def load_weights(
             "fits the model. Remove the key.",
             path,
         )
-    logger.info("%s: %s", path, "\n  ".join([fit.report(), *shifts]))
+    logger.info("%s: %s", path, fit.report())
 
 
 @contextmanager
@@ -97,12 +103,12 @@ def _name_key_in_errors(section: str) -> Iterator[None]:
         ) from error
 
 
-def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str | None:
+def _problem(fit: Fit, model: nn.Module, inflate: bool, complete: bool) -> str | None:
     """Return why the weights in a file do not fit the model, or None if they fit."""
     if fit.inflated and not inflate:
         remedy = "" if complete else ". Set TRAIN.CHECKPOINT_INFLATE True to repeat 2-D kernels"
         return f"has weights of an image model: the kernel of {fit.inflated[0]} is 2-D{remedy}"
-    wrong = [*fit.differences(), *shifts]
+    wrong = [f"{name}: {problem}" for name, problem in fit.problems.items()]
     if not fit.loaded:
         return f"is from another model: no tensor fits ({', '.join(wrong[:3])}, ...)"
     if complete and wrong:
@@ -110,37 +116,13 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
             f"is not from this model: {shorten_list(wrong, 1)}. Give the recipe that the weights "
             "were trained with"
         )
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    if random := [f"{n} ({problem})" for n, problem in fit.problems.items() if n in frozen]:
+        return (
+            f"lacks parameters that TRAIN.FREEZE freezes: {shorten_list(random, 1)} would stay "
+            "random. Freeze fewer parameters"
+        )
     return None
-
-
-def _frozen_problem(fit: Fit, model: nn.Module) -> str | None:
-    """Return an error message if the file does not fill every frozen parameter, else None."""
-    missing = fit.partly | fit.kept
-    frozen = [
-        f"{name} ({missing[name]})"
-        for name, parameter in model.named_parameters()
-        if not parameter.requires_grad and name in missing
-    ]
-    if not frozen:
-        return None
-    return (
-        f"lacks parameters that TRAIN.FREEZE freezes: {shorten_list(frozen, 1)} would stay random. "
-        "Freeze fewer parameters"
-    )
-
-
-def _shift_differences(model: nn.Module, shifted: frozenset[str] | None) -> list[str]:
-    """Return a list with a message if file and model shift channels in different blocks, else [].
-
-    A comparison of tensors cannot find this difference, because a shift has no parameters.
-    """
-    here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
-    if shifted is None or shifted == here:
-        return []
-    return [
-        f"the file's model shifts channels in {len(shifted)} blocks, but this model in "
-        f"{len(here)} (MODEL.ARCH tsm shifts in every block, or in no block with TSM.SHIFT_DIV 0)"
-    ]
 
 
 @dataclass
@@ -149,44 +131,31 @@ class Fit:
 
     Attributes:
         values: Maps the name of each tensor that is loaded to its new value.
-        partly: Maps the name of each tensor that the file fills only in part to a description of
-            this part.
-        kept: Maps the name of each tensor that keeps its initial value to the reason.
-        unused: Names of tensors in the file that the model does not use.
+        problems: Maps the name of each other tensor in the model or in the file, and of each tensor
+            that is loaded only in part, to the reason.
         inflated: Names of 2-D convolutions in the file that were repeated along time.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
-    partly: dict[str, str] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
     inflated: list[str] = field(default_factory=list)
 
     @property
     def loaded(self) -> list[str]:
         """Names of the tensors that the file fills completely. BN's counters are not included."""
-        return [n for n in self.values if n not in self.partly and not n.endswith(_COUNTER)]
-
-    def differences(self) -> list[str]:
-        """Return a text for each tensor that is missing or different in the file or the model."""
-        others = [f"{name}: {reason}" for name, reason in (self.partly | self.kept).items()]
-        return others + [f"{name}: not in the model" for name in self.unused]
+        return [n for n in self.values if n not in self.problems and not n.endswith(_COUNTER)]
 
     def report(self) -> str:
-        """Return the number of loaded tensors, and lines about all other tensors."""
-        others = {
-            f"repeated along time: {len(self.inflated)} convolutions": self.inflated,
-            "partly loaded": [f"{name} ({part})" for name, part in self.partly.items()],
-            "unused": self.unused,
-        }
-        for name, reason in self.kept.items():
-            others.setdefault(f"kept, {reason}", []).append(name)
-        lines = [f"{what}: {shorten_list(names)}" for what, names in others.items() if names]
-        counts = (
-            f"{len(self.loaded)} tensors loaded, {len(self.partly)} partly, {len(self.kept)} kept "
-            f"at their initial values, {len(self.unused)} unused in the file"
+        """Return the number of loaded tensors, and a line for each reason why others are not."""
+        names = defaultdict[str, list[str]](list)
+        for name, problem in self.problems.items():
+            names[problem].append(name)
+        return "\n  ".join(
+            [
+                f"{len(self.loaded)} tensors loaded, {len(self.inflated)} repeated along time",
+                *(f"{len(of)} {problem}: {shorten_list(of)}" for problem, of in names.items()),
+            ]
         )
-        return "\n  ".join([counts, *lines])
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -217,7 +186,7 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
     for name, initial in wanted.items():
         if name not in usable:
             if not name.endswith(_COUNTER):
-                fit.kept[name] = "not in the file"
+                fit.problems[name] = "not in the file"
             continue
         value = usable[name].to(initial)
         if name in fit.inflated:
@@ -227,16 +196,17 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
             fit.values[name] = value
         elif channels and value.shape == initial[:, :channels].shape:
             fit.values[name] = torch.cat([value, initial[:, channels:]], 1)
-            fit.partly[name] = f"{channels} of {initial.shape[1]} input channels"
+            fit.problems[name] = f"loaded for {channels} of {initial.shape[1]} input channels"
         else:
             shapes = tuple(usable[name].shape), tuple(initial.shape)
-            fit.kept[name] = f"of shape {shapes[0]} in the file, {shapes[1]} in the model"
+            fit.problems[name] = f"of shape {shapes[0]} in the file, {shapes[1]} in the model"
     # Do not load a bias of a head without the weights.
-    if any(name.startswith(_HEAD) for name in fit.kept):
+    if any(name.startswith(_HEAD) for name in fit.problems):
         for name in [name for name in fit.values if name.startswith(_HEAD)]:
             del fit.values[name]
-            fit.kept[name] = "not loaded because the rest of the head is not"
-    fit.unused += [name for name in given if name not in wanted or name not in usable]
+            fit.problems[name] = "not loaded because the rest of the head is not"
+    unused = [name for name in given if name not in wanted]
+    fit.problems |= dict.fromkeys(unused, "not in the model")
     return fit
 
 

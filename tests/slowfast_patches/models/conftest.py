@@ -1,4 +1,4 @@
-"""Fixtures: an image model under torchvision's names, its features, and the last log message."""
+"""Fixtures: an image model under torchvision's names, and the last log message."""
 
 import logging
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 WIDTH = 8
 
@@ -52,34 +51,3 @@ def _layer(conv: str, norm: str, out: int, channels: int, kernel: int) -> dict[s
     for part in ("weight", "running_var"):
         values[f"{norm}.{part}"] += 0.7
     return {f"{conv}.weight": torch.randn(out, channels, kernel, kernel) * spread} | values
-
-
-@pytest.fixture(scope="session")
-def image_features() -> Callable[..., Tensor]:
-    """Provide `image_features(state, x, enter)`, torchvision's ResNet-50 in evaluation.
-
-    It returns the last feature map, (N, 32·width, H, W). `enter` is applied to the input of the
-    residual branch of every block.
-    """
-    return _features
-
-
-def _features(
-    state: dict[str, Tensor], x: Tensor, enter: Callable[[Tensor], Tensor] = lambda x: x
-) -> Tensor:
-    def conv(conv: str, norm: str, x: Tensor, **options: int) -> Tensor:
-        parts = ("running_mean", "running_var", "weight", "bias")
-        out = F.conv2d(x, state[f"{conv}.weight"], **options)
-        return F.batch_norm(out, *(state[f"{norm}.{part}"] for part in parts))
-
-    x = F.max_pool2d(F.relu(conv("conv1", "bn1", x, stride=2, padding=3)), 3, 2, 1)
-    for stage, count in enumerate((3, 4, 6, 3), 1):
-        for block in range(count):
-            name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
-            out = F.relu(conv(f"{name}.conv1", f"{name}.bn1", enter(x)))
-            out = F.relu(conv(f"{name}.conv2", f"{name}.bn2", out, stride=stride, padding=1))
-            out = conv(f"{name}.conv3", f"{name}.bn3", out)
-            if block == 0:
-                x = conv(f"{name}.downsample.0", f"{name}.downsample.1", x, stride=stride)
-            x = F.relu(x + out)
-    return x

@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models import build
-from slowfast_patches.models.build import build_model
-from slowfast_patches.models.inputs import pack_pathways
 from slowfast_patches.models.layers.convolution import PlanarConv3d, convert_convolutions
 
 # Convolutions of PySlowFast's models: (channels in, out), kernel, stride. Padding keeps the size.
@@ -20,7 +17,6 @@ KERNELS = {
     "3×1×1": ((6, 9), (3, 1, 1), (1, 1, 1)),
     "fusion": ((6, 9), (5, 1, 1), (4, 1, 1)),
     "thin stem": ((3, 2), (5, 7, 7), (1, 2, 2)),
-    "stem of 8": ((3, 8), (5, 7, 7), (1, 2, 2)),
     "stem of 15": ((3, 15), (5, 7, 7), (1, 2, 2)),
     "1×3×3": ((6, 9), (1, 3, 3), (1, 2, 2)),
     "wide stem": ((3, 16), (5, 7, 7), (1, 2, 2)),
@@ -79,8 +75,7 @@ def kernels_given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[torch.S
     return given
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3, 8])
-@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize(("frames", "bias"), [(1, True), (3, False), (8, True)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_values_and_gradients_are_those_in_three_dimensions(name, bias, frames):
     plain = convolution(name, bias=bias)
@@ -105,8 +100,8 @@ def test_kernels_that_are_larger_than_the_clip(name, size, kernels_given):
         assert all(side < 2 * clip for side, clip in zip(shape[2:], (2, *size), strict=True))
 
 
-@pytest.mark.parametrize("size", [(1, 2, 2), (4, 9, 8)])
-@pytest.mark.parametrize("name", ["3×1×1", "thin stem"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [("3×1×1", (1, 2, 2)), ("thin stem", (4, 9, 8))])
 def test_they_compile_into_one_graph(name, size):
     module = convert_convolutions(convolution(name))
     x = clips(module.in_channels, *size)
@@ -127,8 +122,6 @@ def test_only_kernels_that_gain_by_it_are_replaced(name, kernels_given):
     [
         convolution("3×1×1", groups=3),
         convolution("3×1×1", dilation=(2, 1, 1)),
-        convolution("3×1×1", padding_mode="replicate"),
-        nn.Conv3d(6, 2, (2, 1, 1), padding=(1, 0, 0), dtype=torch.float64),
         nn.Conv3d(6, 2, (3, 2, 2), padding=(1, 1, 1), dtype=torch.float64),
     ],
 )
@@ -139,17 +132,10 @@ def test_other_convolutions_stay_torchs_own(plain, kernels_given):
     assert kernels_given(3, planar, x)
 
 
-def test_clips_in_channels_last_are_torchs_own(kernels_given):
-    x = clips(6, 4).contiguous(memory_format=torch.channels_last_3d)
-    assert kernels_given(3, convert_convolutions(convolution("3×1×1")), x)
-
-
 @pytest.mark.parametrize(
     ("channels", "kernel", "size", "product"),
     [
         ((6, 9), 1, (1, 3, 3), True),
-        ((6, 9), 1, (2, 2, 2), True),  # 8 places
-        ((6, 513), 1, (2, 2, 2), True),
         ((6, 513), 1, (1, 3, 3), False),
         ((6, 4), 3, (4, 3, 3), True),
         ((6, 5), 3, (4, 3, 3), False),
@@ -167,9 +153,7 @@ def test_products_of_matrices_where_they_are_faster(channels, kernel, size, prod
     ("channels", "kernel", "stride", "size"),
     [
         ((64, 64), (1, 3, 3), (1, 2, 2), (1, 1, 1)),
-        ((3, 128), (3, 3, 3), (1, 1, 1), (1, 8, 8)),
         ((3, 32), (5, 7, 7), (1, 1, 1), (1, 7, 7)),
-        ((6, 9), (1, 1, 1), (1, 1, 1), (4, 9, 8)),
     ],
 )
 def test_half_precision_where_a_kernel_is_larger_than_the_clip(channels, kernel, stride, size):
@@ -197,45 +181,3 @@ def test_parameters_are_the_same_under_the_same_names_and_no_random_number_is_dr
     assert list(converted.state_dict()) == ["0.weight", "0.bias"]
     assert all(parameters[name] is value for name, value in converted.named_parameters())
     assert not converted[0].training
-
-
-@pytest.mark.slow
-def test_losses_of_fifty_iterations_are_those_of_plain_convolutions(
-    tiny_config, tmp_path, monkeypatch
-):
-    """Compare in double precision.
-
-    In single precision rounding errors grow from iteration to iteration: the same loop with its
-    clips in another order differs by as much.
-    """
-    torch.manual_seed(0)
-    recipe = tiny_config(tmp_path, "MODEL.DROPOUT_RATE", 0.0)
-    planar = build_model(recipe).double()
-    assert sum(type(module) is PlanarConv3d for module in planar.modules()) > 20
-    monkeypatch.setattr(build, "convert_convolutions", lambda model: model)
-    plain = build_model(recipe).double()
-    assert not any(isinstance(module, PlanarConv3d) for module in plain.modules())
-    plain.load_state_dict(planar.state_dict())
-    made = torch.Generator().manual_seed(1)
-    batches = [
-        (
-            torch.randn(4, 3, 8, 16, 16, dtype=torch.float64, generator=made),
-            torch.randint(8, (4,), generator=made),
-        )
-        for _ in range(10)
-    ]
-    losses = [
-        [train_step(model, optimizer, *batches[i % 10]) for i in range(50)]
-        for model in (planar, plain)
-        for optimizer in [torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)]
-    ]
-    assert losses[0][-1] < losses[0][0] - 1  # something was learned
-    torch.testing.assert_close(*losses, rtol=0, atol=1e-9)
-
-
-def train_step(model, optimizer, clips, labels):
-    loss = nn.functional.cross_entropy(model(pack_pathways(clips, 2)), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()

@@ -35,8 +35,7 @@ class Net(nn.Module):
     [
         (["backbone"], {"head.weight", "head.bias"}),
         (["s1", "s2.0"], {"s2.1.weight", "s2.1.bias", "head.weight", "head.bias"}),
-        (["s?", "head.bias"], {"head.weight"}),
-        (["*.weight"], {"s1.0.bias", "s1.1.bias", "s2.0.bias", "s2.1.bias", "head.bias"}),
+        (["s?", "head.b*"], {"head.weight"}),
     ],
 )
 def test_parts_are_named_by_modules_parameters_and_patterns(patterns, left):
@@ -75,7 +74,6 @@ TWO_LAYERS = ("MODEL.ARCH", "hf", "HF.CONFIG", {"num_hidden_layers": 2})
         # Three blocks of three convolutions and a shortcut, each with its norm, in two pathways.
         (("MODEL.ARCH", "slowfast"), "s1,s1_fuse,s[2-4]*", {"s5": 60, "head": 2}),
         (TWO_LAYERS, "backbone", {"fc_norm": 2, "classifier": 2}),
-        (TWO_LAYERS, "videomae", {"fc_norm": 2, "classifier": 2}),
     ],
 )
 def test_the_parts_of_networks_that_learn(keys, patterns, learning):
@@ -86,7 +84,7 @@ def test_the_parts_of_networks_that_learn(keys, patterns, learning):
     assert Counter(parts) == learning
 
 
-@pytest.mark.parametrize("patterns", ["", "backbone", "videomae.embeddings"])
+@pytest.mark.parametrize("patterns", ["", "backbone"])
 def test_frozen_position_embeddings_follow_the_coverage_of_training_clips(patterns):
     demo = "configs/Demo/VIDEOMAE_DEMO_MULTIGRID.yaml"
     recipe = load_recipe(demo, ["MODEL.NUM_CLASSES", 8, "TRAIN.FREEZE", patterns])
@@ -122,7 +120,6 @@ def test_a_frozen_part_has_to_be_in_the_file_of_weights(tmp_path):
     [
         (["s1", "s3"], "TRAIN.FREEZE s3 matches no parameter of the model.*(s1, s2 and head)"),
         (["*"], "TRAIN.FREEZE * freezes the whole head"),
-        (["s1", "head"], "TRAIN.FREEZE s1,head freezes the whole head"),
     ],
 )
 def test_what_freezes_nothing_or_all_is_refused(patterns, message):

@@ -79,9 +79,7 @@ def test_the_global_pool_is_the_mean_and_so_is_its_gradient(memory_format):
 
 
 @both_formats
-@pytest.mark.parametrize(
-    ("name", "side"), [("stem", 1), ("stem", 6), ("frames", 1), ("frames", 6), ("global", 1)]
-)
+@pytest.mark.parametrize(("name", "side"), [("stem", 1), ("frames", 6), ("global", 1)])
 def test_gradients_lie_in_memory_as_the_inputs_do(name, side, memory_format):
     """The strides show the memory format even where H and W are 1."""
     pool = TrainingGlobalPool3d(1).train() if name == "global" else PlanarMaxPool3d(**POOLS[name])

@@ -1,6 +1,5 @@
 """The temporal shift and the network that shifts in every block."""
 
-import copy
 from functools import cache
 
 import pytest
@@ -114,18 +113,3 @@ def test_without_a_shift_it_is_the_hosts_2d_network_and_with_one_it_is_not():
         expected = host.train(training)([x]).detach()
         torch.testing.assert_close(plain.train(training)([x]), expected, rtol=0, atol=1e-12)
         assert (shifted.train(training)([x]) - expected).abs().max() > 1e-3
-
-
-@pytest.mark.slow
-def test_a_shifted_convolution_compiles_to_one_graph():
-    """Forward and backward compile, with a backend that needs no C++ or GPU compiler."""
-    eager = ShiftedConv3d(nn.Conv3d(8, 4, 1), 4)
-    compiled = torch.compile(copy.deepcopy(eager), backend="aot_eager", fullgraph=True)
-    x = torch.randn(2, 8, 4, 3, 3, requires_grad=True)
-    y = x.detach().clone().requires_grad_()
-    found, expected = compiled(x), eager(y)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    for out in (found, expected):
-        out.square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
-    torch.testing.assert_close(compiled.weight.grad, eager.weight.grad)

@@ -141,4 +141,3 @@ REGISTERED = Check(
     lambda names: all(name in AUGMENTATIONS for name in names),
     "a list of augmentations that modules of IMPORTS have registered",
 )
-WEIGHTS = one_of("pytorch", "caffe2")

@@ -84,6 +84,7 @@ _BN_GROUPS = (
 )
 _BASELINE = "The shape of the baseline's mini-batch follows from other keys. Set {}."
 _MODEL = "MODEL.ARCH alone decides which model is built. Set MODEL.ARCH."
+_FORMAT = "The format of a weight file is detected. Remove the key."
 _COLOURS = "Colours are not augmented for AVA. Remove the key."
 
 IGNORED: Mapping[str, Ignored] = {
@@ -117,6 +118,8 @@ IGNORED: Mapping[str, Ignored] = {
         ("bilinear", "bicubic"),
     ),
     "AUG.RE_SPLIT": Ignored("Random erasing applies to all clips. Remove the key.", (False,)),
+    "TRAIN.CHECKPOINT_TYPE": Ignored(_FORMAT, ("pytorch", "caffe2")),
+    "TEST.CHECKPOINT_TYPE": Ignored(_FORMAT, ("pytorch", "caffe2")),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Ignored(
         "Training from TRAIN.CHECKPOINT_FILE_PATH always starts at iteration 0. To resume the run "
         "in OUTPUT_DIR, set TRAIN.AUTO_RESUME True.",

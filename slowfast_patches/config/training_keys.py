@@ -12,7 +12,6 @@ from slowfast_patches.config.fields import (
     FROM_ZERO,
     NO_OR_FROM_ZERO,
     RATIO,
-    WEIGHTS,
     above_zero_to,
     all_of,
     key,
@@ -244,7 +243,6 @@ class Train:
     auto_resume: bool = key(
         True, "Resume the run in OUTPUT_DIR if it has a checkpoint.", may_differ=True
     )
-    checkpoint_type: str = key("pytorch", "Format of TRAIN.CHECKPOINT_FILE_PATH.", WEIGHTS)
     enable: bool = key(True, "Train the model.")
     dataset: str = key("kinetics", "Data set to train on.")
     checkpoint_file_path: str = key(
@@ -278,9 +276,6 @@ class Test:
         3, "Number of spatial crops of each temporal view.", one_of(1, 3), may_differ=True
     )
     checkpoint_file_path: str = key("", "Checkpoint to test.", may_differ=True)
-    checkpoint_type: str = key(
-        "pytorch", "Format of TEST.CHECKPOINT_FILE_PATH.", WEIGHTS, may_differ=True
-    )
     save_results_path: str = key(
         "",
         "CSV file in OUTPUT_DIR for the predictions of the test: label, prediction and class "

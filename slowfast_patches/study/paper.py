@@ -159,9 +159,7 @@ def paper_arms(
             keys["DATA.PATH_TO_DATA_DIR"] = folder
         if row.start != SCRATCH:
             # Replace the placeholder path of the recipe with the user's file.
-            file = (weights or {}).get(row.start) or ""
-            keys["TRAIN.CHECKPOINT_FILE_PATH"] = file
-            keys["TRAIN.CHECKPOINT_TYPE"] = "caffe2" if file.endswith(".pkl") else "pytorch"
+            keys["TRAIN.CHECKPOINT_FILE_PATH"] = (weights or {}).get(row.start) or ""
         pairs = row.overrides + as_overrides(keys) + _fitting(tuple(overrides), plain, path)
         arm = make_arm(row.folder, row.folder, path, pairs)
         factor = row.factor
@@ -219,5 +217,5 @@ def _open_keys(recipe: Recipe, row: Row) -> frozenset[str]:
     if not recipe.data.path_to_data_dir:
         keys |= {"DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX"}
     if row.start != SCRATCH and not recipe.train.checkpoint_file_path:
-        keys |= {"TRAIN.CHECKPOINT_FILE_PATH", "TRAIN.CHECKPOINT_TYPE"}
+        keys.add("TRAIN.CHECKPOINT_FILE_PATH")
     return frozenset(keys)

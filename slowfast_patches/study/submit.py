@@ -194,7 +194,7 @@ def _check_files(recipe: Recipe) -> list[str]:
             hidden.append(path)
     section, needed = ("TRAIN", recipe.train) if recipe.train.enable else ("TEST", recipe.test)
     if (weights := needed.checkpoint_file_path) and Path(weights).exists():
-        check_file(weights, needed.checkpoint_type, section=section)
+        check_file(weights, section=section)
     elif weights:
         hidden.append(Path(weights))
     return [

@@ -194,7 +194,6 @@ def _set_start(recipe: Recipe, trainer: Trainer, resumable: Resumable | None) ->
             load_weights(
                 stepper.model,
                 train.checkpoint_file_path,
-                kind=train.checkpoint_type,
                 inflate=train.checkpoint_inflate,
             )
         weights = broadcast_from_main(lambda: to_cpu(stepper.model.state_dict()))

@@ -88,26 +88,25 @@ def multi_view_test(
     return metrics
 
 
-def tested_file(recipe: Recipe) -> tuple[str, str, str]:
+def tested_file(recipe: Recipe) -> tuple[str, str]:
     """Return the checkpoint to test if the run does not train.
 
     The first of these that exists is used: TEST.CHECKPOINT_FILE_PATH, the last checkpoint in
     OUTPUT_DIR, and TRAIN.CHECKPOINT_FILE_PATH.
 
     Returns:
-        (path, type, section): the file, its CHECKPOINT_TYPE, and the section of the recipe, TEST or
-        TRAIN, whose keys apply to the file.
+        (path, section): the file, and the section of the recipe, TEST or TRAIN, that names it.
 
     Raises:
         ValueError: There is no checkpoint.
     """
     last = last_checkpoint(recipe.output_dir)
     if recipe.test.checkpoint_file_path:
-        return recipe.test.checkpoint_file_path, recipe.test.checkpoint_type, "TEST"
+        return recipe.test.checkpoint_file_path, "TEST"
     if last is not None:
-        return str(last), "pytorch", "TEST"
+        return str(last), "TEST"
     if recipe.train.checkpoint_file_path:
-        return recipe.train.checkpoint_file_path, recipe.train.checkpoint_type, "TRAIN"
+        return recipe.train.checkpoint_file_path, "TRAIN"
     raise ValueError(
         f"There is no model to test, because {recipe.output_dir} has no checkpoint. Set "
         "TEST.CHECKPOINT_FILE_PATH to a checkpoint, or set TRAIN.ENABLE True."
@@ -184,7 +183,7 @@ def _tested_model(recipe: Recipe, world: World) -> nn.Module:
     """Build the model to test. The main process loads the weights and broadcasts them."""
     model = build_model(recipe)
     if world.is_main:
-        path, kind, section = tested_file(recipe)
-        load_weights(model, path, kind=kind, complete=True, section=section)
+        path, section = tested_file(recipe)
+        load_weights(model, path, complete=True, section=section)
     model.load_state_dict(broadcast_from_main(model.state_dict))
     return model.to(world.device)

@@ -102,8 +102,8 @@ def _check(recipe: Recipe, placement: Placement) -> None:
         ):  # fail before starting processes if another run has the lock
             pass
     elif starts_main and recipe.test.enable:
-        path, kind, section = tested_file(recipe)
-        check_file(path, kind, section=section)
+        path, section = tested_file(recipe)
+        check_file(path, section=section)
         check_same_scores(recipe, local_file(path))
 
 
@@ -134,7 +134,7 @@ def _check_training(recipe: Recipe, starts_main: bool) -> None:
     if starts_main:
         check_tracker(recipe)
     if given and starts_main and not resumes:
-        check_file(given, recipe.train.checkpoint_type)
+        check_file(given)
 
 
 def _count_videos(recipe: Recipe, split: str) -> int:

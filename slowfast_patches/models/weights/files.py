@@ -68,38 +68,30 @@ def local_file(path: str | Path) -> Path:
     return file
 
 
-def check_kind(path: str | Path, kind: str) -> None:
-    """Check that the first bytes of a file match a checkpoint format.
-
-    Args:
-        path: The file.
-        kind: Format: "pytorch" or "caffe2".
+def format_of(path: Path) -> str:
+    """Return the format of a weight file: "safetensors", "pytorch" or "caffe2".
 
     Raises:
         ValueError: The file does not exist or has another format.
     """
-    if not Path(path).is_file():
+    if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
-    with Path(path).open("rb") as file:
+    with path.open("rb") as file:
         head = file.read(64)
-    if kind == "pytorch" and head[8:9] == b"{":
-        return  # safetensors: the size of the header, then the header as JSON
-    from_torch = head.startswith(b"PK\x03\x04") or head[2:].startswith(_LEGACY_MARK)
-    if kind == "caffe2" and from_torch:
-        raise ValueError(f"{path} was written by PyTorch; set CHECKPOINT_TYPE pytorch")
-    if kind == "pytorch" and not from_torch:
-        raise ValueError(
-            f"{path} is not a PyTorch checkpoint. The file starts with {head[:16]!r}. If it is a "
-            "pickle of Caffe2, set CHECKPOINT_TYPE caffe2"
-        )
+    if head[8:9] == b"{":  # after the size of the header, which is JSON
+        return "safetensors"
+    if head.startswith(b"PK\x03\x04") or head[2:].startswith(_LEGACY_MARK):
+        return "pytorch"
+    if head.startswith(b"\x80"):
+        return "caffe2"  # a plain pickle
+    raise ValueError(
+        f"{path} is neither a file of PyTorch, nor of safetensors, nor a pickle of Caffe2. It "
+        f"starts with {head[:16]!r}"
+    )
 
 
-def read_weights(path: str | Path, kind: str) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a weight file, without running any code from the file.
-
-    Args:
-        path: The file.
-        kind: Format: "pytorch" or "caffe2".
 
     Returns:
         Tensors by their names in the file.
@@ -107,14 +99,14 @@ def read_weights(path: str | Path, kind: str) -> dict[str, Tensor]:
     Raises:
         ValueError: The file cannot be read or has no weights.
     """
-    check_kind(path, kind)
-    if kind == "caffe2":
+    form = format_of(path)
+    if form == "caffe2":
         return {
             name: torch.from_numpy(blob.astype(blob.dtype.newbyteorder("=")))
-            for name, blob in read_blobs(Path(path)).items()
+            for name, blob in read_blobs(path).items()
             if isinstance(blob, np.ndarray) and not _OPTIMIZER_BLOB.fullmatch(name)
         }
-    if Path(path).suffix == ".safetensors":
+    if form == "safetensors":
         try:
             return load_file(path)
         except SafetensorError as error:
@@ -130,8 +122,8 @@ def read_weights(path: str | Path, kind: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _load_torch(path: str | Path) -> Any:
-    check_archive(Path(path))
+def _load_torch(path: Path) -> Any:
+    check_archive(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

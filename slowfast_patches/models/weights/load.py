@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_patches.models.tsm import ShiftedConv3d
-from slowfast_patches.models.weights.files import check_kind, local_file, read_weights
+from slowfast_patches.models.weights.files import format_of, local_file, read_weights
 from slowfast_patches.models.weights.names import host_names
 from slowfast_patches.utils.tables import shorten_list
 
@@ -28,7 +28,7 @@ _BEHIND_LATERAL = re.compile(r"s(\d)\.pathway0_res0\.(branch1|branch2\.a)\.weigh
 """Convolutions whose input has additional channels from a lateral connection."""
 
 
-def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> None:
+def check_file(path: str | Path, *, section: str = "TRAIN") -> None:
     """Check that a weight file exists and has the right format, without reading the weights.
 
     If `path` is an https address, the file is downloaded. See `load_weights` for the arguments.
@@ -37,14 +37,13 @@ def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN
         ValueError: The file does not exist, cannot be downloaded, or has another format.
     """
     with _name_key_in_errors(section):
-        check_kind(local_file(path), kind)
+        format_of(local_file(path))
 
 
 def load_weights(
     model: nn.Module,
     path: str | Path,
     *,
-    kind: str = "pytorch",
     inflate: bool = False,
     complete: bool = False,
     section: str = "TRAIN",
@@ -59,7 +58,6 @@ def load_weights(
     Args:
         model: A PySlowFast model, with or without grouped BN.
         path: The file, or an https address, from which the file is downloaded once.
-        kind: Format: "pytorch" or "caffe2", as in CHECKPOINT_TYPE.
         inflate: Repeat 2-D convolutions along time, as in TRAIN.CHECKPOINT_INFLATE.
         complete: Require that the file and the model have the same tensors. Also require that both
             shift channels in the same blocks, if the names in the file show where the file does.
@@ -71,7 +69,7 @@ def load_weights(
             parameter. Or `complete` is True and the file and the model differ.
     """
     with _name_key_in_errors(section):
-        tensors, shifted = host_names(read_weights(local_file(path), kind), kind)
+        tensors, shifted = host_names(read_weights(local_file(path)))
         fit = fit_weights(tensors, model.state_dict())
         here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
         if shifted is not None and shifted != here:

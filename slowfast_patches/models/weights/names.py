@@ -32,7 +32,7 @@ block elsewhere. These modules are not supported."""
 
 
 def host_names(
-    tensors: Mapping[str, Tensor], kind: str = "pytorch"
+    tensors: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], frozenset[str] | None]:
     """Rename tensors to PySlowFast's names.
 
@@ -42,7 +42,6 @@ def host_names(
 
     Args:
         tensors: Tensors under the names in the file.
-        kind: Format: "caffe2" or "pytorch". The naming in a PyTorch file is detected.
 
     Returns:
         The renamed tensors, and the names of the convolutions whose input is shifted in the file's
@@ -52,7 +51,7 @@ def host_names(
         ValueError: The file has a ResNet of basic blocks (18 or 34 layers). Or the file has a TSM
             with other modules than shifts before the first convolution of a block.
     """
-    if kind == "caffe2":
+    if "pred_w" in tensors or "conv1_w" in tensors:  # Caffe2
         from slowfast.utils.c2_model_loading import get_name_convert_func
 
         convert = get_name_convert_func()

@@ -47,7 +47,6 @@ def refusal(overrides: str, per_machine: int = 1) -> str:
         ("MULTIGRID.LONG_CYCLE_FACTORS [[2,1],[1,1]]", "[frames, crop] in (0, 1]"),
         ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
         ("DETECTION.ENABLE True MODEL.LOSS_FUNC bce_logit", "bce, or DETECTION.ENABLE False"),
-        ("TRAIN.CHECKPOINT_TYPE onnx", "must be pytorch or caffe2, not 'onnx'"),
         # Several.
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "Shorten the warm-up"),
         ("DATA.TEST_CROP_SIZE 192", "Set DATA.TEST_CROP_SIZE to 224 or more"),

@@ -212,5 +212,5 @@ def test_blobs_of_caffe2_are_found_by_their_names(tmp_path: Path):
     blobs |= {"lr": np.float32(0.1), "pred_w_momentum": np.zeros(9, np.float32)}
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps({"blobs": blobs}, protocol=2))
-    load_weights(model, path, kind="caffe2")
+    load_weights(model, path)
     assert_same(model, {name: values[name] for name in names.values()})

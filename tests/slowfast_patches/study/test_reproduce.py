@@ -134,7 +134,6 @@ class TestArms:
         places = {"data": {"ssv2": str(tmp_path)}, "weights": {"kinetics": "k400.pkl"}}
         recipe = arm("table5", "baseline", overrides=EIGHT_ON_FOUR, **places).recipe
         assert recipe.train.checkpoint_file_path == "k400.pkl"
-        assert recipe.train.checkpoint_type == "caffe2"
         assert recipe.data.path_to_data_dir == str(tmp_path)
         assert recipe.train.batch_size == 8
         assert recipe.solver.base_lr == pytest.approx(0.015)

@@ -118,11 +118,13 @@ class PlanarConv3d(AdoptingConv3d):
             positions = x.flatten(2).transpose(1, 2)
             output = F.linear(positions, weight.flatten(1), bias)
             return torch.unflatten(output.transpose(1, 2).contiguous(), 2, x.shape[2:])
-        kernels = weight.flatten(3)
-        padding = (weight.shape[2] // 2, 0)
-        convolve = _matrix_product_conv2d if _prefers_matrix_product(x, kernels) else F.conv2d
-        planes = convolve(x.flatten(3), kernels, bias, (step, 1), padding)
-        return torch.unflatten(planes, 3, x.shape[3:])
+        planes, kernels = x.flatten(3), weight.flatten(3)
+        options = (bias, (step, 1), (weight.shape[2] // 2, 0))
+        if _prefers_matrix_product(x, kernels):  # by torch's own kernel instead of oneDNN
+            output = torch.ops.aten.thnn_conv2d(planes, kernels, kernels.shape[2:], *options)
+        else:
+            output = F.conv2d(planes, kernels, *options)
+        return torch.unflatten(output, 3, x.shape[3:])
 
     def _conv_frame_by_frame(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Convolve with a kernel of T × k × k, as the sum of T 2-D convolutions of single frames.
@@ -203,19 +205,6 @@ def _prefers_matrix_product(x: Tensor, kernels: Tensor) -> bool:
     if kernels.shape[2] > 1:
         return len(kernels) <= _MAX_CHANNELS_TEMPORAL
     return max(kernels.shape[:2]) <= _MAX_CHANNELS_POINTWISE
-
-
-def _matrix_product_conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-) -> Tensor:
-    """Compute `F.conv2d` by matrix products, with torch's own kernel instead of oneDNN."""
-    kernel = weight.shape[2:]
-    planes: Tensor = torch.ops.aten.thnn_conv2d(x, weight, kernel, bias, stride, padding)
-    return planes
 
 
 def convert_convolutions(model: nn.Module) -> nn.Module:

@@ -71,7 +71,7 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
         (["--hours", 0.03], "0.03 hours, .* is 120 seconds. .* shorter than the time limit"),
         (["--hours", "inf"], "is inf hours"),
         (["--warning-seconds", 0], "is 0 seconds. The warning time must be from 1"),
-        (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "not a PyTorch checkpoint"),
+        (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "is neither a file of PyTorch"),
     ],
 )
 def test_mistakes_are_found_before_it_is_queued(

@@ -102,7 +102,6 @@ class MultigridCallback(Callback):
     def __init__(self, schedule: Schedule, seed: int = 0) -> None:
         self.training = Training(schedule, seed=seed)
         self._trainer: Trainer | None = None
-        self._saved_step = -1
 
     def loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Batch]:
         """Return the data loader for `train_dataloader`.
@@ -206,12 +205,6 @@ class MultigridCallback(Callback):
         if self.training.iteration == iterations:
             trainer.should_stop = True
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Note which iteration a checkpoint has."""
-        self._saved_step = trainer.global_step
-
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Save the last iteration if no other callback has saved it.
 
@@ -219,7 +212,8 @@ class MultigridCallback(Callback):
         """
         step = trainer.global_step
         savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-        if savers and self._saved_step != step and not trainer.fast_dev_run:
+        is_saved = any(saver._last_global_step_saved == step for saver in savers)
+        if savers and not is_saved and not trainer.fast_dev_run:
             last = [saver.last_model_path for saver in savers if saver.last_model_path]
             trainer.save_checkpoint((*last, f"{savers[0].dirpath}/multigrid-step={step}.ckpt")[0])
 

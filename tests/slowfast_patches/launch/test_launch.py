@@ -233,6 +233,9 @@ def test_ranks_that_torchrun_starts_again_meet_in_the_same_store(start, tmp_path
     run |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     for count, statuses in (("0", [2, -signal.SIGKILL]), ("1", [0, 0])):
         run["TORCHELASTIC_RESTART_COUNT"] = count
-        started = [start("kill", **run, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+        started = []
+        for rank in "01":  # rank 0 must not find what rank 1 left before
+            started.append(start("kill", **run, RANK=rank, LOCAL_RANK=rank))
+            time.sleep(1 - int(rank))
         assert [end_of(process)[0] for process in started] == statuses
     assert sums(tmp_path) == ["2 0", "2 1"]

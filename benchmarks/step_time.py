@@ -50,7 +50,7 @@ import torch
 from common import new_parser, write_result
 from steps.case import checked_recipe
 from steps.measure import measure
-from steps.tables import format_result
+from steps.text import format_result
 from steps.variants import NAMES
 
 from slowfast_patches import patching

@@ -212,6 +212,7 @@ class _Packets:
 
 def _survey(file: VideoFile, clock: TimeLimit) -> _Packets:
     """Read all packets of a video stream."""
+    limits = file.limits
     stamps: _Stamps = []
     palettes = 0
     are_whole = are_all = True
@@ -220,13 +221,13 @@ def _survey(file: VideoFile, clock: TimeLimit) -> _Packets:
     try:
         for packet in file.container.demux(file.stream):
             clock.check()
-            file.limits.check_bytes(packet.size)
+            limits.check_bytes(packet.size)
             if not packet.size or packet.is_discard:
                 continue
             stamps.append((packet.pts, packet.is_keyframe))
             are_whole = are_whole and is_whole(packet)
             palettes += has_palettes and packet.has_sidedata("palette")
-            file.limits.check_frames(len(stamps))
+            limits.check_frames(len(stamps))
     except av.InvalidDataError:
         are_all = False
     return _Packets(stamps, palettes, are_whole and are_all, are_all)

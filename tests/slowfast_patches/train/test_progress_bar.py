@@ -8,6 +8,7 @@ import struct
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,6 +54,14 @@ def on_screen(written: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("index of")]
 
 
+class SlowUntil(At):
+    """Waits after each step, as bars are drawn ten times a second at most."""
+
+    def after_step(self, trainer, step, outcome) -> None:
+        time.sleep(0.12)
+        super().after_step(trainer, step, outcome)
+
+
 def test_on_a_terminal_a_bar_shows_the_iterations_and_leaves_the_log_whole(
     train: Callable[..., Path],
     tmp_path: Path,
@@ -62,7 +71,7 @@ def test_on_a_terminal_a_bar_shows_the_iterations_and_leaves_the_log_whole(
     keys = (*PLAIN, *SHORT, "LOG_PERIOD", 2)
     with (
         terminal(monkeypatch) as first,
-        hooked(At(4, save_and_die)),
+        hooked(SlowUntil(4, save_and_die)),
         pytest.raises(SystemExit),
     ):
         train(tmp_path, *keys)

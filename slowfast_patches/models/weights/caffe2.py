@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slowfast_patches.utils.errors import mistake_in
+
 _NUMPY = re.compile(
     r"numpy (ndarray|dtype)"
     r"|numpy\._?core\.multiarray (_reconstruct|scalar)"
@@ -37,32 +39,18 @@ def read_blobs(path: Path) -> dict[str, Any]:
         ValueError: The file is not a pickle with "blobs", or contains other objects than arrays,
             plain values and containers. The message names the object.
     """
-    try:
+    with mistake_in(f"{path} cannot be read as a Caffe2 checkpoint"):
         with path.open("rb") as file:
             blobs = _Reader(file, encoding="latin1").load()["blobs"]
         if not all(isinstance(name, str) for name in blobs):
             raise TypeError("names of blobs must be strings")
         return {k: _array(v) if isinstance(v, _Record) else v for k, v in blobs.items()}
-    except _RefusedError as refused:
-        raise ValueError(
-            f"{path} is refused because it contains {_printable(refused)}. A Caffe2 checkpoint "
-            "needs only arrays and plain containers. Other objects in a pickle are not safe to load"
-        ) from None
-    except Exception as error:
-        reason = f"{type(error).__name__} {_printable(error)}"
-        raise ValueError(f"{path} cannot be read as a Caffe2 checkpoint: {reason}") from error
 
 
-class _RefusedError(Exception):
-    """Error raised when a file contains an unsafe object. The message is the name of the object."""
-
-
-def _printable(error: Exception) -> str:
-    """Return an error message without newlines and control characters.
-
-    The message may quote the file, which is not trusted.
-    """
-    return str(error).encode("unicode_escape").decode()[:200]
+def _refused(name: str) -> ValueError:
+    return ValueError(
+        f"it contains {name}, but only arrays and plain containers in a pickle are safe to load"
+    )
 
 
 class _Record:
@@ -92,7 +80,7 @@ class _Reader(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if not _NUMPY.fullmatch(f"{module} {name}"):
-            raise _RefusedError(f"{module}.{name}")
+            raise _refused(f"{module}.{name}")
         # Make a new class each time, because a pickle can set attributes of the class.
         return type("_Record", (_Record,), {"name": name})
 
@@ -106,11 +94,11 @@ def _array(record: _Record) -> NDArray[Any]:
     elif record.name == "scalar":
         dtype, data = record.arguments
     else:
-        raise _RefusedError(f"numpy.{record.name}")
+        raise _refused(f"numpy.{record.name}")
     kind = _dtype(dtype)
     content = _bytes(data)
     if not all(isinstance(side, int) and side >= 0 for side in shape):
-        raise _RefusedError(f"an array of shape {shape}")
+        raise _refused(f"an array of shape {shape}")
     if len(content) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{len(content)} bytes do not make an array of shape {shape}")
     array = np.ndarray(shape, kind, content, order="F" if fortran else "C")
@@ -123,16 +111,16 @@ def _dtype(record: Any) -> np.dtype[Any]:
     Dtypes with fields or sub-arrays are refused, because such a dtype can contain objects.
 
     Raises:
-        _RefusedError: The dtype is not a plain number type.
+        ValueError: The dtype is not a plain number type.
     """
     code = record.arguments[0] if isinstance(record, _Record) and record.name == "dtype" else None
     if not isinstance(code, str) or not re.fullmatch("[<>|=]?[biuf][1248]", code):
-        raise _RefusedError(f"numpy.dtype of {code if isinstance(code, str) else type(code)}")
+        raise _refused(f"numpy.dtype of {code if isinstance(code, str) else type(code)}")
     if record.state is None:
         return np.dtype(code)
     _, order, *structure = record.state
     if order not in ("<", ">", "|", "=") or any(part is not None for part in structure[:3]):
-        raise _RefusedError("a structured numpy.dtype")
+        raise _refused("a structured numpy.dtype")
     return np.dtype(code).newbyteorder(order)
 
 
@@ -145,5 +133,5 @@ def _bytes(data: Any) -> bytes:
     if isinstance(data, str):
         return data.encode("latin1")
     if not isinstance(data, bytes | bytearray):
-        raise _RefusedError("an array that is not made of numbers")
+        raise _refused("an array that is not made of numbers")
     return bytes(data)

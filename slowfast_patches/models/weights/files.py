@@ -6,19 +6,18 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.hub import download_url_to_file
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
+from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.files import check_archive
 
 WEIGHTS_FILE = "model.safetensors"
@@ -60,11 +59,9 @@ def local_file(path: str | Path) -> Path:
     name = urlsplit(address).path.rpartition("/")[2][-100:]
     file = Path(os.environ.get("FVCORE_CACHE", "~/.torch")).expanduser() / f"{digest}-{name}"
     if not file.is_file():
-        try:
+        with mistake_in(f"{address} cannot be downloaded"):
             file.parent.mkdir(parents=True, exist_ok=True)
             download_url_to_file(address, str(file))
-        except (OSError, HTTPException) as error:
-            raise ValueError(f"{address} cannot be downloaded: {error}") from error
     return file
 
 
@@ -107,10 +104,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             if isinstance(blob, np.ndarray) and not _OPTIMIZER_BLOB.fullmatch(name)
         }
     if form == "safetensors":
-        try:
+        with mistake_in(f"{path} cannot be read as safetensors"):
             return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path} cannot be read as safetensors: {error}") from error
     content = _load_torch(path)
     content = content if isinstance(content, Mapping) else {}
     state = next((content[k] for k in _STATES if isinstance(content.get(k), Mapping)), content)

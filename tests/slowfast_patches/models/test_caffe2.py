@@ -87,7 +87,9 @@ def assert_refused(content: bytes, name: str) -> None:
     path = written(Path.cwd(), content)
     with pytest.raises(ValueError) as caught:
         read_blobs(path)
-    assert str(caught.value).startswith(f"{path} is refused because it contains {name}. ")
+    assert f"{path} cannot be read as a Caffe2 checkpoint: it contains {name}, " in str(
+        caught.value
+    )
 
 
 class Calls:
@@ -153,7 +155,7 @@ SHELL = b"S'" + TOUCH.encode() + b"'\n"
 def test_ways_around_are_refused(program: bytes):
     inside = b"}U\x05blobs}U\x01a" + program.removeprefix(b"\x80\x04")[:-1] + b"ss."
     for content in (program, inside):
-        with pytest.raises(ValueError, match=r"refused|cannot be read"):
+        with pytest.raises(ValueError, match="cannot be read"):
             read_blobs(written(Path.cwd(), content))
 
 

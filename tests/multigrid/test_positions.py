@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 
 import pytest
@@ -174,15 +173,10 @@ def test_a_converted_model_can_be_saved_whole_and_converted_again(name):
     model = convert_positions(build(name))
     file = io.BytesIO()
     torch.save(convert_positions(model), file)
-    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False).train()
-    copied, coarse = copy.deepcopy(model).train(), clips(2, frames=4, crop=16)
-    set_coverage(loaded, torch.full((2, 2), 0.5))
-    torch.manual_seed(0)
-    theirs = loaded(coarse).logits
-    set_coverage(copied, torch.full((2, 2), 0.5))
-    torch.manual_seed(0)
-    assert torch.equal(copied(coarse).logits, theirs)
-    assert not torch.equal(model(coarse).logits, theirs), "the first is told nothing"
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    for frames, crop in ((4, 16), (FRAMES, CROP)):
+        coarse = clips(2, frames, crop)
+        assert torch.equal(loaded(coarse).logits, model(coarse).logits)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -41,7 +41,10 @@ class Hook:
         """Run at the end of the training, also if an error ends it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to store in checkpoints: tensors, numbers, texts and collections."""
+        """Return the state to store in checkpoints: tensors, numbers, texts and collections.
+
+        The state of the main process is stored, and restored in all processes.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -199,11 +200,6 @@ def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
     return [beside, _cache_folder() / f"{digest}.index{suffix}"]
 
 
-def _writable_files(csv: Path, suffix: str) -> list[Path]:
-    """Return the paths at which an index may be written. Training does not change a bucket."""
-    return [file for file in index_files(csv, suffix) if not is_remote(file)]
-
-
 def publish_index(csv: Path) -> None:
     """Copy the index of a remote list from the user's cache folder to the folder of the list."""
     beside, cached = index_files(csv)
@@ -222,10 +218,7 @@ def unlisted(paths: Sequence[str]) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Return the user's cache folder for indexes.
-
-    For users without a home directory, the folder is in the system's folder for temporary files.
-    """
+    """Return the user's cache folder. Without a home directory, it is a temporary folder."""
     home = os.path.expanduser("~")
     cache = os.path.join(home, ".cache") if os.path.isdir(home) else tempfile.gettempdir()
     return Path(os.environ.get("XDG_CACHE_HOME") or cache) / "multigrid"
@@ -254,7 +247,7 @@ def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
     Returns:
         The path of the written file, or None if neither folder is writable.
     """
-    for file in _writable_files(csv, suffix):
+    for file in filterfalse(is_remote, index_files(csv, suffix)):  # a bucket is not changed
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file, shared=True) as stream:
@@ -314,7 +307,7 @@ def _report(csv: Path, index: VideoIndex, slow: Mapping[str, float], step: float
         (".unreadable.txt", "cannot be read: %s. The full list is in %s", index.unreadable),
         (".damaged.txt", "can be read only in part: %s. The full list is in %s", index.damaged),
     ):
-        for file in _writable_files(csv, suffix):
+        for file in filterfalse(is_remote, index_files(csv, suffix)):
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
         rows = [(path, " ".join(reason.split())) for path, reason in videos]
@@ -347,12 +340,7 @@ def _names(csv: Path, paths: Sequence[str]) -> list[str]:
 
 
 def _status(path: str, remote: Mapping[str, Status]) -> tuple[int, int]:
-    """Return the fields `size` and `modified` of the `Entry` of a video.
-
-    Args:
-        path: The video.
-        remote: The status of each remote video.
-    """
+    """Return `Entry.size` and `Entry.modified` of a local video, or of one in `remote`."""
     if is_remote(path):
         return remote[path][:2] if path in remote else (-1, -1)
     try:

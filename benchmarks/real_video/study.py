@@ -61,6 +61,9 @@ DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
 STUDIES = {
     "words": Study("words", WORDS, (*CURVE, 2.0, 4.0), most_seeds=3),
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
+    "words_rivals": Study(
+        "words", (*WORDS, *variants("rivals"), *recipes("words_ablation/all_pixels")), (0.5,), 3
+    ),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
     "digits": Study("digits", DIGITS, CURVE, most_seeds=3),
     "cycles_words": Study("words", (WORDS[1], *recipes("cycles/WORDS_PAPER")), NAMED),

@@ -1,0 +1,105 @@
+"""Related methods, for the recipes in recipes/rivals.
+
+    export PYTHONPATH=benchmarks/real_video
+    python benchmarks/real_video/study.py words_rivals --words data/words --seeds 0 1 2
+
+The recipes name this module in IMPORTS. A recipe with one phase for each of `RUNGS` then has the
+schedule of `scheduled_sampling`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multigrid import Cycles, LearningRate, Schedule, Shape, scale_shape
+from multigrid.integrations import pyslowfast_keys
+from multigrid.learning_rate import batch_rate_factor
+from multigrid.phases import make_schedule
+from multigrid.schedule import Phase
+from slowfast_patches.datasets.augmentation import OPERATIONS, apply
+from slowfast_patches.registry import register_augmentation
+
+RUNGS = ((0.5, 0.5), (1.0, 0.5), (1.0, 0.75), (1.0, 1.0))
+"""Sizes of scheduled sampling, as factors (t/T, h/H)."""
+WINDOWS = 16
+"""Number of positions of the window over the sizes."""
+PERIOD = 40
+"""Number of iterations that are drawn for a position, and then repeated."""
+MIXING = 0.1
+"""Probability of a size drawn without regard to the window."""
+SIGMA = 0.75
+"""Standard deviation of the window, in sizes."""
+
+
+@register_augmentation("growing")
+def growing(clip: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Apply one operation of RandAugment whose magnitude grows with the clip.
+
+    The magnitude is 5 of 10 for 16 frames of 64 pixels, and 0 for an eighth of these pixels.
+    """
+    share = clip[..., 0].size / (16 * 64 * 64)
+    magnitude = max(0.0, 0.5 + math.log2(share) / 6)
+    operation = OPERATIONS[int(rng.integers(len(OPERATIONS)))]
+    sign = float(rng.choice((-1, 1)))
+    return clip if magnitude == 0 else apply(operation, clip, magnitude * sign, (115, 115, 115))
+
+
+def scheduled_sampling(
+    base: Shape,
+    num_videos: int,
+    learning_rate: LearningRate,
+    cycles: Cycles | None,
+    *,
+    bn_size: int | None,
+    size_divisor: int,
+    batch_rate_rule: str,
+    **others: Any,
+) -> Schedule:
+    """Make a schedule whose shapes are drawn from a Gaussian window over sizes, as timm's sampler.
+
+    The window moves from the smallest size to the largest. Other recipes have their usual schedule.
+    """
+    if cycles is None or cycles.long_cycle != RUNGS:
+        others |= {"bn_size": bn_size, "size_divisor": size_divisor}
+        others |= {"batch_rate_rule": batch_rate_rule}
+        return make_schedule(base, num_videos, learning_rate, cycles, **others)
+    sizes = [scale_shape(base, rung, size_divisor, cycles.batch_exponent) for rung in RUNGS]
+    rng = np.random.default_rng(0)
+    drawn = [
+        tuple(sizes[i] for i in rng.choice(len(sizes), PERIOD, p=_odds(k))) for k in range(WINDOWS)
+    ]
+    means = [sum(shape.batch for shape in shapes) / PERIOD for shapes in drawn]
+    end = learning_rate.stage_ends[-1]
+    epochs = cycles.epoch_factor * end
+    length = epochs * num_videos / sum(means)
+    phases = list[Phase]()
+    first_clip = 0
+    for k, (shapes, mean) in enumerate(zip(drawn, means, strict=True)):
+        phase = Phase(
+            start=round(k * length),
+            stop=round((k + 1) * length),
+            baseline_epochs=(end * k / WINDOWS, end * (k + 1) / WINDOWS),
+            stage=0,
+            lr_scale=batch_rate_factor(mean / base.batch, batch_rate_rule),
+            shapes=shapes,
+            bn_sizes=(bn_size,) * PERIOD,
+            first_clip=first_clip,
+        )
+        phases.append(phase)
+        first_clip += phase.clips
+    return Schedule(base, num_videos, epochs, learning_rate, tuple(phases), cycles)
+
+
+def _odds(window: int) -> NDArray[np.float64]:
+    centre = (len(RUNGS) - 1) * (window + 0.5) / WINDOWS
+    weights = np.exp(-((np.arange(len(RUNGS)) - centre) ** 2) / (2 * SIGMA**2))
+    odds: NDArray[np.float64] = (1 - MIXING) * weights / weights.sum() + MIXING / len(RUNGS)
+    return odds
+
+
+# A recipe cannot name a schedule of another kind.
+pyslowfast_keys.make_schedule = scheduled_sampling  # type: ignore[attr-defined, assignment]

@@ -216,7 +216,7 @@ def _row(
     timing: Timing,
     loader: float | None,
 ) -> dict[str, Any]:
-    """Return the predicted times of the baseline and of multigrid (if on) on one cluster."""
+    """Return the predicted training times on one cluster, with and without multigrid."""
     trainings = {"multigrid": (fitted, timing.ours)} if fitted.uses_multigrid else {}
     trainings["baseline"] = (without_multigrid(fitted), timing.baseline)
     times = dict[str, dict[str, float]]()

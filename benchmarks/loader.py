@@ -120,9 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_sets(args: argparse.Namespace) -> tuple[Path, Path]:
-    """Make a folder with a train.csv of the videos, and one with that of their prepared copies.
+    """Make two folders with a train.csv: for the videos, and for their prepared copies.
 
     Existing copies are reused.
+
+    Returns:
+        The folder for the videos, and the folder for the copies.
     """
     if args.csv is None:
         files = _rendered_videos(args.output / "rendered")
@@ -286,7 +289,7 @@ def _peer(decode: Decode, dataset: ClipDataset, seed: int, shape: Shape) -> Read
 
 
 def _torchcodec(path: str, positions: list[int]) -> Sequence[NDArray[np.uint8]]:
-    """Decode without a scan of the file, which is the fastest way."""
+    """Decode in torchcodec's fastest mode, which does not scan the file."""
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(
@@ -337,7 +340,7 @@ def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
 
 
 def format_result(result: Result) -> str:
-    """Format a table of speeds, one of ratios, and the machine."""
+    """Format a table of speeds, a table of ratios, and a description of the machine."""
     rows = [{"name": _name(row), **row} for row in result["shapes"]]
     ways = list(rows[0]["clips_per_second"])
     clip: dict[str, Column] = {"clip": ("name", str)}

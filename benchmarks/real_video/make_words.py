@@ -249,7 +249,7 @@ def attempt(function: Callable[[Sentence], T], sentence: Sentence) -> T | Unread
 
 
 def find_sentences(args: argparse.Namespace, left_out: dict[Path, str]) -> list[Sentence]:
-    """Return the sentences with a valid alignment, and add the other videos to `left_out`."""
+    """Return the sentences that have a valid alignment. Add videos without one to `left_out`."""
     sentences = list[Sentence]()
     for video in sorted(args.videos.glob("*.mpg")):
         path = args.alignments / f"{video.stem}.align"

@@ -179,7 +179,7 @@ class Case:
             return self.bench.time(self.step, self.batch, iterations)
         except torch.OutOfMemoryError:
             self.failure = "out of memory"
-        # Not in an `except` block, because there the error still keeps activations alive.
+        # Clean up after the `except` block, in which the error still keeps activations alive.
         self.bench.clean_up(self.step)
         return None
 

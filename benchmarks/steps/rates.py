@@ -131,8 +131,8 @@ def _ratio(row: Row, other: Row, factor: float = 1.0) -> Row | None:
 def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
     """Compute the training time of the whole schedule, and of the baseline without multigrid.
 
-    The medians are computed from the medians of the shapes, as in multigrid-plan. The quartiles are
-    computed from the rounds.
+    Each median is computed from the median times of the shapes, as in multigrid-plan. The quartiles
+    are those of the results of single rounds.
 
     Args:
         recipe: The recipe as measured.

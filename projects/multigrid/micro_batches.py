@@ -30,14 +30,14 @@ class MicroBatch(NamedTuple):
 def divide(
     batch: Mapping[str, Any], clips: int, group_size: int | None, parts: int, model: nn.Module
 ) -> Iterator[MicroBatch]:
-    """Yield micro-batches of whole BN groups, and update running statistics once for all of them.
+    """Yield micro-batches of whole BN groups, and update the running statistics after the last one.
 
     BN group g of G has the clips g, g + G, g + 2G, ... (see `GroupedBatchNorm3d`). Micro-batch p
     has the groups p, p + `parts`, p + 2 · `parts`, ... `check_accumulation` checks that there are
     enough groups.
 
     Each micro-batch starts from the running statistics before the mini-batch. After the last one,
-    they are set to the weighted mean of the results.
+    set the running statistics to the mean of those of the micro-batches, weighted by clips.
 
     Args:
         batch: The mini-batch. Tensors with one row per clip are divided.

@@ -1,8 +1,8 @@
 """Division of a training into the phases of a `Schedule` (paper §3).
 
 There is one phase for each long-cycle shape in each learning-rate stage, and one or two for
-fine-tuning. The learning rate changes where a phase starts: by the batch size (`lr_scale`), and by
-the policy of the baseline, whose epochs each phase corresponds to.
+fine-tuning. Each phase corresponds to an interval of epochs of the baseline, and takes its learning
+rate from the policy of the baseline in this interval, scaled to its batch size (`lr_scale`).
 """
 
 from __future__ import annotations
@@ -194,11 +194,11 @@ def _count_iterations(
 ) -> list[int]:
     """Return the iteration at which each phase stops.
 
-    The numbers of iterations have the ratios of the parts, divided by the pixels of an iteration
-    with `equal_time`. The phases train `clips` clips in total. Each phase stops at the iteration
-    whose number of clips is nearest to the exact value, so rounding errors do not accumulate over
-    phases. The computation uses fractions, because sums of floats depend on the Python version and
-    could break a tie either way.
+    The numbers of iterations are in proportion to the epochs of the parts. With `equal_time`, the
+    numbers of pixels are in proportion instead. The phases train `clips` clips in total. Each phase
+    stops at the iteration whose number of clips is nearest to the exact value, so rounding errors
+    do not accumulate over phases. The computation uses fractions, because sums of floats depend on
+    the Python version and could break a tie either way.
 
     Raises:
         ValueError: A phase has no iteration.

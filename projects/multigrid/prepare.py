@@ -1,4 +1,4 @@
-"""Model and optimizer of one iteration: its BN group size and learning rates."""
+"""Set the BN group size of a model and the learning rates of an optimizer for an iteration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prepare_step(step: ScheduleStep, model: nn.Module, optimizer: Optimizer) -> 
 
 
 def scaled_rates(optimizer: Optimizer, lr: float) -> list[float]:
-    """Return the learning rate of each parameter group."""
+    """Return the learning rate of each parameter group: `lr` times its "lr_scale"."""
     return [lr * group.get("lr_scale", 1.0) for group in optimizer.param_groups]
 
 

@@ -77,8 +77,9 @@ def scale_shape(
 ) -> Shape:
     """Return the shape with fewer frames, smaller crops and, by Equation 1, more clips.
 
-    Equation 1 is b = B · (T/t) · (H/h) · (W/w). The factors of the paper give a whole multiple of B
-    clips. Frames and crop are rounded to the nearest integer afterwards (224 · √½ becomes 158).
+    Equation 1 is b = B · (T/t) · (H/h) · (W/w). With the factors of the paper, the number of
+    clips is a multiple of B. Frames and crop are rounded to the nearest integer afterwards
+    (224 · √½ becomes 158).
 
     Args:
         base: The baseline's shape.

@@ -237,7 +237,7 @@ class Training:
     def _check_divisible(
         self, batch: Mapping[str, Any], count: int, norms: Sequence[nn.Module]
     ) -> None:
-        """Check that a mini-batch of `count` clips can be divided without a change of BN."""
+        """Check that a mini-batch of `count` clips can be divided with the same BN statistics."""
         refuse(
             not all(isinstance(norm, GroupedBatchNorm3d) for norm in norms),
             "micro-batches would change the BN statistics of layers that were not converted. Call "
@@ -272,9 +272,10 @@ class Training:
         self._watch.attach(model, optimizer)
 
     def _set_coverage(self, batch: Mapping[str, Any]) -> None:
-        """Set the coverage of clips.
+        """Set the coverage of the clips of a mini-batch for the position embeddings.
 
-        Clips of the baseline's shape have a coverage of 1. None then skips the interpolation.
+        Clips of the baseline's shape have a coverage of 1, so the coverage is set to None, which
+        skips the interpolation.
         """
         assert self._step is not None
         assert self.model is not None

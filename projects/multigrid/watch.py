@@ -33,8 +33,8 @@ class LoopWatch:
     """Check that a loop calls `begin`, the forward and `optimizer.step()` in turn.
 
     Attributes:
-        undivided: Number of micro-batches into which the loop has yet to divide the mini-batch, or
-            0 if there is nothing to divide.
+        undivided: Number of micro-batches into which the loop must still divide the mini-batch. 0
+            if the mini-batch has been divided, or need not be.
     """
 
     undivided = 0
@@ -49,7 +49,7 @@ class LoopWatch:
         self._said = set[str]()
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Watch a model and an optimizer, in the place of any other watch."""
+        """Watch a model and an optimizer. Replace any earlier `LoopWatch` of them."""
         self._model = model
         self._optimizer = optimizer = unwrap(optimizer)
         if model not in _watched:
@@ -62,12 +62,13 @@ class LoopWatch:
     def begin(self, rates: Sequence[float], *, is_last: bool, undivided: int) -> None:
         """Check the previous iteration, and begin the next one before its rates are set.
 
-        torch.amp.GradScaler skips a step if gradients are not finite. Such steps are not missing.
+        torch.amp.GradScaler skips the optimizer step if gradients are not finite. This is not a
+        mistake in the loop.
 
         Args:
             rates: Learning rates of the next iteration.
             is_last: Whether this is the last iteration.
-            undivided: See the attribute.
+            undivided: New value of the attribute.
 
         Raises:
             ValueError: The loop accumulates gradients over several iterations.

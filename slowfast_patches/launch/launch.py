@@ -1,7 +1,8 @@
 """Start the processes of a run, join their process group, and report how they fail.
 
-torchrun or srun starts them, or the same command on each of NUM_SHARDS machines, which starts
-NUM_GPUS processes. With NUM_GPUS 0, there is one process per machine, which trains on the CPU.
+torchrun or srun starts the processes. Without these launchers, the user runs the same command on
+each of NUM_SHARDS machines, and the command starts NUM_GPUS processes. With NUM_GPUS 0, there is
+one process per machine, which trains on the CPU.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ Check = Callable[[Recipe, Placement], None]
 
 START_METHOD = "spawn"
 _GRACE = 3.0
-"""Seconds in which ranks can end by themselves after one has failed, and again after SIGTERM."""
+"""Seconds to wait for other ranks after one has failed: before SIGTERM, and then before SIGKILL."""
 _LOST_SECONDS = 5.0
-"""Seconds in which a failed rank can report the cause, before others report that it failed."""
+"""Seconds that the other ranks wait, so that a failed rank can report the cause first."""
 _MARGIN = 5.0
-"""Seconds after DIST_JOIN_SECONDS in which torch should raise a timeout error itself."""
+"""Seconds after DIST_JOIN_SECONDS to wait for the timeout error of torch."""
 
 
 def resolve(recipe: Recipe, placement: Placement | None = None) -> Recipe:
-    """Return a copy of a recipe with the values that depend on the machines of the run.
+    """Return a copy of a recipe in which all machine-dependent values are filled in.
 
     These are the numbers of machines and processes, the batch size and learning rates scaled to
     them (see `scale_to_world_size`), and TRAIN.MIXED_PRECISION in place of auto.
@@ -161,7 +162,13 @@ def _start_ranks(placement: Placement, recipe: Recipe, main: Main) -> None:
 
 
 def _raise_for(error: ProcessExitedException, rank: int, received: list[int]) -> NoReturn:
-    """Raise the error that describes how a rank ended, if this process `received` these signals."""
+    """Raise the error that describes how a rank ended.
+
+    Args:
+        error: Error of torch about the rank.
+        rank: The rank.
+        received: Signals that this process has received.
+    """
     if error.exit_code >= 0:
         raise SystemExit(error.exit_code)
     if -error.exit_code not in STOP_SIGNALS:
@@ -194,7 +201,8 @@ def _work(
         except TrainingInterruptedError:
             wait_for_all(patience)
             raise
-        # Soon after some ranks have ended, launchers end ranks that still save or write results.
+        # Wait, because launchers kill the other ranks soon after some ranks have ended. The other
+        # ranks may still save a checkpoint or write results.
         wait_for_all(patience)
         dist.destroy_process_group()
     except BaseException as error:
@@ -202,7 +210,7 @@ def _work(
 
 
 def _join(recipe: Recipe, local_rank: int) -> None:
-    """Join the process group, or raise RunError if the ranks do not meet or recipes differ."""
+    """Join the process group. Raise RunError if ranks are missing or their recipes differ."""
     error = RunError(
         f"the processes of this run did not meet at {os.environ['MASTER_ADDR']}:"
         f"{os.environ['MASTER_PORT']} within DIST_JOIN_SECONDS ({recipe.dist_join_seconds:g} s). "
@@ -246,10 +254,11 @@ def _check_same_recipe(recipe: Recipe) -> None:
 def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
     """Report an error and end this process without waiting for threads or collectives.
 
-    Only one rank of a machine reports what all ranks know. Only rank 0 reports an interruption.
+    An error that all ranks raise is reported by one rank per machine. An interruption is reported
+    by rank 0 only.
     """
     try:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The exit status must tell the error.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # It must not change the exit status.
         reports = local_rank == 0 or not getattr(error, "everywhere", False)
         if isinstance(error, TrainingInterruptedError):
             reports = rank == 0

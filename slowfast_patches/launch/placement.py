@@ -24,7 +24,7 @@ class Placement:
         per_machine: Number of processes on each machine.
         local_rank: Rank of this process on this machine. None if it starts the ranks instead.
         address: Rendezvous, HOST:PORT of the first machine. None if none was given.
-        has_cores: Whether the launcher has assigned cores to this rank, which it does not share.
+        has_cores: Whether the launcher has assigned cores to this rank that no other rank uses.
     """
 
     machines: int
@@ -104,7 +104,7 @@ def find_placement(
     if asked not in allowed or not 0 <= found.machine < max(1, found.machines):
         raise ValueError(
             f"NUM_SHARDS is {asked[0]} and SHARD_ID is {asked[1]}, but SHARD_ID must be from 0 to "
-            "NUM_SHARDS - 1. torchrun and srun set both, so with them, remove these keys."
+            "NUM_SHARDS - 1. If torchrun or srun starts the run, remove both keys."
         )
     return found
 
@@ -136,7 +136,7 @@ def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | N
 def _step_address(environment: Mapping[str, str]) -> str:
     """Return HOST:PORT on the first machine of a call of srun (a SLURM step).
 
-    The port depends on the job and the step, because several may run on the same machine.
+    The port depends on the job and the step, because several steps may run on the same machine.
     """
     # This is a list such as "node[01-16,20],login". Its first machine is node01.
     listed = environment.get("SLURM_STEP_NODELIST", "localhost")

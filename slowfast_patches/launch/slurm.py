@@ -1,6 +1,6 @@
 """Train in SLURM jobs that are requeued and resume after their time limit or a preemption.
 
-A job has one task per machine, a multigrid-train. Before the time limit and at a preemption, SLURM
+A job runs multigrid-train as one task per machine. Before the time limit and at a preemption, SLURM
 sends a signal to the tasks. All ranks save a checkpoint at the same iteration, and exit with
 INTERRUPTED_STATUS. The batch file then requeues the job. docs/running.md lists all cases.
 """
@@ -19,8 +19,8 @@ from slowfast_patches.utils.errors import INTERRUPTED_STATUS
 FOLDER = "slurm"
 """Name of the subfolder of a run with the logs of its jobs."""
 _RESUMABLE = (INTERRUPTED_STATUS, 128 + signal.SIGUSR1, 128 + signal.SIGTERM)
-"""Exit statuses of srun after which a training can resume. A signal kills a process that has not
-yet installed its signal handlers."""
+"""Exit statuses of srun after which a training can resume. Those of signals occur if a process is
+killed before it has installed its signal handlers."""
 
 # After a task has failed, srun lets the others end by themselves for 60 s. With
 # --kill-on-bad-exit=1, it would send them SIGTERM, so they would seem to be interrupted.
@@ -50,7 +50,7 @@ class Slurm:
         hours: Time limit of a job in hours. At the time limit, the job is requeued and resumes.
         limit: Maximum number of jobs of a job array that run at the same time.
         cpus: Number of CPU cores for each process.
-        requeues: Number of restarts after which a job does not requeue itself again.
+        requeues: Maximum number of times that a job requeues itself.
         warning_seconds: Seconds before the time limit at which SLURM sends a warning signal. The
             training must finish an iteration and save a checkpoint in this time.
         name: Name of the jobs, as shown by squeue.

@@ -72,7 +72,10 @@ class StopRequest:
             )
 
     def agreed(self) -> bool:
-        """Return, in all processes, whether any was asked to stop when it last called `ask`."""
+        """Return whether any process had been asked to stop when it last called `ask`.
+
+        The result is the same in all processes.
+        """
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -85,14 +88,14 @@ class StopRequest:
             raise TrainingInterruptedError(f"stopped by {name} {when}".strip())
 
     def begin(self, name: str) -> None:
-        """Ask and `check`, before the part of a run with this name begins."""
+        """Call `ask` and `check` before the part of the run called `name`."""
         self.ask()
         self.check(f"before {name}")
 
     def between(self, batches: Iterable[T], rounds: int) -> Iterator[T]:
         """Yield the mini-batches of an evaluation, and `check` after each of them.
 
-        All processes check as often as the one with the most mini-batches, which has `rounds`.
+        All processes check `rounds` times, the maximum number of mini-batches of any process.
         """
         iterator = iter(batches)
         for _ in range(rounds):
@@ -104,7 +107,7 @@ class StopRequest:
         """Handle a signal. Do not log here, because the signal may have interrupted a logger."""
         self.asked = self.asked or number
         if number != signal.SIGINT:
-            return  # SIGTERM after SIGINT is no second Ctrl-C: launchers forward SIGINT as SIGTERM.
+            return  # SIGTERM is never a second Ctrl-C: launchers forward SIGINT as SIGTERM.
         if self._interrupted:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)

@@ -153,7 +153,7 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
 
 @dataclass(frozen=True)
 class PaperTable(Report):
-    """Report of an experiment.
+    """Report that compares runs with a table of the paper.
 
     Attributes:
         key: Key of the experiment in `EXPERIMENTS`.

@@ -82,11 +82,11 @@ def slurm_of(args: argparse.Namespace, partition: str, prefix: str, **more: Any)
 
 
 def add_study_options(group: argparse._ActionsContainer, ways: argparse._ActionsContainer) -> None:
-    """Add --slurm and the options of the jobs of a study.
+    """Add --slurm and the options for the SLURM jobs of a study.
 
     Args:
         group: Parser or argument group.
-        ways: Group of the options that exclude --slurm.
+        ways: Group of mutually exclusive options to which --slurm is added.
     """
     add_option(ways, "--slurm", "PARTITION", "train as SLURM jobs in this partition")
     add_slurm_options(group, "slurm_")

@@ -1,8 +1,8 @@
 """Errors that end a program: mistakes of the user, and faults of the machine.
 
 A mistake of the user is a ValueError, OSError, ImportError or `RunError`. A fault of the machine,
-such as a full disk, is an error of a library that `explain_machine_error` knows. Both are reported
-by a message alone. Everything else is a bug, which is reported with its traceback.
+such as a full disk, is an exception that `explain_machine_error` recognizes. Both are reported
+without a traceback. All other exceptions are bugs, which are reported with the traceback.
 
 This module must not import slow packages.
 """
@@ -34,11 +34,11 @@ _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 class RunError(RuntimeError):
     """Error that ends a run because the user has to change something, such as a file or a key.
 
-    Raise it in place of ValueError for what is found only during the run. It may come from a worker
-    of a DataLoader.
+    Raise this instead of ValueError for mistakes that are found only during the run. A DataLoader
+    worker may also raise this error.
 
     Attributes:
-        everywhere: Whether all ranks raise this error, so that one of them reports it.
+        everywhere: Whether all ranks raise this error. In this case, only one of them reports it.
     """
 
     def __init__(self, message: str, *, everywhere: bool = False) -> None:
@@ -113,7 +113,9 @@ def printable(text: str) -> str:
 
 @contextmanager
 def mistake_in(what: str) -> Iterator[None]:
-    """Convert any exception of the body to a ValueError with one line that starts with `what`.
+    """Context manager: convert any exception in the body to ValueError.
+
+    The message is one line, and starts with `what`.
 
     Libraries raise many exception types for an invalid file or configuration.
     """
@@ -125,7 +127,7 @@ def mistake_in(what: str) -> Iterator[None]:
 
 
 class _Cause(NamedTuple):
-    """Cause of errors whose text matches `pattern`, and what to do about it."""
+    """Cause and remedy of the errors whose text matches `pattern`."""
 
     pattern: str
     cause: str
@@ -177,7 +179,7 @@ _CAUSES = (
 
 
 def explain_machine_error(error: BaseException) -> str:
-    """Return the cause of an error of the machine and what to do, or "" for other errors."""
+    """Return the cause and the remedy of a machine error, or "" for other errors."""
     faults = (RuntimeError, OSError, EOFError, MemoryError)
     if not isinstance(error, faults) or isinstance(error, RunError):
         return ""
@@ -191,7 +193,7 @@ def explain_machine_error(error: BaseException) -> str:
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Return whether an error, or its explanation, is that the connection to a rank was lost."""
+    """Return whether an error, or its explanation, says that the connection to a rank was lost."""
     return re.search(_LOST_RANK.pattern, f"{type(error).__name__}: {error}") is not None
 
 

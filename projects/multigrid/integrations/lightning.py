@@ -113,7 +113,7 @@ class MultigridCallback(Callback):
         return loader
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Store the module, check the arguments of the Trainer, and add missing checkpoints.
+        """Store the module, check the Trainer, and add a ModelCheckpoint if needed.
 
         Lightning calls this before it creates the data loaders.
 

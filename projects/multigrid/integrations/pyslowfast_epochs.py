@@ -13,9 +13,10 @@ from multigrid.schedule import Schedule
 class EpochTable:
     """Epochs of a schedule, each with at least one iteration.
 
-    An epoch is a pass over the data. It begins with the first iteration all of whose clips belong
-    to it. If no iteration begins in a pass, because a mini-batch has more clips than the data set,
-    the pass belongs to the epoch before. The last epoch may be incomplete.
+    An epoch is a pass over the data. An epoch begins with the first iteration that has no clips of
+    earlier passes. If a mini-batch has more clips than the data set, some passes contain no
+    beginning of an iteration. Such a pass belongs to the epoch before. The last epoch may be
+    incomplete.
 
     Attributes:
         ends: The iterations at which the epochs end, in ascending order.

@@ -31,8 +31,8 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
     `nn.AvgPool3d` whose window covers its whole input at the baseline's shape is replaced by a pool
     for inputs of any size. Weights, buffers and random generators do not change.
 
-    If the model cannot be run at the baseline's shape, it takes inputs of another kind. It then
-    stays as it is, with a warning.
+    If the model cannot be run at the baseline's shape, its inputs probably have another format. In
+    this case, log a warning and leave the model unchanged.
 
     Args:
         model: The model, which may be in a DistributedDataParallel.
@@ -40,7 +40,7 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
         schedule: The schedule to train.
 
     Raises:
-        ValueError: A module does not accept a shape of the schedule. The message names it.
+        ValueError: A module does not accept a shape of the schedule. The message names the module.
     """
     network = getattr(model, "module", model)
     latest = list[nn.Module]()

@@ -73,7 +73,7 @@ class _Following(nn.Module):
     # Get the number of clips from `.shape[0]`, because torch.export turns `len` into a constant.
 
     def start(self, model: nn.Module, config: Any) -> None:
-        """Prepare other modules of the model."""
+        """Change other modules of the model as needed. By default, do nothing."""
 
     def patches(self, frames: int, crop: int) -> Patches:
         """See `FollowsGrid`."""

@@ -74,7 +74,12 @@ class Registry(Mapping[str, T]):
         self.entries[name] = entry
 
     def find(self, name: str, key: str, advice: str = "") -> T:
-        """Return the entry with the name that a key of the recipe has.
+        """Return the entry that a key of the recipe names.
+
+        Args:
+            name: Value of the key.
+            key: Name of the key, for the error message.
+            advice: Further advice for the error message.
 
         Raises:
             ValueError: No entry has this name.
@@ -189,8 +194,8 @@ class TaskFamily:
             and the reason.
         multi_label: Whether labels are vectors (classes,) instead of class indices.
         metrics: Names of the metrics in result files, with the primary metric first.
-        scores_clips: Whether the network scores whole clips, and needs nothing else.
-        check: Function (recipe) that raises a ValueError if the task is not possible.
+        scores_clips: Whether the network takes only clips, and returns one row of scores for each.
+        check: Function (recipe) that raises ValueError if the recipe cannot be used for the task.
         build: The registered class, a subclass of `slowfast_patches.tasks.Task`.
     """
 
@@ -263,8 +268,8 @@ def register_task(
 ) -> Callable[[_Decorated], _Decorated]:
     """Return a decorator that registers a task under a name for `DatasetFamily.task` and DATA.TASK.
 
-    The decorated class is a subclass of `slowfast_patches.tasks.Task`. It gives the arguments of
-    the network, the loss, the collection of scores, and the metrics.
+    The decorated class is a subclass of `slowfast_patches.tasks.Task`. It defines the
+    arguments of the network, the loss, how scores are collected, and the metrics.
 
     Args:
         name: Name of the task.

@@ -191,7 +191,7 @@ class Hf:
 
 @dataclass(frozen=True)
 class ResNet:
-    # PySlowFast cannot build its own basic_transform, which rejects arguments that it passes.
+    # PySlowFast fails to build its basic_transform: it passes arguments that the class rejects.
     trans_func: str = key(
         "bottleneck_transform",
         "Type of residual block.",

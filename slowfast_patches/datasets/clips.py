@@ -37,7 +37,7 @@ Draw = Callable[..., ClipPlan]
 middle of the clip. By default, the training draws a random position."""
 
 TRIES = 10
-"""Number of consecutive unreadable videos after which the list must be wrong."""
+"""Number of consecutive unreadable videos after which the list is assumed to be wrong."""
 
 
 class _WholeBatch(dict[Any, Any]):
@@ -182,11 +182,11 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @classmethod
     def _read_sources(cls, recipe: Recipe, split: str, videos: Sequence[Any]) -> Sequence[Any]:
-        """Return the videos that the clips are read from. By default, these are the listed ones."""
+        """Return the videos that the clips are read from. By default, these are `videos`."""
         return videos
 
     def _label(self, video: Any, plan: ClipPlan) -> Label:
-        """Return the label of a clip with this plan."""
+        """Return the label of the clip of a video that `plan` selects."""
         if not self._multi_label:
             label: Label = video.label
             return label
@@ -205,7 +205,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return plan, {"label": self._label(self.videos[number], plan)}
 
     def _scanned(self, number: int) -> ScannedVideo:
-        """Return a video as it was scanned.
+        """Return the result of the scan of a video, from the index or from the video itself.
 
         Raises:
             UnreadableVideoError: The video could not be scanned.
@@ -279,7 +279,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
         """Read a random clip into `out`, and return its item without the field `clip`.
 
-        If the video is unreadable, use a randomly drawn other video.
+        If the video is unreadable, read a clip of another video, which is drawn at random.
         """
         rng = clip_generator(self._seed, request.epoch, request.video)
         failures = list[tuple[str, str]]()

@@ -73,10 +73,10 @@ def limit_workers(recipe: Recipe, batch_bytes: int) -> Recipe:
 
 
 def training_bytes(schedule: Schedule, world_size: int) -> int:
-    """Return the bytes of the largest mini-batch of a process, plus one of a validation.
+    """Return the bytes of the largest training mini-batch and a validation mini-batch of a process.
 
-    While a validation loads clips of the baseline's shape, the workers of the training wait with
-    the mini-batches that they have loaded in advance.
+    During a validation, both kinds are in memory: the training workers keep the mini-batches that
+    they have loaded in advance.
     """
     largest = max(shape.volume for shape in schedule.shapes)
     return 3 * (largest + schedule.base.volume) // world_size
@@ -213,10 +213,10 @@ class _Loader(DataLoader[Any]):
         return map(self._checked, batches)
 
     def _checked(self, batch: Any) -> Any:
-        """Return the mini-batch after a check that its labels have the shape that the task needs.
+        """Check that the labels of a mini-batch have the shape that the task needs, and return it.
 
         Raises:
-            ValueError: The labels have another number of dimensions, because the data set was
+            ValueError: The labels have the wrong number of dimensions. The data set was probably
                 registered with the wrong `task`.
         """
         labels = batch["labels"]

@@ -89,9 +89,9 @@ class Sampling:
         """Return the plan of one evaluation clip of a video.
 
         A video has (temporal views × spatial crops) evaluation clips. With one spatial crop, the
-        crop is the centre of the frame, which is resized to the smallest short side in training.
-        With three spatial crops, and for clips around a key frame, the frame is resized so that its
-        short side equals the side of the crop.
+        short side of the frame is resized to the smallest value used in training, and the crop is
+        the centre of the frame. With three spatial crops, and for clips around a key frame, the
+        short side is resized to the side of the crop.
 
         Args:
             video: The video.

@@ -31,7 +31,7 @@ _MIN_VISIBLE = 0.25
 """A box is used in training if the clip shows at least this fraction of the box, or if the visible
 part covers at least this fraction of the clip."""
 _UNUSED = -1.0
-"""Share of a row of a label that has no box."""
+"""Value of all fields in a row that has no box."""
 
 Floats = NDArray[np.floating[Any]]
 
@@ -56,7 +56,7 @@ class Targets(NamedTuple):
 
     @classmethod
     def of_labels(cls, labels: Tensor) -> Targets:
-        """Unpack the labels of a mini-batch, (n, K, 5 + classes), which `pack` made."""
+        """Unpack the labels of a mini-batch, (n, K, 5 + classes), each made by `pack`."""
         used = labels[..., 0] != _UNUSED
         clips, places = used.nonzero(as_tuple=True)
         rows = labels[used]
@@ -65,13 +65,13 @@ class Targets(NamedTuple):
 
 
 def pack(shares: Floats, boxes: Floats, classes: Floats, size: int) -> Floats:
-    """Pack the boxes of a clip into an array (size, 5 + classes), so that labels have one shape.
+    """Pack the boxes of a clip into an array (size, 5 + classes), the label of the clip.
 
     Args:
         shares: Fraction of each box that the clip shows, (k,).
         boxes: Corners in pixels of the clip, (k, 4).
         classes: Multi-hot labels, (k, classes).
-        size: Number of rows of the array. The rows after the first k have no box.
+        size: Number of rows K of the array, the same for all clips. Rows from k on have no box.
     """
     packed = np.full((size, 5 + classes.shape[1]), _UNUSED, np.float32)
     packed[: len(boxes)] = np.column_stack([shares, boxes, classes])
@@ -84,9 +84,10 @@ class KeyFrameClips(ClipDataset):
     The attribute `videos` is the list of `KeyFrame`s. The label of a clip is an array that
     `Targets.of_labels` unpacks.
 
-    A training clip has only the visible boxes: the clip shows at least a quarter of the box, or the
-    box covers at least a quarter of the clip. A training clip without such a box is drawn again,
-    and the field `redrawn` says how often. An evaluation clip has all boxes of the key frame.
+    A training clip has only the visible boxes. A box is visible if the clip shows at least a
+    quarter of the box, or if the box covers at least a quarter of the clip. A training clip without
+    a visible box is drawn again, and the field `redrawn` says how often. An evaluation clip has all
+    boxes of the key frame.
     """
 
     def __init__(self, videos: Sequence[Any], *args: Any, **options: Any) -> None:
@@ -130,7 +131,7 @@ def classes_of(key_frame: KeyFrame, num_classes: int) -> Floats:
 
 
 def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:
-    """Transform boxes from frame coordinates to pixels of a clip, and clip them to its borders.
+    """Transform boxes from frame to clip coordinates, and cut off what is outside the clip.
 
     Args:
         boxes: (k, 4), corners (x1, y1, x2, y2) relative to the sides of the frame, in [0, 1].

@@ -103,7 +103,8 @@ def make_ava_form(output: Path, spec: DemoSpec, workers: int | None = None) -> i
         The number of videos that were rendered.
 
     Raises:
-        ValueError: The videos are too short to contain a key frame, or as for `make_demo_data`.
+        ValueError: The videos are too short to contain a key frame. Also for the reasons given in
+            `make_demo_data`.
         OSError: Writing to `output` fails.
     """
     if not _seconds(spec):
@@ -145,7 +146,7 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
 
 
 def _annotations(spec: DemoSpec, job: tuple[str, int]) -> Iterator[str]:
-    """Yield the lines of the csv file of boxes that belong to one video, a line for each label."""
+    """Yield the lines of one video in the csv file of boxes, one for each label of a box."""
     _, actors = _draw(spec, job)
     for second in _seconds(spec):
         for number, actor in enumerate(actors):

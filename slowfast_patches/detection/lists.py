@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 FIRST_SECOND = 900
 """AVA timestamp in seconds of the first frame of a video. AVA's video files start at this time."""
 SECONDS = range(902, 1799)
-"""AVA timestamps in seconds at which a key frame can be."""
+"""AVA timestamps, in seconds, that a key frame can have."""
 _MAX_BOXES = 1000
 """Maximum number of boxes in a key frame, which bounds the memory. AVA has at most about 60."""
 _FPS = 30.0
@@ -100,7 +100,7 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
         if (found := boxes.get((name, second)))
     )
     if not key_frames:
-        raise ValueError(f"no key frame of {split} has a box. Check the files of boxes (keys AVA)")
+        raise ValueError(f"no key frame of {split} has a box. Check the files of boxes, keys AVA.*")
     return key_frames
 
 
@@ -154,7 +154,7 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
         elif found := re.fullmatch(r"\s*(label_)?id:\s*(\S+)\s*", line):
             if not re.fullmatch(r"\d{1,9}", found[2]) or not 1 <= int(found[2]) <= count:
                 raise ValueError(
-                    f"{path}, line {number}: the id {found[2]:.20} is not one of 1 to "
+                    f"{path}, line {number}: the id {found[2]:.20} is not from 1 to "
                     f"MODEL.NUM_CLASSES {count}"
                 )
             names[int(found[2])] = name

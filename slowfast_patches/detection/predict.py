@@ -31,15 +31,16 @@ from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
 
 def predict_boxes(predictor: Any, path: str, file: Path) -> list[Prediction]:
-    """Score the boxes that a csv file in the format of AVA has for a video.
+    """Score the boxes of a video that are listed in a csv file in the format of AVA.
 
     Args:
         predictor: The `Predictor`.
-        path: A video file or a folder of JPEG frames, with the name of the video in `file`.
-        file: The csv file.
+        path: A video file or a folder of JPEG frames. Its name, without suffixes, selects the lines
+            of `file`.
+        file: The csv file of boxes.
 
     Returns:
-        The "second" and the "box" of each box, and the probability of each class.
+        A pair for each box: a dict with "second" and "box", and the probabilities (classes,).
 
     Raises:
         UnreadableVideoError: The video cannot be read, ends before a key frame, or has no box.
@@ -58,7 +59,7 @@ def predict_boxes(predictor: Any, path: str, file: Path) -> list[Prediction]:
 
 @cache
 def _boxes_by_video(file: Path, num_classes: int) -> dict[str, dict[int, list[Box]]]:
-    """Read the boxes of each second of each video."""
+    """Read the boxes of a csv file, by video and by the second of the key frame."""
     boxes = dict[str, dict[int, list[Box]]]()
     for (name, second), of_frame in read_boxes(file, num_classes).items():
         boxes.setdefault(name, {})[second] = list(of_frame)

@@ -58,7 +58,7 @@ def _check_feature_map(recipe: Recipe) -> None:
     ),
 )
 class Detection(MultiLabel):
-    """Task with several labels for each box. A row of the network's output is for a box.
+    """Task with several labels for each box. The network returns one row of logits for each box.
 
     The labels of a mini-batch are those of `KeyFrameClips`.
     """
@@ -84,7 +84,10 @@ class Detection(MultiLabel):
         return torch.div(*sum_over_ranks(counts))
 
     def random_labels(self, clips: int, crop: int, rng: torch.Generator) -> Tensor:
-        """Return one box for each clip that covers the whole clip, with random labels."""
+        """Return labels with one box for each clip.
+
+        The box covers the whole clip, and its classes are random.
+        """
         box = torch.tensor([1.0, 0, 0, crop, crop], device="cpu").expand(clips, 5)
         return torch.cat([box, super().random_labels(clips, crop, rng)], 1)[:, None]
 

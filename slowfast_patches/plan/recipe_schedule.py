@@ -1,4 +1,4 @@
-"""The schedule of a recipe."""
+"""Make the schedule of a recipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
 
 
 def _cost_per_clip(recipe: Recipe) -> CostPerClip | None:
-    """Return the cost that MULTIGRID.BATCH_BY keeps constant, or None for the number of pixels."""
+    """Return the cost per clip that MULTIGRID.BATCH_BY selects. None means the number of pixels."""
     unit = recipe.multigrid.batch_by
     if unit == "pixels":
         return None

@@ -95,9 +95,10 @@ class StepTimes:
         return look_up
 
     def seconds_per_clip(self, recipe: Recipe) -> CostPerClip:
-        """Return a function from (frames, crop) to the seconds of a step, divided by its clips.
+        """Return a function from (frames, crop) to the seconds per clip.
 
-        The function takes the step with the most clips, and raises MisfitError if there is none.
+        If several steps with these frames and this crop were measured, the one with the most clips
+        is used. The function raises MisfitError if there is none.
 
         Raises:
             MisfitError: The file is for another model, precision or device type.

@@ -155,7 +155,7 @@ def _hooks(
 def _facts(
     recipe: Recipe, schedule: Schedule, dataset: VideoDataset, resumable: Resumable | None
 ) -> Facts:
-    """Return a function to the fields of a checkpoint that do not change by training.
+    """Return a function that returns the fields of a checkpoint that describe the run and its data.
 
     Raises:
         ValueError: The checkpoint was trained on another list or schedule.

@@ -40,9 +40,11 @@ _STATE = {"sgd": 1, "adam": 2, "adamw": 2}
 
 
 class PrepareStepper(Hook):
-    """Take dry steps on a GPU and with TRAIN.COMPILE, and wrap the network for several processes.
+    """Prepare the stepper: run the dry steps, and wrap the network in DistributedDataParallel.
 
-    The run can be stopped before each dry step. During the training, nothing is compiled.
+    Dry steps run on a GPU or with TRAIN.COMPILE. The network is wrapped if there are several
+    processes. The run can be stopped before each dry step. With TRAIN.COMPILE, an iteration that
+    would need another compilation raises an error.
     """
 
     def before_train(self, trainer: Trainer) -> None:
@@ -103,13 +105,14 @@ def dry_run(
     Args:
         stepper: The model and its optimizer.
         schedule: The schedule.
-        start: Number of finished iterations. Shapes that occur only before are skipped.
+        start: Number of finished iterations. Shapes that occur only in these are skipped.
         rank: Rank of this process.
         world_size: Number of processes.
         begin: Function to call with the name of each dry step before the step runs.
 
     Returns:
-        Maps a step of each shape and BN group size to the peak GPU memory in bytes, 0 on the CPU.
+        Maps one step of each shape and BN group size to its peak GPU memory in bytes. On the CPU,
+        all values are 0.
 
     Raises:
         ValueError: A shape does not fit into the memory of the device, or cannot be compiled.

@@ -26,14 +26,15 @@ from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.errors import RunError
 
 Facts = Callable[[ScheduleStep], Mapping[str, Any]]
-"""Function from an iteration to the fields of `Checkpoint` that do not change by training."""
+"""Function from an iteration to the fields of `Checkpoint` that describe the run and its data."""
 
 
 class UserHook(Hook):
     """A hook of the user, whose errors end the training with the name of the hook.
 
-    With a single process, a checkpoint is saved first. With several processes, all of them would
-    have to save, but the hook may have failed in one only.
+    With a single process, a checkpoint is saved before the training ends. With several processes,
+    no checkpoint is saved: all processes must save together, but the hook may have failed in only
+    one of them.
     """
 
     def __init__(self, hook: Hook) -> None:
@@ -87,7 +88,7 @@ class SaveCheckpoint(Hook):
     Args:
         output_dir: The folder of the run.
         after: Numbers of finished iterations.
-        facts: The fields of the checkpoint that do not change by training.
+        facts: Function that returns the fields that describe the run and its data.
         kept: Number of newest checkpoints to keep. 0 keeps all checkpoints.
         milestones: Iterations whose checkpoints are never deleted.
     """
@@ -126,8 +127,8 @@ class SaveCheckpoint(Hook):
     def _save(self, trainer: Trainer) -> None:
         """Save a checkpoint in the main process.
 
-        Scheduled checkpoints average the BN running statistics over the processes. Others store
-        those of each process, so that they do not change the training.
+        Scheduled checkpoints average the BN running statistics over the processes. All other
+        checkpoints store the statistics of each process, so that saving does not change them.
         """
         trainer.should_save = False
         models = trainer.stepper.models
@@ -150,7 +151,7 @@ def _position(trainer: Trainer) -> tuple[int, int]:
 
 
 class StopOnSignal(Hook):
-    """End the training when a process was asked to stop, after the checkpoint has been saved."""
+    """End the training, after the checkpoint has been saved, if any process was asked to stop."""
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         trainer.stop.check()
@@ -176,7 +177,7 @@ class Validate(Hook):
         self._log = log
 
     def before_train(self, trainer: Trainer) -> None:
-        """Validate if the run ended before its validation did."""
+        """Validate first if the resumed run ended before its last validation was complete."""
         self._validate_if_due(trainer)
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
@@ -209,7 +210,7 @@ class KeepBest(Hook):
     Args:
         output_dir: The folder of the run.
         metric: Name of the metric.
-        facts: The fields of the checkpoint that do not change by training.
+        facts: Function that returns the fields that describe the run and its data.
     """
 
     def __init__(self, output_dir: str, metric: str, facts: Facts) -> None:
@@ -254,7 +255,7 @@ def capture(trainer: Trainer, facts: Facts, running_stats: Tensor | None = None)
 
     Args:
         trainer: The trainer.
-        facts: The fields of the checkpoint that do not change by training.
+        facts: Function that returns the fields that describe the run and its data.
         running_stats: Result of `buffers_of_ranks`, if the statistics of the processes differ.
     """
     return Checkpoint(
@@ -268,7 +269,7 @@ def capture(trainer: Trainer, facts: Facts, running_stats: Tensor | None = None)
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Restore the state that `capture` returned. It must not be the best checkpoint."""
+    """Restore the state that `capture` returned. The best checkpoint cannot be restored."""
     trainer.progress = Progress(**{f.name: getattr(checkpoint, f.name) for f in fields(Progress)})
     trainer.clock.load(checkpoint.seconds)
     trainer.stepper.load_state_dict(vars(checkpoint))
@@ -291,9 +292,9 @@ def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
 
 
 def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
-    """Restore the running statistics of this rank from `buffers_of_ranks`.
+    """Restore the running statistics of this rank from the result of `buffers_of_ranks`.
 
-    Do nothing if `rows` is None or was gathered from another number of processes.
+    Do nothing if `rows` is None, or has the statistics of a different number of processes.
     """
     if rows is not None and len(rows) == world.size:
         vector_to_parameters(rows[world.rank].to(world.device), _floats(model))

@@ -102,10 +102,10 @@ def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, A
     Args:
         resumable: The checkpoint.
         list_path: The list of training videos of this run.
-        facts: What the checkpoints of this run have as "num_videos", "list_digest" and "phases".
+        facts: "num_videos", "list_digest" and "phases" in the checkpoints of this run.
 
     Raises:
-        ValueError: The lists differ, or the schedules do. The message names the first phase that
+        ValueError: The lists or the schedules differ. The message names the first phase that
             differs.
     """
     path, checkpoint = resumable
@@ -122,7 +122,7 @@ def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, A
         if old != new:
             raise ValueError(
                 f"{path} was trained with another schedule. Phase {number} was {old}, and is now "
-                f"{new}. Use the version of this package that wrote the checkpoint to resume. "
+                f"{new}. To resume, use the version of this package that wrote the checkpoint. "
                 f"{_START_OVER}"
             )
 
@@ -193,6 +193,6 @@ def _lines(keys: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any]) 
 
 
 def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:
-    """Replace TRAIN.BATCH_SIZE of one machine by the global batch size."""
+    """Return the keys with TRAIN.BATCH_SIZE as the global batch size, and without NUM_SHARDS."""
     shards = keys.pop("NUM_SHARDS")
     return keys | {"TRAIN.BATCH_SIZE": keys["TRAIN.BATCH_SIZE"] * shards}

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
             process. A scalar. By default, each clip has one row.
         scores: Logits of the N rows, (N, C), by micro-batch.
         labels: Class indices (N,). Multi-hot or mixed labels have the shape (N, C).
-        failures: Pairs of the path of an unreadable video and the reason.
+        failures: (path, reason) of each unreadable video.
         redrawn: Number of clips whose crop was drawn again, because it showed no target.
     """
 
@@ -60,7 +60,8 @@ class Stepper:
 
     Attributes:
         model: The model on `device`. With MODEL.ACT_CHECKPOINT, its blocks recompute activations.
-            Parameters that TRAIN.FREEZE names have no gradients. The state dict keeps its names.
+            Parameters that TRAIN.FREEZE names have no gradients. The names in the state dict do not
+            depend on these settings.
         network: The module to call in a forward pass: `model`, the compiled model, or a DDP wrapper
             of either.
         parts: Number of micro-batches into which the clips of this process are divided. Each
@@ -189,7 +190,7 @@ class Stepper:
         return Outcome(torch.stack(losses).mean(), scores, labels, batch["failures"], redrawn)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training, with the names of the fields of `Checkpoint`."""
+        """Return the state of the training. The keys are names of fields of `Checkpoint`."""
         return {
             "model_state": self.model.state_dict(),
             "ema_state": None if self.average is None else self.average.state_dict(),
@@ -198,7 +199,7 @@ class Stepper:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. It may be from a training with another memory format."""
+        """Restore a state. It may have been saved with another memory format."""
         self.model.load_state_dict(state["model_state"])
         if self.average is not None:
             self.average.load_state_dict(state["ema_state"])

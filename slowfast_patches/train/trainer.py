@@ -26,7 +26,7 @@ class Hook:
         return type(self).__qualname__
 
     def before_train(self, trainer: Trainer) -> None:
-        """Run before the first iteration, also of a resumed training."""
+        """Run before the first iteration of a new or resumed training."""
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Run after each iteration.
@@ -48,12 +48,12 @@ class Hook:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint. This is called only if there was a state."""
+        """Restore the state in a checkpoint. Not called if the checkpoint has no such state."""
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Progress of a training, which checkpoints store.
+    """Progress of a training, as stored in its checkpoints.
 
     Attributes:
         iteration: Number of finished iterations.
@@ -87,7 +87,7 @@ class Trainer:
     Args:
         stepper: Trains one iteration. It holds the model, the loss and the optimizer.
         schedule: The schedule of all iterations.
-        batches: Function that takes an iteration and returns the mini-batches from there on.
+        batches: Function that takes an iteration and returns its mini-batch and all later ones.
         hooks: The hooks, in the order in which they are called.
         world: Rank, world size and device of this process.
         stop: Stop requests of all processes.
@@ -147,18 +147,18 @@ class Trainer:
                 hook.after_step(self, step, outcome)
 
     def hook_states(self) -> dict[str, dict[str, Any]]:
-        """Return the states of the hooks by name, without empty states."""
+        """Return the non-empty states of the hooks, by the name of the hook."""
         states = {name: hook.state_dict() for name, hook in self._named_hooks().items()}
         return {name: state for name, state in states.items() if state}
 
     def load_hook_states(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Restore the states of the hooks that have one in `states`."""
+        """Restore the hooks whose state is in `states`, as returned by `hook_states`."""
         for name, hook in self._named_hooks().items():
             if name in states:
                 hook.load_state_dict(states[name])
 
     def _named_hooks(self) -> dict[str, Hook]:
-        """Number hooks of the same name: "Mine", "Mine 2"."""
+        """Return the hooks by name. Hooks of the same name are numbered: "Mine", "Mine 2"."""
         named = dict[str, Hook]()
         for hook in self.hooks:
             count = sum(other.name == hook.name for other in named.values())

@@ -201,7 +201,7 @@ def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
     if not counts:
         raise ValueError(
             f"SOLVER.CLASS_WEIGHTS needs the labels of all videos, but the data set "
-            f"{recipe.train.dataset} does not list them. Remove the key"
+            f"{recipe.train.dataset} has no list of labels. Remove SOLVER.CLASS_WEIGHTS"
         )
     return [counts[number] for number in range(recipe.model.num_classes)]
 

@@ -17,7 +17,7 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
     """Return warnings about a list of videos.
 
     Report videos that are listed more than once, classes without a training video, and lists that
-    lack most classes. A test list that is the validation list as well gets no warnings, to avoid
+    lack most classes. If the test list is also the validation list, return no warnings, to avoid
     repeating them.
     """
     path = list_path(recipe, split)
@@ -61,7 +61,8 @@ def _training_labels(path: Path, labels: set[int], recipe: Recipe) -> list[str]:
 def _evaluation_labels(path: Path, labels: set[int], videos: int, classes: int) -> list[str]:
     """Return one warning if a list for validation or test lacks most classes.
 
-    Most classes are missing by chance if the list has fewer videos than classes.
+    A list with fewer videos than classes gets this warning only if all its videos have the same
+    label, because it must lack many classes.
     """
     is_partial = len(labels) == 1 or 2 * len(labels) < classes <= videos
     if classes == 1 or not is_partial:

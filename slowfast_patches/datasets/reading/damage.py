@@ -23,7 +23,7 @@ from slowfast_patches.utils.storage import open_file
 _MAX_DECODED_FRAMES = 3000
 """Maximum number of frames of a video that `find_damage` decodes. Decoding them takes seconds."""
 _HEADS = {"h264": (1, 4), "hevc": (1, 21)}
-"""How to recognize streams of length-prefixed units, by codec.
+"""How to recognize streams of length-prefixed units, by the name of the codec.
 
 The first number is the value of the header's first byte in such streams. The second is the offset
 of the header byte that contains the size of the length field.
@@ -43,7 +43,8 @@ _BEGINS: dict[str, Callable[[bytes], bool]] = {
 _MAX_CHUNKS = 1 << 20
 """Maximum number of chunks of a file that are read."""
 _HEAD = 384
-"""Number of bytes that contain the header of every chunk, or the beginnings of two TS packets."""
+"""Number of bytes to read of each chunk: enough for any header, or for the first bytes of two
+transport stream packets."""
 _BLOCK = 1 << 12
 """Size in bytes of the blocks that are checked for zeros."""
 _SEGMENT = b"\x18\x53\x80\x67"
@@ -115,10 +116,11 @@ def is_intact(frame: VideoFrame | None) -> bool:
 
 
 def share_present(path: str) -> float:
-    """Return the share of a file that is there, according to the sizes of its chunks.
+    """Return the share of a file that is present, according to the sizes in its chunk headers.
 
-    Return 1 if the file is complete, or if its format has no chunks with stated sizes. Formats
-    without a chunk for the whole file show only that their last chunk is incomplete.
+    Return 1 if the file is complete, or if its format does not store the sizes of chunks. If no
+    chunk contains the whole file, the share is that of the file up to the end of the chunk that is
+    incomplete.
     """
     with open_file(path) as file:
         size = _size_without_zeros(file)
@@ -140,7 +142,7 @@ def share_present(path: str) -> float:
 
 
 def _size_without_zeros(file: BinaryIO) -> int:
-    """Return the size of a file, less the zeros that an interrupted download leaves at its end."""
+    """Return the size of a file without zeros that an interrupted download leaves at the end."""
     whole = size = file.seek(0, os.SEEK_END)
     left = b""
     while size > _BLOCK and not left:
@@ -161,7 +163,7 @@ def _asf(head: bytes) -> int:
 
 
 def _ebml(head: bytes) -> int:
-    """Measure the head or the segment of a Matroska file (RFC 8794, 4 and 5)."""
+    """Return the size of the head or the segment of a Matroska file (RFC 8794, 4 and 5)."""
     if not head.startswith((b"\x1a\x45\xdf\xa3", _SEGMENT)) or len(head) < 12 or not head[4]:
         return 0
     bits = 7 * (9 - head[4].bit_length())
@@ -171,7 +173,7 @@ def _ebml(head: bytes) -> int:
 
 
 def _iso(head: bytes) -> int:
-    """Measure an atom of an mp4 or MOV file (ISO 14496-12)."""
+    """Return the size of an atom of an mp4 or MOV file (ISO 14496-12)."""
     length = int.from_bytes(head[:4])
     if not head[4:8].isalnum():
         return 0
@@ -190,7 +192,7 @@ def _ogg(head: bytes) -> int:
 
 
 def _mpeg(head: bytes) -> int:
-    """Measure a pack header or a packet of an MPEG program stream (ISO 13818-1, 2.5)."""
+    """Return the size of a pack header or packet of an MPEG program stream (ISO 13818-1, 2.5)."""
     if not head.startswith(b"\0\0\1") or len(head) < 14:
         return 0
     if head[3] == 0xBA:
@@ -214,4 +216,8 @@ _MEASURES: dict[bytes, Callable[[bytes], int]] = {
     b"OggS": _ogg,
     b"DKIF": _ivf,
 }
-"""Functions that measure chunks, by the first bytes of a file. mp4 files have a length before."""
+"""Maps the first bytes of a file to a function from the header of a chunk to its size in bytes.
+
+In mp4 files, four bytes with a length come before these bytes. The size is 0 if the header is
+invalid.
+"""

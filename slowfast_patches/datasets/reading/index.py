@@ -5,8 +5,8 @@ folder of the list is remote or not writable. An index file that is damaged or h
 is rebuilt.
 
 An entry is valid as long as the size and modification time of the video stay the same. Opening an
-index scans all videos that are new, changed or were unreadable before. The exception are unchanged
-videos that crashed the scanning process, which are not scanned again.
+index scans all videos that are new, changed or were unreadable before. Unchanged videos that
+crashed the scanning process are not scanned again.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def load_index(file: Path) -> dict[str, Entry]:
 
 
 def _report(csv: Path, index: VideoIndex, slow: Mapping[str, float], step: float) -> None:
-    """Warn about videos that are not read as usual. List unreadable and damaged ones in files.
+    """Warn about unreadable, damaged and unusual videos, and list the first two kinds in files.
 
     Args:
         csv: The path of the list.
@@ -316,7 +316,7 @@ def _report(csv: Path, index: VideoIndex, slow: Mapping[str, float], step: float
         warn([*map(" ".join, rows)], text, written or "no file, because no folder is writable")
     warn(
         [" ".join(video) for video in index.timing],
-        "have a variable frame rate, or another one than FFmpeg reports. Their clips are sampled "
+        "have a variable frame rate, or a rate other than FFmpeg reports. Their clips are sampled "
         "by timestamp: %s",
     )
     warn(
@@ -340,7 +340,7 @@ def _names(csv: Path, paths: Sequence[str]) -> list[str]:
 
 
 def _status(path: str, remote: Mapping[str, Status]) -> tuple[int, int]:
-    """Return `Entry.size` and `Entry.modified` of a local video, or of one in `remote`."""
+    """Return `Entry.size` and `Entry.modified` of a video. `remote` has those of remote videos."""
     if is_remote(path):
         return remote[path][:2] if path in remote else (-1, -1)
     try:

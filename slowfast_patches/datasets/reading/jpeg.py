@@ -53,7 +53,7 @@ def frame_files(folder: str) -> list[str]:
 def read_jpeg(
     folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, limits: ReadingLimits = LIMITS
 ) -> NDArray[np.uint8]:
-    """Decode a JPEG file, and turn the picture as its Exif orientation says.
+    """Decode a JPEG file, and rotate and mirror the picture according to its Exif orientation.
 
     Args:
         folder: The folder of the file.
@@ -153,7 +153,7 @@ def _parse_head(jpeg: bytes) -> _Head:
 
 
 def _exif_orientation(segment: bytes) -> int:
-    """Return the orientation that an Exif segment states (TIFF 6.0, section 2), or else 1."""
+    """Return the orientation in an Exif segment (TIFF 6.0, section 2), or 1 if there is none."""
     tiff = segment.removeprefix(b"Exif\0\0")
     order = ">" if tiff.startswith(b"MM") else "<"
     with contextlib.suppress(struct.error):

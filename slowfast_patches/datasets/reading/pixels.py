@@ -26,8 +26,8 @@ _Region = tuple[slice, slice]
 """Slice of rows and slice of columns of a plane."""
 
 _AVERAGED = 2.0
-"""Minimum downscaling factor for which areas are averaged. Bilinear interpolation would skip
-samples from this factor on."""
+"""Minimum downscaling factor for which areas are averaged. At such factors, bilinear interpolation
+would skip samples."""
 
 
 class Orientation(NamedTuple):
@@ -37,7 +37,7 @@ class Orientation(NamedTuple):
     mirrored: bool = False
 
     def shown(self, image: Image) -> Image:
-        """Return a view of a stored picture (H, W, ...) as it is shown."""
+        """Rotate and mirror a stored picture (H, W, ...) for display. The result is a view."""
         if not any(self):  # np.rot90 is slow
             return image
         return np.rot90(image[:, ::-1] if self.mirrored else image, self.turns)
@@ -61,7 +61,7 @@ UPRIGHT = Orientation()
 
 
 def orientation_of(frame: VideoFrame) -> Orientation:
-    """Return the orientation that the display matrix of a frame states.
+    """Return the orientation in the display matrix of a frame.
 
     The matrix (a b u, c d v, x y w) moves a stored point (p, q) to (ap + cq + x, bp + dq + y). Its
     rotation is rounded to a multiple of 90 degrees.

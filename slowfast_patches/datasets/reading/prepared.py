@@ -44,7 +44,7 @@ TAG = f"multigrid-1 group={GROUP}"
 
 _PICTURES = (1, 5)  # nal_unit_type: slice of a picture, slice of an IDR picture
 _REMOTE_GAP = 1 << 20
-"""Number of unneeded bytes that are read rather than making another request. A request takes as
+"""Maximum number of unneeded bytes to read in order to avoid another request. A request takes as
 long as the transfer of about 1 MB."""
 _REMOTE_READ = 1 << 26
 """Maximum number of bytes of several groups that are read with one request."""

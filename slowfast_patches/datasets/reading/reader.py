@@ -172,7 +172,7 @@ class ClipReader:
     def _decode_video(
         self, path: str, scanned: ScannedVideo, wanted: list[int], clock: TimeLimit
     ) -> _Frames:
-        """Yield the wanted frames of a video file, and some other frames."""
+        """Yield all wanted frames of a video file, and possibly other frames."""
         assert scanned.keys is not None
         entries = scanned.keys[np.searchsorted(scanned.keys, wanted, "right") - 1]
         gaps = (entry - before for before, entry in zip(wanted, entries[1:], strict=False))
@@ -229,7 +229,7 @@ class _Clip:
             self.rows.setdefault(position, []).append(row)
 
     def write(self, number: int, frame: VideoFrame | Clip) -> None:
-        """Write a frame of the video to all its places in the clip."""
+        """Write a frame of the video to all places in the clip that show it."""
         first, *others = self.rows.get(number, [-1])
         if first < 0:
             return

@@ -63,7 +63,7 @@ decoded completely to get the timestamps of the frames.
 """
 
 _NEARLY_ALL = 0.98
-"""Share of the frames above which the number of missing frames is not stated."""
+"""If at least this share of the frames is present, the number of missing frames is not reported."""
 _FRAMES_PER_SECOND = 30.0
 """Assumed frame rate of a folder of JPEG files, which is that of Something-Something V2."""
 
@@ -119,7 +119,7 @@ def scan_each(
 
 
 def _try_scan(job: tuple[str, ReadingLimits]) -> ScannedVideo | str:
-    """Scan a video. Return the reason if that is not possible."""
+    """Scan a video. If it is unreadable, return the reason instead."""
     try:
         return scan(*job)
     except UnreadableVideoError as error:
@@ -182,7 +182,7 @@ def _scan_video(file: VideoFile) -> ScannedVideo:
 
 @dataclass(frozen=True)
 class _Packets:
-    """What the packets of a video stream tell without being decoded.
+    """Properties of a video stream that can be read from its packets without decoding them.
 
     Attributes:
         stamps: Presentation timestamps, in decoding order.
@@ -197,7 +197,7 @@ class _Packets:
     are_all: bool
 
     def are_in_order(self, decoder: VideoCodecContext) -> bool:
-        """Return whether the order of the timestamps is the order in which frames are shown.
+        """Return whether sorting frames by timestamp gives the order in which they are shown.
 
         Some programs write decoding timestamps in place of presentation timestamps. If the codec
         reorders frames, timestamps that ascend in decoding order are therefore not trusted. For
@@ -234,7 +234,7 @@ def _survey(file: VideoFile, clock: TimeLimit) -> _Packets:
 
 
 def _decode_stamps(file: VideoFile, clock: TimeLimit) -> tuple[_Stamps, str]:
-    """Decode a video.
+    """Decode a video to get the timestamps of its frames.
 
     Returns:
         The timestamps in display order, and a description of the damage or an empty string.
@@ -251,7 +251,7 @@ def _decode_stamps(file: VideoFile, clock: TimeLimit) -> tuple[_Stamps, str]:
 
 
 def _truncation(file: VideoFile, packets: _Packets, fps: float) -> str:
-    """Describe how many frames of a truncated file are there. Return "" if the file is complete."""
+    """Describe how many frames a truncated file still has. Return "" if the file is complete."""
     count = len(packets.stamps)
     if 0 < file.stream.frames <= count:
         return ""
@@ -261,7 +261,7 @@ def _truncation(file: VideoFile, packets: _Packets, fps: float) -> str:
     total = file.stream.frames or round((file.container.duration or 0) / av.time_base * fps)
     if total <= count:
         total = round(count / share)
-    # Some files state only that their last chunk is incomplete.
+    # In some formats, `share` ignores what follows the last chunk, so `total` is too low.
     known = f"{count} of about {total}" if count < _NEARLY_ALL * total else f"only {count}"
     return f"is truncated: {known} frames are there"
 

@@ -11,14 +11,14 @@ from multigrid import Video
 from slowfast_patches.datasets.reading.video_file import VideoFile
 
 _MAX_DEVIATION = 1.0
-"""If no frame is further than this from its place at a constant rate, in frames, the rate counts as
-constant. Timestamps in whole milliseconds and a single missing frame deviate less than this."""
+"""Maximum deviation, in frames, of a frame from its time at a constant rate. If no frame deviates
+more, the rate counts as constant. Rounding to milliseconds or one missing frame deviates less."""
 _MAX_DISAGREEMENT = 0.03
 """Maximum relative difference between the rate of the timestamps and the rate that FFmpeg reports.
 In addition, the durations may differ by the longest gap between frames. If the difference is
-larger, the timestamps count."""
+larger, the rate of the timestamps is used."""
 _MAX_REPEATS = 4
-"""A clip has few distinct frames if a frame fills more than this number of frames of the clip."""
+"""A clip has few distinct frames if it repeats each video frame more than this number of times."""
 _ROUNDING = 0.0005
 """Half a millisecond, in seconds. A frame counts as shown this much before its timestamp, because
 Matroska and other containers round timestamps to milliseconds."""
@@ -28,7 +28,8 @@ frames by at most 16 places. Frames move further in files that were joined."""
 JOINABLE = {"mpegts", "mpeg"}
 """Names of the containers whose files may be joined, so that timestamps may jump."""
 _MAX_GAP = 10.0
-"""In joined files, a longer gap between frames is a jump, in seconds. FFmpeg uses this value."""
+"""Gap between frames, in seconds, above which the timestamps of a joined file are assumed to have
+jumped. FFmpeg uses the same value."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -52,7 +53,7 @@ class Timing(NamedTuple):
 def timing_of(
     timestamps: Ints | None, tick: float, reported: float, *, joinable: bool = False
 ) -> Timing | None:
-    """Return the timing of a video, or None if nothing tells its frame rate.
+    """Return the timing of a video, or None if its frame rate is unknown.
 
     Args:
         timestamps: Timestamps of the frames in display order, in ticks. None if they are unknown.
@@ -71,7 +72,7 @@ def timing_of(
     places = _places(times)
     varies = np.abs(places - np.arange(len(places))).max() > _MAX_DEVIATION
     expected = intervals / reported if reported else seconds
-    last = np.diff(places).max() / measured  # the last frame may be shown for so long
+    last = np.diff(places).max() / measured  # maximum duration of the last frame
     disagrees = abs(seconds - expected) > _MAX_DISAGREEMENT * expected + last
     if not (varies or disagrees):
         return Timing(reported or measured)
@@ -86,8 +87,9 @@ def timing_of(
 def avi_times(file: VideoFile, times: Ints) -> Ints:
     """Return when the frames of an AVI file are shown.
 
-    AVI files have no presentation timestamps. For H.264 without B-frames, FFmpeg makes up
-    timestamps that are those of the next frame. The decoding timestamps are then right.
+    AVI files have no presentation timestamps, so FFmpeg makes them up. For H.264 without B-frames,
+    it gives each frame the timestamp of the next frame. In this case, return the decoding
+    timestamps, which are correct.
     """
     packets = [packet.dts for packet in file.packets() if packet.size]
     is_reordered = file.stream.codec_context.has_b_frames
@@ -109,7 +111,7 @@ def moments_of(times: Ints | None, fps: float) -> Floats | None:
 
 
 def typical_gap(video: Video) -> float:
-    """Return for how long a frame is shown at the median moment of a video, in seconds."""
+    """Return the median gap between frames, in seconds. Each gap is weighted by its duration."""
     if video.moments is None:
         return 1 / video.fps
     gaps = np.sort(np.diff(video.moments))
@@ -130,9 +132,9 @@ def has_few_frames(gap: float, step: float) -> bool:
 def _sorted_times(timestamps: Ints, tick: float, *, joinable: bool) -> Ints | None:
     """Return the timestamps in ascending order, or None if they do not tell when frames are shown.
 
-    In AVI files with B-frames, timestamps are in decoding order. The sorted ones are the times. The
-    timestamps of a single frame, of joined files, and in an order that no codec produces are no
-    times, nor are timestamps that are too large for exact arithmetic.
+    Timestamps may be in decoding order, as in AVI files with B-frames, so sort them. Return None
+    for a single frame, for joined files, if no codec reorders frames so far, and if timestamps are
+    too large for exact arithmetic.
     """
     if len(timestamps) < 2 or not tick:
         return None

@@ -109,7 +109,7 @@ def read_checkpoint(
 
 
 def _stored(path: Path) -> tuple[str, tuple[str, ...] | None]:
-    """Read the recipe as YAML and the class names of a checkpoint or of a folder for the Hub.
+    """Return the recipe as YAML and the class names from a checkpoint or a folder for the Hub.
 
     Raises:
         ValueError: The file or the config.json beside it cannot be read, or has no recipe.

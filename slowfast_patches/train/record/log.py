@@ -98,7 +98,7 @@ class _Terminal(logging.StreamHandler[TextIO]):
         self.addFilter(lambda record: not (hasattr(record, "is_on_bar") and _shows_bars()))
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A data loader worker must not wait for tqdm's lock, of which it has a copy.
+        # A data loader worker has a copy of tqdm's lock, which may be locked forever. Do not wait.
         has_bar = os.getpid() == self._process
         with tqdm.external_write_mode(self.stream) if has_bar else nullcontext():
             super().emit(record)

@@ -75,8 +75,8 @@ def read(recipe):
             "c,0902,0.1,0.2,0.5,0.6,1",
             r" have boxes but are missing from .*train\.csv: c",
         ),
-        ("ava", NAMES, 'name: "x"\n id: 10000000000', "line 10: the id 10000000000 is not one of"),
-        ("ava", NAMES, 'name: "x"\n id: -1', "line 10: the id -1 is not one of 1 to MODEL"),
+        ("ava", NAMES, 'name: "x"\n id: 10000000000', "line 10: the id 10000000000 is not from"),
+        ("ava", NAMES, 'name: "x"\n id: -1', "line 10: the id -1 is not from 1 to MODEL"),
         ("ava", NAMES, b"name: \xff", "line 9: the text is not UTF-8"),
         (
             "kinetics",

@@ -45,6 +45,11 @@ class Cost:
     seconds: float | None = None
 
 
+def iteration_flops(shape: Shape, flops_per_clip: FlopsPerClip) -> float:
+    """Return the FLOPs of one iteration with a shape."""
+    return shape.batch * flops_per_clip(shape.frames, shape.crop)
+
+
 def schedule_cost(
     schedule: Schedule,
     flops_per_clip: FlopsPerClip | None = None,
@@ -87,7 +92,7 @@ def _cost(
     clips = sum(count * shape.batch for shape, count in counts)
     flops = seconds = None
     if flops_per_clip is not None:
-        flops = sum(n * s.batch * flops_per_clip(s.frames, s.crop) for s, n in counts)
+        flops = sum(count * iteration_flops(shape, flops_per_clip) for shape, count in counts)
     if seconds_per_iteration is not None:
         seconds = sum(count * seconds_per_iteration(shape) for shape, count in counts)
     iterations = sum(count for _, count in counts)

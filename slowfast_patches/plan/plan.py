@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from multigrid.cost import (
@@ -12,6 +13,7 @@ from multigrid.cost import (
     FlopsPerClip,
     baseline_cost,
     cycle_advice,
+    iteration_flops,
     schedule_cost,
     short_ends,
 )
@@ -62,11 +64,6 @@ class Plan:
         """Seconds of the baseline divided by seconds of the schedule. None without step times."""
         return _ratio(self.baseline.seconds, self.cost.seconds)
 
-    @property
-    def iteration_factor(self) -> float:
-        """Iterations of the baseline divided by iterations of the schedule."""
-        return self.baseline.iterations / self.cost.iterations
-
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data for JSON.
 
@@ -75,7 +72,7 @@ class Plan:
         return {
             **_cost_json(self.cost, ""),
             **_cost_json(self.baseline, "baseline_"),
-            "iteration_factor": self.iteration_factor,
+            "iteration_factor": self.baseline.iterations / self.cost.iterations,
             "flops_factor": _ratio(self.baseline.flops, self.cost.flops),
             "speed_up": self.speed_up,
             "seconds_source": self.timing.source,
@@ -160,10 +157,7 @@ def make_plan(
     """
     cost = schedule_cost(schedule, flops_per_clip, timing.ours)
     baseline = baseline_cost(schedule, flops_per_clip, timing.baseline)
-
-    def flops(shape: Shape) -> float:
-        return shape.batch * flops_per_clip(shape.frames, shape.crop)
-
+    flops = partial(iteration_flops, flops_per_clip=flops_per_clip)
     costs = [
         schedule_cost(schedule, flops_per_clip, timing.ours, [phase]) for phase in schedule.phases
     ]

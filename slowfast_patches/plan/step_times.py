@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from multigrid import Shape
-from multigrid.cost import FlopsPerClip, SecondsPerIteration
+from multigrid.cost import FlopsPerClip, SecondsPerIteration, iteration_flops
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import without_multigrid
 from slowfast_patches.plan.flops import flops_per_clip as count_flops
@@ -113,13 +114,10 @@ def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerCli
         raise ValueError(
             f"The time of an iteration must be a finite number of seconds above 0, not {seconds:g}."
         )
-    base = recipe.base_shape
-
-    def work(shape: Shape) -> float:
-        return shape.batch * flops_per_clip(shape.frames, shape.crop)
+    work = partial(iteration_flops, flops_per_clip=flops_per_clip)
 
     def estimate(shape: Shape) -> float:
-        return seconds * work(shape) / work(base)
+        return seconds * work(shape) / work(recipe.base_shape)
 
     source = f"an estimate, from {seconds:g} s at the baseline's shape and the training FLOPs of"
     return Timing(estimate, estimate, f"{source} the other shapes")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multigrid import Cost, schedule_cost
-from multigrid.cost import FlopsPerClip
+from multigrid.cost import FlopsPerClip, iteration_flops
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
@@ -89,7 +89,9 @@ def costs_of(
         flops = counts[kind] = counts.get(kind) or flops_per_clip(recipe)
         timing = UNTIMED
         if step_seconds is not None:
-            work.append(_work(recipe, flops))
+            work.append(
+                iteration_flops(recipe.base_shape, flops) / recipe.world_size
+            )  # of a process
             timing = estimated_timing(recipe, step_seconds * work[-1] / work[0], flops)
         elif step_times:
             try:
@@ -98,12 +100,6 @@ def costs_of(
                 print(f"There are no step times for {arm.cfg_file.name}: {error}\n")
         costs[name] = schedule_cost(arm.schedule, flops, timing.ours)
     return costs
-
-
-def _work(recipe: Recipe, flops: FlopsPerClip) -> float:
-    """Return the training FLOPs of a process at the baseline's shape."""
-    base = recipe.base_shape
-    return base.batch * flops(base.frames, base.crop) / recipe.world_size
 
 
 def format_costs(

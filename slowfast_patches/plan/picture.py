@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multigrid import LearningRate, Schedule
-from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
+from slowfast_patches.utils.pictures import COLOURS, MUTED, add_legend, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,12 +39,7 @@ def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
     for stage, phase in {phase.stage: phase for phase in reversed(schedule.phases)}.items():
         name = "fine-tuning" if phase.fine_tuning else f"LR stage {stage + 1}"
         panels[0].text(phase.start, 1.02, name, color=MUTED, fontsize=9, transform=above)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-    )
+    add_legend(figure, panels[0], "", 3)
     epochs = schedule.clips / schedule.num_videos
     title = f"{schedule.iterations:,} iterations, {epochs:.1f} epochs"
     x_label = "iteration"

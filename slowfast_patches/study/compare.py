@@ -26,7 +26,7 @@ from slowfast_patches.study.report import Report, Table, title_of
 from slowfast_patches.study.runs import mean
 from slowfast_patches.study.score import CLEAR, Score, score_of
 from slowfast_patches.utils.pictures import MUTED, time_unit
-from slowfast_patches.utils.tables import format_list
+from slowfast_patches.utils.tables import format_factor, format_list
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,7 +137,8 @@ class Comparison(Report):
 
     def _speed_ups(self, arm: Arm) -> str:
         means = self.runs[self.runs["arm"] == arm.name][["speed_up", "total_speed_up"]].mean()
-        alone, total = map(_speed, means)
+        words = ("faster", "slower", "as fast")
+        alone, total = (format_factor(1.0, factor, words) for factor in means)
         return alone if self.step_times else f"{alone} ({total} with evaluation and test)"
 
     def _change(self, baseline: Arm, arm: Arm) -> str:
@@ -265,9 +266,3 @@ class Comparison(Report):
             add,
             logarithmic=has_lengths,
         )
-
-
-def _speed(factor: float) -> str:
-    if f"{factor:.2f}" == "1.00":
-        return "as fast"
-    return f"{factor:.2f}× faster" if factor > 1 else f"{1 / factor:.2f}× slower"

@@ -295,6 +295,6 @@ def draw_panels(
             axes.xaxis.set_major_formatter(lambda x, _: format_flops(x).removesuffix("FLOP"))
             axes.minorticks_off()
     all_axes[0].set_ylabel(titles[1])
-    add_legend(figure, all_axes[0], titles[2], columns=2)
+    add_legend(figure, all_axes[0], titles[2], 2)
     figure.suptitle(titles[0], fontsize=11)
     save_figure(figure, path)

@@ -48,7 +48,7 @@ def new_figure(
     return figure, panels
 
 
-def add_legend(figure: Figure, axes: Axes, title: str, columns: int = 1) -> None:
+def add_legend(figure: Figure, axes: Axes, title: str, columns: int) -> None:
     """Add a legend of the curves of a panel at the bottom of the figure."""
     handles = axes.get_legend_handles_labels()
     style: dict[str, Any] = {"title": title, "frameon": False, "ncols": columns}

@@ -6,6 +6,7 @@ A study has one run for each arm and seed.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.errors import RunError
-from slowfast_patches.utils.signals import terminate_as_interrupt
+from slowfast_patches.utils.signals import handle_signals
 from slowfast_patches.utils.tables import Mean, format_duration, mean_of, shorten_list
 
 _POLL = 0.1
@@ -225,7 +226,8 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
     environment = os.environ | {"TQDM_DISABLE": "1"} if at_once > 1 else None
     running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
     try:
-        with terminate_as_interrupt():
+        # SIGTERM would end this process without the `finally` block.
+        with handle_signals({signal.SIGTERM: signal.default_int_handler}):
             while todo or running:
                 while todo and len(running) < at_once:
                     left = _time_left(study, [*running.values(), *todo], finished, at_once)

@@ -11,8 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from itertools import takewhile
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
@@ -289,21 +288,15 @@ def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], floa
         ValueError: A word is neither such a number nor a config key.
     """
     words = getattr(args, name)
-    numbers = list(takewhile(functools.partial(_converts, kind), words))
+    numbers = list[float]()
+    with suppress(ValueError):
+        numbers.extend(map(kind, words))
     rest = words[len(numbers) :]
     if rest and not (numbers and rest[0][:1].isalpha()):
         kinds = "whole numbers" if kind is whole_number else "numbers"
         raise ValueError(f"{option_of(name)} takes {kinds}, not {rest[0]}")
     args.overrides = split_pairs(rest) + args.overrides
-    setattr(args, name, list(map(kind, numbers)))
-
-
-def _converts(kind: Callable[[str], float], word: str) -> bool:
-    try:
-        kind(word)
-    except ValueError:
-        return False
-    return True
+    setattr(args, name, numbers)
 
 
 def add_at_once(group: argparse._ActionsContainer) -> None:

@@ -69,9 +69,9 @@ def gather_objects(content: T) -> list[T]:
     """
     if _alone():
         return [content]
-    gather_objects: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gather_objects, content)
-    return gather_objects
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, content)
+    return gathered
 
 
 def broadcast_from_main(make: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
@@ -99,14 +99,6 @@ def block_signals(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterato
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def terminate_as_interrupt() -> AbstractContextManager[None]:
-    """Return a context manager in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
-
-    Otherwise, SIGTERM would end the process without its `finally` blocks.
-    """
-    return handle_signals({signal.SIGTERM: signal.default_int_handler})
 
 
 def leave_to_parent(worker: int) -> None:

@@ -71,7 +71,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     return _make(_merged(path, overrides))
 
 
-def given_keys(path: str | Path | None, overrides: Sequence[object] = ()) -> Collection[str]:
+def given_keys(path: str | Path | None, overrides: Sequence[object]) -> Collection[str]:
     """Return the keys that a recipe file or the overrides set.
 
     Raises:

@@ -262,7 +262,7 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing_keys(
-    stored: Mapping[str, object], wanted: Mapping[str, object], ignored: Collection[str] = ()
+    stored: Mapping[str, object], wanted: Mapping[str, object], ignored: Collection[str]
 ) -> list[str]:
     """Return the keys whose values differ between two configs, sorted.
 

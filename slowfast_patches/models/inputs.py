@@ -134,7 +134,7 @@ def _normalise_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return pixels.div_(255).sub_(mean).div_(std)
 
 
-def blank_inputs(shape: Sequence[int], alpha: int | None, device: str = "meta") -> list[Tensor]:
-    """Return pathways of zeros for clips of a shape (clips, frames, crop)."""
+def blank_inputs(shape: Sequence[int], alpha: int | None) -> list[Tensor]:
+    """Return pathways of zeros on the meta device for clips of a shape (clips, frames, crop)."""
     clips, frames, crop = shape
-    return pack_pathways(torch.zeros(clips, 3, frames, crop, crop, device=device), alpha)
+    return pack_pathways(torch.zeros(clips, 3, frames, crop, crop, device="meta"), alpha)

@@ -158,7 +158,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
 # In each process.
 
 
-def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
+def _main(recipe: Recipe, world: World, hooks: Sequence[Hook]) -> None:
     """Train and test as one process of the run."""
     patching.apply()
     set_up_device(recipe)

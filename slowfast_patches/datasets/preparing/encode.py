@@ -152,7 +152,7 @@ def _timeline(
 
 
 def source_pictures(
-    source: str, scanned: ScannedVideo, short_side: int, limits: ReadingLimits = LIMITS
+    source: str, scanned: ScannedVideo, short_side: int, limits: ReadingLimits
 ) -> Iterator[Picture]:
     """Yield all frames of the source, rotated and mirrored as for display, and resized.
 

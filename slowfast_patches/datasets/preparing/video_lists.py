@@ -118,9 +118,7 @@ def list_overlaps(lists: Iterable[VideoList]) -> list[Overlap]:
     return find_overlaps({listed.name.removesuffix(".csv"): listed.videos for listed in lists})
 
 
-def find_classes(
-    folder: Path, val_fraction: float | None = None
-) -> tuple[list[VideoList], Sequence[str]]:
+def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoList], Sequence[str]]:
     """Find videos that are sorted into one folder per class.
 
     The videos are in `folder`/<class>/ or in `folder`/{train,val,test}/<class>/. If they are in

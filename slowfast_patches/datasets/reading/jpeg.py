@@ -51,7 +51,7 @@ def frame_files(folder: str) -> list[str]:
 
 
 def read_jpeg(
-    folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, limits: ReadingLimits = LIMITS
+    folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, limits: ReadingLimits
 ) -> NDArray[np.uint8]:
     """Decode a JPEG file, and rotate and mirror the picture according to its Exif orientation.
 

@@ -96,7 +96,7 @@ def scan(path: str, limits: ReadingLimits = LIMITS) -> ScannedVideo:
 
 
 def scan_each(
-    paths: Sequence[str], *, workers: int | None = None, limits: ReadingLimits
+    paths: Sequence[str], *, workers: int | None, limits: ReadingLimits
 ) -> Generator[tuple[str, ScannedVideo | str]]:
     """Scan videos in several processes, and yield the results in any order.
 
@@ -105,7 +105,7 @@ def scan_each(
 
     Args:
         paths: The videos.
-        workers: Number of processes. By default one per core.
+        workers: Number of processes. None stands for one per core.
         limits: Limits on the videos that may be read.
 
     Yields:

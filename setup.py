@@ -13,7 +13,7 @@ setup(
     packages=sorted({*FOLDERS, *find_packages("projects"), *find_packages(include=["slowfast_*"])}),
     package_dir=FOLDERS,
     package_data={
-        "": ["py.typed", "*.csv", "*.json"],
+        "": ["py.typed"],
         "slowfast_patches.configs": ["*/*.yaml"],
         "slowfast_patches.study": ["*.yaml"],
         "slowfast_patches": ["weights/*/*"],

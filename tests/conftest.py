@@ -370,6 +370,19 @@ def load_program() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, for modules of a user. What they register is forgotten afterwards."""
+    from slowfast_patches.registry import AUGMENTATIONS, DATASETS, MODELS, TASKS, import_built_in
+
+    import_built_in()
+    for registry in (MODELS, DATASETS, TASKS, AUGMENTATIONS):
+        monkeypatch.setattr(registry, "entries", dict(registry.entries))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[ModuleType, list[str]], str]:
     """`refused(tool, arguments)`: what a program says of a mistake: one line, with status 2."""
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 NAMES = ("recipe", "plain", "mixed_precision", "host", "host_tf32")
 
 
-def test_parts_sum_to_the_step(load_program, short_cycle_recipe: Path, tmp_path: Path, capsys):
+def test_parts_sum_to_the_step(load_program, short_cycle_recipe: Path, tmp_path: Path):
     path = tmp_path / "steps.json"
     options = ["--rounds", "3", "--seconds", "0.5"]
     arguments = ["--cfg", str(short_cycle_recipe), *options, "--output", str(path)]

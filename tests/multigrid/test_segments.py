@@ -27,9 +27,8 @@ SEGMENTS = SamplingOptions(keep_field_of_view=False, flip=False, segments=True)
 VIDEO = Video(frames=120, fps=30.0, width=400, height=300)
 
 
-def segment_grid(frames=64, crop=224, **options):
-    shape = Shape(16, frames, crop)
-    return make_grid(shape, BASE, 2, (256, 320), replace(SEGMENTS, **options))
+def segment_grid(frames, **options):
+    return make_grid(Shape(16, frames, 224), BASE, 2, (256, 320), replace(SEGMENTS, **options))
 
 
 def centres(frames, segments, view=(0, 1)):

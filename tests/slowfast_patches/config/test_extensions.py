@@ -2,10 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,14 +24,10 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
-    AUGMENTATIONS,
-    DATASETS,
     MODELS,
-    TASKS,
     DatasetFamily,
     ModelFamily,
     TaskFamily,
-    import_built_in,
     register_augmentation,
     register_dataset,
     register_model,
@@ -47,15 +41,9 @@ from slowfast_patches.utils import command_line
 
 
 @pytest.fixture(autouse=True)
-def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tables, search path and modules are as before after each test, which has its own folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    import_built_in()
-    with ExitStack() as stack:
-        for registry in (MODELS, DATASETS, TASKS, AUGMENTATIONS):
-            stack.enter_context(mock.patch.dict(registry.entries))
-        yield
+def _restored(own_folder: Path) -> Iterator[None]:
+    """Registries, search path and modules are as before after each test."""
+    yield
     sys.modules.pop("mine", None)
 
 

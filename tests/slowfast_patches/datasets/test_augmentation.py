@@ -133,9 +133,7 @@ def test_other_texts_than_randaugments_are_refused(text):
         load_recipe(None, ["AUG.AA_TYPE", text])
 
 
-def test_training_clips_are_augmented_where_they_were_taken_and_others_not(
-    demo_data, tiny_config, tmp_path
-):
+def test_training_clips_are_augmented_where_they_were_taken_and_others_not(tiny_config, tmp_path):
     plain = tiny_config(tmp_path)
     on = tiny_config(tmp_path, "AUG.ENABLE", True, "AUG.AA_TYPE", "rand-m9-n2")
     wanted = {"train": ClipRequest(5, 2, Shape(4, 4, 32), 0), "val": 1, "test": 1}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from multigrid import Video
 from slowfast_patches.datasets.preparing.encode import write_prepared
@@ -20,7 +19,6 @@ from tests.slowfast_patches.datasets.made_videos import write_video
 
 FRAMES = 100
 SHARP = {"fps": 25, "options": {"crf": "10", "preset": "ultrafast"}}
-Frames = list[NDArray[np.uint8]]
 
 
 def moving(frames, width, height, noise=40):

@@ -33,10 +33,10 @@ def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
-def lone_thing(rates, side=65):
+def lone_thing(rates):
     """One thing in the middle of a flat, still ground, for 40 frames."""
-    scene = draw_scene(np.random.default_rng(3), 3, side, side)
-    thing = replace(scene.things[0], state=(side // 2, side // 2, 0.7, 0.5))
+    scene = draw_scene(np.random.default_rng(3), 3, 65, 65)
+    thing = replace(scene.things[0], state=(32, 32, 0.7, 0.5))
     ground = np.full_like(scene.ground, 0.25)
     still = {"shake": np.zeros((40, 2)), "anchor": 0}
     return replace(scene, ground=ground, things=(thing,), rates=rates, **still)

@@ -98,7 +98,7 @@ def test_an_evaluation_has_all_boxes_and_says_what_it_shows_of_them(folder):
     assert shares == pytest.approx([1, 20 / 24, 4 / 24, 0, 8 / 24, 1])
 
 
-def test_a_video_that_ends_before_its_key_frame_is_unreadable(folder, tmp_path):
+def test_a_video_that_ends_before_its_key_frame_is_unreadable(tmp_path):
     late = write_lists(tmp_path, TRAIN.replace("b,0902", "b,0903"))
     dataset = build_dataset(recipe_of(late, *KEYS), "train")
     [(_, reason)] = dataset[ClipRequest(1, 3, BASE, 0)]["failures"][:1]

@@ -25,10 +25,10 @@ def folder(made_once) -> Path:
     return made_once("ava_truth", lambda path: write_lists(path, TRUTH, val=TRUTH))
 
 
-def judged(folder: Path, *keys: object, split: str = "test") -> Evaluation:
+def judged(folder: Path, *keys: object) -> Evaluation:
     """The scores of the two key frames, each on one crop that shows all of its box."""
     recipe = recipe_of(folder, *KEYS, *keys)
-    dataset = build_dataset(recipe, split)
+    dataset = build_dataset(recipe, "test")
     clips = torch.arange(2) * dataset.num_clips
     made = BoxScores(recipe, dataset, torch.device("cpu"))
     for clip in clips.repeat_interleave(dataset.num_clips) + torch.arange(dataset.num_clips).repeat(
@@ -48,7 +48,7 @@ def test_average_precision_is_avas(folder):
     assert next(iter(found.names)) == "a 902 (0.125, 0.25, 0.375, 0.75)"
 
 
-def test_excluded_key_frames_do_not_count(folder, tmp_path):
+def test_excluded_key_frames_do_not_count(tmp_path):
     lists = write_lists(tmp_path, TRUTH, val=TRUTH)
     (lists / "left_out.csv").write_text("a,0902\n")
     found = judged(lists, *ANNOTATED, "AVA.EXCLUSION_FILE", "left_out.csv")
@@ -93,7 +93,7 @@ def test_files_of_the_evaluation_are_checked_in_advance(folder):
         task_of(recipe).check_files()
 
 
-def test_what_cannot_be_judged_is_said(folder, tmp_path):
+def test_what_cannot_be_judged_is_said(folder):
     with pytest.raises(ValueError, match=r"AVA.s annotations cannot be read: .*none\.csv"):
         judged(
             folder,

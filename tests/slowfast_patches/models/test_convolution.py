@@ -57,19 +57,18 @@ def assert_same(plain: nn.Conv3d, x: Tensor) -> nn.Conv3d:
 
 @pytest.fixture
 def kernels_given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[torch.Size]]:
-    """Provide `kernels_given(dimensions, module, x)`: shapes of the kernels given to torch."""
+    """Provide `kernels_given(module, x)`: shapes of the kernels given to torch's conv3d."""
 
-    def given(dimensions: int, module: nn.Module, x: Tensor) -> list[torch.Size]:
-        name = f"conv{dimensions}d"
+    def given(module: nn.Module, x: Tensor) -> list[torch.Size]:
         kernels = list[torch.Size]()
-        convolve = getattr(nn.functional, name)
+        convolve = nn.functional.conv3d
 
         def recorded(x: Tensor, weight: Tensor, *rest: object) -> Tensor:
             kernels.append(weight.shape)
             return convolve(x, weight, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(nn.functional, name, recorded)
+            patch.setattr(nn.functional, "conv3d", recorded)
             module(x)
         return kernels
 
@@ -97,7 +96,7 @@ def test_kernels_that_are_larger_than_the_clip(name, size, kernels_given):
     """Only the weights that meet a pixel are given to torch. The others have no gradient."""
     plain = convolution(name, bias=False)
     x = clips(plain.in_channels, 2, *size)
-    for shape in kernels_given(3, assert_same(plain, x), x):
+    for shape in kernels_given(assert_same(plain, x), x):
         assert all(side < 2 * clip for side, clip in zip(shape[2:], (2, *size), strict=True))
 
 
@@ -114,7 +113,7 @@ def test_they_compile_into_one_graph(name, size):
 @pytest.mark.parametrize("name", KERNELS)
 def test_only_kernels_that_gain_by_it_are_replaced(name, kernels_given):
     module = convert_convolutions(convolution(name))
-    replaced = not kernels_given(3, module, clips(module.in_channels, 4))
+    replaced = not kernels_given(module, clips(module.in_channels, 4))
     assert replaced == (name not in ("1×3×3", "wide stem", "every other frame"))
 
 
@@ -130,7 +129,7 @@ def test_other_convolutions_stay_torchs_own(plain, kernels_given):
     x = clips(6, 8)
     planar = convert_convolutions(copy.deepcopy(plain))
     assert torch.equal(planar(x), plain(x))
-    assert kernels_given(3, planar, x)
+    assert kernels_given(planar, x)
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from slowfast_patches.models.layers.dropout import ClipDropout, seed_dropout
 
 FEATURES = 4000
 
 
-def dropped(clips: list[int] | None, p: float = 0.5, seed: int = 0, clip: Tensor | None = None):
-    """Apply dropout to ones, or to copies of `clip`."""
+def dropped(clips: list[int], p: float = 0.5, seed: int = 0):
+    """Apply dropout to ones."""
     dropout = ClipDropout(p, seed, FEATURES)
     seed_dropout(dropout, clips)
-    clip = torch.ones(1, 1, 1, FEATURES) if clip is None else clip
-    return dropout(clip.expand(3 if clips is None else len(clips), *clip.shape))
+    return dropout(torch.ones(len(clips), 1, 1, 1, FEATURES))
 
 
 def test_a_clip_keeps_its_mask_in_any_company_and_order():

@@ -21,8 +21,8 @@ def transform(*overrides: object) -> InputTransform:
     return InputTransform.of_recipe(config(*overrides), CPU)
 
 
-def random_clips(clips: int = 3, frames: int = 8, size: int = 6) -> torch.Tensor:
-    pixels = np.random.default_rng(0).integers(0, 256, (clips, frames, size, size, 3), np.uint8)
+def random_clips() -> torch.Tensor:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 6, 6, 3), np.uint8)
     return torch.from_numpy(pixels)
 
 

@@ -28,22 +28,20 @@ def made(arch: str = "tsm") -> nn.Module:
 
 @pytest.fixture
 def published(resnet: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[str, Tensor]]:
-    """Provide `published(classes, every=1)`: a state dict under the TSM authors' names."""
+    """Provide `published(prefix="", every=2)`: a state dict under the TSM authors' names."""
 
-    def make(
-        classes: int = CLASSES, *, prefix: str = "module.", every: int = 1
-    ) -> dict[str, Tensor]:
-        """Make weights in which every `every`-th block of a stage shifts, or none with 0."""
+    def make(prefix: str = "module.", every: int = 1) -> dict[str, Tensor]:
+        """Make weights in which every `every`-th block of a stage shifts."""
         state = {}
         for name, value in resnet().items():
             block = re.fullmatch(r"(layer\d\.(\d+)\.conv1)\.weight", name)
-            shifts = block is not None and every > 0 and int(block[2]) % every == 0
+            shifts = block is not None and int(block[2]) % every == 0
             if not name.startswith("fc."):
                 new = f"{block[1]}.net.weight" if block and shifts else name
                 state[f"{prefix}base_model.{new}"] = value
         torch.manual_seed(2)
-        state[f"{prefix}new_fc.weight"] = torch.randn(classes, 32 * WIDTH) * 0.1
-        state[f"{prefix}new_fc.bias"] = torch.randn(classes)
+        state[f"{prefix}new_fc.weight"] = torch.randn(CLASSES, 32 * WIDTH) * 0.1
+        state[f"{prefix}new_fc.bias"] = torch.randn(CLASSES)
         return state
 
     return make

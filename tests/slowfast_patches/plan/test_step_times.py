@@ -15,7 +15,6 @@ from slowfast_patches.plan.step_time_file import MisfitError, model_of, read_ste
 from slowfast_patches.plan.step_times import measured_timing, shapes_to_measure
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "benchmarks" / "results"
 
 ROWS = [
     ([8, 16, 64], 8, None, 90),

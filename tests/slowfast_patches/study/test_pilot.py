@@ -192,7 +192,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
     assert took == pytest.approx(outcome, rel=0.05)
 
 
-def test_several_machines_launchers_and_labels_are_refused(monkeypatch, demo_data):
+def test_several_machines_launchers_and_labels_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="one label per video"):
         pilot_arms(DEMO, ["DATA.MULTI_LABEL", "True"])
     with pytest.raises(ValueError, match=r"NUM_SHARDS 1 and SOLVER\.REFERENCE_BATCH_SIZE 16"):
@@ -244,7 +244,7 @@ def run(small, tiny_recipe, one_block, one_block_keys, load_program, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pilot_is_run_and_reported(run, tmp_path, capsys, monkeypatch, train):
+def test_a_pilot_is_run_and_reported(run, tmp_path, monkeypatch, train):
     """Crops of 32 pixels do not get smaller: what is left to try is fewer frames."""
 
     def train_here(study: Study, run_net: Path):

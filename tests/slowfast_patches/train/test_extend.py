@@ -5,15 +5,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from slowfast_patches import load_model
 from slowfast_patches.config.metrics import metric_title
-from slowfast_patches.registry import AUGMENTATIONS, DATASETS, MODELS, TASKS, import_built_in
+from slowfast_patches.registry import MODELS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
 MODULES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
@@ -27,17 +25,11 @@ SHORT = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with the modules of the page. What they register is forgotten after."""
+def folder(own_folder: Path) -> Iterator[Path]:
+    """The current folder, with the modules of the page."""
     for name, text in MODULES.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    import_built_in()
-    with ExitStack() as stack:
-        for registry in (MODELS, DATASETS, TASKS, AUGMENTATIONS):
-            stack.enter_context(mock.patch.dict(registry.entries))
-        yield tmp_path
+        (own_folder / f"{name}.py").write_text(text)
+    yield own_folder
     for name in MODULES:
         sys.modules.pop(name, None)
 

@@ -221,9 +221,7 @@ def test_every_curve_is_there_over_iterations_and_seconds_of_training(tmp_path: 
     assert len(found) == 10
 
 
-def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(
-    tmp_path: Path, train, caplog
-):
+def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(tmp_path: Path, train):
     whole = train()
     expected = curves(tmp_path)
     train(0, 25)

@@ -132,7 +132,7 @@ def of_wandb(folder: Path) -> tuple[Points, dict, bool]:
     return points, config, pictures == 1
 
 
-def of_trackio(folder: Path, project: str = "words") -> tuple[Points, dict, bool]:
+def of_trackio(folder: Path, project: str) -> tuple[Points, dict, bool]:
     import trackio
     from trackio.sqlite_storage import SQLiteStorage
 

@@ -160,10 +160,10 @@ def put_cover_first(path: Path) -> Path:
     return path
 
 
-def write_jpegs(folder: Path, name: str, frames: int = FRAMES, after: bytes = b"") -> Path:
+def write_jpegs(folder: Path, name: str, after: bytes = b"") -> Path:
     """Write the pictures as JPEG files, whose names have the number, with bytes after their end."""
     folder.mkdir()
-    for number in range(frames):
+    for number in range(FRAMES):
         _, content = cv2.imencode(
             ".jpg", picture(number)[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 99]
         )

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multigrid import Cycles, LearningRate, Schedule, Shape, scale_shape
-from multigrid.integrations import pyslowfast_keys
+from multigrid import Cycles, LearningRate, Schedule, Shape, keys, scale_shape
 from multigrid.learning_rate import batch_rate_factor
 from multigrid.phases import make_schedule
 from multigrid.schedule import Phase
@@ -102,4 +101,4 @@ def _odds(window: int) -> NDArray[np.float64]:
 
 
 # A recipe cannot name a schedule of another kind.
-pyslowfast_keys.make_schedule = scheduled_sampling  # type: ignore[attr-defined, assignment]
+keys.make_schedule = scheduled_sampling  # type: ignore[attr-defined, assignment]

@@ -1,4 +1,4 @@
-"""Recipes: their keys, loading, checks, and conversion to schedules."""
+"""Recipes: their keys, loading and checks."""
 
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.load import load_recipe, parse_recipe

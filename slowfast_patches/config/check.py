@@ -42,7 +42,7 @@ def _check_task(recipe: Recipe) -> None:
         if recipe[key] != fitting:
             raise ValueError(
                 f"{key} {recipe[key]!r} does not match {switch} {on}. Set {key} {fitting}, or "
-                f"{switch} {not on}."
+                f"{switch} {not on if isinstance(on, bool) else repr('')}."
             )
     for key, (valid, reason) in task.required.items():
         if recipe[key] not in valid:

@@ -1,10 +1,10 @@
-"""Conversion of recipes to training schedules."""
+"""Baseline, learning rate and cycles of a recipe, and checks of its schedule."""
 
 from __future__ import annotations
 
 from multigrid import Cycles, LearningRate, Schedule, check_processes
 from multigrid.batchnorm import check_accumulation
-from multigrid.integrations.pyslowfast_keys import (
+from multigrid.keys import (
     cycles_from,
     phase_keys,
     rate_from,
@@ -56,10 +56,10 @@ def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
             f"{error} (TRAIN.BATCH_SIZE {recipe.train.batch_size}, NUM_SHARDS {recipe.num_shards}, "
             f"{recipe.bn_key} {recipe.bn_size})"
         ) from None
-    check_speed_of_schedule(recipe, schedule)
+    check_local_batches(recipe, schedule)
 
 
-def check_speed_of_schedule(recipe: Recipe, schedule: Schedule) -> None:
+def check_local_batches(recipe: Recipe, schedule: Schedule) -> None:
     """Check that every shape supports TRAIN.COMPILE and SOLVER.ACCUMULATION_STEPS.
 
     Raises:

@@ -6,7 +6,7 @@ import math
 
 from multigrid import Schedule, schedule_cost
 from multigrid.cost import FlopsPerClip
-from multigrid.integrations.pyslowfast_keys import phase_evaluations
+from multigrid.keys import phase_evaluations
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.flops import TRAINING_FACTOR

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multigrid import Schedule
-from multigrid.integrations.pyslowfast_keys import schedule_from
+from multigrid.keys import schedule_from
 from multigrid.shapes import CostPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.plan.flops import flops_per_clip

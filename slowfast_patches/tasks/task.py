@@ -159,7 +159,8 @@ class Task:
         Args:
             predictor: See `predict`.
             path: The video.
-            rows: A mapping for each prediction: its description, and `texts` of its best classes.
+            rows: A mapping for each prediction, with its description and the `text` of its best
+                classes.
             folder: Folder of the pictures.
         """
         raise NotImplementedError

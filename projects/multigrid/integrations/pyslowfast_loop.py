@@ -28,14 +28,13 @@ from multigrid.integrations.pyslowfast_keys import (
     changed,
     cycles_off,
     get_key,
-    phase_evaluations,
-    phase_keys,
     schedule_of,
     set_keys,
     use_plain_batchnorm,
     uses_multigrid,
 )
 from multigrid.integrations.pyslowfast_model import CoarseEvaluationHook, fit_model
+from multigrid.keys import phase_evaluations, phase_keys
 from multigrid.learning_rate import LearningRate
 from multigrid.sampler import MultigridBatchSampler
 from multigrid.schedule import ScheduleStep

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from slowfast.config import defaults as host_defaults
 
+from multigrid.integrations.pyslowfast import add_multigrid_config
 from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.keys import format_keys, may_differ, speed_keys, speed_switches
 from slowfast_patches.config.later_releases import IGNORED, ignored_key
-from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, default_recipe
+from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, default_recipe, plain
 from slowfast_patches.config.yaml_text import flatten
 
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
@@ -24,6 +25,17 @@ def test_off_is_unchanged_the_hosts_keys_keep_the_hosts_defaults():
     folders = {f"AVA.{name}_DIR" for name in ("FRAME", "FRAME_LIST", "ANNOTATION")}
     others = {"DATA_LOADER.NUM_WORKERS", "DIST_BACKEND", "MODEL.SINGLE_PATHWAY_ARCH"}
     assert changed == folders | others
+
+
+def test_keys_that_a_config_of_pyslowfast_gets_have_the_same_defaults():
+    cfg = host_defaults.get_cfg()
+    add_multigrid_config(cfg)
+    ours = default_recipe()
+    common = [name for name in dict(flatten(cfg)) if name.startswith("MULTIGRID.") and name in KEYS]
+    assert len(common) > 10
+    for name in common:
+        section, key = name.split(".")
+        assert str(plain(ours[name])) == str(cfg[section][key]), name
 
 
 def test_every_key_has_a_help_text_and_a_valid_default():

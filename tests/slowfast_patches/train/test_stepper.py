@@ -21,7 +21,7 @@ from multigrid import (
     make_schedule,
 )
 from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.config.schedule import check_speed_of_schedule
+from slowfast_patches.config.schedule import check_local_batches
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.recompute import checkpoint_blocks
@@ -208,8 +208,8 @@ def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processe
     world = {"PROCESSES_PER_MACHINE": processes}
     cfg = config(SOLVER__ACCUMULATION_STEPS=parts).replaced(world)
     with pytest.raises(ValueError, match=said):
-        check_speed_of_schedule(cfg, schedule(bn_size))
-    check_speed_of_schedule(config().replaced(world), schedule(bn_size))
+        check_local_batches(cfg, schedule(bn_size))
+    check_local_batches(config().replaced(world), schedule(bn_size))
 
 
 # Compiling. The compiler itself is torch's: what is traced runs as it is.

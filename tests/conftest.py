@@ -1,7 +1,7 @@
-"""A tiny data set, a tiny recipe, and runs of it, shared by the tests of whole runs.
+"""Fixtures shared by all tests: a tiny data set, a tiny recipe, and runs of the recipe.
 
-What takes seconds to import is imported where it is used: the process that hands tests out to
-others (-n) loads this file too.
+Slow packages are imported inside functions, because the controller process of pytest-xdist (-n)
+loads this file as well.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in a line what a machine cannot test."""
+    """Print one line about the tests that this machine cannot run."""
     skipped = terminalreporter.stats.get("skipped", [])
     needs = {report.longrepr[2].removeprefix("Skipped: ") for report in skipped}
     for reason in sorted(reason for reason in needs if "needs root and" in reason):
@@ -122,7 +122,7 @@ NUM_GPUS: 0
 
 @pytest.fixture
 def short_cycle_recipe(tmp_path: Path) -> Path:
-    """A thin net with the short cycle alone, to be planned, not trained."""
+    """Return a recipe with only the short cycle, for plans. It is not trained."""
     path = tmp_path / "short_cycle.yaml"
     path.write_text(SHORT_CYCLE)
     return path
@@ -130,8 +130,10 @@ def short_cycle_recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`made_once(name, make)`: a folder that `make(folder)` has filled, once for all processes of
-    pytest-xdist; not to be written to."""
+    """Return `made_once(name, make)`, which returns a folder filled by `make(folder)`.
+
+    The folder is filled once for all processes of pytest-xdist. Tests must not write to it.
+    """
     own = tmp_path_factory.getbasetemp()
     root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
@@ -148,8 +150,10 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def demo_data(made_once: Callable[..., Path]) -> Path:
-    """24 training, 8 validation and 8 test videos of 20 frames of 48 × 40 pixels, and the tiny
-    recipe."""
+    """Return a folder with the tiny recipe and 24 training, 8 validation and 8 test videos.
+
+    Each video has 20 frames of 48 × 40 pixels.
+    """
     from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
 
     def make(folder: Path) -> None:
@@ -162,7 +166,7 @@ def demo_data(made_once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_recipe(demo_data: Path) -> Path:
-    """A SlowFast of 8 channels, trained with both cycles on the demo data."""
+    """Return the tiny recipe: a SlowFast of 8 channels, trained with both cycles on demo data."""
     return demo_data / "tiny.yaml"
 
 
@@ -174,13 +178,13 @@ def config_of(recipe: Path, output: Path, *overrides: object) -> Recipe:
 
 @pytest.fixture(scope="session")
 def tiny_config(tiny_recipe: Path) -> Callable[..., Recipe]:
-    """`tiny_config(output, "KEY", value, ...)`: the tiny recipe with some keys replaced."""
+    """Return `tiny_config(output, "KEY", value, ...)`: the tiny recipe with some keys replaced."""
     return functools.partial(config_of, tiny_recipe)
 
 
 @contextmanager
 def kept_logging() -> Iterator[None]:
-    """A run sets up logging as its process's own; give back what pytest has."""
+    """Restore the logging of pytest after a run, which sets up logging for the whole process."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -195,8 +199,11 @@ def kept_logging() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def train(tiny_recipe: Path) -> Callable[..., Path]:
-    """`train(output, "KEY", value, ...)` runs the tiny recipe in this process; gives `output`. It
-    takes no fixture that a folder replaces: it would keep the first folder's."""
+    """Return `train(output, "KEY", value, ...)`, which runs the tiny recipe and returns `output`.
+
+    The recipe runs in this process. This fixture must not use fixtures that a test folder
+    overrides, because it would keep the value of the first folder.
+    """
     from slowfast_patches.train.run import run
 
     def run_here(output: Path, *overrides: object) -> Path:
@@ -220,8 +227,10 @@ def _one_block() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def one_block() -> Callable[[], AbstractContextManager[None]]:
-    """`with one_block():` networks have one block in each stage: what is trained is trained in no
-    time. Their recipes have the keys of `one_block_keys`."""
+    """Return a context manager in which networks have one block per stage, so that they train fast.
+
+    Their recipes need the keys of `one_block_keys`.
+    """
     return _one_block
 
 
@@ -237,8 +246,10 @@ def multigrid_run(
     one_block_keys: tuple[object, ...],
     made_once: Callable[..., Path],
 ) -> Path:
-    """The folder of a finished run of the tiny recipe, of one block in each stage; not to be
-    written to."""
+    """Return the folder of a finished run of the tiny recipe, with one block per stage.
+
+    Tests must not write to the folder.
+    """
     from slowfast_patches.train.run import run
 
     def make(folder: Path) -> None:
@@ -255,7 +266,7 @@ def command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, str]]:
-    """`command_line(output, "KEY", value, ...)`: run_net's exit status and what it said."""
+    """Return `command_line(output, "KEY", value, ...)`: exit status and output of run_net."""
     module = load_program("tools/run_net.py")
 
     def call(output: Path, *overrides: object) -> tuple[int, str]:
@@ -273,9 +284,11 @@ def command_line(
 
 @pytest.fixture(scope="session")
 def start_python(load_program: Callable[[str], ModuleType]) -> Iterator[Callable[..., Popen[str]]]:
-    """`start_python("tools/plan.py", "--cfg", path, env=..., cwd=..., stdout=...)`, or "-c" and a
-    text: a program in a process (group) of its own, as subprocess.Popen, but a fork of one that has
-    torch imported. Its stderr is a pipe."""
+    """Return `start_python("tools/plan.py", "--cfg", path, ...)`, or with "-c" and source code.
+
+    It starts a program in a new process group, with the options of subprocess.Popen. The program is
+    a fork of a process that has imported torch. Its stderr is a pipe.
+    """
     server = load_program("tests/forked.py").Server()
     yield server.start
     server.close()
@@ -285,8 +298,11 @@ def start_python(load_program: Callable[[str], ModuleType]) -> Iterator[Callable
 def start_run_net(
     tiny_recipe: Path, start_python: Callable[..., Popen[str]]
 ) -> Callable[..., Popen[str]]:
-    """`start_run_net(output, "KEY", value, ..., NAME=value)`: run_net, or a `program` that takes
-    its arguments, as `start_python` starts it, with variables of the environment."""
+    """Return `start_run_net(output, "KEY", value, ..., NAME=value)`.
+
+    It starts run_net, or a `program` with the same arguments, by `start_python`. NAME is an
+    environment variable.
+    """
 
     def start(
         output: Path, *overrides: object, program: Path = RUN_NET, **environment: str
@@ -299,7 +315,7 @@ def start_run_net(
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """`free_port()`: a port of this machine that nothing listens at."""
+    """Return `free_port()`, which returns a port of this machine on which no process listens."""
 
     def find() -> int:
         with socket.socket() as probe:
@@ -323,8 +339,10 @@ def as_rank(rank: int, processes: int, port: int, function: Callable, arguments:
 
 @pytest.fixture(scope="session")
 def run_ranks(free_port: Callable[[], int]) -> Callable[..., None]:
-    """`run_ranks(processes, function, ...)`: `function(rank, ...)` in forks, which have imported
-    what this process has; of several, each as torchrun starts it."""
+    """Return `run_ranks(processes, function, ...)`, which calls `function(rank, ...)` in forks.
+
+    Several forks have the environment variables that torchrun would set.
+    """
     from torch.multiprocessing import start_processes
 
     def run(processes: int, function: Callable, *arguments: object) -> None:
@@ -335,7 +353,7 @@ def run_ranks(free_port: Callable[[], int]) -> Callable[..., None]:
 
 
 def mount_small_shm(size: str) -> None:
-    """Give this process, and those that it starts, a /dev/shm of its own of this size."""
+    """Mount a /dev/shm of this size for this process and its children only."""
     if ctypes.CDLL(None).unshare(0x20000):  # CLONE_NEWNS
         raise OSError("unshare is not permitted")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
@@ -355,7 +373,7 @@ def run_net_command(recipe: Path, output: Path, *overrides: object) -> list[str]
 
 @pytest.fixture(scope="session")
 def load_program() -> Callable[[str], ModuleType]:
-    """`load_program("tools/plan.py")`: a program of the repository as a module."""
+    """Return `load_program("tools/plan.py")`, which imports a program of the repository."""
 
     def load(path: str) -> ModuleType:
         name = path.removesuffix(".py").replace("/", "_")
@@ -384,7 +402,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[ModuleType, list[str]], str]:
-    """`refused(tool, arguments)`: what a program says of a mistake: one line, with status 2."""
+    """Return `refused(tool, arguments)`: the one-line error message of a program, with status 2."""
 
     def message(tool: ModuleType, arguments: list[str]) -> str:
         assert tool.main(arguments) == 2
@@ -398,7 +416,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[ModuleType, list[st
 
 
 class Folder:
-    """What a run left in its OUTPUT_DIR."""
+    """Files that a run has left in its OUTPUT_DIR."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -413,7 +431,7 @@ class Folder:
 
     @property
     def checkpoint(self) -> dict:
-        """The last one."""
+        """The last checkpoint."""
         from slowfast_patches.train import checkpoint as checkpoints
 
         path = checkpoints.last_checkpoint(self.path)
@@ -421,14 +439,14 @@ class Folder:
         return vars(checkpoints.load(path))
 
     def metrics(self, kind: str = "train") -> list[dict]:
-        """Records of metrics.jsonl: "train" or "val"."""
+        """Return the records of metrics.jsonl of a kind: "train" or "val"."""
         lines = (self.path / "metrics.jsonl").read_text().splitlines()
         return [r for r in map(json.loads, lines) if r["type"] == kind]
 
 
 @pytest.fixture(scope="session")
 def opened() -> type[Folder]:
-    """`opened(path)`: what a run left in its OUTPUT_DIR."""
+    """Return `opened(path)`, which returns the `Folder` of a run."""
     return Folder
 
 
@@ -454,7 +472,7 @@ def without_times(records: list[dict]) -> list[dict]:
 
 
 def _assert_same_run(found, expected) -> None:
-    """Everything but the time that it took."""
+    """Check that two runs are equal except for their times."""
     ours, theirs = found.checkpoint, expected.checkpoint
     assert ours["iteration"] == theirs["iteration"]
     assert_same_bits(ours["model_state"], theirs["model_state"], "model")
@@ -469,5 +487,5 @@ def _assert_same_run(found, expected) -> None:
 
 @pytest.fixture(scope="session")
 def assert_same_run() -> Callable[..., None]:
-    """`assert_same_run(found, expected)` of two opened folders."""
+    """Return `assert_same_run(found, expected)` for two opened folders."""
     return _assert_same_run

@@ -1,7 +1,7 @@
 """Python programs in forks of a process that has torch imported, which takes seconds.
 
-`Server.start` starts them: subprocess.Popen in all that its callers see. This file is also the
-program that is forked: requests come through the socket that is its standard input.
+`Server.start` starts a program and returns an object that behaves like subprocess.Popen. This file
+is also the program of the server, which receives requests through the socket on its standard input.
 """
 
 import atexit
@@ -37,8 +37,10 @@ NUMBER = struct.Struct("i")
 
 
 class Process(subprocess.Popen):
-    """Started and waited for by somebody else: a fork of the server writes its id into a pipe, and
-    once it has ended its status."""
+    """Process that the server starts and waits for.
+
+    A fork of the server writes the process id to a pipe, and later the exit status.
+    """
 
     def __init__(self, requests: socket.socket, command: list[str], **options: object) -> None:
         self._requests = requests
@@ -72,7 +74,7 @@ class Process(subprocess.Popen):
 
 
 class Server:
-    """Starts programs; to be closed."""
+    """Server that starts programs. Call `close` at the end."""
 
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,8 +85,11 @@ class Server:
             self._process = subprocess.Popen(command, stdin=theirs, env=environment)
 
     def start(self, *command: object, env: dict[str, str] | None = None, **options: object):
-        """A program of the repository by its path, or "-c" and a text, with its arguments, in a
-        session of its own; `options` are those of subprocess.Popen."""
+        """Start a program in a new session, and return its process.
+
+        The command is the path of a program of the repository, or "-c" and source code, followed by
+        the arguments. `options` are those of subprocess.Popen.
+        """
         defaults = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         environment = dict(os.environ) if env is None else env
         return Process(self._requests, [*map(str, command)], env=environment, **defaults | options)
@@ -95,7 +100,7 @@ class Server:
 
 
 def serve() -> list[str]:
-    """Answer requests to the end; returns in each fork, with its command."""
+    """Answer requests until the socket is closed. Return only in forks, with the command to run."""
     with socket.socket(fileno=os.dup(0)) as requests:
         while True:
             text, descriptors, *_ = socket.recv_fds(requests, 1 << 18, 4)
@@ -113,7 +118,7 @@ def serve() -> list[str]:
 
 
 def fork(request: dict, places: list[int], status: int) -> list[str]:
-    """Returns in the program's process; this one waits for it."""
+    """Fork, and return the command in the child. The parent waits for the child, and exits."""
     if number := os.fork():
         os.write(status, NUMBER.pack(number))
         for descriptor in (*places, 0, 1, 2):
@@ -134,7 +139,7 @@ def fork(request: dict, places: list[int], status: int) -> list[str]:
 
 
 def run(program: str, *arguments: str) -> int | None:
-    """As Python does, except that it ends without a second of taking torch apart."""
+    """Run a program as Python does, but without the slow clean-up of torch at exit."""
     try:
         if program == "-c":
             sys.argv = [program, *arguments[1:]]

@@ -201,7 +201,7 @@ def write_picture(path: Path, look: Look, mouth: tuple[float, float], square: Wi
 
 
 def cut_words(output: Path, square: Window, size: int, sentence: Sentence) -> None:
-    """Write the clips of a sentence that do not exist: the square in the frames around a word."""
+    """Write the missing clips of a sentence: the frames around each word, cropped to the square."""
     paths = {place: output / clip_name(sentence, place) for place in PLACES}
     if all(path.exists() for path in paths.values()):
         return

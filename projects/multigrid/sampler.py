@@ -134,9 +134,10 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
 
     @property
     def batch_size(self) -> NoReturn:
-        """Raise ValueError, because tools read this to divide the mini-batches over processes.
+        """Raise ValueError, because the size changes.
 
-        They are divided already, and their size changes.
+        Frameworks read this attribute in order to divide the mini-batches over the processes, but
+        these mini-batches are already divided.
         """
         raise ValueError(
             "the mini-batches of MultigridBatchSampler have no fixed size, and they are already "

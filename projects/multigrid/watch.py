@@ -141,7 +141,7 @@ class LoopWatch:
             )
 
     def _check_rates(self, rates: Sequence[float]) -> None:
-        """Warn if the optimizer has other rates than those of `begin`, and than `rates`."""
+        """Warn if a learning rate is neither that set by the last `begin` nor that in `rates`."""
         found = [float(group["lr"]) for group in self._optimizer.param_groups]
         pairs = zip(found, self._rates, rates, strict=False)
         if any(rate not in allowed for rate, *allowed in pairs):

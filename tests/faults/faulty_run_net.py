@@ -1,8 +1,8 @@
-"""tools/run_net.py for tests, by the environment: with FAULT=PLACE:NUMBER it kills itself (-9) at a
-call, with ONE_BLOCK networks have one block in each stage, with PAUSE=SECONDS steps wait.
+"""Run tools/run_net.py with faults, which environment variables select.
 
-NUMBER counts the calls of a process from 1. With FAULTY_RANK it is that rank alone. What torchrun
-or SLURM starts again has no faults.
+With FAULT=PLACE:NUMBER, the process kills itself (-9) at the call NUMBER, from 1, of a function.
+With FAULTY_RANK, only this rank does so. With ONE_BLOCK, networks have one block in each stage.
+With PAUSE=SECONDS, each step first waits. A process restarted by torchrun or SLURM has no faults.
 """
 
 import importlib
@@ -37,7 +37,7 @@ def strike() -> None:
 
 
 def install(place: str, number: int) -> None:
-    """Put the fault around a call: before it, in the middle of a step, or of a file."""
+    """Patch a function so that the process dies before the call, or within a step or a write."""
     owner, name = PLACES[place]
     original, calls = getattr(owner, name), 0
 

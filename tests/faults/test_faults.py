@@ -2,8 +2,8 @@
 
     TRAININGS=10 python -m pytest tests/faults
 
-does so with ten trainings, each at other moments and in another order; by default it is one.
-kills.py does so for an hour, with other kinds of trainings.
+This command tests ten trainings, each with other moments and another order of the kills. The
+default is one training. kills.py runs for an hour, with other kinds of trainings.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Training script with the calls of a later release, in their order. It does not know multigrid.
+"""Training script that makes the same calls as a later release. It has no code for multigrid.
 
-It writes what it saw into OUTPUT_DIR: each training and evaluation step, as JSON.
+It writes a record of each training and evaluation step to OUTPUT_DIR, as JSON.
 """
 
 import json
@@ -36,7 +36,7 @@ def shape_of(inputs):
 
 
 def group_sizes(model):
-    """Clips that share BN statistics in the layers: 0 for all of a process, -1 for plain BN."""
+    """Return the BN group sizes of all layers. 0 means all clips, and -1 nn.BatchNorm3d."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm3d)]
     return list({getattr(norm, "group_size", -1) or 0 for norm in norms})
 

@@ -22,7 +22,7 @@ def short_cycle():
 
 
 def test_the_toy_by_hand(short_cycle):
-    """120 clips are 6 cycles of 20; two thirds of the 12 iterations come before fine-tuning."""
+    """120 clips are 6 short cycles of 20. Two thirds of the 12 iterations precede fine-tuning."""
     cost = schedule_cost(short_cycle, pixels)
     assert (cost.iterations, cost.clips, cost.epochs) == (12, 120, 3)
     # Every mini-batch has the pixels of the baseline's: 16 × 8 × 8² = 4 × 8 × 16² = 8192.
@@ -34,7 +34,7 @@ def test_the_toy_by_hand(short_cycle):
 
 
 def test_what_follows_the_last_coarse_shape():
-    """A long cycle takes two thirds of 30 iterations, half of it coarse, with B clips always."""
+    """The long cycle has two thirds of 30 iterations, half of them coarse. All have B clips."""
     cycles = Cycles(((0.5, 1.0), (1.0, 1.0)), batch_exponent=0)
     schedule = make_schedule(Shape(4, 8, 16), 40, RATE, cycles)
     assert [phase.iterations for phase in schedule.phases] == [10, 10, 5, 5]

@@ -1,4 +1,4 @@
-"""The named cycles, by hand, and which of them is recommended for a training."""
+"""Tests of `GENTLE` and `PAPER` by hand, and of which one is recommended for a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BASE = Shape(8, 16, 64)
 
 
 def test_gentle_by_hand():
-    """√8 = 2.83 and √4 make 24 and 16 clips of 8, and 7.5 epochs are 30,000 clips.
+    """The batch of 8 clips grows by √8 = 2.83 and √4, to 24 and 16. 7.5 epochs have 30,000 clips.
 
     The phases correspond to 8/3, 8/3, 8/3, 1 and 1 of 10 epochs.
     """

@@ -32,7 +32,7 @@ RATE = SteppedRate((6.0, 8.0), (0.1, 0.01))
 
 
 def schedule(batch: int, bn_size: int | None = 2) -> Schedule:
-    """A schedule with all shapes of both cycles; the baseline has `batch` clips."""
+    """Return a schedule with all shapes of both cycles. The baseline has `batch` clips."""
     cycles = replace(PAPER, epoch_factor=1.0)
     return make_schedule(Shape(batch, 4, 8), VIDEOS, RATE, cycles, bn_size=bn_size)
 
@@ -104,7 +104,7 @@ def test_two_processes_in_micro_batches_train_what_one_does_in_whole(tmp_path, r
 
 
 def test_micro_batches_take_turns_in_the_groups():
-    """Of 6 clips in 3 groups of 2, clips 0 and 3 are the first group; 8 are more than one has."""
+    """6 clips form 3 groups of 2: the first is clips 0 and 3. A group of 8 spans two processes."""
     for arguments, expected in (
         ((6, 2, 2), [[0, 2, 3, 5], [1, 4]]),
         ((3, None, 2), [[0, 2], [1]]),

@@ -1,6 +1,6 @@
-"""PySlowFast's loop: what its config asks for, its data sets under each shape, its heads.
+"""Tests of multigrid in PySlowFast's loop: config keys, data sets at each shape, and heads.
 
-The example, which trains by PySlowFast 1.0's own parts, is in tests/test_pyslowfast_loop.py."""
+tests/test_pyslowfast_loop.py tests the example, which trains with the parts of PySlowFast 1.0."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def new_multigrid(cfg: CfgNode, videos: int = VIDEOS, **options: object) -> PySl
 
 
 class Asked(Dataset):
-    """Notes, as its item, what it sees of its config and draws from the global generators."""
+    """Data set whose items contain values of its config and draws from the global generators."""
 
     def __init__(self, cfg: CfgNode) -> None:
         self.cfg = cfg
@@ -83,7 +83,7 @@ class Asked(Dataset):
 
 
 class Head(nn.Module):
-    """Pools a window of the size of the baseline's map, as 1.0's does."""
+    """Head that pools a window of the size of the baseline's feature map, as in PySlowFast 1.0."""
 
     def __init__(self, window: list[int]) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ def test_heads_pool_any_map_in_training_and_their_window_in_evaluation():
 
 
 class Boxes(nn.Module):
-    """Pools over time alone, as the head of a detector does, and then the rest by another pool."""
+    """Network that pools over time only, as a detection head does, and then over space."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -373,7 +373,7 @@ def test_a_window_of_one_value_leaves_its_axis_alone():
 
 
 class Fixed(nn.Module):
-    """A model that adds an embedding of the baseline's shape, under any name of its module."""
+    """Model that adds an embedding with the baseline's shape, so it cannot take other shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -393,7 +393,7 @@ class Embedding(nn.Module):
 
 
 class Unpooled(Net):
-    """A head whose scores are of each place of the map: as many as the map is large."""
+    """Head that returns scores for each position of the feature map instead of one row."""
 
     def __init__(self) -> None:
         super().__init__((8, 1, 1))
@@ -466,7 +466,7 @@ def test_a_data_set_by_request_is_asked_as_it_is():
 
 
 def train(multigrid, cfg, loader, stop=None, model=None):
-    """What the loop saw: steps, items and rates; and its model."""
+    """Train, and return the steps, items and rates of the loop, and the model."""
     model = multigrid.convert(Net()) if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     seen = []
@@ -502,7 +502,7 @@ def test_a_training_goes_on_bit_for_bit_inside_a_phase_and_workers_read_the_same
 
 
 def test_a_model_may_be_in_distributed_data_parallel():
-    """As build_model of PySlowFast gives it, on several GPUs. Each process has its statistics."""
+    """PySlowFast's build_model returns such a model on several GPUs. BN is local to a process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = new_multigrid(new_config()).convert(DistributedDataParallel(Net()))

@@ -1,4 +1,4 @@
-"""Tests of the batch sampler: one stream of clips, whatever the processes, workers and restarts."""
+"""Tests that processes, workers and restarts do not change the stream of clips."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_collate_takes_coverage_and_leaves_a_mini_batch_as_it_is():
 
 
 def test_a_networks_input_has_channels_first_and_is_mirrored_where_it_is_to_be():
-    """Two clips of one frame, 1 × 3 pixels: red is 0, 20, 40 and 60, 80, 100, blue 102."""
+    """Two clips of one frame of 1 × 3 pixels. Red is 0, 20, 40 and 60, 80, 100. Blue is 102."""
     clips = torch.full((2, 1, 1, 3, 3), 102, dtype=torch.uint8)
     clips[..., 0] = torch.arange(0, 120, 20).view(2, 1, 1, 3)
     found = network_input({"clips": clips, "flips": torch.tensor([False, True])}, (0.0, 0, 0.4))
@@ -147,7 +147,7 @@ def test_a_networks_input_has_channels_first_and_is_mirrored_where_it_is_to_be()
 
 
 def test_a_network_s_input_is_on_the_device_of_the_clips_alone():
-    """As the docs say, a loop moves clips and labels to a GPU, and not flips."""
+    """Training loops move clips and labels to the GPU, but not flips."""
     clips = torch.empty(2, 4, 8, 8, 3, dtype=torch.uint8, device="meta")
     found = network_input({"clips": clips, "flips": torch.tensor([False, True])})
     assert (found.device.type, found.shape) == ("meta", (2, 3, 4, 8, 8))

@@ -1,4 +1,4 @@
-"""Sampling grids: strides, spans, short sides and boxes, beside hand-worked values and the host."""
+"""Tests of sampling grids: strides, spans, short sides and crops, by hand and as in PySlowFast."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def test_the_grids_of_the_paper(frames, crop, strides, short_sides):
 
 
 def test_a_coarse_grid_may_show_as_much_as_the_baselines():
-    """[256, 340] · 112/224; the paper's largest frames stay 340, and a crop is a tenth of them."""
+    """Short sides are [256, 340] · 112/224. In the paper, the maximum remains 340.
+
+    A crop then covers as little as a tenth of the frame.
+    """
     assert paper_grid(8, 112, keep_field_of_view=True).short_sides == (128, 170)
     assert paper_grid(keep_field_of_view=True).short_sides == paper_grid().short_sides
     for frames, crop in ((8, 112), (32, 224)):
@@ -121,7 +124,7 @@ def test_every_plan_lies_within_its_video(
 
 
 def test_strides_are_uniform_from_2_to_8():
-    """At 8 frames of stride s, positions run over 8·s - 1 frames: first and last say s."""
+    """8 frames of stride s span 8·s - 1 frames, so the first and last positions determine s."""
     plans = train_plans(paper_grid(8, 112), VIDEO._replace(frames=5000), count=3500)
     strides = Counter(round((p.positions[-1] - p.positions[0] + 1) / 8) for p in plans)
     assert sorted(strides) == [2, 3, 4, 5, 6, 7, 8]
@@ -131,7 +134,7 @@ def test_strides_are_uniform_from_2_to_8():
 
 @pytest.mark.parametrize(("frames", "strides"), [(8, {8}), (2, set(range(8, 33)))])
 def test_exact_strides_have_a_coarse_clip_of_the_baselines_spacing(frames, strides):
-    """8 frames of stride 8, and 2 of strides from 8 to 32."""
+    """The baseline has 8 frames of stride 8. The coarse grid has 2 frames of stride 8 to 32."""
     grid = make_grid(Shape(64, frames, 112), Shape(64, 8, 224), 8, (256, 340), EXACT)
     plans = train_plans(grid, VIDEO._replace(frames=5000))
     assert {int(x) for p in plans for x in np.diff(p.positions)} == strides
@@ -175,7 +178,7 @@ def test_a_short_video_repeats_its_last_frame():
 
 
 def test_at_a_rate_of_0_strides_count_the_videos_own_frames():
-    """8 frames of stride 2 at 60 Hz, one after the other; 30 a second would take every fourth."""
+    """8 frames of stride 2 at 60 Hz. A target rate of 30 would take every fourth frame."""
     grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32), options=EXACT)
     video = Video(16, 60.0, 32, 32)
     (plan,) = train_plans(grid, video, count=1, target_fps=0)
@@ -196,7 +199,7 @@ def test_at_a_rate_of_0_strides_count_the_videos_own_frames():
     seed=st.integers(0, 1000),
 )
 def test_dropped_frames_change_no_clip(kept, grid, target_fps, seed):
-    """In place of a dropped frame, a clip has the last one before it that was kept."""
+    """A clip has the previous frame that was kept instead of a dropped frame."""
     grid = replace(grid, options=replace(grid.options, exact_strides=True))
     kept = np.array([0, *sorted(kept)])
     rate = len(kept) / 200  # frames that are left of each frame there was
@@ -249,7 +252,7 @@ VIDEO_300 = Video(300, 30.0, 340, 256)
 
 
 def test_ten_views_of_three_crops_by_hand():
-    """64 of 300 frames leave room for starts at 0, 23.6, 47.2 ... of a 340 × 256 frame."""
+    """300 frames of 340 × 256 pixels and a span of 64: views start at 0, 23.6, 47.2, ..."""
     views = [
         plan_test(VIDEO_300, frames=32, stride=2, crop=256, view=(v, 10), spatial=(s, 3))
         for v in range(10)
@@ -263,7 +266,7 @@ def test_ten_views_of_three_crops_by_hand():
 
 
 def test_views_to_the_end_by_hand():
-    """300 frames, a span of 64: 236 frames of room in 4 steps of 59, or in 2 of 118."""
+    """300 frames and a span of 64: starts are 59 frames apart for 5 views, and 118 for 3 views."""
 
     def ends(count: int) -> list[tuple[int, int]]:
         plans = [

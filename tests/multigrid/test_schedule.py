@@ -127,7 +127,7 @@ def test_phases_of_both_cycles(both):
 
 
 def test_every_iteration_has_the_crop_and_the_rate_of_its_phase(both):
-    """Factor × the baseline's rate; the last drop waits for the second half of fine-tuning."""
+    """The rate is the factor times the baseline's. The last drop is halfway through fine-tuning."""
     rates = [8, 4, 2, 1, 0.8, 0.4, 0.2, 0.1, 0.1, 0.01]
     for step in both.steps():
         own = both.phases[step.phase].base_shape
@@ -150,7 +150,7 @@ def test_warmup_is_scaled_with_the_long_cycle():
 
 @pytest.mark.parametrize("exponent", [1, 0.5, 0])
 def test_warmup_in_epochs_ends_after_as_many_passes(exponent):
-    """Two passes over 4000 videos; the rate then is the phase's own and not a clip earlier."""
+    """The warm-up ends after exactly two passes over 4000 videos, with the rate of the phase."""
     rate = SteppedRate(RATE.ends, RATE.rates, Warmup(start=0.1, epochs=2))
     schedule = make_schedule(
         BASE, VIDEOS, rate, warmup_in_epochs=True, batch_exponent=exponent, short_cycle=()
@@ -166,7 +166,7 @@ def test_warmup_in_epochs_ends_after_as_many_passes(exponent):
 
 @pytest.mark.parametrize(("warmup", "factor"), [(2, 0.25), (9, 0.5)])
 def test_warmup_in_epochs_is_never_longer_than_its_scaled_share(warmup, factor):
-    """Two passes would be a quarter of 7.5 epochs, and 9 more than half of 15: the share of 30."""
+    """2 of 7.5 epochs and 9 of 15 would exceed the shares of the baseline's 30 epochs."""
     rate = SteppedRate(RATE.ends, RATE.rates, Warmup(start=0.1, epochs=warmup))
     given = {"epoch_factor": factor, "short_cycle": (), "long_cycle": ((1.0, 1.0),)}
     limited = make_schedule(BASE, VIDEOS, rate, warmup_in_epochs=True, **given)
@@ -210,7 +210,7 @@ def test_without_fine_tuning_the_last_stage_is_a_cycle_at_its_own_rate():
 
 
 def test_bn_sizes(both):
-    """8 clips; 16 or 32 where the short cycle makes the batch 2 or 4 times as large."""
+    """A group has 8 clips, or 16 or 32 where the short cycle multiplies the batch by 2 or 4."""
     assert both.phases[0].bn_sizes == both.phases[1].bn_sizes == (16, 8, 8)
     assert both.phases[2].bn_sizes == both.phases[3].bn_sizes == (32, 16, 8)
     assert both.at(1).bn_size == 8
@@ -263,7 +263,7 @@ def test_cycles_on_a_cosine():
 
 
 def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
-    """112 becomes 128 with 3 · B clips for 4 · B, and at T/4 with 12 · B for 16 · B."""
+    """The crop 112 becomes 128, so 4 · B clips become 3 · B, and 16 · B at T/4 become 12 · B."""
     schedule = make_schedule(Shape(8, 16, 224), VIDEOS, RATE, size_divisor=32)
     coarse, fine = schedule.phases[0], schedule.phases[3]
     assert [str(s) for s in coarse.shapes] == ["96×4×128²", "64×4×160²", "64×4×160²"]

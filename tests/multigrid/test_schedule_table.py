@@ -1,8 +1,8 @@
-"""The same schedules on every interpreter: a table that was computed once.
+"""Schedules are the same on all Python versions: compare them with a stored table.
 
     python tests/multigrid/test_schedule_table.py    # writes the table anew
 
-A change of this table changes trainings that are resumed: it needs a reason.
+Changing this table breaks the resuming of older trainings, so it needs a reason.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ quick = settings(max_examples=30, deadline=None, derandomize=True)
     ("exponent", "clips"), [(1, 64), (0.75, 40), (0.5, 24), (0.25, 16), (0, 8)]
 )
 def test_the_exponent_of_the_batchs_growth_by_hand(exponent, clips):
-    """8 to the power of it: 8, 4.76, 2.83, 1.68, 1, in whole multiples of 8 clips."""
+    """8 to the power of β is 8, 4.76, 2.83, 1.68 and 1. Batches are multiples of 8 clips."""
     shape = scale_shape(Shape(8, 16, 224), (0.25, 0.5**0.5), batch_exponent=exponent)
     assert shape == Shape(clips, 4, 158)
 

@@ -1,4 +1,4 @@
-"""Tests of loops that train something else than the schedule, and of loops that only seem to."""
+"""Tests of warnings about loops that do not train the schedule, and of correct unusual loops."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def train(training: Training, model=None, optimizer=None, after=lambda step: Non
 
 @pytest.fixture
 def silent() -> None:
-    """Make warnings errors, but for those of the short schedule."""
+    """Turn all warnings into errors, except those about the short schedule."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "the (training ends|baseline has)")
@@ -283,7 +283,7 @@ def test_a_training_resumes_from_any_step_and_is_complete_after_the_loop():
 
 
 def new_accelerator(**options: object) -> Accelerator:
-    """An accelerator that does not remember another test of the process that was forked."""
+    """Return an Accelerator without the global state of earlier tests in the forked process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     return Accelerator(cpu=True, **options)
 

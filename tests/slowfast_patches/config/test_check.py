@@ -1,4 +1,4 @@
-"""Checks across keys: errors with a way out, and warnings about keys without effect."""
+"""Checks of several keys: errors that say what to change, and warnings about unused keys."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Modules of the user: what they register, and what is said of those that cannot be imported."""
+"""Modules of the user: what they register, and the messages about failed imports."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ from slowfast_patches.utils import command_line
 
 @pytest.fixture(autouse=True)
 def _restored(own_folder: Path) -> Iterator[None]:
-    """Registries, search path and modules are as before after each test."""
+    """Restore the registries, the search path and the modules after each test."""
     yield
     sys.modules.pop("mine", None)
 
@@ -131,7 +131,7 @@ def test_what_contradicts_itself_is_refused_at_registration(register, said):
 
 
 class Logits(nn.Module):
-    """A model that returns as many logits as it is told."""
+    """Model that returns a given number of logits."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def same(clip: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]
 
 
 class Clips:
-    """A data set of one clip."""
+    """Data set of one clip."""
 
     videos = (0,)
     __len__ = videos.__len__
@@ -205,7 +205,7 @@ def check_and_build(recipe: Recipe) -> None:
 
 
 def test_random_numbers_of_a_registered_model_depend_on_the_clip_alone():
-    """As after a resume, torch's generator is in another state."""
+    """Set torch's generator to another state, as after a resume."""
     register_model("net")(lambda recipe: nn.Sequential(nn.Dropout(0.5)))
     found = []
     for seed, clips in ((0, [8]), (1, [8]), (0, [9])):

@@ -1,8 +1,8 @@
 """Recipes in the form of PySlowFast's later releases: each loads, passes the checks and plans.
 
-Written by the form that these recipes have: steps in epochs of K400's 239 (196 with a cosine, 118
-from ImageNet), SSv2's 22, Charades' 57 and AVA's 20, and rates relative to BASE_LR, often six,
-whatever the steps.
+The recipes here imitate theirs. They have 239 epochs of K400 (196 with a cosine, 118 from
+ImageNet), 22 of SSv2, 57 of Charades and 20 of AVA. The rates are relative to BASE_LR.
+There are often six rates, for any number of steps.
 """
 
 import logging
@@ -97,7 +97,7 @@ TEST: {DATASET: ava, BATCH_SIZE: 8}
 
 
 def model(arch: str, frames: int, stride: int, alpha: int = 4, pathways: int = 1) -> Block:
-    """The keys of a model, with an entry for each pathway in each stage."""
+    """Return the keys of a model, with an entry for each pathway in each stage."""
     return {
         "MODEL": {"ARCH": arch, "MODEL_NAME": "SlowFast" if pathways == 2 else "ResNet"},
         "DATA": {
@@ -202,7 +202,7 @@ def test_rates_and_steps_without_effect_are_dropped_by_name_once(tmp_path, caplo
 
 
 def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
-    """118 epochs with drops at 44 and 88; cycles run in the first two, the third fine-tunes."""
+    """118 epochs with drops at 44 and 88: two stages with long cycles, then fine-tuning."""
     run = schedule("Kinetics/I3D_8x8_IN1K", tmp_path)
     stops = [phase.baseline_epochs[1] for phase in run.phases]
     assert (stops, run.baseline_iterations) == ([44, 88, 118], 118 * VIDEOS // 64)
@@ -216,7 +216,7 @@ def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
 
 
 def test_the_warm_up_keeps_its_epochs(tmp_path):
-    """34 epochs of clips, from 8 times the start to 8 times BASE_LR 0.1, within the first shape."""
+    """The warm-up has 34 epochs, all at the first shape, which scales the rates by 8."""
     run = schedule("Kinetics/SLOWFAST_8x8_multigrid", tmp_path)
     rates = [run.at(i).lr for i in range(run.phases[0].stop)]
     assert (rates[0], max(rates)) == pytest.approx((0.08, 0.8))

@@ -1,4 +1,4 @@
-"""Loading: bases, overrides, types of values, and errors that say where and what to write."""
+"""Loading of recipes: bases, overrides, types of values, and error messages."""
 
 import logging
 import os
@@ -172,7 +172,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 
 
 def doublings(first: str, more: str) -> str:
-    """30 anchors, each of two of the one before: a billion nodes."""
+    """Return YAML with 30 anchors. Each contains the previous one twice, so it has 2^30 nodes."""
     lines = [f"a0: &a0 {first}"]
     lines += [f"a{n}: &a{n} {more.replace('*', f'*a{n - 1}')}" for n in range(1, 31)]
     return "\n".join(lines)
@@ -238,7 +238,7 @@ def test_only_regular_files_are_read(tmp_path):
 
 
 def test_each_base_is_read_once(tmp_path):
-    """40 bases, each named twice by the next, would be 2**40 readings."""
+    """Each of 40 bases is named twice by the next one, which must not cause 2**40 readings."""
     write(tmp_path / "0.yaml", "SOLVER: {BASE_LR: 0.75}")
     for n in range(1, 41):
         write(tmp_path / f"{n}.yaml", f"_BASE_: [{n - 1}.yaml, {n - 1}.yaml]")

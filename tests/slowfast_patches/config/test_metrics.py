@@ -1,4 +1,4 @@
-"""Which metrics a recipe has, and how people write them."""
+"""Metrics of a recipe, and their display names."""
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.metrics import format_metrics, metric_names, metric_title

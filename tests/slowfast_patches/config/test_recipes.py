@@ -1,6 +1,6 @@
-"""The recipes under configs/, read from their files: the paper's numbers, models that take them.
+"""Tests of the recipes in configs/: the numbers of the paper, and models that accept all shapes.
 
-Numbers typed here are the paper's (Wu et al., CVPR 2020) or worked out by hand, as each says.
+The expected numbers are from the paper (Wu et al., CVPR 2020) or worked out by hand.
 """
 
 import shlex
@@ -46,7 +46,7 @@ def load(name: str, *overrides: object) -> Recipe:
 
 
 def without_weights(recipe: Recipe) -> Recipe:
-    """Of a model that the recipe has in a folder, which is not here."""
+    """Return a recipe without its HF.MODEL folder, which does not exist on this machine."""
     return recipe.replaced({"HF.MODEL": "videomae"})
 
 
@@ -60,7 +60,7 @@ def schedule(name: str) -> Schedule:
 
 
 def changes(name: str, base: str) -> dict[str, object]:
-    """What a recipe sets otherwise than its base; where the files go is left out."""
+    """Return the keys that a recipe changes in its base, except those for output paths."""
     before, after = values_by_key(load(base)), values_by_key(load(name))
     return {k: v for k, v in after.items() if v != before[k] and k != "OUTPUT_DIR"}
 
@@ -100,7 +100,7 @@ def starts_from_weights(name: str) -> bool:
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_multigrid_is_two_lines_more_than_its_baseline(name):
-    """Of TSM, which is not the paper's, the warm-up is scaled as all lengths are."""
+    """TSM is not in the paper. Its warm-up is scaled like all other lengths."""
     both = {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.SHORT_CYCLE": True}
     scaled = {"MULTIGRID.WARMUP_IN_EPOCHS": False} if "TSM_8x8_R50_1536GPU" in name else {}
     assert changes(f"{name}_MULTIGRID", name) == both | scaled
@@ -137,7 +137,7 @@ def test_cycles_are_inherited_beside_a_base_whatever_it_had(name, cycle, tmp_pat
 
 @pytest.mark.slow
 def test_every_model_takes_every_shape_of_its_recipes():
-    """Each model is built once; a shape's clips do not matter to it."""
+    """Build each model once. The number of clips of a shape makes no difference."""
     models = dict[str, tuple[Recipe, set[Shape]]]()
     layers = ("MODEL.ARCH", "RESNET.", "NONLOCAL.", "SLOWFAST.", "HF.")
     for name in PAPER:
@@ -167,7 +167,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_iterations_drops_and_rates_are_the_published_ones(name):
-    """The rates by the linear rule: as the batch of 8 GPUs is to that of 128."""
+    """By the linear rule, the rates are scaled from the batch of 128 GPUs to that of 8 GPUs."""
     batch, iterations, drops, rate = PUBLISHED[name]
     run = schedule(name)
     per_iteration = batch / run.base.batch
@@ -301,7 +301,7 @@ def test_a_row_differs_in_what_its_table_says(name, base, delta):
 
 
 def test_the_commands_for_128_gpus_have_the_papers_batch_rates_and_iterations():
-    """4 clips and 2 on each; a warm-up from 0.002 to 0.8 in 16k iterations, and none."""
+    """GPUs have 4 or 2 clips each. The warm-up is 0.002 to 0.8 in 16k iterations, or none."""
     text = (CONFIGS.parent / "docs" / "running.md").read_text().replace("\\\n", " ")
     lines = [
         line
@@ -323,7 +323,7 @@ def test_the_commands_for_128_gpus_have_the_papers_batch_rates_and_iterations():
 
 
 def test_warm_up_of_the_other_data_sets_starts_from_1e_4():
-    """0.19 and 4 epochs long; in the middle the rate is half-way."""
+    """The warm-ups take 0.19 and 4 epochs. In the middle, the rate is the mean of both ends."""
     for name, epochs, middle in ((SSV2, 0.19, 0.01505), (CHARADES, 4, 0.0188)):
         run = schedule(name)
         assert run.at(0).lr == pytest.approx(1e-4)
@@ -346,7 +346,7 @@ STRIDE = ("DATA.CLIP_SAMPLING", "stride")
     ],
 )
 def test_strides_are_the_papers(name, overrides, frames, most):
-    """Whole ones, from the baseline's to the one at which a clip spans as much."""
+    """Strides are integers, from the baseline's stride to the one with the span of the baseline."""
     recipe = load(name, *overrides)
     sampling = sampling_of(recipe, "train")
     video, found = Video(5000, 30.0, 340, 256), set[int]()
@@ -358,7 +358,7 @@ def test_strides_are_the_papers(name, overrides, frames, most):
 
 @pytest.mark.parametrize(("fps", "reach"), [(24.0, 49), (30.0, 62), (60.0, 124)])
 def test_the_deviation_of_strides_in_seconds_from_strides_in_frames(fps, reach):
-    """31 strides of 2 are 62 of the video's own frames (footnote 5), and here 62/30 s."""
+    """31 strides of 2 are 62 frames of the video in the paper (footnote 5), and 62/30 s here."""
     video = Video(1000, fps, 340, 256)
     for overrides, expected in (((), reach), (("DATA.TARGET_FPS", 0), 62)):
         recipe = load(SLOWFAST, *overrides)

@@ -1,4 +1,4 @@
-"""Recipes made longer or shorter, and batch and rates that follow the processes: by hand."""
+"""Scaling of recipes by hand: their length, and the batch and rates for a world size."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_all_lengths_scale_together():
 
 
 def test_one_key_makes_a_recipe_shorter_once():
-    """20 epochs with steps at 12 and 17 and a warm-up of 1, in a quarter of the time."""
+    """Scale 20 epochs with steps at 12 and 17 and a warm-up of 1 to a quarter of the length."""
     path = "configs/Demo/OWN_VIDEOS.yaml"
     short = load_recipe(path, ["SOLVER.LENGTH", 0.25])
     solver = short.solver

@@ -1,4 +1,4 @@
-"""Reading clips: the frames asked for, the pixels asked for, and the errors of bad files."""
+"""Tests of reading clips: the wanted frames, the wanted pixels, and errors of damaged files."""
 
 import os
 from itertools import chain
@@ -35,7 +35,7 @@ def numbered(frames=FRAMES):
 
 
 def numbers(clip):
-    """The numbers of the frames of a clip."""
+    """Return the numbers that the frames of a clip show."""
     assert clip.shape[1:] == (HEIGHT, HEIGHT, 3)
     stripes = clip.reshape(len(clip), HEIGHT, BITS, STRIPE, 3).mean((1, 3, 4))
     return [sum(int(level > 127) << bit for bit, level in enumerate(row)) for row in stripes]
@@ -81,7 +81,7 @@ def test_the_frames_asked_for_are_read(each, positions):
 
 @pytest.mark.parametrize("scale", [1, 2])
 def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
-    """Red says the column and green the row; it is not flipped: that is done on the device."""
+    """Red shows the column and green the row. The reader does not flip clips."""
     rows, columns = np.indices((HEIGHT, WIDTH))
     image = np.stack([4 * columns, 4 * rows, np.full_like(rows, 128)], -1).astype(np.uint8)
     path = str(write_video(folder / "gradient.mp4", [image] * 3, options=SHARP))
@@ -125,7 +125,7 @@ def test_no_file_stays_open(folder, video):
 
 
 def overlapping():
-    """Two views and three crops of one of them, at two sizes; the second ends beyond the video."""
+    """Plan two views, and three crops of one of them, at two sizes. One ends beyond the video."""
     size, small = (WIDTH, HEIGHT), (WIDTH // 2, HEIGHT // 2)
     late = np.array([20, 30, 40, 70])
     crops = [ClipPlan(late, size, (x, 8), 16, False) for x in (0, 24, 48)]
@@ -147,7 +147,7 @@ def test_clips_that_are_read_together_are_those_read_alone(source, request):
 
 @pytest.fixture
 def decoded_frames(monkeypatch):
-    """The numbers of the frames that come out of decoders, wanted or not."""
+    """Return a list to which the number of each decoded frame is added, wanted or not."""
     numbers, decode = [], reader._decode_from_here
 
     def spy(*args):
@@ -160,7 +160,7 @@ def decoded_frames(monkeypatch):
 
 
 def test_what_lies_between_the_views_of_a_long_video_is_not_decoded(folder, decoded_frames):
-    """Two clips at the ends of 400 frames with a key frame in twelve."""
+    """Read two clips at the ends of a video of 400 frames with a key frame every 12 frames."""
     path = write_video(folder / "long.mp4", numbered(400), options=SHARP)
     clips = read_as_one(path, [plan([3, 5, 9]), plan([380, 381, 390])])
     assert [numbers(clip) for clip in clips] == [[3, 5, 9], [380 % 64, 381 % 64, 390 % 64]]

@@ -1,4 +1,4 @@
-"""Clips of each data set: on the grid asked for, in each split, their labels, unreadable videos."""
+"""Clips of all data sets: frames and crops in each split, labels, and unreadable videos."""
 
 from unittest.mock import patch
 
@@ -33,7 +33,7 @@ def pictures(count, blue=0):
 
 
 def numbers(clip):
-    """The numbers of a clip's frames."""
+    """Return the numbers that the frames of a clip show."""
     return [round(level / STEP) for level in clip[..., 1].mean((1, 2))]
 
 
@@ -50,7 +50,7 @@ def videos(tmp_path_factory):
 
 @pytest.fixture
 def spoilt(videos, tmp_path):
-    """`spoilt(number, ...)`: a data folder in which these videos are text."""
+    """Return `spoilt(number, ...)`, which makes a data folder where these videos are text files."""
 
     def make(*spoil):
         for path in videos.glob("*.*"):
@@ -110,7 +110,7 @@ def test_the_same_request_gives_the_same_item_and_another_epoch_another(videos):
     ],
 )
 def test_where_the_frames_of_a_clip_are(videos, keys, taken):
-    """The centre clip's of validation, and a coarse one's of training."""
+    """Frames of the centre clip in validation, and of a coarse clip in training."""
     item = ClipDataset.of_recipe(recipe_of(videos, *keys), "val")[3]
     assert numbers(item["clip"]) == taken
     assert (item["label"], item["video"], item["flip"], item["iteration"]) == (1, 3, False, -1)
@@ -147,7 +147,7 @@ def test_a_coarse_clip_can_keep_the_baselines_field_of_view(videos):
 
 
 def test_test_items_are_views_by_crops_of_a_video_read_in_one_pass(videos):
-    """They are those that are read one by one."""
+    """The clips are equal to those that are read one by one."""
     data = ClipDataset.of_recipe(recipe_of(videos, *SIX_VIEWS), "test")
     assert (len(data), data.num_clips) == (VIDEOS * 6, 6)
     reads = ClipReader.read_clips
@@ -222,7 +222,7 @@ def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(spoilt
 @pytest.mark.parametrize("shape", [BASE, COARSE])
 @pytest.mark.parametrize(("video", "count"), [(0, 48), (1, 24)])
 def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(frames, shape, video, count):
-    """Whatever the stride: it has no effect."""
+    """The stride has no effect."""
     keys = ("DATA.SAMPLING_RATE", 8, "DATA.TARGET_FPS", 12)
     data, seen = ClipDataset.of_recipe(recipe_of(frames, *keys, dataset="ssv2"), "train"), set()
     for epoch in range(12):
@@ -239,7 +239,7 @@ def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(frames, shape,
 
 
 def classes(item):
-    """The classes in the multi-hot label of an item."""
+    """Return the classes in the multi-hot label of an item."""
     label = item["label"]
     assert (label.dtype, label.shape) == (np.float32, (6,))
     assert set(label) <= {0, 1}
@@ -275,7 +275,7 @@ def test_a_clip_of_evaluation_has_the_labels_of_the_whole_video(frames, split, c
 
 @pytest.mark.parametrize("fps", [0, 24, 30])
 def test_the_views_of_a_test_reach_the_end_of_the_video(frames, tmp_path, fps):
-    """48 frames, a span of 16 whatever their rate: 32 frames of room, in two steps of 16."""
+    """48 frames and a span of 16 at any frame rate: the three views start 16 frames apart."""
     keys = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "DATA.TARGET_FPS", fps)
     recipe = recipe_of(frames, *keys, dataset="charades")
     data = ClipDataset.of_recipe(recipe, "test")

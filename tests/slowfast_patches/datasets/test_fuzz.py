@@ -33,19 +33,19 @@ def truncate(data, other, rng):
 
 
 def swap(data, other, rng):
-    """The head of another file, or the tail."""
+    """Replace the head or the tail by that of another file."""
     part = slice(int(rng.integers(4, 2000))) if rng.random() < 0.5 else slice(-2000, None)
     data[part] = other[part]
 
 
 def splice(data, other, rng):
-    """Other bytes in the place of some, or between two; they may be zeros."""
+    """Replace a range of bytes, which may be empty, by random bytes or zeros."""
     start, length, removed = rng.integers(0, (len(data), 300, 500)).tolist()
     data[start : start + removed] = rng.bytes(length) if rng.random() < 0.5 else bytes(removed)
 
 
 def number(data, other, rng):
-    """Extreme numbers in the first or last bytes, where headers are."""
+    """Write an extreme number into the first or last bytes, where headers are."""
     position = int(rng.integers(-2000, 2000))
     data[position : position + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)])
 
@@ -91,7 +91,7 @@ def read_damaged(folder, log):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Small whole videos of many containers and codecs, the prepared form among them."""
+    """Make small undamaged videos in many containers and codecs, including the prepared form."""
     path = tmp_path / "fuzz"
     video = write_video(path / "numbered.mp4", moving(60))
     write_prepared(str(video), scan(str(video)), path / "prepared.mp4")

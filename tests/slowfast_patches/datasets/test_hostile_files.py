@@ -35,7 +35,7 @@ def plan(position=3):
 
 
 def refusal(call):
-    """The message of a call's error, which must come at once."""
+    """Return the error message of a call, which must fail within a short time."""
     messages = []
 
     def run():
@@ -68,7 +68,7 @@ HOSTILE = {
 
 
 def lead(path, kind, target):
-    """Make `path` something that is no video but leads to the video `target`; how it is refused."""
+    """Make `path` a file that refers to the video `target`, and return the expected message."""
     if kind in HOSTILE:
         path.write_text(HOSTILE[kind].format(target.name))
         return "cannot be opened"
@@ -111,7 +111,7 @@ def test_the_limits_of_the_config_are_those_of_the_reader():
 
 
 def jpeg(path, width=WIDTH, height=HEIGHT):
-    """A small picture whose head may tell of a large one."""
+    """Write a small picture whose header may state a larger size."""
     assert cv2.imwrite(str(path), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
     sides = [s.to_bytes(2) + t.to_bytes(2) for s, t in ((HEIGHT, WIDTH), (height, width))]
     assert path.read_bytes().count(sides[0]) == 1
@@ -160,7 +160,7 @@ def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
 def test_an_index_of_more_samples_than_allowed_is_refused_before_it_is_opened(
     tmp_path, video, monkeypatch
 ):
-    """163 kB may claim 40 million samples of one size, which FFmpeg takes 3 GB for."""
+    """A file of 163 kB may announce 40 million samples, for which FFmpeg allocates 3 GB."""
     content = bytearray(video.read_bytes())
     place = content.index(b"stsz")
     content[place + 8 : place + 16] = (1).to_bytes(4) + (40_000_000).to_bytes(4)
@@ -208,7 +208,7 @@ def test_a_large_jpeg_is_refused_before_it_is_read(tmp_path):
 
 
 def test_a_progressive_jpeg_of_thousands_of_scans_is_refused(tmp_path):
-    """8000 empty scans of a picture of 8192² take 45 s."""
+    """Decoding 8000 empty scans of a picture of 8192² pixels takes 45 s."""
     path = jpeg(tmp_path / "0.jpg")
     content = path.read_bytes()
     path.write_bytes(content[:-2] + 8000 * b"\xff\xda\x00\x02" + content[-2:])
@@ -237,7 +237,7 @@ def test_a_reading_beyond_its_time_is_ended(tmp_path, video, kind):
 
 
 def test_a_scan_opens_a_file_as_often_whatever_its_key_frames(tmp_path):
-    """Opening takes as long as a file has frames: once a key frame makes that a square."""
+    """Opening takes longer with more frames, so opening once per key frame would be quadratic."""
     counts = []
     for gop in (24, 3):
         video = write_video(tmp_path / f"{gop}.avi", grey(FRAMES), gop=gop, codec="libx264")

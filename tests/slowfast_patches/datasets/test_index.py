@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """One video of each kind."""
+    """Make one video of each kind."""
     folder = tmp_path_factory.mktemp("made")
     for name in ("even.mp4", "counting.avi", "bare.h264"):
         write_video(folder / name, grey(12), gop=5)
@@ -53,7 +53,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def data(made, tmp_path):
-    """A data set of its own, without a list, whose content the index does not read."""
+    """Copy the videos for one test. There is no list, because the index does not read it."""
     return Path(shutil.copytree(made, tmp_path / "data"))
 
 
@@ -64,7 +64,7 @@ def file(data):
 
 @pytest.fixture
 def scanned(monkeypatch):
-    """The names of what is scanned, as it happens."""
+    """Return a list to which the name of each scanned video is added."""
     names = []
 
     def spy(path, limits):
@@ -84,13 +84,13 @@ def opened(folder, paths=None):
 
 
 def assert_right(index, paths):
-    """The records are what scanning gives, in the order of the list."""
+    """Check that the records equal the results of a scan, in the order of the list."""
     found = [index[number].packed() for number in range(len(index))]
     assert found == [scan(path).packed() for path in paths]
 
 
 def the_warning(caplog, about):
-    """The one warning about this since the last time."""
+    """Return the only warning that contains a text since the last call."""
     every = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     (said,) = [text for text in every if about in text]
     caplog.clear()
@@ -163,7 +163,7 @@ def test_unreadable_videos_are_reported_and_tried_again(data, scanned, caplog):
 
 
 def test_videos_that_can_be_read_in_part_are_named_by_each_list(tmp_path, scanned, caplog):
-    """The second time by the index: the video is not scanned again."""
+    """The second warning comes from the index, without another scan."""
     path = str(break_frame(write_video(tmp_path / "part.mp4", noise(24), gop=30), 13))
     whole = str(write_video(tmp_path / "whole.mp4", noise(24)))
     for _ in range(2):
@@ -272,7 +272,7 @@ def test_a_signal_ends_a_scan_after_the_video_that_is_read_and_another_continues
 
 
 def open_as_rank(rank, meeting, folder, results):
-    """Put what the rank has found, and then how it ends where a signal comes to the first."""
+    """Open an index as a rank, and report its videos. Then report how a stop of rank 0 ends it."""
     dist.init_process_group("gloo", f"file://{meeting}", timedelta(seconds=1), 2, rank)
 
     def slowly(path, limits):
@@ -293,7 +293,7 @@ def open_as_rank(rank, meeting, folder, results):
 
 @pytest.mark.slow
 def test_other_ranks_wait_and_get_what_the_first_found_or_why_it_ended(data, tmp_path, monkeypatch):
-    """It takes 1.5 s, and processes wait for one another for 1 s."""
+    """The scan takes 1.5 s, which is longer than the timeout of the process group, 1 s."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("fork")
     results, meeting = context.Queue(), tmp_path / "meeting"

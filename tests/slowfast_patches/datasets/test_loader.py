@@ -46,7 +46,7 @@ def config(*overrides: object) -> Recipe:
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """`cores(n)`: from now on this process may use n of the machine's 64."""
+    """Return `cores(n)`, which lets this process use n of the 64 cores of the machine."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
 
     def grant(count: int) -> None:

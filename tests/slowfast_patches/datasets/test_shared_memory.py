@@ -22,7 +22,7 @@ SCHEDULE = make_schedule(Shape(4, 8, 32), 24, CosineRate(0.1, 2), cycles=None)
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """`free(size)`: from now on, so many bytes of /dev/shm are free."""
+    """Return `free(size)`, which fakes the number of free bytes in /dev/shm."""
 
     def have(size: int) -> None:
         status = SimpleNamespace(f_bavail=size // 4096, f_frsize=4096, f_blocks=1)
@@ -63,7 +63,7 @@ def test_without_a_limit_all_workers_fit(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_run_uses_the_workers_that_fit_and_says_so(free, caplog: pytest.LogCaptureFixture):
-    """64 clips of 32 × 224² have 308 MB, as many as those of a validation at the same time."""
+    """64 clips of 32 × 224² have 308 MB. A validation at the same time needs as much again."""
     k400 = load_recipe(None, ["NUM_GPUS", 1, "DATA_LOADER.NUM_WORKERS", 8, "DATA.NUM_FRAMES", 32])
     schedule = make_schedule(Shape(64, 32, 224), 24_000, CosineRate(0.1, 2), cycles=None)
     size = training_bytes(schedule, 1)

@@ -1,7 +1,8 @@
-"""A run whose processes do as DEED says: `python deeds.py KEY VALUE ...`, meeting at ADDRESS.
+"""Start a run whose processes succeed or fail as DEED says: `python deeds.py KEY VALUE ...`
 
-With SPAWN it starts two processes on each machine: in earnest ("spawn"), or quickly ("fork").
-Without, nobody on its machine can report the cause of a failure first, and it waits for nobody.
+The environment variable ADDRESS is the rendezvous. With SPAWN, two processes are started on each
+machine, by the method "spawn" as in real runs, or by "fork", which is faster. Without SPAWN, a
+machine has a single process, so a rank does not wait for other ranks to report the cause first.
 """
 
 import os
@@ -57,7 +58,7 @@ def _deed(name: str, folder: Path, world: World, patience: float) -> None:
 
 
 def _train(folder: Path, world: World, patience: timedelta) -> None:
-    """Iterations until a signal asks to stop; then saving takes rank 0 seconds."""
+    """Run iterations until a signal arrives. Rank 0 then saves for SAVING seconds."""
     with StopRequest(world, patience) as stop:
         for iteration in range(DEADLINE * 10):
             stop.ask()
@@ -91,7 +92,7 @@ def _two_a_machine(recipe: Recipe, _: object, url: str | None) -> Placement:
 
 
 def _forget_handlers() -> None:
-    """As in a process that is spawned."""
+    """Reset the signal handlers, as in a spawned process."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -47,7 +47,7 @@ NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=
 
 
 class Cluster:
-    """Three nodes of 4 CPUs in the partition `batch`; it ends with `close`."""
+    """Cluster of three nodes with 4 CPUs in the partition `batch`. Call `close` at the end."""
 
     nodes = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
@@ -95,7 +95,7 @@ class Cluster:
         return done.stdout.strip()
 
     def until(self, holds: Callable[[], object], seconds: float = PATIENCE) -> None:
-        """Wait until something holds."""
+        """Wait until a condition holds."""
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, self.run("squeue", check=False)
@@ -115,7 +115,7 @@ class Cluster:
         return re.search(r"JobId=(\d+)", shown)[1]
 
     def restarts(self, job: str) -> int:
-        """How often a job was requeued; for some minutes after its end."""
+        """Return how often a job was requeued. SLURM forgets the job some minutes after its end."""
         return int(re.search(r"Restarts=(\d+)", self.run("scontrol", "show", "job", job))[1])
 
     def close(self) -> None:

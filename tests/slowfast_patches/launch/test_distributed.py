@@ -1,4 +1,4 @@
-"""Two processes train what one does, by the host's convention and as srun and torchrun do."""
+"""Two processes give the same training as one, whether the user, srun or torchrun starts them."""
 
 import os
 import re
@@ -88,7 +88,7 @@ def start(
 
 
 def said_by(processes: list[Popen[str]], status: int = 0) -> list[str]:
-    """What they wrote to the terminal, once they have ended, all with this status."""
+    """Wait until all processes have ended with this status, and return their terminal output."""
     said = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [status] * len(processes), said
     return said

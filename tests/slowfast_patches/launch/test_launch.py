@@ -1,4 +1,4 @@
-"""Runs of two real processes that end in every way: said once, with the rank, and never a hang."""
+"""Test how runs of two processes end: the error is reported once, with the rank, without a hang."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ Ended = tuple[int, str]
 
 @pytest.fixture
 def start(start_python: Callable[..., Popen[str]], tmp_path: Path) -> Callable[..., Popen[str]]:
-    """`start(deed, KEY, VALUE, ...)`: a command of deeds.py, on the CPU."""
+    """Return `start(deed, KEY, VALUE, ...)`, which starts deeds.py on the CPU."""
     for name in ("out", "temp"):
         (tmp_path / name).mkdir()
 
@@ -34,20 +34,20 @@ def start(start_python: Callable[..., Popen[str]], tmp_path: Path) -> Callable[.
 
 
 def end_of(process: Popen[str]) -> Ended:
-    """Once all that write to its terminal have ended."""
+    """Wait until all processes that write to the terminal have ended. Return status and output."""
     said = process.communicate()[1]
     return process.returncode, said
 
 
 @pytest.fixture
 def spawned(start) -> Callable[..., Ended]:
-    """`spawned(deed, method, KEY, VALUE, ...)`: one command that starts two processes."""
+    """Return `spawned(deed, method, KEY, VALUE, ...)`, which runs a command with two processes."""
     return lambda deed, method="fork", *keys: end_of(start(deed, *keys, SPAWN=method))
 
 
 @pytest.fixture
 def training(start) -> Callable[..., Popen[str]]:
-    """`training()`: one command, both of whose processes train."""
+    """Return `training()`, which starts a command and waits until its two processes train."""
 
     def begin(**environment: str) -> Popen[str]:
         process = start("train", SPAWN="fork", **environment)
@@ -59,7 +59,10 @@ def training(start) -> Callable[..., Popen[str]]:
 
 @pytest.fixture
 def two_machines(start, free_port) -> Callable[..., list[Popen[str]]]:
-    """`two_machines(deed, KEY, VALUE, ...)`: by the host's convention, the keys for the second."""
+    """Return `two_machines(deed, KEY, VALUE, ...)`, which starts a command for each machine.
+
+    NUM_SHARDS and SHARD_ID say which machine it is. The given keys are for the second machine.
+    """
 
     def run(deed: str, *own: object, **environment: str) -> list[Popen[str]]:
         keys, where = ("NUM_SHARDS", 2, "DIST_STALL_SECONDS", 2), f"tcp://127.0.0.1:{free_port()}"
@@ -75,13 +78,13 @@ def await_file(path: Path, process: Popen[str]) -> None:
 
 
 def logs(folder: Path) -> list[str]:
-    """What ranks 0 and 1 have in their log files."""
+    """Return the content of the log files of ranks 0 and 1."""
     paths = (folder / "out" / "train.log", folder / "out" / "logs" / "rank_0001.log")
     return [path.read_text() for path in paths]
 
 
 def sums(folder: Path) -> list[str]:
-    """The number of ranks that each rank found, and its number on its machine."""
+    """Return the number of ranks that each rank has found, and its local rank."""
     return [path.read_text() for path in sorted((folder / "out").glob("rank_?"))]
 
 
@@ -159,7 +162,7 @@ def test_another_recipe_is_refused_key_by_key(two_machines, tmp_path):
 
 @pytest.mark.parametrize(("machine", "environment"), [(0, {"SPAWN": "fork"}), (1, {})])
 def test_a_machine_does_not_wait_longer_than_is_said(start, machine, environment):
-    """For others that do not come, or at a port that listens and never answers."""
+    """Test machines that do not join, and a port that accepts connections but is silent."""
     with socket.socket() as port:
         port.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{port.getsockname()[1]}"

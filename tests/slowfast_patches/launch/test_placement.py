@@ -1,4 +1,4 @@
-"""Where the processes of a run are: worked out by hand for each launcher."""
+"""Placements of processes for each launcher, worked out by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""TRAIN.MIXED_PRECISION auto: what helps on the device, the same for all that read the recipe."""
+"""TRAIN.MIXED_PRECISION auto is replaced by the faster value on the device, once for all ranks."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from slowfast_patches.models.solver import is_mixed
 
 @pytest.fixture
 def processor(monkeypatch):
-    """`processor(instructions, ...)`: what it has of avx512_bf16 and amx_tile."""
+    """Return `processor(instruction, ...)`, which fakes a CPU with the given instructions."""
 
     def set_to(*instructions: str) -> None:
         for name in ("avx512_bf16", "amx_tile"):

@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM: what they get, what ends them, and what starts them again."""
+"""Jobs on a real SLURM cluster: their resources, how they end, and when they are requeued."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def cluster(load_program: Callable[[str], ModuleType]) -> Iterator[Any]:
 
 
 def test_what_a_job_gets(cluster: Any, tiny_config: Callable[..., Any], tmp_path: Path) -> None:
-    """All CPUs of a task, which srun of SLURM 22.05 takes from its own option alone."""
+    """A task gets all its CPUs. From SLURM 22.05 on, srun needs --cpus-per-task for this."""
     script = "scontrol show step $SLURM_JOB_ID.$SLURM_STEP_ID; scontrol show job $SLURM_JOB_ID"
     slurm = Slurm("batch", cpus=3, hours=1.5, options={"comment": "a b", "nice": "7"})
     recipe = tiny_config(tmp_path, "NUM_SHARDS", 2)

@@ -1,4 +1,4 @@
-"""Runs that are asked to stop, or that cannot go on: what they save, say and leave."""
+"""Runs that are stopped or fail: their checkpoints, messages and files."""
 
 import multiprocessing
 import os
@@ -78,7 +78,7 @@ def build(path: Path) -> None:
 def test_a_signal_before_the_training_is_no_fault_of_what_it_meets(
     read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each of these has a message for whatever exception a library raises."""
+    """Each function converts all exceptions of libraries, but must not convert an interruption."""
     (tmp_path / "file").write_bytes(b"no zip")
     monkeypatch.setattr(torch, "load", lambda *_, **__: send(signal.SIGTERM))
     with interruptible(), pytest.raises(BaseException, match="stopped by SIGTERM") as ended:

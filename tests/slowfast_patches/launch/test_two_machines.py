@@ -1,4 +1,4 @@
-"""torchrun on two machines, which are network namespaces here, and a connection that breaks."""
+"""torchrun on two machines, simulated by network namespaces, and a connection that breaks."""
 
 import os
 import shutil

@@ -55,7 +55,7 @@ def test_each_shape_has_a_row_of_the_first_clips_of_the_training(recipe, schedul
 
 
 def test_the_last_row_has_the_evaluation_clips(recipe, schedule, rows):
-    """Crops of 32 pixels of 36 in a video of 48 × 40; 8 frames at a stride of 2 and 30 fps."""
+    """Crops have 32 pixels of a short side of 36. Clips have 8 frames with stride 2 at 30 fps."""
     val = build_dataset(recipe, "val")
     assert len(rows) == len(schedule.shapes) + 1
     assert rows[-1][0].get_ylabel() == "evaluation\n8 frames\n32² pixels"

@@ -45,12 +45,12 @@ def test_without_the_long_cycle_evaluations_come_by_epochs():
 
 
 def _clips(frames: int, crop: int) -> float:
-    """A clip at the baseline's shape costs 3 FLOPs of training, 1 of them its forward."""
+    """Training on a clip of the baseline's shape costs 3 FLOPs, and the forward pass costs 1."""
     return 3 * (frames / 16) * (crop / 64) ** 2
 
 
 def test_the_share_of_evaluations_by_hand(schedule, tmp_path):
-    """Six evaluations of 14 videos and a test of 10 videos, 3 FLOPs of training for each 1."""
+    """Six evaluations of 14 videos and a test of 10 videos. Evaluating a clip costs 1 FLOP."""
     (tmp_path / "val.csv").write_text("v.mp4 0\n" * 14)
     (tmp_path / "test.csv").write_text("v.mp4 0\n" * 10)
     data = {"DATA.PATH_TO_DATA_DIR": str(tmp_path), "TEST.NUM_SPATIAL_CROPS": 1}

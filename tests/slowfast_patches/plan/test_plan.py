@@ -1,4 +1,4 @@
-"""`plan`: totals worked out by hand, the published iteration factors, the warning, the commands."""
+"""Tests of `plan`: totals by hand, published iteration factors, warnings, and commands."""
 
 import json
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_e
 
 
 def test_cycles_that_do_not_fit_the_length_are_warned_of_with_the_line_to_write(plan_json):
-    """The demo's 30 epochs of 640 videos are 2,400 iterations; of 6,667, they are 25,001."""
+    """The 30 epochs of the demo are 2,400 iterations with 640 videos, and 25,001 with 6,667."""
     paper = ["--cfg", "configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml", "--dataset-size"]
     (warning,) = plan_json(*paper, 640)["warnings"]
     assert "has 2,400 iterations" in warning
@@ -106,7 +106,7 @@ def test_a_training_is_summed_up_in_a_paragraph():
 
 @pytest.mark.slow
 def test_the_picture_is_written_where_it_is_asked_for(tmp_path):
-    """Of a cosine, which ends at 0, on a logarithmic axis."""
+    """Draw a cosine schedule, which ends at 0, on a logarithmic axis."""
     path = tmp_path / "new" / "plan.png"
     cosine = CosineRate(0.1, 60.0)
     plot_plan(make_schedule(Shape(8, 16, 64), 1000, cosine), cosine, path)

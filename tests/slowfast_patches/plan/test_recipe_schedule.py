@@ -32,7 +32,7 @@ def test_flops_are_level_to_half_a_bn_group():
 
 
 def test_seconds_are_level_by_the_steps_with_the_most_clips(tmp_path):
-    """A clip of 16 frames takes 0.1 s and a shorter one half of it, whatever the crop."""
+    """A clip of 16 frames takes 0.1 s, and a shorter clip half of that, at any crop size."""
     path = tmp_path / "times.json"
     level = recipe("MULTIGRID.BATCH_BY", str(path))
     shapes = schedule_of(recipe(), 640).shapes

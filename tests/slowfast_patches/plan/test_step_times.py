@@ -30,7 +30,7 @@ def recipe(short_cycle_recipe: Path) -> Path:
 
 
 def content(cfg: Recipe, rows: list[tuple] = ROWS) -> dict[str, Any]:
-    """A file as the benchmark writes it, with some more that nobody asks for."""
+    """Return the content of a file from the benchmark, including entries that are never read."""
     return {
         "command": "python benchmarks/step_time.py",
         "format": 1,
@@ -99,7 +99,7 @@ def test_times_of_another_recipe_are_refused_with_a_way_out(
 
 
 def test_a_file_from_before_a_key_was_measured_at_its_default(recipe, tmp_path):
-    """It does not hold TRAIN.COMPILE; and weights at the start do not change the speed."""
+    """The file lacks TRAIN.COMPILE. The initial weights do not affect the speed."""
     old = content(load_recipe(recipe))
     del old["model"]["TRAIN.COMPILE"]
     found = read_step_times(write(tmp_path / "old.json", old))
@@ -110,7 +110,7 @@ def test_a_file_from_before_a_key_was_measured_at_its_default(recipe, tmp_path):
 
 
 def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path):
-    """The baseline was measured in one file, multigrid in another; a third is of another model."""
+    """One file has the baseline, one has multigrid, and one is for another model."""
     cfg, other = load_recipe(recipe), load_recipe(recipe, ["MODEL.NUM_CLASSES", 9])
     paths = [
         write(tmp_path / "other.json", content(other)),
@@ -142,7 +142,7 @@ def test_files_that_are_none_are_refused_by_name(recipe, tmp_path, change, messa
 
 
 def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config, tmp_path):
-    """Of the tiny recipe, 32 × 4 × 16² comes with BN sizes 8 and 16; the smaller is measured."""
+    """The tiny recipe has 32 × 4 × 16² with BN sizes 8 and 16. Only the smaller one is measured."""
     cfg = tiny_config(tmp_path)
     found = shapes_to_measure(cfg)
     assert found[0] == (Shape(4, 8, 32), None)

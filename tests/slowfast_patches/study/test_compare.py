@@ -1,4 +1,4 @@
-"""`compare`: reports worked out by hand from made-up results, and what is trained and what not."""
+"""Tests of `compare`: reports by hand from made-up results, and which runs are trained."""
 
 import json
 import signal
@@ -137,7 +137,7 @@ def test_a_report_by_hand(study, write_run):
 
 
 def test_step_times_take_the_place_of_seconds_in_table_json_and_plot(study, write_run, monkeypatch):
-    """Side by side the runs took 300 and 200 s; alone their steps take 280 and 100."""
+    """The concurrent runs took 300 and 200 s. Measured alone, their steps take 280 and 100 s."""
     study = replace(study, step_seconds={"baseline": 280.0, "multigrid": 100.0})
     for arm, seconds in zip(study.arms, (300, 200), strict=True):
         spent = {"training": seconds, "loading": 0, "waiting": 54, "evaluating": 7}
@@ -216,7 +216,7 @@ def test_the_verdict_by_hand(study, write_run):
 
 
 def test_a_difference_within_two_errors_is_undecided(three, study, write_run):
-    """Seeds at 80 and 82, 83 and 83, 79 and 80: errors of means of 1, 0 and 0.5 points."""
+    """The seeds reach 80 and 82, 83 and 83, 79 and 80. The standard errors are 1, 0 and 0.5."""
     study = replace(
         study, arms=three, step_seconds=dict(zip(NAMES, (280.0, 100.0, 100.0), strict=True))
     )
@@ -231,7 +231,7 @@ def test_a_difference_within_two_errors_is_undecided(three, study, write_run):
 
 
 def test_chance_is_the_share_of_the_commonest_class_that_is_tested(configs, tmp_path):
-    """Of six test videos three are of a class."""
+    """Three of six test videos have the same class."""
     for name, labels in (("val", [0, 1]), ("test", [0, 1, 1, 1, 2, 3])):
         lines = (f"{number}.mp4 {label}\n" for number, label in enumerate(labels))
         (tmp_path / f"{name}.csv").write_text("".join(lines))
@@ -275,7 +275,7 @@ def fake_run_net(three, make_result, tmp_path) -> Path:
 
 
 def train_all(study: Study, run_net: Path, at_once=1) -> list[int]:
-    """Train; how many runs were finished each time."""
+    """Train, and return the number of finished runs in each result that `train` yields."""
     return [len(runs) for runs in train(study, run_net, at_once)]
 
 
@@ -364,7 +364,7 @@ def test_sigterm_stops_the_runs_as_well(study, fake_run_net):
 def test_a_run_of_another_config_is_refused_before_anything_is_trained(
     configs, study, fake_run_net, make_result
 ):
-    """A key that did not exist yet was at its default."""
+    """A key that is missing in an older run had its default value."""
     result = make_result(study.arms[0], 0, 100, top1=80.0, top5=90.0)
     del result["config"]["DATA"]["ENSEMBLE_METHOD"]
     path = study.folder(study.arms[0], 0) / "result.json"
@@ -427,7 +427,7 @@ def test_mistakes_are_one_line_and_status_2(
 def test_the_command_reports_what_is_there(
     configs, study, capsys, load_program, monkeypatch, write_run
 ):
-    """Without step times by the clock, with them by 1 s for each of 102 and 36 iterations."""
+    """Without step times, report measured seconds. With them, each iteration takes 1 s."""
     tool = load_program("tools/compare.py")
     files = [word for path in configs for word in ("--cfg", str(path))]
     command = ["--output", str(study.output), "--seeds", "0", "1", "SOLVER.BASE_LR", "0.1"]

@@ -60,7 +60,7 @@ class TestReading:
         assert curve["best_std"].tolist() == pytest.approx([7, math.nan, math.nan], nan_ok=True)
 
     def test_where_curves_break_even_and_by_how_much_one_is_above(self) -> None:
-        """Leads of 20, 5 and -10 at 100, 200 and 400; spreads of 3 and 4, of the difference 5."""
+        """A curve leads by 20, 5 and -10 at 100, 200 and 400. Errors of 3 and 4 give 5 together."""
         second = make_curve([1, 4], [100, 400], [70, 80], [4, 4])
         before, after = stretches(self.CURVE, second)
         even = 200 * 2 ** (5 / 15)
@@ -85,7 +85,7 @@ class TestReading:
 
 @pytest.fixture
 def configs(short_cycle_recipe: Path) -> list[Path]:
-    """56 iterations, and 24 with the short cycle."""
+    """Return two recipes: one of 56 iterations, and one of 24 with the short cycle."""
     multigrid = short_cycle_recipe.rename(short_cycle_recipe.with_name("multigrid.yaml"))
     baseline = multigrid.with_name("baseline.yaml")
     baseline.write_text("_BASE_: multigrid.yaml\nMULTIGRID: {SHORT_CYCLE: False}\n")
@@ -100,7 +100,7 @@ def study(configs: list[Path], tmp_path: Path) -> Study:
 
 @pytest.fixture
 def finished(study: Study, write_run) -> Study:
-    """Runs of 2 s an iteration, 1 point above and below the mean of each arm."""
+    """Write runs of 2 s per iteration, with seeds 1 point above and below the mean of each arm."""
     means = (50.0, 70.0, 90.0, 60.0, 80.0, 85.0)
     for arm, mean in zip(study.arms, means, strict=True):
         for seed in (0, 1):
@@ -124,7 +124,7 @@ def test_all_lengths_are_multiplied_and_one_is_the_recipe_itself(configs, study)
 def test_what_accuracies_cost_and_where_arms_break_even(finished: Study) -> None:
     """The baseline takes 56, 112, 224 s to 50, 70, 90 %; multigrid 24, 48, 96 s to 60, 80, 85 %.
 
-    Both cover 56 to 96 s, where multigrid is above.
+    Both curves cover 56 to 96 s, where multigrid has the higher accuracy.
     """
     comparison = Comparison(finished, finished.runs(), "command")
     levels = {level["what"]: level for level in comparison.levels}

@@ -1,4 +1,4 @@
-"""The pilot: verdicts worked out by hand from made-up results, its arms, and one that is run."""
+"""Tests of the pilot: verdicts by hand from made-up results, its arms, and a real run."""
 
 import json
 import re
@@ -112,7 +112,7 @@ def test_verdicts(made_up, scores, options, verdict, ahead):
 
 
 def test_an_undecided_pilot_says_what_would_tell_more(made_up):
-    """Twice the minute, unless the whole baseline takes no longer than that, or another seed.
+    """Double the minutes, unless the whole baseline is as short as that, or add a seed.
 
     At 22 %, 400 videos cause 2.1 points of the error, and the seed 6.9.
     """
@@ -130,7 +130,7 @@ def test_an_undecided_pilot_says_what_would_tell_more(made_up):
 
 
 def test_the_report_has_the_scores_and_the_speed_up(made_up, tmp_path):
-    """At equal times the cycle is four times as long: all of it takes a quarter of the time."""
+    """In equal times, the cycle completes four times the share of its schedule: a speed-up of 4."""
     report = made_up(20.0, 30.0)
     report.write(tmp_path)
     assert "takes 1/4.00 of the baseline's time and sees 0.75 × as many clips" in str(report)
@@ -173,7 +173,7 @@ def test_arms_take_equal_times(whole_arms, tmp_path, monkeypatch):
 def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
     whole_arms, tmp_path, monkeypatch, part, minutes, outcome
 ):
-    """One that would tell nothing is refused. An arm needs a part of 300 iterations."""
+    """A pilot that is too short is refused. An arm needs at least a fraction of 300 iterations."""
     monkeypatch.setattr(pilot, "_ITERATIONS", 300 * part)
     monkeypatch.setattr(pilot, "_FINAL", 120 * part)
     seconds = [cost(arm) for arm in whole_arms]
@@ -221,7 +221,7 @@ def test_the_recipe_gives_what_was_tried_whatever_its_base_had(whole_arms, tmp_p
 
 @pytest.fixture
 def small(monkeypatch):
-    """A pilot of a few iterations."""
+    """Shorten the pilot to a few iterations."""
     for name, value in (("_ITERATIONS", 2), ("_FINAL", 2), ("_START", 0.0)):
         monkeypatch.setattr(pilot, name, value)
     monkeypatch.setattr(step_timer, "_ROUNDS", 1)
@@ -245,7 +245,7 @@ def run(small, tiny_recipe, one_block, one_block_keys, load_program, tmp_path):
 
 @pytest.mark.slow
 def test_a_pilot_is_run_and_reported(run, tmp_path, monkeypatch, train):
-    """Crops of 32 pixels do not get smaller: what is left to try is fewer frames."""
+    """Crops of 32 pixels cannot become smaller, so only fewer frames remain to be tried."""
 
     def train_here(study: Study, run_net: Path):
         for arm, seed in study.missing():
@@ -268,7 +268,7 @@ def test_a_pilot_is_run_and_reported(run, tmp_path, monkeypatch, train):
 def test_of_a_baseline_that_is_shorter_than_a_pilot_the_command_is_said_that_trains_both(
     run, monkeypatch, capsys, load_program
 ):
-    """Six epochs of six iterations, where each arm needs the time of 300. Nothing is trained."""
+    """The baseline has 36 iterations, but each arm needs the time of 300. Nothing is trained."""
     monkeypatch.setattr(pilot, "_ITERATIONS", 300)
     monkeypatch.setattr(pilot, "train", None)
     short = ["SOLVER.MAX_EPOCH", "6", "SOLVER.STEPS", "[0,4]"]
@@ -304,7 +304,7 @@ def test_cycles_that_fail_are_left_out_but_not_the_baseline(whole_arms, tmp_path
 
 
 def test_steps_are_timed_once(whole_arms, small, tmp_path, monkeypatch):
-    """A repeated pilot needs the same lengths. Files of another model do not count."""
+    """A repeated pilot must use the same lengths. Step times of another model are ignored."""
     arms = [whole_arms[0]]
     first = measured_seconds(arms, [], tmp_path)
     monkeypatch.setattr(pilot, "time_steps", lambda _, kinds: dict.fromkeys(kinds, 1.0))

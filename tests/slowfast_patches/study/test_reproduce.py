@@ -1,4 +1,4 @@
-"""Tables and figures of the paper: what is in them, what they would cost, and what came of runs."""
+"""Tests of tables and figures of the paper: their rows, their cost, and the results of runs."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,14 +23,14 @@ def row(name: str, label: str) -> Row:
 
 
 def arm(name: str, label: str, **given: object) -> Arm:
-    """The arm of a row, with what a user gives."""
+    """Return the arm of a row, with the options of a user."""
     wanted = row(name, label)
     return paper_arms([wanted], **given)[wanted.folder]
 
 
 @pytest.fixture(autouse=True)
 def _cheap_flops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a clip costs is another test's; here each costs the same."""
+    """Give every clip the same FLOPs. Other tests check the FLOPs."""
     monkeypatch.setattr(reproduce, "flops_per_clip", lambda recipe: lambda *shape: 1e9)
 
 
@@ -41,7 +41,7 @@ def tool(load_program: Callable) -> ModuleType:
 
 @pytest.fixture
 def cli(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> Callable:
-    """`cli("table5", ...)`: the tool's exit status, and what it said on both channels."""
+    """Return `cli("table5", ...)`: the exit status and the output of the tool."""
 
     def call(*argv: object) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -208,7 +208,7 @@ class TestDryRun:
 class TestOutcome:
     @pytest.fixture
     def write(self, tmp_path: Path, write_run: Callable) -> Callable:
-        """`write(table, label, seed, seconds, top1=...)`: a finished run."""
+        """Return `write(table, label, seed, seconds, top1=...)`, which writes a finished run."""
 
         def write(name: str, label: str, seed: int, seconds: float, **values: object) -> None:
             made = arm(name, label, **values.pop("given", {}))
@@ -218,7 +218,7 @@ class TestOutcome:
 
     @pytest.fixture
     def output(self, tmp_path: Path, write: Callable) -> Path:
-        """Two seeds of table 4's baseline and one of its multigrid training."""
+        """Write two seeds of the baseline of Table 4, and one seed of its multigrid training."""
         for label, seed, seconds, top1 in (
             ("baseline", 0, 3600.0, 70.0),
             ("baseline", 1, 7200.0, 72.0),

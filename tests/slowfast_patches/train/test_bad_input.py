@@ -1,4 +1,4 @@
-"""What a user can get wrong: one line that says what, where and what to do; never a traceback."""
+"""Mistakes of users cause a one-line message without a traceback."""
 
 import json
 import re
@@ -85,7 +85,7 @@ def test_mistakes_in_the_recipe(
 def test_predictions_stay_in_the_folder_of_the_run_and_replace_no_other_file(
     tiny_config: Callable[..., Recipe], tmp_path: Path
 ):
-    """A path that leads out, a link, and a file that no run has written."""
+    """Test a path outside the folder, a link, and a file that no run has written."""
     output = tmp_path / "run"
     output.mkdir()
     (output / "folder").symlink_to(tmp_path)
@@ -127,7 +127,7 @@ def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
 def test_a_run_that_is_continued_keeps_its_number_of_classes(
     tiny_config: Callable[..., Recipe], tmp_path: Path
 ):
-    """Its checkpoints have a head of that size: a refusal would strand it."""
+    """Its checkpoints have a head of this size, so it could not be resumed otherwise."""
     cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
     with pytest.raises(ValueError, match=r"Set MODEL.NUM_CLASSES 8"):
         run_module._check_training(cfg, 1)

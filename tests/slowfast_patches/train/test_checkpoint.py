@@ -1,4 +1,4 @@
-"""Checkpoint files: a damaged one never loads as something else, and no write leaves a part."""
+"""Damaged checkpoint files never load with wrong values, and writes are atomic."""
 
 import errno
 import pickle
@@ -61,7 +61,7 @@ def load_changed(path: Path, content: bytes) -> Checkpoint | None:
 def test_a_byte_changed_anywhere_is_noticed_or_means_nothing(
     whole: bytes, tmp_path: Path, data: st.DataObject
 ):
-    """Beside the entries, an archive has names, sizes and offsets, and bytes that nobody reads."""
+    """Besides entries, an archive has names, sizes and offsets, and bytes that are never read."""
     changed = bytearray(whole)
     changed[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     found = load_changed(tmp_path / "c.pyth", changed)

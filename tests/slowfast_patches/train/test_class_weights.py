@@ -1,4 +1,4 @@
-"""A run weighs its classes by the videos of its list, mixed clips too."""
+"""Classes are weighted by their numbers of videos in the list, also for mixed clips."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ WORLD = World(0, 1, torch.device("cpu"))
 def test_a_run_has_the_weights_of_its_list(
     tiny_config: Callable, tiny_recipe: Path, tmp_path: Path
 ):
-    """Of 24 videos, 3 of each of 8 classes, those of the classes 3 to 7 are taken away, but two."""
+    """Of 3 videos of each of 8 classes, remove those of classes 3 to 7, except two of class 3."""
     lines = (tiny_recipe.parent / "train.csv").read_text().splitlines()
     few = [line for line in lines if int(line.split()[-1]) < 3]
     few += [line for line in lines if line.endswith(" 3")][:2]

@@ -1,4 +1,4 @@
-"""The same recipe sees the same and learns the same on 1, 2 and 4 processes.
+"""The same recipe trains on the same clips to the same weights with 1, 2 and 4 processes.
 
 Groups of 8, 16 and 32 clips lie within a process, fill one, or span 2 or 4, see `OPTIONS`; dropout,
 mixup and precise BN are on. What differs is the order of sums, so rounding.

@@ -1,4 +1,4 @@
-"""Metrics from scores made by hand; every clip scored once; a test without a training."""
+"""Metrics of made-up scores, evaluation of each clip exactly once, and tests without training."""
 
 import csv
 import json

@@ -30,7 +30,7 @@ class Seen(Hook):
 def test_early_stopping_of_the_documentation_and_the_same_command_goes_on(
     tiny_config: Callable[..., Recipe], tmp_path: Path, opened: type
 ):
-    """The example of docs/training.md, as it stands there."""
+    """Run the example of docs/training.md as printed."""
     text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
     code = re.search(r"```python\n(.*?class EarlyStopping.*?)```", text, re.DOTALL)[1]
     example: dict = {}

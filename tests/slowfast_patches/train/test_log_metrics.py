@@ -1,4 +1,4 @@
-"""What a training says of itself, in log, metrics.jsonl and TensorBoard, in a time made by hand."""
+"""The log, metrics.jsonl and TensorBoard events of trainings with a fake clock."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ ADVICE = "buy a faster disk"
 
 
 def test_unreadable_videos_are_limited_by_what_was_read_in_mini_batches_of_an_epochs_size():
-    """16 videos and mini-batches of 12: the second ends in the next epoch, after 24 clips."""
+    """With 16 videos and mini-batches of 12, the second mini-batch ends in the second epoch."""
     rate = SteppedRate(ends=(3.0,), rates=(0.1,))
     plan = make_schedule(Shape(12, 4, 16), 16, rate, cycles=None, bn_size=4)
     counts = dict[int, int]()
@@ -157,7 +157,7 @@ def test_the_rank_that_waits_most_for_data_is_what_counts(train, caplog):
 
 
 def test_the_time_left_follows_from_the_iterations_of_the_phase(train):
-    """The second phase, of 2 s an iteration, waits 1 s of them for data."""
+    """The second phase takes 2 s per iteration, including 1 s of waiting for data."""
     records = of("train", train(seconds=lambda i: (1.0, 1.0 * (i >= 20))))
     left = {record["iteration"]: record["seconds_left"] for record in records}
     assert (left[20], left[22], left[40]) == (20, 2 * 18, 0)

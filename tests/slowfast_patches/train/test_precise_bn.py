@@ -1,4 +1,4 @@
-"""Precise statistics are those of all the clips, on one process and on several."""
+"""Precise statistics are computed over all clips, on one process and on several."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_on_one_process_it_is_fvcores_whatever_the_groups_were():
 
 
 def test_clips_of_the_training_are_forgotten():
-    """Dropout after a norm must not look for masks of clips that are not the training's."""
+    """Dropout must not use the masks of training clips for the clips of precise BN."""
     model = nn.Sequential(GroupedBatchNorm3d(3), ClipDropout(0.5, 0, 3))
     seed_dropout(model, [1, 2])
     update(model, batches(1, 4))

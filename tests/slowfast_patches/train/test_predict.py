@@ -1,4 +1,4 @@
-"""Predictions: the scores of the test, names, and what is said of bad input."""
+"""Predictions have the scores of the test and class names. Bad input has clear messages."""
 
 import contextlib
 import csv
@@ -159,7 +159,7 @@ def test_a_video_of_which_a_part_decodes_and_those_of_few_frames_are_named(
 
 
 def test_clips_that_cannot_be_read_are_left_out_of_the_scores(trained, tmp_path):
-    """The frames in the middle of a folder are broken: three of its four clips can be read."""
+    """Frames in the middle of a folder are damaged, so three of its four clips can be read."""
     for number, frame in enumerate(noise(64)):
         name = tmp_path / f"{number:02d}.jpg"
         assert cv2.imwrite(str(name), frame)
@@ -217,7 +217,7 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
 def test_a_model_is_loaded_by_its_folder_and_exported(
     multigrid_run, videos, predict, demo_data, tmp_path
 ):
-    """The program takes one clip or several, and gives what the model gives."""
+    """The exported program takes one or more clips, and returns the scores of the model."""
     model = slowfast_patches.load_model(multigrid_run)
     assert not model.training
     assert model.class_names == tuple((demo_data / "classes.txt").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Tables of what a model says of videos and of classes, worked out by hand."""
+"""Tables of predictions for videos and classes, worked out by hand."""
 
 import csv
 from pathlib import Path

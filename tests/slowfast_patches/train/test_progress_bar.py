@@ -1,4 +1,4 @@
-"""The progress bar, on a terminal of its own."""
+"""The progress bar on a pseudo-terminal."""
 
 import fcntl
 import os

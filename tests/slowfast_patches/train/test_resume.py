@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, and whether it may."""
+"""The checkpoint from which a run resumes, and the reasons why a run must not resume."""
 
 import errno
 from collections.abc import Callable

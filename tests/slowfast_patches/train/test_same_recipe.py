@@ -1,4 +1,4 @@
-"""Whether a recipe scores videos as the recipe of a checkpoint does."""
+"""Checks that a recipe scores videos in the same way as the recipe in a checkpoint."""
 
 import sys
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def test_weights_without_a_recipe_are_not_compared(other: Path, tmp_path: Path):
 
 
 def test_every_key_of_a_model_counts_but_those_that_only_train():
-    """By hand: what changes the function from a video to its scores."""
+    """List by hand the keys that change the scores of a video."""
     counted = {name for name in KEYS if changes_scores(name)}
     of_data = {name.removeprefix("DATA.") for name in counted if name.startswith("DATA.")}
     assert of_data == {

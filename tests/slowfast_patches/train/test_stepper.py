@@ -1,4 +1,4 @@
-"""Steps on a small network: dry ones, compiled ones, those that keep no activations, fused ones."""
+"""Steps of a small network: dry steps, compiled, with recomputed activations, and fused."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def accumulated(parts: int, plan: Schedule, **keys: object) -> tuple[list[float]
 
 @pytest.mark.parametrize("mixes", [False, True])
 def test_a_training_in_parts_is_the_training_in_one(mixes):
-    """Weights, masks and running statistics; mini-batches of 4 groups of 8, 4 and 2 clips."""
+    """Compare weights, masks and running statistics. Mini-batches have groups of 8, 4 and 2."""
     plan = schedule(bn_size=2)
     keys = {"MODEL__CHANNELS_LAST": True, "SOLVER__CLIP_GRAD_L2NORM": 0.01, "MIXUP__ENABLE": mixes}
     losses, expected = accumulated(1, plan, **keys)
@@ -292,7 +292,7 @@ def test_recomputed_blocks_give_the_same_numbers_and_move_statistics_once():
 
 
 def test_a_training_goes_on_with_another_optimizer_and_memory_format():
-    """What is stored says nothing of how the next run updates, or where values lie."""
+    """Checkpoints depend neither on the fused optimizer nor on the memory format."""
     plan, first = schedule(), stepper()
     take_steps(first, plan, range(3))
     ours = stepper(SOLVER__FUSED=True, MODEL__CHANNELS_LAST=True)

@@ -64,7 +64,7 @@ def test_stopped_by_signals_it_ends_as_if_never_stopped_and_once_finished_stays_
     opened: type,
     assert_same_run: Callable[..., None],
 ):
-    """After an iteration in the middle of a phase, in a validation, and in the test."""
+    """Stop after an iteration within a phase, in a validation, and in the test."""
     with hooked(At(11, lambda _: send(signal.SIGTERM))):
         status, error = command_line(tmp_path, "DATA_LOADER.NUM_WORKERS", 1)
     content, last = opened(tmp_path).checkpoint, checkpoints.last_checkpoint(tmp_path)

@@ -197,7 +197,7 @@ def test_a_validation_that_fails_is_repeated_before_the_next_iteration(tmp_path,
 
 
 def test_the_best_is_the_first_of_equals_and_a_resumed_run_knows_it(tmp_path):
-    """The file has the averaged weights."""
+    """The best checkpoint has the averaged weights."""
     best, average = dict[int, int](), dict[int, dict]()
 
     def note(trainer: Trainer) -> None:

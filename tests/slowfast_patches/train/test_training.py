@@ -1,4 +1,4 @@
-"""Whole runs: against a loop of the host's functions, what stays alive, and what is left behind."""
+"""Whole runs: equal to a loop of PySlowFast's functions, with no memory leaks or stray files."""
 
 import re
 from collections.abc import Callable
@@ -165,7 +165,7 @@ def test_a_run_with_all_switches_begins_as_the_plain_run(
 def test_fewer_evaluations_train_the_same_weights(
     train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
 ):
-    """Precise BN passes fewer mini-batches, which BN's counters alone show."""
+    """Precise BN runs on fewer mini-batches, which changes only the counters of BN layers."""
     few = opened(train(tmp_path, "MULTIGRID.EVAL_FREQ", 0, "TRAIN.EVAL_PERIOD", 1000))
     many = opened(multigrid_run)
     assert [e["iteration"] for e in few.result["evaluations"]] == [few.result["iterations"]]

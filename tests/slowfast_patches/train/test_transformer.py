@@ -1,4 +1,4 @@
-"""Runs and steps of a video transformer: tested, predicted, told what clips cover."""
+"""Runs and steps of a video transformer: test, prediction, and the coverage of clips."""
 
 from collections.abc import Callable
 from pathlib import Path

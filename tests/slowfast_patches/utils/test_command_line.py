@@ -1,4 +1,4 @@
-"""What the command lines share: how they end, and what they print of themselves."""
+"""Features of all command lines: exit status, error messages and help."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Errors of the machine are named, with what to do; they are no bugs."""
+"""Machine errors are reported with cause and remedy, and not as bugs."""
 
 import errno
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Work in other processes: what comes back, what a death costs, and that nothing goes on."""
+"""Work in other processes: results, crashes of workers, and no processes left at the end."""
 
 import math
 import os
@@ -72,7 +72,7 @@ def test_a_job_that_kills_its_process_twice_is_blamed_and_costs_no_other(tmp_pat
 
 
 def test_a_process_that_cannot_start_as_another_dies_costs_no_job(monkeypatch):
-    """The pool closes its pipes then, and a job that is handed out at that moment finds them so."""
+    """The pool then closes its pipes, so a job that is submitted at the same time fails."""
     submit, calls = ProcessPoolExecutor.submit, []
 
     def closed_once(*arguments):
@@ -101,7 +101,7 @@ def test_a_script_without_a_main_guard_is_told(tmp_path):
 
 
 def test_files_of_the_current_folder_do_not_hide_installed_packages(tmp_path):
-    """Such as the sources of this package, when a wheel of it is installed."""
+    """An example is the source folder of this package when its wheel is installed."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "numpy.py").write_text("raise RuntimeError('the wrong numpy')")
     script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""Checks of what users give: samples of a data set, and settings of frameworks."""
+"""Checks of user input: samples of a data set, and settings of frameworks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CheckedClips(Dataset[Any]):
         return sample
 
     def __getitems__(self, requests: Sequence[ClipRequest]) -> Any:
-        """Read several samples. Call `__getitem__` for each if the data set has none of these."""
+        """Read several samples, by `__getitem__` if the data set has no `__getitems__`."""
         if hasattr(self.dataset, "__getitems__"):
             return self.dataset.__getitems__(requests)
         return [self[request] for request in requests]

@@ -159,7 +159,7 @@ def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
 
 
 def rate_rule_advice(schedule: Schedule, optimizer: type) -> tuple[str, ...]:
-    """Return advice to use the rule "sqrt" if the linear rule scales the rates of Adam or the like.
+    """Return advice to use the rule "sqrt" if the linear rule is used with an adaptive optimizer.
 
     Args:
         schedule: The schedule to check.

@@ -167,7 +167,7 @@ class Recipe:
 
     @property
     def groups_batchnorm(self) -> bool:
-        """Whether a fixed number of clips shares BN statistics, not the clips of each process."""
+        """Whether BN statistics are computed over groups of a fixed number of clips."""
         return self.bn_size > 0
 
     @property

@@ -122,7 +122,7 @@ class Task:
         """Count the rows whose label has the highest score. Return NaN for multi-label tasks."""
         wanted = (
             labels if labels.ndim == 1 else labels.argmax(1)
-        )  # of mixed labels, take the larger
+        )  # for a mixed label, the class with the larger share
         return (scores.argmax(1) == wanted).sum()
 
     # Evaluation.
@@ -139,7 +139,7 @@ class Task:
     # Prediction, for tasks whose network needs more than the clip (`TaskFamily.scores_clips`).
 
     def predict(self, predictor: Any, path: str, file: Path) -> list[Prediction]:
-        """Score what a file describes in a video.
+        """Score the parts of a video that a file describes, such as boxes.
 
         Args:
             predictor: The `slowfast_patches.train.predict.Predictor`.
@@ -154,7 +154,7 @@ class Task:
     def draw(
         self, predictor: Any, path: str, rows: Sequence[Mapping[str, Any]], folder: Path
     ) -> None:
-        """Draw pictures of what `predict` scored.
+        """Draw pictures of the parts that `predict` has scored.
 
         Args:
             predictor: See `predict`.

@@ -60,7 +60,7 @@ def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
         temporary.replace(path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # as of a full disk, whose errors name no file
+            error.filename = str(path)  # errors of a full disk name no file
         with suppress(OSError):  # In a folder that is not writable, no temporary file was created.
             temporary.unlink(missing_ok=True)
         raise

@@ -200,7 +200,7 @@ def read_range(path: str, begin: int, end: int | None) -> bytes:
             file.seek(begin)
             return file.read() if end is None else file.read(end - begin)
     with _translate_errors(path) as (system, place):
-        # Only asynchronous file systems request exactly these bytes if not told otherwise.
+        # By default, only asynchronous file systems request exactly these bytes.
         options = {} if system.async_impl else {"cache_type": "none"}
         whole = begin == 0 and end is None
         limits = {} if whole else {"start": begin, "end": end}

@@ -1,4 +1,4 @@
-"""Hours on a cluster by hand, what docs/cluster.md shows, and what is refused."""
+"""Tests of predicted hours on a cluster: by hand, as in docs/cluster.md, and for wrong input."""
 
 import json
 from collections.abc import Callable
@@ -36,20 +36,20 @@ def plan(short_cycle_recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callab
 
 
 def test_a_ring_by_hand():
-    """4 members send 6 quarters of 100 MB: 150 MB at 1 GB/s, and 6 ms for the messages."""
+    """Each of 4 members sends 6 quarters of 100 MB: 150 MB at 1 GB/s, and 6 messages of 1 ms."""
     cluster = Cluster(4, 1, network=GB, latency=1e-3)
     assert cluster.ring_seconds(100e6, 4, in_node=False) == pytest.approx(0.156)
     assert cluster.ring_seconds(100e6, 1, in_node=False) == 0
 
 
 def test_two_nodes_of_two_by_hand():
-    """Inside: 2 halves of 2 GB at 4 GB/s. Between the nodes: 2 halves at 1 GB/s. 4 messages."""
+    """A node sends 2 halves of 2 GB inside at 4 GB/s, and 2 halves to the other node at 1 GB/s."""
     cluster = Cluster(4, 2, network=GB, node_network=4 * GB, latency=0.01)
     assert cluster.all_reduce_seconds(2 * GB) == pytest.approx(0.5 + 2 + 0.04)
 
 
 def test_two_buckets_behind_backward_by_hand():
-    """Each takes 1 s. In 2 s of backward the first is hidden; in 0.5 s half of it."""
+    """Each bucket takes 1 s. A backward of 2 s hides the first one, and 0.5 s hide half of it."""
     bucket = 25 * 1024**2
     cluster = Cluster(2, 1, network=bucket, latency=0)
     assert cluster.exposed_seconds(2 * bucket, compute=3.0) == pytest.approx(1)
@@ -70,7 +70,7 @@ def test_shared_bn_by_hand():
 
 @pytest.mark.slow
 def test_hours_and_waiting_by_hand(plan):
-    """Two GPUs need half of the baseline's 56 iterations of 75 s, with free communication.
+    """Two GPUs take half the time of the baseline's 56 iterations of 75 s, without communication.
 
     At 0.1 clips a second, a node reads its 8 clips in 80 s.
     """
@@ -141,7 +141,7 @@ def test_the_plan_for_1536_gpus_is_what_the_document_shows(capsys):
     ],
 )
 def test_a_recipe_is_the_same_however_its_gpus_are_written(overrides):
-    """All have 8 clips on each of 8 or 16 GPUs."""
+    """All recipes have 8 clips on each of 8 or 16 GPUs."""
     found = on_cluster(load_recipe(KINETICS, overrides), Cluster(32, 8, network=GB))
     assert (found.num_gpus, found.num_shards, found.train.batch_size) == (8, 4, 64)
     assert found.test.batch_size == 64

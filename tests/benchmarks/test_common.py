@@ -7,7 +7,7 @@ import pytest
 
 
 def test_the_parts_of_steps_by_hand():
-    """Forwards of 2 and 4 s, backwards of 3 and 5 s and 1 s between the steps are 15 s in all."""
+    """Forward of 2 and 4 s, backward of 3 and 5 s, and a gap of 1 s add up to 15 s."""
     times = iter([0, 2, 5, 6, 10, 15])
     clock = common.StepClock(common.CPU, lambda: float(next(times)))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The picture on the first page shows every run of the words."""
+"""Test that the picture on the first page shows every run on the word data set."""
 
 from pathlib import Path
 

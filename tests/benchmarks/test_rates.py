@@ -1,4 +1,4 @@
-"""Tests of what is derived from step times: rates, ratios, hours, recommended switches."""
+"""Tests of results that are derived from step times: rates, ratios, hours and switches."""
 
 import statistics
 from typing import Any
@@ -31,7 +31,7 @@ def variant(name: str, rows: list[dict[str, Any]], total: tuple[float, ...]) -> 
 
 
 def test_rates_by_hand():
-    """Two clips of four frames of 10² in 0.5 s are 4 clips a second.
+    """Two clips of four frames of 10² pixels in 0.5 s are 4 clips per second.
 
     A frame costs 100 GFLOP, so they are 1.6 TFLOP a second, a fifth of a matrix rate of 8.
     """
@@ -61,7 +61,7 @@ def test_the_whole_schedule_by_hand(short_cycle_recipe):
 
 
 def test_ratios_are_of_one_round_and_of_clips():
-    """All get slower from round to round, but the variant is always twice as fast as plain.
+    """Steps get slower from round to round, but the variant is always twice as fast as `plain`.
 
     It also trains 32 clips in the time of 16. A crop of 48 is compared with 45.
     """

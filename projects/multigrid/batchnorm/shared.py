@@ -1,4 +1,4 @@
-"""Batch statistics shared by several processes, for groups larger than the clips of one."""
+"""Batch statistics that processes share, for groups with more clips than a process has."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class MultigridCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop after the last iteration, so that Lightning validates whatever the interval is."""
+        """Stop after the last iteration. Lightning then validates, for any validation interval."""
         iterations = self.training.schedule.iterations
         if trainer.max_steps >= 0:
             iterations = min(iterations, trainer.max_steps)
@@ -232,7 +232,7 @@ class MultigridCallback(Callback):
 
 
 def _check_trainer(trainer: Any, iterations: int) -> None:
-    """Raise ValueError if the Trainer or a callback acts by epochs or changes what is scheduled."""
+    """Raise ValueError if the Trainer or a callback conflicts with the schedule."""
     refuse(trainer.accumulate_grad_batches != 1, _NO_ACCUMULATION)
     refuse(
         trainer.max_epochs != 1 and trainer.max_steps not in range(iterations + 1),

@@ -120,7 +120,7 @@ class _Fork:
         return list(phases.values())
 
     def update_long_cycle(self, cfg: Any, cur_epoch: int) -> tuple[Any, bool]:
-        """Return the config, and False: model, optimizer and loaders stay for all shapes."""
+        """Return the config, and False because nothing has to be rebuilt for another shape."""
         return cfg, False
 
     def _construct_loader(
@@ -186,10 +186,10 @@ class _EpochLoader:
         return getattr(self.__dict__["_inner"], name)
 
     def start(self, epoch: int) -> None:
-        """Go to the start of an epoch. At the end of the epoch before, this only sets the number.
+        """Go to the start of an epoch. If the previous epoch has just ended, only set the number.
 
-        The mini-batches of all epochs come from one pass over one loader, so that its workers live
-        through the whole training.
+        The mini-batches of all epochs come from one pass over one loader, so that the workers of
+        the loader stay alive during the whole training.
         """
         is_next = self._multigrid.epoch_table.start(epoch) == self._multigrid.training.iteration
         if self._batches is None or not is_next:

@@ -62,7 +62,7 @@ def load_model(
 
 
 def require_clip_scores(recipe: Recipe, path: Path) -> None:
-    """Check that the model of a checkpoint scores clips, and needs nothing else.
+    """Check that the model of a checkpoint takes only clips as input.
 
     Raises:
         ValueError: The task of the model is another one, such as detection.

@@ -98,7 +98,7 @@ class _Terminal(logging.StreamHandler[TextIO]):
         self.addFilter(lambda record: not (hasattr(record, "is_on_bar") and _shows_bars()))
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A data loader worker has a copy of tqdm's lock, which may be locked forever. Do not wait.
+        # A data loader worker must not use its copy of tqdm's lock, which may be locked forever.
         has_bar = os.getpid() == self._process
         with tqdm.external_write_mode(self.stream) if has_bar else nullcontext():
             super().emit(record)

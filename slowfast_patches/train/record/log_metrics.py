@@ -102,7 +102,7 @@ class LogMetrics(Hook):
         """
         phase = trainer.schedule.phases[step.phase]
         if not self._report_start:
-            # Leave out the wait for the first mini-batch, for which every run waits.
+            # Leave out the wait for the first mini-batch, because every run has this wait.
             self._now = (*self._now[:2], trainer.clock.seconds["loading"])
             self._report_start = self._phase_start = self._now
             self._log_phase(trainer, step)
@@ -302,7 +302,7 @@ class LogMetrics(Hook):
 
 
 def curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values to draw of a line of metrics.jsonl, by names such as "train/loss"."""
+    """Return the values to plot from a line of metrics.jsonl, by names such as "train/loss"."""
     kind = record["type"]
     if kind == "phase":
         return {}
@@ -314,7 +314,7 @@ def curves(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Delete entries of metrics.jsonl after an iteration, and a line in which a run was killed.
+    """Delete the entries of metrics.jsonl after an iteration, and an incomplete last line.
 
     Args:
         path: The file metrics.jsonl, which need not exist.

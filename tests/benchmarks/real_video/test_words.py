@@ -1,4 +1,4 @@
-"""Tests of words cut from sentences: frames, pixels, lists, and what is left out."""
+"""Tests of words that are cut from sentences: frames, pixels, lists, and skipped videos."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Augmented clips: operations by hand, and what holds for whatever is drawn."""
+"""Tests of augmented clips: operations by hand, and properties of all random draws."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def noise():
 
 
 def pixels(*values):
-    """A grey clip (1, 1, n, 3)."""
+    """Make a grey clip (1, 1, n, 3)."""
     return np.repeat(np.array(values, np.uint8)[None, None, :, None], 3, 3)
 
 
@@ -45,7 +45,7 @@ def test_values_by_hand(name, level, before, after):
 
 
 def test_colour_goes_towards_grey_and_beyond():
-    """Of a pure red of 200, whose grey is 59.8, a factor of 0.1 leaves a tenth."""
+    """A pure red of 200 has the grey value 59.8. A factor of 0.1 keeps a tenth of the colour."""
     red = np.zeros((1, 1, 1, 3), np.uint8)
     red[..., 0] = 200
     assert apply("colour", red, -1.0, FILL).ravel().tolist() == [74, 54, 54]
@@ -100,7 +100,7 @@ def test_a_clip_is_changed_by_its_seed_epoch_and_number_alone():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_boxes_are_erased_of_a_part_of_the_clips(count):
-    """0.02 to 1/3 of the area, 0.177 on average, of half of the clips; several may overlap."""
+    """Half of the clips have erased boxes, of 0.02 to 1/3 of the area (0.177 on average)."""
     keys = {"aa_type": "", "color_jitter": 0.0, "re_prob": 0.5, "re_count": count}
     black = np.zeros((2, 60, 60, 3), np.uint8)
     lost = []
@@ -118,7 +118,7 @@ def test_boxes_are_erased_of_a_part_of_the_clips(count):
 
 
 def test_jitter_stays_within_its_reach():
-    """Grey has no contrast and no colour to change: brightness is times 0.8 to 1.2."""
+    """In a grey clip, only the brightness changes, by a factor of 0.8 to 1.2."""
     grey = np.full((1, 4, 4, 3), 100, np.uint8)
     keys = {"aa_type": "", "color_jitter": 0.2, "re_prob": 0.0}
     values = [int(augmented(grey, video=video, **keys)[0, 0, 0, 0]) for video in range(300)]

@@ -1,4 +1,4 @@
-"""Data sets in a bucket: what is read, what is requested, and what is said when that fails."""
+"""Tests of data sets in a bucket: content, number of requests, and error messages."""
 
 import os
 import pickle
@@ -39,7 +39,7 @@ def bucket(cache, server):
 
 @pytest.fixture
 def connect(server, monkeypatch):
-    """`connect(AWS_ENDPOINT_URL=url)`: make new connections, with other environment variables."""
+    """Return `connect(NAME=value)`, which sets environment variables for new connections."""
 
     def change(**variables):
         for name, value in variables.items():
@@ -53,7 +53,7 @@ def connect(server, monkeypatch):
 
 @pytest.fixture
 def data(tmp_path):
-    """A list of three videos and a folder of JPEG files, with class names."""
+    """Write a list of three videos and a folder of JPEG files, with class names."""
     for number, name in enumerate(NAMES[:-1]):
         write_video(tmp_path / "data" / name, noise(110, seed=number))
     for number in range(20):
@@ -66,7 +66,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def prepared(run, data):
-    """The same data set, prepared."""
+    """Prepare the same data set."""
     status, _ = run("--csv", data / "train.csv", "--output", data.parent / "prepared")
     assert status == 0
     return data.parent / "prepared"

@@ -1,4 +1,4 @@
-"""Folders named after classes: their lists, the videos set aside, and what does not serve."""
+"""Tests of class folders: their lists, the held-out videos, and unusable folders."""
 
 import json
 
@@ -107,7 +107,7 @@ def test_folders_are_prepared(run, tmp_path):
 
 
 def test_copies_in_several_splits_are_named(run, tmp_path):
-    """The same content, under any name and in any class; not the same size, name or one list."""
+    """Copies may have any name and class. Equal sizes, names or repeats in a list are no copies."""
     folder = tmp_path / "set"
     contents = {
         "train/a/1.mp4": b"one",

@@ -1,4 +1,4 @@
-"""Kinetics lists: what parses, where relative paths start, and the message for a bad line."""
+"""Tests of Kinetics lists: valid lines, relative paths, and the messages for bad lines."""
 
 import pytest
 

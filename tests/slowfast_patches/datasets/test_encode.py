@@ -1,4 +1,4 @@
-"""Writing the prepared form: what is promised of the file, measured from outside."""
+"""Tests that prepared files have the documented properties."""
 
 import itertools
 from dataclasses import replace
@@ -22,7 +22,7 @@ SHARP = {"fps": 25, "options": {"crf": "10", "preset": "ultrafast"}}
 
 
 def moving(frames, width, height, noise=40):
-    """A bright disc that moves over a ramp, in noise."""
+    """Draw a bright disc that moves over a ramp, with noise."""
     rng = np.random.default_rng(frames + width)
     ramp = np.linspace(20, 160, width).astype(np.uint8)[None, :, None]
     images = ramp + rng.integers(0, noise + 1, (frames, height, width, 3), dtype=np.uint8)
@@ -66,7 +66,7 @@ def prepared(source):
 
 
 def picture_header(packet):
-    """The first byte of the picture's unit, behind units of other kinds (ITU-T H.264, 7.3.1)."""
+    """Return the first byte of the unit with the picture, skipping others (ITU-T H.264, 7.3.1)."""
     start = 0
     while packet[start + 4] & 31 not in (1, 5):
         start += 4 + int.from_bytes(packet[start : start + 4])
@@ -89,7 +89,7 @@ def test_the_file_is_groups_of_48_with_anchors_every_12_and_pictures_to_skip_bet
 
 @pytest.mark.parametrize(("short_side", "least"), [(64, 36), (32, 32)])  # dB, of another filter
 def test_every_frame_is_close_to_the_source(folder, short_side, least):
-    """Without noise, which no encoder keeps."""
+    """The source has no noise, because no encoder preserves noise."""
     source = write_video(folder / "clean.mp4", moving(FRAMES, 96, 64, noise=0), **SHARP)
     target = prepared_of(source, short_side=short_side)
     size = (short_side * 3 // 2, short_side)

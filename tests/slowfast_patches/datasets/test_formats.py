@@ -1,4 +1,4 @@
-"""The kinds of files: what docs/data.md lists is found in class folders and can be read."""
+"""Test that all formats in docs/data.md are found in class folders and can be read."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Frame lists: what parses, the message for a bad line, and that the listed files are read."""
+"""Tests of frame lists: valid lines, messages for bad lines, and reading the listed files."""
 
 import os
 import zlib
@@ -98,7 +98,7 @@ def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypat
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory):
-    """0.jpg to 9.jpg, each a grey of 20 times its number, of 96 × 64 pixels."""
+    """Write 0.jpg to 9.jpg of 96 × 64 pixels, each with a grey value of 20 times its number."""
     folder = tmp_path_factory.mktemp("frames")
     for number in range(10):
         write_jpeg(folder / f"{number}.jpg", 96, 64, 20 * number)

@@ -1,4 +1,4 @@
-"""What is said of lists that can be read: repeated videos, classes without any, common videos."""
+"""Tests of warnings about lists: repeated videos, empty classes, and overlapping lists."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What is said of a wrong list, label or class name: the file, the place and what is wrong."""
+"""Messages about wrong lists, labels and class names: they give the file, line and mistake."""
 
 import json
 

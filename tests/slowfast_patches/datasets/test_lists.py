@@ -1,4 +1,4 @@
-"""Lists by the name of their data set: which file, how many videos, what the classes are called."""
+"""Tests of the lists of each data set: files, numbers of videos, and class names."""
 
 import re
 from contextlib import nullcontext
@@ -33,7 +33,7 @@ def recipe(folder, dataset, *overrides):
 
 @pytest.fixture
 def ssv2(tmp_path):
-    """A folder with the json files alone."""
+    """Make a folder with only the json files."""
     write_ssv2_json(
         tmp_path,
         labels={"Holding something": "0", "Pushing something left": 1, "Doing nothing": "2"},
@@ -87,7 +87,7 @@ def test_the_digest_is_that_of_the_paths_and_labels_wherever_the_data_lie(
 
 
 def test_ssv2_without_a_csv_is_the_webm_files_of_the_json(ssv2):
-    """In the folder of the json files, in that of the archives, or in the prefix."""
+    """The videos are in the folder of the json files, in that of the archives, or in the prefix."""
     cfg = recipe(ssv2, "ssv2")
     assert list_path(cfg, "train") == ssv2 / "something-something-v2-train.json"
     assert list_path(cfg, "test") == ssv2 / "something-something-v2-validation.json"
@@ -214,7 +214,7 @@ def test_a_test_on_the_validation_list_is_recognised(tmp_path, ssv2):
     ],
 )
 def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, text, told):
-    """The folders of the lists may differ."""
+    """Equal lists may be in different folders."""
     gathered = []
     monkeypatch.setattr(run_module, "gather_objects", lambda own: gathered.append(own) or gathered)
     lists = [tmp_path / name / "train.csv" for name in ("0", "1")]

@@ -1,4 +1,4 @@
-"""Preparing data sets: what comes out, what is kept, and what happens when something goes wrong."""
+"""Tests of preparing data sets: output, reuse of earlier output, and errors."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ COARSE = Shape(16, 4, 32)
 
 @pytest.fixture
 def data(tmp_path):
-    """Five videos of classes 0, 1, 2, 0, 1, all in train.csv, and the last two in val.csv."""
+    """Write five videos of classes 0, 1, 2, 0, 1. All are in train.csv, and two in val.csv."""
     folder = tmp_path / "data"
     for number, name in enumerate(NAMES):
         write_video(folder / name, noise(3 + number, seed=number))
@@ -50,7 +50,7 @@ def out(tmp_path):
 
 @pytest.fixture
 def prepare(run, out):
-    """`prepare(csv, ...)` to `out`: the exit status and what was printed."""
+    """Return `prepare(csv, ...)`, which writes to `out` and returns exit status and output."""
     return lambda csv, *options: run("--csv", csv, "--output", out, *options)
 
 

@@ -1,4 +1,4 @@
-"""Scanned videos: what is known of them, and why some are refused."""
+"""Tests of scanned videos: their properties, and the reasons why videos are unreadable."""
 
 import os
 import wave
@@ -20,7 +20,7 @@ from tests.slowfast_patches.datasets.made_videos import (
 
 
 def test_without_timestamps_frames_are_counted(tmp_path):
-    """A bare H.264 stream says in which order its frames are shown, and no more."""
+    """A raw H.264 stream stores the display order of frames, but no timestamps."""
     record = scan(str(write_video(tmp_path / "bare.h264", grey(24))))
     assert record.video.frames == 24
     assert record.keys.tolist() == [0]
@@ -33,7 +33,7 @@ def test_a_video_of_one_frame_is_named(tmp_path):
 
 
 def test_a_video_whose_frames_do_not_all_decode_is_told_by_decoding_it(tmp_path):
-    """Nothing but decoding tells damage in MPEG-4 behind the beginning of a packet."""
+    """In MPEG-4, damage after the beginning of a packet is found only by decoding."""
     path = write_video(tmp_path / "a.mp4", noise(24), codec="mpeg4", gop=30)
     assert find_damage(str(path), scan(str(path)), LIMITS) == ""
     content = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The demo data: a frame gives nothing away, a clip shows its class, files are made once."""
+"""Tests of the demo data: single frames do not show the class, and files are made once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ def contents(folder):
 
 
 def lone_thing(rates):
-    """One thing in the middle of a flat, still ground, for 40 frames."""
+    """Make a scene of 40 frames with one object in the middle of a plain, fixed background."""
     scene = draw_scene(np.random.default_rng(3), 3, 65, 65)
     thing = replace(scene.things[0], state=(32, 32, 0.7, 0.5))
     ground = np.full_like(scene.ground, 0.25)
@@ -67,7 +67,7 @@ def test_frames_far_from_the_anchor_have_the_same_statistics_in_every_class():
 
 @pytest.mark.parametrize(("name", "axis", "step"), [("left", 1, -2), ("down", 0, 2)])
 def test_translation_shifts_the_picture_and_wraps_around(name, axis, step):
-    """Equal to the last bit but one: rounding may differ where the arithmetic does."""
+    """Values may differ in the last bit, because the order of operations differs."""
     clip = render(lone_thing((2.0, 2.0, 9.0, 9.0)), name).astype(int)
     for t in (1, 20, 39):
         assert np.abs(clip[t] - np.roll(clip[0], step * t, axis)).max() <= 1

@@ -38,7 +38,7 @@ KEPT = {
 
 
 def write_numbered(path, kept, **options):
-    """A video of the frames `kept` of a video with 24 frames per second."""
+    """Write a video that has only the frames `kept` of a video with 24 frames per second."""
     images = []
     for number in kept:
         bars = [235 if number >> bit & 1 else 20 for bit in range(BITS)]
@@ -47,7 +47,7 @@ def write_numbered(path, kept, **options):
 
 
 def numbers(clip):
-    """The number that each picture of a clip shows."""
+    """Return the number that each picture of a clip shows."""
     bars = clip[:, 20:-20].mean((1, 3)).reshape(len(clip), BITS, -1)[..., 2:-2].mean(2) > 127
     return [sum(1 << bit for bit, is_set in enumerate(row) if is_set) for row in bars]
 
@@ -89,7 +89,7 @@ def test_a_clip_shows_the_frames_of_even_times(made, name):
 
 
 def test_a_random_clip_has_even_times(made):
-    """Without `exact_strides`, too. Some start explains each clip."""
+    """Each clip has even times from some start, also without `exact_strides`."""
     folder, kept, duration = made
     pairs = [(folder / name, 0) for name in ("a.mkv", "prepared.mp4")]
     clips = VideoClips(pairs, BASE, stride=2, target_fps=24, short_sides=(SIDE, SIDE))
@@ -113,7 +113,7 @@ def test_a_prepared_file_of_a_constant_rate_shows_the_same_moments(made, tmp_pat
 
 
 def test_an_avi_with_b_frames_tells_when_frames_are_shown(tmp_path):
-    """But for the last: the file has no place for its time."""
+    """The last frame is an exception, because the file cannot store its time."""
     path = write_numbered(tmp_path / "b.avi", DROPPED, options={"bf": "2"})
     times = scan(path).times
     assert (times - times[0]).tolist()[:-1] == DROPPED[:-1]
@@ -123,7 +123,7 @@ def test_an_avi_with_b_frames_tells_when_frames_are_shown(tmp_path):
 
 
 def test_a_constant_rate_stays_as_reported():
-    """10,000 times, however timestamps are rounded. Clips then have the frames that they had."""
+    """Test 10,000 roundings of timestamps. The reported frame rate must be used each time."""
     rng = np.random.default_rng(0)
     for _ in range(10_000):
         fps = float(rng.choice([12, 15, 24000 / 1001, 25, 30000 / 1001, 30, 50, 60000 / 1001, 120]))
@@ -172,7 +172,7 @@ def test_without_timestamps_and_a_reported_rate_there_is_none():
 
 
 def test_lists_name_videos_with_a_variable_rate_and_with_few_frames(tmp_path, caplog):
-    """Twice: the second time, the index says so without a scan."""
+    """Open the index twice. The second warning comes from the index, without a scan."""
     slow = write_numbered(tmp_path / "slow.mkv", [0, 240, 480, 485, 490, 500])
     uneven = write_numbered(tmp_path / "uneven.avi", DROPPED)
     plain = str(write_video(tmp_path / "plain.mkv", grey(30)))

@@ -1,4 +1,4 @@
-"""Clips without a recipe: the same as a recipe's, byte for byte, and what is refused."""
+"""Tests that clips without a recipe equal those with a recipe, and of wrong arguments."""
 
 import logging
 from dataclasses import replace
@@ -43,7 +43,7 @@ def recipe(folder, *overrides):
     ],
 )
 def test_clips_are_those_of_a_recipe(demo_data, keys, options, sampling):
-    """Its short sides are 256/224 and 320/224 of 32 pixels: 36.6 and 45.7."""
+    """The short sides of the recipe are 256/224 and 320/224 of 32 pixels: 36.6 and 45.7."""
     options |= {"sampling": replace(PAPER.sampling, **sampling)} if sampling else {}
     ours = VideoClips(demo_data / "train.csv", BASE, stride=2, seed=7, **options)
     theirs = ClipDataset.of_recipe(recipe(demo_data, *keys), "train")

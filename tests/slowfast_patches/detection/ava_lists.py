@@ -1,4 +1,4 @@
-"""AVA's lists at toy size: two videos of frames, whose boxes are bright on a dark ground."""
+"""Small lists in AVA's format: two videos of frames, with bright boxes on a dark background."""
 
 import cv2
 import numpy as np
@@ -20,7 +20,7 @@ KEYS = (
 
 
 def write_lists(folder, train, val="", predicted=""):
-    """The files of AVA.ANNOTATION_DIR, and frame lists of the videos a and b, 70 frames each."""
+    """Write the files of AVA.ANNOTATION_DIR, and frame lists of two videos with 70 frames each."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ava_train_v2.2.csv").write_text(train)
     (folder / "ava_val_v2.2.csv").write_text(val)

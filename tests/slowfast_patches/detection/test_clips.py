@@ -1,4 +1,4 @@
-"""Clips around key frames: their frames are the host's, and boxes go with the pixels."""
+"""Tests of clips around key frames: frames are those of PySlowFast, and boxes fit the pixels."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_strides_count_frames_of_the_target_rate():
 
 
 def test_boxes_by_hand():
-    """A frame of 200 × 100 with a crop of 100 at (50, 0): what is from 60 to 120 is at 10 to 70."""
+    """With a crop of 100 pixels at (50, 0), x from 60 to 120 becomes 10 to 70."""
     boxes = np.array([[0.3, 0.1, 0.6, 0.5], [0.0, 0.0, 0.5, 1.0], [0.9, 0.2, 1.0, 0.4]], np.float32)
     plan = ClipPlan(np.zeros(1, np.int64), (200, 100), (50, 0), 100, flip=False)
     inside, parts = boxes_in_clip(boxes, plan)
@@ -73,7 +73,7 @@ def test_a_box_is_where_its_pixels_are_at_every_shape(folder, shape, epoch):
 
 
 def test_crops_without_a_box_are_drawn_again_and_counted(folder):
-    """Both boxes are at the sides of frames that are wider than the crop."""
+    """Both boxes are at the left or right side of frames that are wider than the crop."""
     dataset = build_dataset(recipe_of(folder, *KEYS), "train")
     requests = [ClipRequest(n % 2, n, Shape(64, 2, 32), 0) for n in range(200)]
     items = [dataset[request] for request in requests]
@@ -109,7 +109,7 @@ def test_a_video_that_ends_before_its_key_frame_is_unreadable(tmp_path):
 
 
 def test_a_part_of_a_mini_batch_has_the_boxes_of_its_clips():
-    """Of three clips with one, two and one boxes, the last two."""
+    """Select the last two of three clips, which have one, two and one boxes."""
     boxes = np.arange(16.0).reshape(4, 4)
     classes = np.eye(4)
     split = [slice(0, 1), slice(1, 3), slice(3, 4)]

@@ -1,4 +1,4 @@
-"""AVA's lists: what is read of them, beside the host's reading, and what is said of wrong ones."""
+"""Tests of reading AVA's lists: results equal to PySlowFast's, and messages for wrong lists."""
 
 from pathlib import Path
 

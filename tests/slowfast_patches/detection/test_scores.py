@@ -1,4 +1,4 @@
-"""Scores of boxes: how clips and crops add up, and average precision worked by hand."""
+"""Tests of the scores of boxes: weighted means over clips, and average precision by hand."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def folder(made_once) -> Path:
 
 
 def judged(folder: Path, *keys: object) -> Evaluation:
-    """The scores of the two key frames, each on one crop that shows all of its box."""
+    """Return the scores of two key frames, each with one crop that shows its whole box."""
     recipe = recipe_of(folder, *KEYS, *keys)
     dataset = build_dataset(recipe, "test")
     clips = torch.arange(2) * dataset.num_clips
@@ -75,7 +75,7 @@ def test_a_validation_is_on_every_fourth_second(tmp_path):
 
 
 def test_crops_count_by_what_they_show_of_a_box(folder):
-    """Of box a, the crops show 1, 20/24 and 4/24."""
+    """The crops show 1, 20/24 and 4/24 of box a."""
     recipe = recipe_of(folder, *KEYS, *ANNOTATED)
     dataset = build_dataset(recipe, "test")
     made = BoxScores(recipe, dataset, torch.device("cpu"))

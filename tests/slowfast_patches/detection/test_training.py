@@ -1,4 +1,4 @@
-"""Runs that score boxes: trained, tested, and with the same losses on one process and on two."""
+"""Tests of detection runs: training, test, and equal losses on one process and two."""
 
 import csv
 import json
@@ -46,7 +46,7 @@ def keys(made_once: Callable[..., Path]) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def finished(train, tmp_path_factory, keys) -> Path:
-    """The folder of a run with both cycles."""
+    """Return the folder of a finished run with both cycles."""
     options = ("TEST.SAVE_RESULTS_PATH", "boxes.csv", "MODEL.DROPOUT_RATE", 0.0)
     return train(tmp_path_factory.mktemp("detection") / "run", *keys, *options)
 
@@ -129,7 +129,7 @@ def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
 
 
 def test_losses_are_those_of_one_process_however_boxes_fall_to_others(tiny_config, tmp_path, keys):
-    """With dropout, whose masks belong to clips, and with clips in parts."""
+    """The run has dropout masks per clip, and micro-batches."""
     more = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1, 1]], "MULTIGRID.EPOCH_FACTOR", 1.0)
     recipe = tiny_config(tmp_path / "run", *keys, *more, "SOLVER.BASE_LR", 1e-4)
     parts = recipe.replaced({"SOLVER.ACCUMULATION_STEPS": 2, "MULTIGRID.BN_BASE_SIZE": 2})

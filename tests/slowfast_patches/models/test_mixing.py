@@ -1,4 +1,4 @@
-"""Mixup and cutmix: values by hand, and what any draw has."""
+"""Tests of mixup and CutMix: values by hand, and properties of all random draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mixing(**keys: object) -> Mixing:
 
 
 def planes(*values: float) -> Tensor:
-    """Clips (N, 1, 2, 4, 4) of one value each."""
+    """Make clips (N, 1, 2, 4, 4), each with a single value."""
     return torch.tensor(values).view(-1, 1, 1, 1, 1).repeat(1, 1, 2, 4, 4)
 
 

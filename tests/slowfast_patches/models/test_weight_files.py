@@ -1,4 +1,4 @@
-"""Files that are no weights, or weights of another kind: one line that names the key to change."""
+"""Tests of wrong weight files: the message is one line that names the key to change."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path):
 
 
 def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeypatch):
-    """After that the server may be gone."""
+    """Later reads do not need the server."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("FVCORE_CACHE", str(cache))
     model, fetched = nn.Linear(2, 2), list[Path]()

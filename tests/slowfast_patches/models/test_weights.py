@@ -71,7 +71,7 @@ def saved(content: object, folder: Path) -> Path:
 
 
 def test_a_clip_that_stands_still_has_the_features_of_its_frame(resnet, report, tmp_path: Path):
-    """Each kernel is divided over its frames. Everything but the head is in the file."""
+    """Each kernel is divided by its number of frames. The file has everything except the head."""
     model = made("i3d")
     load_weights(model, saved(resnet(), tmp_path), inflate=True)
     assert "265 tensors loaded, 53 repeated along time" in report()

@@ -105,8 +105,8 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
 @pytest.mark.parametrize(
     ("environment", "keys", "init_method", "said"),
     [
-        (TORCHRUN, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3 and SHARD_ID is 0.* remove these"),
-        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "SHARD_ID is 5, .* remove these keys"),
+        (TORCHRUN, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3 and SHARD_ID is 0.* remove both"),
+        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "SHARD_ID is 5, .* remove both keys"),
         (TORCHRUN, [], THERE, "Remove --init-method"),
         (TORCHRUN, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM_GPUS is 4"),
         (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3"),

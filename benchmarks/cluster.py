@@ -136,7 +136,7 @@ def plan_on_cluster(
     cluster: Cluster,
     num_videos: int,
     timing_of: Callable[[Recipe], Timing],
-    loader: float | None = None,
+    loader: float | None,
 ) -> dict[str, Any]:
     """Predict the training times of a recipe on a cluster and on smaller and larger clusters.
 

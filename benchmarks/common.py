@@ -168,7 +168,7 @@ def write_result(
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def seconds_of(action: Callable[[], object], device: torch.device = CPU) -> float:
+def seconds_of(action: Callable[[], object], device: torch.device) -> float:
     """Call a function, and return the seconds that its work takes on a device."""
     wait_for(device)
     clock = StepClock(device, time.perf_counter)

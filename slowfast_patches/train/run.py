@@ -97,9 +97,8 @@ def _check(recipe: Recipe, placement: Placement) -> None:
     if recipe.test.enable:
         _count_videos(recipe, "test")
     if starts_main and trains:
-        with locked(
-            recipe.output_dir
-        ):  # fail before starting processes if another run has the lock
+        # Fail before processes are started if another run has the lock.
+        with locked(recipe.output_dir):
             pass
     elif starts_main and recipe.test.enable:
         path, section = tested_file(recipe)

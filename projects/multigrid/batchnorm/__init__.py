@@ -13,7 +13,6 @@ from multigrid.batchnorm.processes import (
     possible_processes,
 )
 from multigrid.batchnorm.shared import (
-    arrangement,
     average_running_stats,
     channel_moments,
     form_bn_process_groups,
@@ -21,7 +20,6 @@ from multigrid.batchnorm.shared import (
 
 __all__ = [
     "GroupedBatchNorm3d",
-    "arrangement",
     "average_running_stats",
     "channel_moments",
     "check_accumulation",

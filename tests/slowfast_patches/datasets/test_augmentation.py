@@ -5,7 +5,7 @@ import pytest
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Aug
+from slowfast_patches.config.data_keys import Aug
 from slowfast_patches.datasets.augmentation import OPERATIONS, Augmentation, apply
 from slowfast_patches.datasets.clips import ClipDataset
 

@@ -17,7 +17,7 @@ from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.storage import RemotePath, as_path, is_remote
-from tests.slowfast_patches.datasets.buckets import forget_connections, serve_bucket
+from tests.slowfast_patches.datasets.buckets import serve_bucket
 from tests.slowfast_patches.datasets.made_videos import noise, write_jpeg, write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
@@ -35,20 +35,6 @@ def server():
 def bucket(cache, server):
     server.clear()
     return server
-
-
-@pytest.fixture
-def connect(server, monkeypatch):
-    """Return `connect(NAME=value)`, which sets environment variables for new connections."""
-
-    def change(**variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        forget_connections()
-
-    yield change
-    monkeypatch.undo()
-    forget_connections()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,9 +10,6 @@ from multigrid import PAPER, CosineRate, Cycles, Schedule, Shape, SteppedRate, m
 from multigrid.cost import MIN_FINAL_ITERATIONS
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary
-
-ROOT = Path(__file__).parents[3]
-KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
 
 LONG = ["SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", "True"]
 # 8 clips of the baseline, 25 of a coarse shape, on two processes

@@ -14,8 +14,6 @@ from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_time_file import MisfitError, model_of, read_step_times
 from slowfast_patches.plan.step_times import measured_timing, shapes_to_measure
 
-ROOT = Path(__file__).parents[3]
-
 ROWS = [
     ([8, 16, 64], 8, None, 90),
     ([32, 16, 32], 32, 32, 120),

@@ -3,7 +3,8 @@
 from dataclasses import fields
 from typing import Any
 
-from slowfast_patches.train.checkpoint import VERSION, Checkpoint, Progress
+from slowfast_patches.train.checkpoint import VERSION, Checkpoint
+from slowfast_patches.train.trainer import Progress
 
 
 def made(**values: Any) -> Checkpoint:

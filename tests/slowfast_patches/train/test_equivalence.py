@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats
-from multigrid.batchnorm import arrangement
+from multigrid.batchnorm.shared import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import sampling
 from slowfast_patches.datasets.clips import ClipDataset

@@ -36,6 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -277,7 +278,8 @@ def make_words(args: argparse.Namespace) -> dict[Path, str]:
     left_out = dict[Path, str]()
     sentences = find_sentences(args, left_out)
     (args.output / "clips").mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(args.workers) as pool:
+    context = get_context("forkserver")  # OpenCV's threads do not survive a fork.
+    with ProcessPoolExecutor(args.workers, context) as pool:
         chosen = sentences[:: -(-len(sentences) // _NUM_LOOKS)]
         found = pool.map(partial(attempt, look_at), chosen)
         looks = [look for look in tqdm(found, "find mouth", disable=None) if isinstance(look, Look)]

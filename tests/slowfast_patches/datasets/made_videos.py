@@ -56,9 +56,9 @@ def break_frame(path: Path, number: int) -> Path:
     return path
 
 
-def grey(frames: int, width: int = 64) -> Images:
+def grey(frames: int, width: int = 64, height: int = 48) -> Images:
     """Flat pictures, each a little lighter than the one before."""
-    return [np.full((48, width, 3), 9 * number % 256, np.uint8) for number in range(frames)]
+    return [np.full((height, width, 3), 9 * number % 256, np.uint8) for number in range(frames)]
 
 
 def noise(frames: int, width: int = 64, height: int = 48, seed: int = 0) -> Images:

@@ -15,7 +15,6 @@ logger = logging.getLogger(__name__)
 
 _WIDE = 32
 """Minimum RESNET.WIDTH_PER_GROUP for which bfloat16 (with AMX) is faster than float32."""
-_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def check_gpus(recipe: Recipe, placement: Placement) -> None:
@@ -36,10 +35,7 @@ def check_gpus(recipe: Recipe, placement: Placement) -> None:
 
 
 def process_device(recipe: Recipe, local_rank: int) -> torch.device:
-    """Return the device of a rank of this machine, and configure it.
-
-    A GPU becomes the current device. On the CPU, the number of torch threads is set.
-    """
+    """Return the device of a rank. Make it the current GPU, or set the number of CPU threads."""
     if recipe.num_gpus == 0:
         _share_cores(recipe)
         return torch.device("cpu")
@@ -94,8 +90,7 @@ def set_up_device(recipe: Recipe) -> None:
 def keep_memory_whole() -> None:
     """Use expandable segments in the CUDA allocator, unless PYTORCH_ALLOC_CONF is set.
 
-    Shapes change during a training. Expandable segments avoid fragmentation, so that memory freed
-    after one shape can be reused for the next shape. Call this before the process uses a GPU.
+    They let the memory of one shape be used for the next. Call this before a GPU is used.
     """
-    if not any(name in os.environ for name in _ALLOCATORS):
-        os.environ[_ALLOCATORS[0]] = "expandable_segments:True"
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -72,10 +72,7 @@ class StopRequest:
             )
 
     def agreed(self) -> bool:
-        """Return whether any process had been asked to stop when it last called `ask`.
-
-        The result is the same in all processes.
-        """
+        """Return in all processes whether any had been asked to stop when it last called `ask`."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -113,8 +110,5 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGINT)
         self._interrupted = True
         if self._world.is_main:
-            os.write(
-                2,
-                b"\ninterrupted: saving a checkpoint after this iteration. To exit without saving, "
-                b"press Ctrl-C again\n",
-            )
+            text = "\ninterrupted: saving after this iteration. Press Ctrl-C again to exit now.\n"
+            os.write(2, text.encode())

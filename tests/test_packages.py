@@ -95,6 +95,7 @@ def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(bu
     assert made.returncode == 0, made.stderr
     keys = ("DATA.PATH_TO_DATA_DIR", "data", "SOLVER.MAX_EPOCH", 3, "SOLVER.STEPS", "[0, 2]")
     keys += ("TRAIN.BATCH_SIZE", 2, "SOLVER.WARMUP_EPOCHS", 0, "BN.USE_PRECISE_STATS", False)
+    keys += ("TEST.ENABLE", False, "MULTIGRID.EVAL_FREQ", 0, "TRAIN.EVAL_PERIOD", 100)
     trained = run(tmp_path / "empty", programs / "multigrid-train", *recipe, *keys)
     assert trained.returncode == 0, trained.stderr
     assert re.search(

@@ -139,7 +139,7 @@ class Task:
     # Prediction, for tasks whose network needs more than the clip (`TaskFamily.scores_clips`).
 
     def predict(self, predictor: Any, path: str, file: Path) -> list[Prediction]:
-        """Score the parts of a video that a file describes, such as boxes.
+        """Score the parts of a video that a file describes.
 
         Args:
             predictor: The `slowfast_patches.train.predict.Predictor`.

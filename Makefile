@@ -6,7 +6,7 @@
 #   make docs     the site, in site/, with every link and anchor checked
 #   make demo     train baseline, shortened baseline and multigrid on real files, compare them
 #   make gpu      on a machine with a GPU: its tests and measurements, into benchmarks/results
-#   make demo-start          the first iterations of the demo alone
+#   make demo-start          a short training on a tenth of the demo's videos
 #   make update-constraints  choose the newest versions that pyproject.toml allows for constraints.txt
 PYTHON ?= python3
 VENV := .venv
@@ -69,9 +69,9 @@ demo: install
 	    --step-times $(DEMO)/step_times.json --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
 
 demo-start: install
-	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
-	$(BIN)/python tools/run_net.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml SOLVER.LENGTH 0.05 \
-	    TEST.ENABLE False OUTPUT_DIR $(DEMO)/start DATA.PATH_TO_DATA_DIR $(DEMO)/data
+	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/few --train 64 --val 16 --test 8
+	$(BIN)/python tools/run_net.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml SOLVER.LENGTH 0.5 MULTIGRID.EVAL_FREQ 1 \
+	    TEST.ENABLE False OUTPUT_DIR $(DEMO)/start DATA.PATH_TO_DATA_DIR $(DEMO)/few
 
 # Each part takes at most eight minutes and has a file, so the command skips it when it is repeated.
 RESULTS := benchmarks/results

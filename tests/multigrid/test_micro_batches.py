@@ -43,10 +43,12 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.conv = nn.Conv3d(3, 4, 3, padding=1)
         self.norm = nn.BatchNorm3d(4)
+        self.cumulative = nn.BatchNorm3d(4, momentum=None)
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.conv(x.to(self.head.weight.dtype))).relu()
+        x = self.cumulative(x)
         return self.head(x.mean((2, 3, 4)))
 
 
@@ -197,6 +199,7 @@ def test_what_cannot_be_divided_is_refused(attempt: Callable[[], None], message:
 def test_frozen_batchnorm_needs_no_groups():
     model = convert_batchnorm(Net())
     model.norm.eval()
+    model.cumulative.eval()
     refused(model, 5, schedule(6, None), labels=torch.zeros(96))
 
 

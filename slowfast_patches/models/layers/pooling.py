@@ -7,7 +7,6 @@ pooling of (N, C, T, H, W) by 2-D pooling of a view of the input.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -57,8 +56,9 @@ class _Mean(torch.autograd.Function):
         last = x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
         ctx.memory_format = torch.channels_last_3d if last else torch.contiguous_format
         ctx.shape = x.shape
-        ctx.count = math.prod(x.shape[axis] for axis in axes)
-        return x.mean(axes, keepdim=True)
+        mean = x.mean(axes, keepdim=True)
+        ctx.count = x.numel() // mean.numel()
+        return mean
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,17 @@ _CORES_PER_WORKER = 4
 def versions() -> dict[str, str]:
     """Return the versions of Python and of packages that affect results, by package name."""
     names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
-    packages = {name: version(name) for name in names}
+    packages = {name: _version(name) for name in names}
     # The version in the metadata of torch lacks the suffix for CUDA, such as +cu126.
     return {"python": platform.python_version(), **packages, "torch": torch.__version__}
+
+
+def _version(package: str) -> str:
+    """Return the version of a package. A checkout on PYTHONPATH is a package without a version."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def machine() -> dict[str, Any]:

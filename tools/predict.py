@@ -23,8 +23,7 @@ If there are no class names, the command prints a warning and the class indices.
 
 A detection model (DETECTION.ENABLE) needs --targets FILE.csv in the format of AVA. Each line is
 name,second,x1,y1,x2,y2, with a comma at the end. The name is the file name of the video without
-suffix, and the coordinates are fractions of the width and height of the frame. --draw DIR writes a
-picture of each key frame with the most probable classes of each target.
+suffix, and the coordinates are fractions of the width and height of the frame.
 
 --output FILE.csv writes a table with the columns video, prediction, probability, and one column per
 class with the probability of this class. If a video cannot be read, all columns except video are
@@ -108,7 +107,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--hub", "DIR", "write a folder for the Hugging Face Hub; videos are optional", Path)
     text = "what to classify in the videos; for detection, in the format of AVA"
     add("--targets", "FILE.csv", text, Path)
-    add("--draw", "DIR", "folder for pictures of the targets with their classes", Path)
     add_json(parser)
     add_imports(parser)
     text = "videos, followed by keys of the recipe to replace"
@@ -121,8 +119,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("at least one video, or --export or --hub, is required")
     if args.targets and (args.output or args.export or args.hub):
         parser.error("--targets cannot be combined with --output, --export or --hub")
-    if args.draw and not args.targets:
-        parser.error("--draw requires --targets")
     return args
 
 
@@ -183,9 +179,6 @@ def main(argv: list[str] | None = None) -> int:
             if not args.json:
                 print(video, *(f"{name} {value}" for name, value in where.items()), sep=", ")
                 print(_text(classes), flush=True)
-        if args.draw:
-            texts = [row | {"text": _text(row["classes"])} for row in rows]
-            task.draw(predictor, video, texts, args.draw)
         results += rows
     if args.output:
         write_predictions(args.output, list(probabilities), list(probabilities.values()), names)

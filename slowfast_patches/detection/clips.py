@@ -175,9 +175,6 @@ def _corner_over(box: tuple[float, ...], plan: ClipPlan) -> tuple[int, int]:
 
     The crop is moved where it would extend beyond the resized frame.
     """
-    middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-    x, y = (
-        min(max(round(at * side - plan.crop / 2), 0), side - plan.crop)
-        for at, side in zip(middle, plan.size, strict=True)
-    )
-    return x, y
+    centre = np.add(box[:2], box[2:]) / 2 * plan.size
+    x, y = np.rint(centre - plan.crop / 2).clip(0, np.subtract(plan.size, plan.crop))
+    return int(x), int(y)

@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import csv
 import logging
-import re
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.csv_list import (
-    LabelledVideo,
-    check_list,
-    read_csv,
-    read_utf8,
-)
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, check_list, read_csv
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_file import video_name
+from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import shorten_list
 
@@ -38,14 +33,11 @@ FIRST_SECOND = 900
 """AVA timestamp in seconds of the first frame of a video. AVA's video files start at this time."""
 SECONDS = range(902, 1799)
 """AVA timestamps, in seconds, that a key frame can have."""
-_MAX_BOXES = 1000
-"""Maximum number of boxes in a key frame, which bounds the memory. AVA has at most about 60."""
 _FPS = 30.0
 """Frame rate of AVA's extracted frames."""
 
 Box = tuple[float, float, float, float]
-Boxes = dict[tuple[str, int], dict[Box, list[int]]]
-"""Maps each key frame (video name, second) to a dict from box (x1, y1, x2, y2) to labels."""
+"""Corners (x1, y1, x2, y2) relative to the sides of the frame."""
 
 
 class KeyFrame(NamedTuple):
@@ -108,8 +100,7 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
     """Read the videos of a split.
 
     Raises:
-        ValueError: A list is missing or has an invalid line, or the split has both frame lists and
-            lists of video files.
+        ValueError: A list is missing or has an invalid line.
     """
     prefix = recipe.ava.frame_dir
     videos = list[FrameVideo | LabelledVideo]()
@@ -120,16 +111,20 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
             videos += read_frame_list(path, prefix=prefix, num_classes=classes, fps=_FPS)
         else:
             videos += read_csv(path, prefix=prefix, separator=recipe.data.path_label_separator)
-    if len(set(map(type, videos))) > 1:
-        raise ValueError(
-            "the lists of an AVA split must all be frame lists, or all be lists of video files"
-        )
     return videos
 
 
 def annotation(recipe: Recipe, name: str) -> Path:
     """Return the path of a file in AVA.ANNOTATION_DIR."""
     return as_path(recipe.ava.annotation_dir or recipe.data.path_to_data_dir) / name
+
+
+def host_ava() -> Any:
+    """Import PySlowFast's functions that read AVA's annotations and evaluate boxes."""
+    patching.restore_numpy_names()
+    from slowfast.utils import ava_eval_helper
+
+    return ava_eval_helper
 
 
 def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
@@ -145,27 +140,21 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
     path = annotation(recipe, recipe.ava.label_map_file)
     if not path.is_file():
         return None
-    names = dict[int, str]()
-    name = ""
+    with mistake_in(f"the label map {path} cannot be read"):
+        categories, _ = host_ava().read_labelmap(str(path))
+    names = {row["id"]: row["name"] for row in categories}
     count = recipe.model.num_classes
-    for number, line in enumerate(read_utf8(path).splitlines(), start=1):
-        if found := re.fullmatch(r'\s*name:\s*"(.*)"\s*', line):
-            name = found[1]
-        elif found := re.fullmatch(r"\s*(label_)?id:\s*(\S+)\s*", line):
-            if not re.fullmatch(r"\d{1,9}", found[2]) or not 1 <= int(found[2]) <= count:
-                raise ValueError(
-                    f"{path}, line {number}: the id {found[2]:.20} is not from 1 to "
-                    f"MODEL.NUM_CLASSES {count}"
-                )
-            names[int(found[2])] = name
-    if not names:
+    if not names or min(names) < 1 or max(names) > count:
         raise ValueError(
-            f"{path} names no class. Correct the file, or set AVA.LABEL_MAP_FILE to another file"
+            f"{path} must name classes with ids from 1 to MODEL.NUM_CLASSES {count}. Correct the "
+            "file, or set AVA.LABEL_MAP_FILE to another file"
         )
     return tuple(names.get(number, str(number)) for number in range(1, max(names) + 1))
 
 
-def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -> Boxes:
+def read_boxes(
+    path: Path, num_classes: int, least_score: float | None = None
+) -> Iterator[tuple[str, int, Box, list[int]]]:
     """Read boxes from a csv file, and clip them to the frame.
 
     Args:
@@ -174,74 +163,55 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
         least_score: If given, every line must have a score, and boxes with a lower score are left
             out. Boxes without an area are always left out.
 
+    Yields:
+        The video name, the second, the box and the class indices of each line.
+
     Raises:
-        ValueError: The file cannot be read, or has an invalid line.
+        ValueError: A line is invalid.
     """
-    boxes: Boxes = {}
-    row = list[str]()
-    empty = list[int]()
-    without_label = list[int]()
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file)
+    empty = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file)
+        try:
             for row in rows:
-                left, top, right, bottom = map(_side, row[2:6])
-                if (second := int(row[1])) not in SECONDS:
-                    raise ValueError(f"second {second} is not in {SECONDS[0]} to {SECONDS[-1]}")
-                labels = [int(row[6]) - 1] if row[6].strip() not in ("", "-1") else []
-                if labels and not 0 <= labels[0] < num_classes:
-                    known = f"1 to MODEL.NUM_CLASSES {num_classes}"
-                    raise ValueError(f"label {row[6].strip():.20} is not one of {known}")
+                second, box, labels = _parse_box(row, num_classes)
                 if least_score is not None and float(row[7]) < least_score:
                     continue
-                if left >= right or top >= bottom:
-                    empty.append(rows.line_num)
-                    continue
-                if least_score is None and not labels:
-                    without_label.append(rows.line_num)
-                of_frame = boxes.setdefault((row[0], second), {})
-                of_frame.setdefault((left, top, right, bottom), []).extend(labels)
-                if len(of_frame) > _MAX_BOXES:
-                    raise ValueError(f"the key frame has more than {_MAX_BOXES} boxes")
-    except OSError as error:
-        raise ValueError(
-            f"the file of boxes {path} cannot be read: {error}. Check the keys AVA.*"
-        ) from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
-    except (ValueError, IndexError) as error:
-        form = "video, second, x1, y1, x2, y2, label" + ", score" * (least_score is not None)
-        line = f"{path}, line {rows.line_num}: {','.join(row)!r:.100}"
-        raise ValueError(f"{line} is not {form}: {error}") from None
-    _warn(path, "have no area in the frame and are left out", tuple(empty))
-    _warn(path, "have no label and are used without a positive class", tuple(without_label))
-    return boxes
+                if box[0] < box[2] and box[1] < box[3]:
+                    yield row[0], second, box, labels
+                else:
+                    empty += 1
+        except (ValueError, IndexError, csv.Error) as error:
+            raise ValueError(
+                f"{path}, line {rows.line_num}: {error}. A line is video, second ({SECONDS[0]} to "
+                f"{SECONDS[-1]}), x1, y1, x2, y2 (fractions of the sides of the frame), label (1 "
+                f"to MODEL.NUM_CLASSES {num_classes}, or empty), and for predicted boxes a score"
+            ) from error
+    if empty:
+        logger.warning("%s: %d boxes have no area in the frame and are left out", path, empty)
 
 
-def _side(text: str) -> float:
-    """Parse a box coordinate, and clip it to the frame."""
-    if not -1 <= (side := float(text)) <= 2:
-        raise ValueError(
-            f"{side:g} is not a coordinate from 0 to 1 (relative to the side of the frame)"
-        )
-    return min(max(side, 0.0), 1.0)
+def _parse_box(row: Sequence[str], num_classes: int) -> tuple[int, Box, list[int]]:
+    """Return the second, the box and the class indices of a line."""
+    second = int(row[1])
+    sides = [float(side) for side in row[2:6]]
+    labels = [] if row[6].strip() in ("", "-1") else [int(row[6]) - 1]
+    if (
+        second not in SECONDS
+        or not all(-1 <= side <= 2 for side in sides)
+        or not all(0 <= label < num_classes for label in labels)
+    ):
+        raise ValueError("a value is out of range")
+    left, top, right, bottom = (min(max(side, 0.0), 1.0) for side in sides)
+    return second, (left, top, right, bottom), labels
 
 
-@cache
-def _warn(path: Path, what: str, lines: tuple[int, ...]) -> None:
-    """Log a warning about unusual lines. Repeated calls with the same arguments log it only once.
+def _boxes(recipe: Recipe, split: str) -> dict[tuple[str, int], dict[Box, list[int]]]:
+    """Read the boxes of a split from all its files, and merge the labels of identical boxes.
 
-    Args:
-        path: The file of boxes.
-        what: Predicate of the sentence "5 boxes ...".
-        lines: The line numbers of the boxes.
+    Returns:
+        A dict from key frame (video name, second) to a dict from box to class indices.
     """
-    if lines:
-        logger.warning("%s: %d boxes %s. The first is in line %d", path, len(lines), what, lines[0])
-
-
-def _boxes(recipe: Recipe, split: str) -> Boxes:
-    """Read the boxes of a split from all its files, and merge the labels of identical boxes."""
     ava = recipe.ava
     annotated = ava.train_gt_box_lists if split == "train" else ()
     predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists
@@ -249,13 +219,13 @@ def _boxes(recipe: Recipe, split: str) -> Boxes:
         annotated = (ava.groundtruth_file,)
     files: list[tuple[str, float | None]] = [(name, None) for name in annotated]
     files += [(name, ava.detection_score_thresh) for name in predicted]
-    boxes: Boxes = {}
-    for name, least in files:
-        found = read_boxes(annotation(recipe, name), recipe.model.num_classes, least)
-        for key, of_frame in found.items():
-            if split != "val" or ava.full_test_on_val or key[1] % 4 == 0:
-                for box, labels in of_frame.items():
-                    boxes.setdefault(key, {}).setdefault(box, []).extend(labels)
+    every_fourth = split == "val" and not ava.full_test_on_val
+    boxes = dict[tuple[str, int], dict[Box, list[int]]]()
+    for file, least in files:
+        found = read_boxes(annotation(recipe, file), recipe.model.num_classes, least)
+        for name, second, box, labels in found:
+            if not every_fourth or second % 4 == 0:
+                boxes.setdefault((name, second), {}).setdefault(box, []).extend(labels)
     return boxes
 
 

@@ -21,8 +21,8 @@ class ROIAlign(nn.Module):
     Args:
         output_size: Number of bins (h, w) per box.
         spatial_scale: Factor that converts box coordinates to positions in the feature map.
-        sampling_ratio: Number of sampling points along each side of a bin. 0 means about one point
-            per position of the feature map: ceil(box height / h) × ceil(box width / w) per bin.
+        sampling_ratio: Must be 0, which means about one sampling point per position of the feature
+            map: ceil(box height / h) × ceil(box width / w) points per bin.
         aligned: If True, element n of the feature map is at coordinate n + 0.5. If False, it is at
             coordinate n, and boxes are enlarged to at least 1 × 1, as in earlier releases of
             detectron2.
@@ -43,7 +43,7 @@ class ROIAlign(nn.Module):
         super().__init__()
         self.output_size = tuple(output_size)
         self.spatial_scale = spatial_scale
-        self.sampling_ratio = sampling_ratio
+        assert sampling_ratio == 0, sampling_ratio
         self.aligned = aligned
 
     def forward(self, input: Tensor, rois: Tensor) -> Tensor:
@@ -72,8 +72,7 @@ class ROIAlign(nn.Module):
         """
         start, end = (edge[:, None, None] for edge in edges)
         length = end - start if self.aligned else (end - start).clamp(min=1)
-        counts = (length / bins).ceil() if self.sampling_ratio == 0 else self.sampling_ratio
-        counts = torch.as_tensor(counts).clamp(min=0).expand_as(length)
+        counts = (length / bins).ceil().clamp(min=0)
         max_count = max(1, int(counts.max())) if counts.numel() else 1
         sample = torch.arange(max_count, device=length.device)
         bin_ = torch.arange(bins, device=length.device)[:, None]

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.detection.clips import Targets, classes_of
-from slowfast_patches.detection.lists import Box, annotation
+from slowfast_patches.detection.lists import annotation, host_ava
 from slowfast_patches.tasks.scores import Evaluation, count_clips
 from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
 from slowfast_patches.utils.errors import mistake_in
@@ -45,7 +44,7 @@ class BoxScores:
         self.weights = torch.zeros(shape[0], dtype=torch.float64, device=device)
         self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
 
-    def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
+    def add(self, part: Mapping[str, Any], scores: Tensor) -> None:
         """Add the scores of the boxes in some clips.
 
         Args:
@@ -58,7 +57,7 @@ class BoxScores:
         rows, shares, videos = (
             values.to(self.scores.device) for values in (rows, targets.shares, part["videos"])
         )
-        weights = weights_of(shares)
+        weights = shares.double().clamp(min=_LEAST)
         self.scores.index_add_(0, rows, scores.double() * weights.view(-1, 1))
         self.weights.index_add_(0, rows, weights)
         self.clips.index_add_(0, videos, torch.ones_like(videos))
@@ -80,8 +79,10 @@ class BoxScores:
                 "mAP cannot be computed, because the model returns NaN. The training has diverged. "
                 "Train with a lower SOLVER.BASE_LR."
             )
-        of_file = broadcast_from_main(lambda: self._judged(scores.cpu(), scored.tolist()))
-        known = [value for value in of_file if value is not None]
+        precisions = broadcast_from_main(
+            lambda: ava_precisions(self._recipe, self._dataset, scores.tolist(), scored.tolist())
+        )
+        known = [value for value in precisions if value is not None]
         if not known:
             raise ValueError(
                 "mAP cannot be computed, because no box in AVA.GROUNDTRUTH_FILE has a class of "
@@ -94,30 +95,9 @@ class BoxScores:
             scores,
             torch.as_tensor(np.concatenate(labels)).long(),
             scored,
-            of_file,
+            precisions,
             [f"{k.name} {k.second} {box}" for k in key_frames for box in k.boxes],
         )
-
-    def _judged(self, scores: Tensor, scored: list[bool]) -> list[float | None]:
-        """Return the average precision of each class in percent, or None for a class without boxes.
-
-        Args:
-            scores: Mean scores of all boxes, (M, C).
-            scored: Whether each box has a score.
-        """
-        found = dict[str, list[tuple[Box, list[float]]]]()
-        rows = zip(scores.tolist(), scored, strict=True)
-        for key_frame in self._dataset.videos:
-            pairs = [(box, *next(rows)) for box in key_frame.boxes]
-            key = f"{key_frame.name},{key_frame.second:04d}"
-            found[key] = [(box, values) for box, values, is_scored in pairs if is_scored]
-        every_fourth = self._dataset.split == "val" and not self._recipe.ava.full_test_on_val
-        return ava_precisions(self._recipe, found, every_fourth=every_fourth)
-
-
-def weights_of(shares: Tensor) -> Tensor:
-    """Convert the visible fraction of each box in a clip to the weight of the box's score."""
-    return shares.double().clamp(min=_LEAST)
 
 
 def read_annotations(recipe: Recipe) -> tuple[list[Any], set[int], Any, set[str]]:
@@ -131,9 +111,7 @@ def read_annotations(recipe: Recipe) -> tuple[list[Any], set[int], Any, set[str]
     Raises:
         ValueError: A file cannot be read.
     """
-    patching.restore_numpy_names()
-    from slowfast.utils import ava_eval_helper as host
-
+    host = host_ava()
     label_map = annotation(recipe, recipe.ava.label_map_file)
     excluded = annotation(recipe, recipe.ava.exclusion_file)
     with mistake_in("check the keys AVA.*: AVA's annotations cannot be read"):
@@ -144,19 +122,16 @@ def read_annotations(recipe: Recipe) -> tuple[list[Any], set[int], Any, set[str]
 
 
 def ava_precisions(
-    recipe: Recipe,
-    found: Mapping[str, Sequence[tuple[Box, Sequence[float]]]],
-    *,
-    every_fourth: bool,
+    recipe: Recipe, dataset: Any, scores: Sequence[Sequence[float]], scored: Sequence[bool]
 ) -> list[float | None]:
     """Compute the average precision of each class at IoU 0.5 by the protocol of the AVA challenge.
 
     Args:
         recipe: The recipe. Its keys AVA.* name the label map, the ground truth and the excluded key
             frames.
-        found: Maps a key frame, such as "name,0902", to its boxes. Each box comes with the scores
-            of all classes.
-        every_fourth: Evaluate only key frames whose second is a multiple of 4.
+        dataset: The data set of the boxes.
+        scores: Mean scores of all boxes, (M, C).
+        scored: Whether each box has a score.
 
     Returns:
         One value in percent for each class. None for a class that has no annotated boxes or is not
@@ -165,19 +140,22 @@ def ava_precisions(
     Raises:
         ValueError: The annotations cannot be read.
     """
+    host = host_ava()
     categories, classes, truth, left_out = read_annotations(recipe)
-    from slowfast.utils import ava_eval_helper as host
-
-    if every_fourth:
+    if dataset.split == "val" and not recipe.ava.full_test_on_val:
         kept = [key for key in truth[0] if int(key.split(",")[1]) % 4 == 0]
         truth = [{key: of_kind[key] for key in kept} for of_kind in truth]
     detections: list[dict[str, list[Any]]] = [defaultdict(list) for _ in range(3)]
-    for key, of_frame in found.items():
-        for (left, top, right, bottom), scores in of_frame:
-            for label in classes:
-                row = ([top, left, bottom, right], label, scores[label - 1])
-                for of_kind, value in zip(detections, row, strict=True):
-                    of_kind[key].append(value)
+    boxes, labels, confidences = detections
+    rows = zip(scores, scored, strict=True)
+    for key_frame in dataset.videos:
+        key = host.make_image_key(key_frame.name, key_frame.second)
+        for left, top, right, bottom in key_frame.boxes:
+            values, is_scored = next(rows)
+            if is_scored:
+                boxes[key] += [[top, left, bottom, right]] * len(classes)
+                labels[key] += classes
+                confidences[key] += [values[label - 1] for label in classes]
     with redirect_stdout(io.StringIO()):  # the host prints its results
         metrics = host.run_evaluation(categories, truth, detections, left_out)
     precisions: list[float | None] = [None] * recipe.model.num_classes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe, plain
 from slowfast_patches.detection.clips import Targets
-from slowfast_patches.detection.predict import draw_boxes, predict_boxes
+from slowfast_patches.detection.predict import predict_boxes
 from slowfast_patches.detection.scores import BoxScores, read_annotations
 from slowfast_patches.registry import TaskFamily, register_task
 from slowfast_patches.tasks.task import MultiLabel, Prediction, Transform
@@ -99,8 +99,3 @@ class Detection(MultiLabel):
 
     def predict(self, predictor: Any, path: str, file: Path) -> list[Prediction]:
         return predict_boxes(predictor, path, file)
-
-    def draw(
-        self, predictor: Any, path: str, rows: Sequence[Mapping[str, Any]], folder: Path
-    ) -> None:
-        draw_boxes(predictor.recipe, path, rows, folder)

@@ -151,20 +151,6 @@ class Task:
         """
         raise NotImplementedError
 
-    def draw(
-        self, predictor: Any, path: str, rows: Sequence[Mapping[str, Any]], folder: Path
-    ) -> None:
-        """Draw pictures of the parts that `predict` has scored.
-
-        Args:
-            predictor: See `predict`.
-            path: The video.
-            rows: A mapping for each prediction, with its description and the `text` of its best
-                classes.
-            folder: Folder of the pictures.
-        """
-        raise NotImplementedError
-
 
 @register_task(
     "multi_label",

@@ -16,8 +16,6 @@ TRAIN, LABELS = (f"something-something-v2-{name}.json" for name in ("train", "la
 AVA, NAMES = "ava_train_v2.2.csv", "names.pbtxt"
 BOX = "a,0902,0.1,0.2,0.5,0.6,1\n"
 
-MANY = "".join(BOX.replace("0.5", f"0.{n}") for n in range(3000, 4001))
-
 
 def recipe(folder, dataset):
     """Return the recipe for right lists of a data set in a folder."""
@@ -62,22 +60,17 @@ def read(recipe):
         ("charades", "train.csv", 'b 1 1 3.jpg "1;2"', "video b: .*1;2"),
         ("charades", "train.csv", 'b 1 1 3.jpg "-1"', "the label is -1, but must"),
         ("charades", "train.csv", 'b 1 1 3.jpg "4,6"', "video b: the label is 6, but must be"),
-        ("ava", AVA, "a,0899,0.1,0.2,0.5,0.6,1", "line 2: .* second 899 is not in 902 to 1798"),
-        ("ava", AVA, "a,0902,0.1,0.2,0.5,0.6,4", "line 2: .*label 4 is not one of 1 to MODEL.NUM"),
-        ("ava", AVA, "a,0902,0.1,0.2,0.5", "line 2: '.*' is not video, second, x1, y1, x2, y2"),
-        ("ava", AVA, "a,0902,left,0.2,0.5,0.6,1", "line 2: .*could not convert"),
-        ("ava", AVA, "a,0902,nan,0.2,0.5,0.6,1", "line 2: .*: nan is not a coordinate from 0"),
-        ("ava", AVA, "a,0902,10,20,320,240,1", "line 2: .*: 10 is not a coordinate from 0 to 1"),
-        ("ava", AVA, 200_000 * "x", "line 2: field larger than"),
+        ("ava", AVA, "a,0899,0.1,0.2,0.5,0.6,1", "line 2: .*second .902 to 1798"),
+        ("ava", AVA, "a,0902,0.1,0.2,0.5,0.6,4", "line 2: .*label .1 to MODEL.NUM_CLASSES 3"),
+        ("ava", AVA, "a,0902,0.1,0.2,0.5", "line 2: .*A line is video, second"),
+        ("ava", AVA, "a,0902,nan,0.2,0.5,0.6,1", "line 2: .*fractions of the sides"),
         (
             "ava",
             AVA,
             "c,0902,0.1,0.2,0.5,0.6,1",
             r" have boxes but are missing from .*train\.csv: c",
         ),
-        ("ava", NAMES, 'name: "x"\n id: 10000000000', "line 10: the id 10000000000 is not from"),
-        ("ava", NAMES, 'name: "x"\n id: -1', "line 10: the id -1 is not from 1 to MODEL"),
-        ("ava", NAMES, b"name: \xff", "line 9: the text is not UTF-8"),
+        ("ava", NAMES, '  name: "x"\n  id: 4', "ids from 1 to MODEL.NUM_CLASSES 3"),
         (
             "kinetics",
             "classes.json",
@@ -121,10 +114,7 @@ ENTRY = {"id": 1, "template": "Doing nothing"}
             "has the names of 1 classes. Set MODEL.NUM_CLASSES 1",
         ),
         ("ssv2", LABELS, None, "cannot be read"),
-        ("ava", AVA, None, "cannot be read"),
         ("ava", AVA, "a,0902,0.5,0.2,0.5,0.6,1", "of train has a box"),
-        ("ava", AVA, MANY, "more than 1000"),
-        ("ava", NAMES, "", "names no class"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, dataset, file, content, said):

@@ -36,12 +36,6 @@ def test_frames_are_the_hosts(frames, stride, last):
         assert plan.positions.tolist() == expected
 
 
-def test_strides_count_frames_of_the_target_rate():
-    """At 60 frames a second, every fourth: half as many before the key frame as after it."""
-    plan = plan_test(Video(500, 60.0, 64, 64), frames=4, stride=2, crop=64, centre=100)
-    assert plan.positions.tolist() == [92, 96, 100, 104]
-
-
 def test_boxes_by_hand():
     """With a crop of 100 pixels at (50, 0), x from 60 to 120 becomes 10 to 70."""
     boxes = np.array([[0.3, 0.1, 0.6, 0.5], [0.0, 0.0, 0.5, 1.0], [0.9, 0.2, 1.0, 0.4]], np.float32)

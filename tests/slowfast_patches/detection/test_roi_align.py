@@ -49,9 +49,9 @@ def test_gradients_in_double():
     assert torch.autograd.gradcheck(lambda x: ROIAlign((3, 2), 1 / 16, 0)(x, rois), maps)
 
 
-def random_boxes(seed: int) -> tuple[Tensor, Tensor]:
+def random_boxes() -> tuple[Tensor, Tensor]:
     """Make feature maps (2, 3, 6, 9) and boxes that extend beyond their borders."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     maps = torch.randn(2, 3, 6, 9, generator=generator, dtype=torch.float64)
     corners = torch.rand(8, 2, 2, generator=generator, dtype=torch.float64) * 200 - 40
     numbers = torch.randint(2, (8, 1), generator=generator)
@@ -71,14 +71,13 @@ def sampled(channel: Tensor, y: float, x: float) -> float:
     return float(upper * (1 - y + top) + lower * (y - top))
 
 
-@pytest.mark.parametrize("ratio", [0, 2])
-def test_it_is_the_mean_of_samples_taken_one_by_one(ratio):
-    maps, rois = random_boxes(ratio)
-    pooled = ROIAlign((3, 2), 1 / 16, ratio)(maps, rois)
+def test_it_is_the_mean_of_samples_taken_one_by_one():
+    maps, rois = random_boxes()
+    pooled = ROIAlign((3, 2), 1 / 16, 0)(maps, rois)
     for box, found in zip(rois.tolist(), pooled, strict=True):
         left, top, right, bottom = (edge / 16 - 0.5 for edge in box[1:])
         high, wide = (bottom - top) / 3, (right - left) / 2
-        down, across = ratio or math.ceil(high), ratio or math.ceil(wide)
+        down, across = math.ceil(high), math.ceil(wide)
         samples = [
             sampled(
                 maps[int(box[0]), 1],

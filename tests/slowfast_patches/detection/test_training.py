@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-import cv2
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,7 +18,6 @@ from slowfast_patches.datasets.loader import build_dataset, training_loader
 from slowfast_patches.detection.demo import ACTIONS, make_ava_form
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.weights.load import fit_weights
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.step import Stepper, in_parallel
 from slowfast_patches.utils.distributed import World
@@ -69,18 +67,13 @@ def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(finished, opened):
     assert len(table) == 1 + len(ACTIONS)
 
 
-def test_predictions_of_boxes_are_the_tests_and_are_drawn(
-    finished, keys, load_program, capsys, tmp_path
-):
+def test_predictions_of_boxes_are_the_tests(finished, keys, load_program, capsys, tmp_path):
     data = Path(str(keys[-1]))
     tool = load_program("tools/predict.py")
     given = ("--checkpoint", finished, "--targets", data / "ava_val_v2.2.csv", "--json", "--top", 6)
     video = data / "val" / "val0001.mp4"
-    assert tool.main([*map(str, given), "--draw", str(tmp_path), str(video)]) == 0
+    assert tool.main([*map(str, given), str(video)]) == 0
     found = json.loads(capsys.readouterr().out)
-    pictures = {path.name: cv2.imread(str(path)) for path in tmp_path.glob("*.png")}
-    assert sorted(pictures) == ["val0001_0902.png", "val0001_0903.png"]
-    assert all(picture.std() > 1 for picture in pictures.values())
     with (finished / "boxes.csv").open() as file:
         tested = {row["video"]: row for row in csv.DictReader(file)}
     for row in found:
@@ -94,13 +87,6 @@ def test_predictions_of_boxes_are_the_tests_and_are_drawn(
     other = tmp_path / "other.mp4"
     assert tool.main([*map(str, given), str(other)]) == 1
     assert "has no box in" in capsys.readouterr().err
-
-
-def test_weights_of_videos_fit_but_for_the_head(tiny_config, tmp_path, keys):
-    model = build_model(tiny_config(tmp_path, *keys))
-    of_videos = build_model(tiny_config(tmp_path, "MODEL.NUM_CLASSES", 4)).state_dict()
-    fit = fit_weights(of_videos, model.state_dict())
-    assert sorted(fit.problems) == ["head.projection.bias", "head.projection.weight"]
 
 
 def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:

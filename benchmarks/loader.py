@@ -57,9 +57,9 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.utils.command_line import add_option, tool
 

@@ -71,8 +71,8 @@ from torch import Tensor
 
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.datasets.lists.class_names import read_class_names
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.jpeg import frame_files
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.datasets.reading.video_file import video_files
 from slowfast_patches.registry import TASKS
 from slowfast_patches.tasks import task_of

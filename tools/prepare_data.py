@@ -75,7 +75,7 @@ from slowfast_patches.datasets.preparing.video_lists import (
     read_ssv2_lists,
     write_class_lists,
 )
-from slowfast_patches.datasets.reading.unreadable import LIMITS, ReadingLimits
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.utils.storage import as_path
 
 

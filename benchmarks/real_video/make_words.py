@@ -48,11 +48,8 @@ from tqdm import tqdm
 
 from multigrid import Window
 from slowfast_patches.datasets.demo.synthetic import write_clip
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.pixels import Cropper
-from slowfast_patches.datasets.reading.unreadable import (
-    UnreadableVideoError,
-    translate_decode_errors,
-)
 from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils import command_line
 from slowfast_patches.utils.files import write_text

@@ -223,21 +223,6 @@ class Data:
         AT_LEAST_ONE,
         may_differ=True,
     )
-    max_video_frames: int = key(
-        1 << 22,
-        "Maximum number of frames of a video file, including audio frames. Files with more frames "
-        "are not read, because a scan takes about 250 bytes of memory per frame. The default is 38 "
-        "hours at 30 frames per second.",
-        AT_LEAST_ONE,
-        may_differ=True,
-    )
-    max_frame_bytes: int = key(
-        1 << 28,
-        "Maximum size in bytes of a JPEG file, and of a coded frame in a video file. Files that "
-        "exceed this size are not read.",
-        AT_LEAST_ONE,
-        may_differ=True,
-    )
     max_read_seconds: float = key(
         30.0,
         "Treat a video as unreadable if its scan or one of its clips takes more processor time "

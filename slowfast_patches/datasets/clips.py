@@ -18,10 +18,10 @@ from multigrid.sampler import stack_labels
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.reader import READER, ClipReader
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.datasets.sampling import Sampling, Shown, sampling_of
 from slowfast_patches.registry import TASKS
 from slowfast_patches.utils.errors import RunError
@@ -212,7 +212,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """
         if self.index is not None:
             return self.index[number]
-        scanned: ScannedVideo = self._sources[number].scanned(self._reader.limits)
+        scanned: ScannedVideo = self._sources[number].scanned()
         return scanned
 
     def __len__(self) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.datasets.reading.video_file import video_name
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.detection.clips import KeyFrameClips

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.unreadable_videos import check_count
+from slowfast_patches.datasets.count_unreadable import check_count
 from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.errors import RunError
 

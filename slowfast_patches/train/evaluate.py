@@ -22,13 +22,13 @@ from multigrid.batchnorm import channel_moments
 from multigrid.micro_batches import select_clips
 from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.count_unreadable import log_unreadable
 from slowfast_patches.datasets.loader import (
     build_dataset,
     evaluation_loader,
     evaluation_rounds,
     precise_bn_loader,
 )
-from slowfast_patches.datasets.unreadable_videos import log_unreadable
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import seed_dropout

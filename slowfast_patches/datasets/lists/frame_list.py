@@ -26,7 +26,6 @@ from slowfast_patches.datasets.lists.csv_list import check_labels, check_list, r
 from slowfast_patches.datasets.reading.jpeg import jpeg_size
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.datasets.reading.unreadable import LIMITS, ReadingLimits
 from slowfast_patches.utils.storage import is_remote, status
 
 HEADER = "original_vido_id video_id frame_id path labels"
@@ -95,17 +94,16 @@ class FrameVideo:
             for label in run.labels
         }
 
-    def scanned(self, limits: ReadingLimits = LIMITS) -> ScannedVideo:
+    def scanned(self) -> ScannedVideo:
         """Return the video in the form in which clips are read from it.
 
         The frame size is read from the first frame.
 
         Raises:
-            UnreadableVideoError: The first frame is missing, is not a JPEG file, or exceeds a
-                limit.
+            UnreadableVideoError: The first frame is missing, or is not a JPEG file.
         """
         files = self.files
-        size = jpeg_size("", files[0], limits=limits)
+        size = jpeg_size(files[0])
         return ScannedVideo(Kind.FRAMES, Video(len(files), self.fps, *size), files=files)
 
 

@@ -17,16 +17,12 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 from multigrid.sampling import frames_at
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.pixels import UPRIGHT
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
-from slowfast_patches.datasets.reading.unreadable import (
-    LIMITS,
-    ReadingLimits,
-    UnreadableVideoError,
-    translate_decode_errors,
-)
 from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils.files import atomic_write
 
@@ -92,7 +88,7 @@ def write_prepared(
     """
     video = scanned.video
     rate = max(_MIN_RATE, Fraction(fps or video.fps).limit_denominator(100_000))
-    tick, copies, times = _timeline(video, rate, limits, resample=fps is not None)
+    tick, copies, times = _timeline(video, rate, resample=fps is not None)
     parameters = ":".join(f"{key}={value}" for key, value in X264.items())
     options = {"crf": str(CRF), "x264-params": parameters}
     stamps = iter(times.tolist())
@@ -124,14 +120,13 @@ def write_prepared(
 
 
 def _timeline(
-    video: Video, rate: Fraction, limits: ReadingLimits, *, resample: bool
+    video: Video, rate: Fraction, *, resample: bool
 ) -> tuple[Fraction, list[int], NDArray[np.int64]]:
     """Return when a prepared file shows the frames of a video.
 
     Args:
         video: The video.
         rate: Frame rate of the prepared file.
-        limits: Limits on the prepared file.
         resample: Whether to repeat and omit frames so that the rate becomes constant.
 
     Returns:
@@ -145,7 +140,6 @@ def _timeline(
         seconds = (video.moments - video.moments[0]) / video.fps
         return Fraction(1, _TICKS), copies, np.rint(seconds * _TICKS).astype(np.int64)
     count = max(1, round(video.frames / video.fps * rate))
-    limits.check_frames(count)
     moments = np.arange(count, dtype=np.float64) * (video.fps / float(rate))
     shown = frames_at(moments, video)
     return 1 / rate, np.bincount(shown, minlength=video.frames).tolist(), np.arange(count)

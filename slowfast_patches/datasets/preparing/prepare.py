@@ -43,14 +43,11 @@ from slowfast_patches.datasets.preparing.video_lists import (
     list_overlaps,
     write_classes,
 )
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import open_index, publish_index
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.unreadable import (
-    LIMITS,
-    ReadingLimits,
-    UnreadableVideoError,
-)
 from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores

@@ -27,16 +27,13 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.jpeg import frame_files
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
-from slowfast_patches.datasets.reading.unreadable import (
-    LIMITS,
-    ReadingLimits,
-    UnreadableVideoError,
-)
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write, map_files
 from slowfast_patches.utils.signals import stop_if_asked

@@ -30,8 +30,8 @@ import av
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.scanned_video import Ints, ScannedVideo
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.datasets.reading.video_file import check_regular
 from slowfast_patches.utils.storage import is_remote, read_range
 

@@ -31,17 +31,12 @@ from numpy.typing import NDArray
 
 from multigrid import ClipPlan
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
-from slowfast_patches.datasets.reading.unreadable import (
-    LIMITS,
-    ReadingLimits,
-    TimeLimit,
-    UnreadableVideoError,
-    translate_decode_errors,
-)
 from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
 
 Clip = NDArray[np.uint8]
@@ -82,8 +77,6 @@ class ClipReader:
         data = recipe.data
         limits = ReadingLimits(
             pixels=data.max_frame_pixels,
-            frames=data.max_video_frames,
-            bytes=data.max_frame_bytes,
             seconds=data.max_read_seconds,
         )
         return cls(limits, threads=0 if recipe.data_loader.enable_multi_thread_decode else 1)

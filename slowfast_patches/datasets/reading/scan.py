@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import gt
+from typing import NamedTuple
 
 import av
 import numpy as np
@@ -17,11 +18,16 @@ from av.video.codeccontext import VideoCodecContext
 from multigrid import Video
 from slowfast_patches.datasets.reading.damage import (
     describe_damage,
+    describe_truncation,
     is_intact,
     looks_whole,
-    share_present,
+)
+from slowfast_patches.datasets.reading.errors import (
+    UnreadableVideoError,
+    translate_decode_errors,
 )
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.pixels import orientation_of
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
 from slowfast_patches.datasets.reading.scanned_video import Ints, Kind, ScannedVideo
@@ -32,19 +38,7 @@ from slowfast_patches.datasets.reading.timing import (
     moments_of,
     timing_of,
 )
-from slowfast_patches.datasets.reading.unreadable import (
-    LIMITS,
-    ReadingLimits,
-    TimeLimit,
-    UnreadableVideoError,
-    translate_decode_errors,
-)
-from slowfast_patches.datasets.reading.video_file import (
-    VideoFile,
-    check_regular,
-    count_samples,
-    open_video,
-)
+from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from slowfast_patches.utils.storage import as_path
@@ -61,12 +55,8 @@ _TRUSTED = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
 In other containers, packets may have only decoding timestamps or none at all. Their videos are
 decoded completely to get the timestamps of the frames.
 """
-
-_NEARLY_ALL = 0.98
-"""If at least this share of the frames is present, the number of missing frames is not reported."""
 _FRAMES_PER_SECOND = 30.0
 """Assumed frame rate of a folder of JPEG files, which is that of Something-Something V2."""
-
 
 _Stamps = list[tuple[int | None, bool]]
 """Timestamp of each frame, and whether the frame is a key frame."""
@@ -85,8 +75,6 @@ def scan(path: str, limits: ReadingLimits = LIMITS) -> ScannedVideo:
         if as_path(path).is_dir():
             scanned = _scan_folder(path, limits)
         else:
-            check_regular(path)
-            limits.check_frames(count_samples(path, limits.frames))
             with open_video(path, limits) as file:
                 is_prepared = file.container.metadata.get("comment") == TAG
                 scanned = _scan_prepared(file) if is_prepared else _scan_video(file)
@@ -111,19 +99,19 @@ def scan_each(
     Yields:
         The path of a video, and either the scanned video or the reason why it cannot be read.
     """
-    jobs = [(path, limits) for path in paths]
-    others = 0 if len(jobs) < FEW else workers or available_cores()
-    with contextlib.closing(run_each(_try_scan, jobs, others, jobs_per_worker=4)) as each:
-        for (path, _), scanned in each:
+    others = 0 if len(paths) < FEW else workers or available_cores()
+    try_scan = partial(_try_scan, limits=limits)
+    with contextlib.closing(run_each(try_scan, paths, others, jobs_per_worker=4)) as each:
+        for path, scanned in each:
             yield path, KILLER if isinstance(scanned, WorkerCrashed) else scanned
 
 
-def _try_scan(job: tuple[str, ReadingLimits]) -> ScannedVideo | str:
+def _try_scan(path: str, limits: ReadingLimits) -> ScannedVideo | str:
     """Scan a video. If it is unreadable, return the reason instead."""
     try:
-        return scan(*job)
+        return scan(path, limits)
     except UnreadableVideoError as error:
-        return str(error) or "cannot be read"
+        return str(error)
 
 
 def _scan_video(file: VideoFile) -> ScannedVideo:
@@ -133,68 +121,67 @@ def _scan_video(file: VideoFile) -> ScannedVideo:
     include only frames that can be decoded.
     """
     clock = TimeLimit(file.limits)
-    packets = _survey(file, clock)
-    if not packets.stamps:
-        raise UnreadableVideoError("has no frames")
+    packets = _read_packets(file, clock)
     container = file.container.format.name
-    trusted = container in _TRUSTED
+    is_trusted = container in _TRUSTED
     # In other containers, the number of streams is known only after reading part of the file.
-    streams = len(file.container.streams) if trusted else 0
+    streams = len(file.container.streams) if is_trusted else 0
     again = partial(open_video, file.path, file.limits, streams=streams)
     damage = ""
-    if trusted and packets.are_sound and packets.are_in_order(file.stream.codec_context):
+    if is_trusted and packets.are_sound and packets.are_in_order(file.stream.codec_context):
         shown = sorted(packets.stamps)
     else:
         with again() as decoded:
             shown, damage = _decode_stamps(decoded, clock)
-    counted = not _are_distinct(shown)  # then identify frames by counting from the beginning
-    if counted:
-        shown = [(number, number == 0) for number in range(len(shown))]
-    timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
+    timestamps: Ints | None = None  # then identify frames by counting from the beginning
+    if _are_distinct(shown):
+        timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
+    keys: Ints = np.zeros(1, np.int64)
     with again() as decoded:
         first = next(decoded.frames(), None)
         if first is None or not shown:
             raise UnreadableVideoError("has no frame that decodes")
-        keys = np.flatnonzero([is_key for _, is_key in shown])
-        if packets.palettes > 1:
-            keys = keys[:0]  # a seek would skip the latest palette
-        elif not all(is_key for _, is_key in packets.stamps):
-            keys = _entries(decoded, timestamps, keys, clock)
-    timing = _timing(file, None if counted else timestamps)
-    if timing.times is not None and container == "avi":
-        with again() as avi:
-            timing = _timing(file, avi_times(avi, timing.times))
+        if timestamps is not None and packets.palettes <= 1:  # a seek skips the latest palette
+            marked = np.flatnonzero([is_key for _, is_key in shown])
+            if len(marked) < len(shown):
+                marked = _entries(decoded, timestamps, marked, clock)
+            keys = np.union1d(keys, marked)
+    times = timestamps
+    if container == "avi" and timestamps is not None:
+        times = avi_times(packets.decoding_times, timestamps, file.stream.codec_context)
+    timing = _timing(file, times)
     orientation = orientation_of(first)
     size = orientation.turned_size(first.width, first.height)
-    moments = moments_of(timing.times, timing.fps)
+    end = packets.last * float(file.stream.time_base or 0) + 1 / timing.fps
     return ScannedVideo(
         Kind.VIDEO,
-        Video(len(shown), timing.fps, *size, moments),
+        Video(len(shown), timing.fps, *size, moments_of(timing.times, timing.fps)),
         orientation,
-        None if counted else timestamps,
-        keys=np.union1d(keys, np.zeros(1, np.int64)),
+        timestamps,
+        keys=keys,
         streams=streams,
         times=timing.times,
-        damage=_truncation(file, packets, timing.fps) or damage,
+        damage=describe_truncation(file, len(packets.stamps), end) or damage,
         timing=timing.remark,
     )
 
 
-@dataclass(frozen=True)
-class _Packets:
+class _Packets(NamedTuple):
     """Properties of a video stream that can be read from its packets without decoding them.
 
     Attributes:
         stamps: Presentation timestamps, in decoding order.
+        decoding_times: Decoding timestamps.
+        last: The largest of all timestamps, or 0 if there are none.
         palettes: Number of packets with a new palette.
         are_sound: Whether all packets look undamaged, up to the end of the file.
-        are_all: Whether the container could be read to the end of the file.
     """
 
     stamps: _Stamps
+    decoding_times: list[int | None]
+    last: int
     palettes: int
     are_sound: bool
-    are_all: bool
 
     def are_in_order(self, decoder: VideoCodecContext) -> bool:
         """Return whether sorting frames by timestamp gives the order in which they are shown.
@@ -210,27 +197,27 @@ class _Packets:
         return is_reordered or not decoder.has_b_frames
 
 
-def _survey(file: VideoFile, clock: TimeLimit) -> _Packets:
+def _read_packets(file: VideoFile, clock: TimeLimit) -> _Packets:
     """Read all packets of a video stream."""
-    limits = file.limits
     stamps: _Stamps = []
-    palettes = 0
-    are_whole = are_all = True
+    decoding_times = list[int | None]()
+    last = palettes = 0
+    are_sound = True
     is_whole = looks_whole(file.stream)
     has_palettes = file.stream.pix_fmt == "pal8"
     try:
         for packet in file.container.demux(file.stream):
             clock.check()
-            limits.check_bytes(packet.size)
+            last = max(last, packet.pts or 0, packet.dts or 0)
             if not packet.size or packet.is_discard:
                 continue
             stamps.append((packet.pts, packet.is_keyframe))
-            are_whole = are_whole and is_whole(packet)
+            decoding_times.append(packet.dts)
+            are_sound = are_sound and is_whole(packet)
             palettes += has_palettes and packet.has_sidedata("palette")
-            limits.check_frames(len(stamps))
     except av.InvalidDataError:
-        are_all = False
-    return _Packets(stamps, palettes, are_whole and are_all, are_all)
+        are_sound = False
+    return _Packets(stamps, decoding_times, last, palettes, are_sound)
 
 
 def _decode_stamps(file: VideoFile, clock: TimeLimit) -> tuple[_Stamps, str]:
@@ -250,26 +237,10 @@ def _decode_stamps(file: VideoFile, clock: TimeLimit) -> tuple[_Stamps, str]:
     return shown, describe_damage(damaged, total)
 
 
-def _truncation(file: VideoFile, packets: _Packets, fps: float) -> str:
-    """Describe how many frames a truncated file still has. Return "" if the file is complete."""
-    count = len(packets.stamps)
-    if 0 < file.stream.frames <= count:
-        return ""
-    share = share_present(file.path)
-    if share == 1 and packets.are_all:
-        return ""
-    total = file.stream.frames or round((file.container.duration or 0) / av.time_base * fps)
-    if total <= count:
-        total = round(count / share)
-    # In some formats, `share` ignores what follows the last chunk, so `total` is too low.
-    known = f"{count} of about {total}" if count < _NEARLY_ALL * total else f"only {count}"
-    return f"is truncated: {known} frames are there"
-
-
 def _are_distinct(stamps: _Stamps) -> bool:
     """Return whether all frames have timestamps, and no two timestamps are equal."""
-    times = [timestamp for timestamp, _ in stamps]
-    return None not in times and len(set(times)) == len(times)
+    times = {timestamp for timestamp, _ in stamps}
+    return None not in times and len(times) == len(stamps)
 
 
 def _timing(file: VideoFile, timestamps: Ints | None) -> Timing:
@@ -317,23 +288,22 @@ def _scan_prepared(file: VideoFile) -> ScannedVideo:
     stream = file.stream
     packets = [packet for packet in file.container.demux(stream) if packet.size]
     starts = [number for number, packet in enumerate(packets) if packet.is_keyframe]
-    ends = [packet.pos + packet.size for packet in packets if packet.pos is not None]
+    stamps = [packet.pts for packet in packets if packet.pts is not None]
     headers = stream.codec_context.extradata
-    is_whole = starts == list(range(0, len(packets), GROUP)) and len(ends) == len(packets) > 0
-    stamps = [(packet.pts, packet.is_keyframe) for packet in packets]
-    if not headers or not is_whole or not _are_distinct(stamps):
+    is_whole = starts == list(range(0, len(packets), GROUP)) and len(packets) == len(stamps) > 0
+    if not headers or not is_whole:
         raise UnreadableVideoError(
             "is not a prepared file, although its metadata field `comment` says so. Prepare the "
             "video again, or remove the comment"
         )
-    offsets = np.array([ends[number] - packets[number].size for number in starts] + ends[-1:])
-    file.limits.check_bytes(int(np.diff(offsets).max()), "a group of frames")
-    timing = _timing(file, np.array([stamp for stamp, _ in sorted(stamps)], np.int64))
+    ends = [(packet.pos or 0) + packet.size for packet in packets]
+    begins = [ends[number] - packets[number].size for number in starts]
+    timing = _timing(file, np.array(sorted(stamps), np.int64))
     moments = moments_of(timing.times, timing.fps)
     return ScannedVideo(
         Kind.PREPARED,
         Video(len(packets), timing.fps, stream.width, stream.height, moments),
-        offsets=offsets,
+        offsets=np.array([*begins, ends[-1]]),
         headers=bytes(headers),
         times=timing.times,
         timing=timing.remark,

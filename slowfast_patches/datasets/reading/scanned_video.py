@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import Video
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.pixels import UPRIGHT, Orientation
 from slowfast_patches.datasets.reading.timing import moments_of
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 
 Ints = NDArray[np.int64]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from av.video.codeccontext import VideoCodecContext
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.video_file import VideoFile
 
 _MAX_DEVIATION = 1.0
 """Maximum deviation, in frames, of a frame from its time at a constant rate. If no frame deviates
@@ -84,20 +85,18 @@ def timing_of(
     return Timing(measured, times if varies else None, remark)
 
 
-def avi_times(file: VideoFile, times: Ints) -> Ints:
+def avi_times(
+    decoding_times: Sequence[int | None], timestamps: Ints, decoder: VideoCodecContext
+) -> Ints:
     """Return when the frames of an AVI file are shown.
 
     AVI files have no presentation timestamps, so FFmpeg makes them up. For H.264 without B-frames,
     it gives each frame the timestamp of the next frame. In this case, return the decoding
     timestamps, which are correct.
     """
-    packets = [packet.dts for packet in file.packets() if packet.size]
-    is_reordered = file.stream.codec_context.has_b_frames
-    if not is_reordered and len(packets) == len(times) and None not in packets:
-        decoded = np.array(packets, np.int64)
-        if (decoded[1:] == times[:-1]).all():
-            return decoded
-    return times
+    if decoder.has_b_frames or [*decoding_times[1:]] != timestamps[:-1].tolist():
+        return timestamps
+    return np.array(decoding_times, np.int64)
 
 
 def moments_of(times: Ints | None, fps: float) -> Floats | None:

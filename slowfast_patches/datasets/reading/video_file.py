@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import av
 from av.container import InputContainer
@@ -17,12 +17,8 @@ from av.stream import Discard, Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.unreadable import (
-    LIMITS,
-    ReadingLimits,
-    UnreadableVideoError,
-    reason_of,
-)
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError, reason_of
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.utils.storage import is_remote, open_file
 
 _FORMATS = {
@@ -68,9 +64,6 @@ _DEFAULT_FLAG = 5_000_000
 """Number of pixels that the default flag of a stream is worth in FFmpeg's choice of a stream."""
 _FFMPEG_MAX_PIXELS = 2**31 - 1
 """Largest value of FFmpeg's `max_pixels` option. Its default is lower."""
-_PARENT_ATOMS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
-_COUNTS = {b"stsz": 16, b"stz2": 16, b"trun": 12}
-"""Byte offset of the sample count, by type of the MP4 atoms that have one."""
 
 
 def is_video_name(path: str) -> bool:
@@ -168,15 +161,25 @@ def open_video(
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(_FORMATS)}
     # This option affects only the decoders with which FFmpeg probes the streams.
     probing = {"skip_frame": "all"} if streams else {}
-    with _open_container(path, allowed | bound | probing) as container:
-        if not container.streams.video:
-            raise UnreadableVideoError("has no video stream")
-        stream = max(container.streams.video, key=_preference)
+    with contextlib.ExitStack() as stack:
+        try:
+            # Without the prefix "file:", FFmpeg would take the part of a file name before a colon
+            # for a protocol.
+            file = stack.enter_context(open_file(path)) if is_remote(path) else f"file:{path}"
+            opened = av.open(file, options=allowed | bound | probing, **_LENIENT)
+            container = stack.enter_context(opened)
+        except av.ArgumentError as error:
+            raise UnreadableVideoError(
+                "cannot be opened: the file is not in a supported video format (see docs/data.md)"
+            ) from error
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise UnreadableVideoError(f"cannot be opened: {reason_of(error)}") from error
+        stream = max(container.streams.video, key=_preference, default=None)
+        if stream is None or stream.codec_context is None:
+            raise UnreadableVideoError("has no video stream that FFmpeg can decode")
         for other in container.streams:
             if other is not stream:
                 other.discard = Discard.all
-        if stream.codec_context is None:
-            raise UnreadableVideoError("uses a codec that FFmpeg cannot decode")
         limits.check_pixels(stream.width, stream.height)
         stream.codec_context.thread_count = threads
         stream.codec_context.options = bound
@@ -196,24 +199,6 @@ def _preference(stream: VideoStream) -> tuple[bool, int]:
         return True, 1
     is_default = bool(stream.disposition & Disposition.default)
     return True, stream.width * stream.height + _DEFAULT_FLAG * is_default
-
-
-@contextlib.contextmanager
-def _open_container(path: str, options: dict[str, str]) -> Iterator[InputContainer]:
-    """Context manager: open a local or remote file with FFmpeg."""
-    with contextlib.ExitStack() as stack:
-        try:
-            # Without the prefix "file:", FFmpeg would take the part of a file name before a colon
-            # for a protocol.
-            file = stack.enter_context(open_file(path)) if is_remote(path) else f"file:{path}"
-            container = stack.enter_context(av.open(file, options=options, **_LENIENT))
-        except av.ArgumentError as error:
-            raise UnreadableVideoError(
-                "cannot be opened: the file is not in a supported video format (see docs/data.md)"
-            ) from error
-        except (av.FFmpegError, OSError, ValueError) as error:
-            raise UnreadableVideoError(f"cannot be opened: {reason_of(error)}") from error
-        yield container
 
 
 def check_regular(path: str, name: str = "") -> None:
@@ -236,50 +221,3 @@ def check_regular(path: str, name: str = "") -> None:
         raise UnreadableVideoError(f"{name}cannot be opened: {reason_of(error)}") from error
     if not is_regular:
         raise UnreadableVideoError(f"{name}cannot be opened: the path is not a regular file")
-
-
-def count_samples(path: str, enough: int) -> int:
-    """Count the samples of all tracks of an MP4 or MOV file (ISO 14496-12), without FFmpeg.
-
-    FFmpeg allocates memory for all samples that a file announces, so a malicious file could exhaust
-    the memory. An atom without a sample count is counted as one sample. Thus, files with very many
-    small atoms also reach the limit. For files of other formats, the result is small.
-
-    Args:
-        path: The file.
-        enough: Stop counting as soon as the count exceeds this number.
-    """
-    total = 0
-    with open_file(path) as file:
-        for count in _counts(file, file.seek(0, os.SEEK_END)):
-            total += count
-            if total > enough:
-                break
-    return total
-
-
-def _counts(file: BinaryIO, size: int) -> Iterator[int]:
-    """Yield the number of samples in each atom, or 1 for an atom without a sample count."""
-    ends = [size]
-    position = 0
-    while ends:
-        if position + 8 > ends[-1]:
-            position = ends.pop()
-            continue
-        file.seek(position)
-        head = file.read(20)
-        length, kind = int.from_bytes(head[:4]), head[4:8]
-        header = 16 if length == 1 else 8
-        if length == 1:
-            length = int.from_bytes(head[8:16])
-        end = min(ends[-1], position + length) if length else ends[-1]
-        if 0 < length < header:
-            position = ends[-1]  # FFmpeg also skips the rest of the parent atom after such an atom
-        elif kind in _PARENT_ATOMS:
-            yield 1
-            ends.append(end)
-            position += header
-        else:
-            place = _COUNTS.get(kind, len(head))
-            yield int.from_bytes(head[place : place + 4]) or 1
-            position = end

@@ -18,10 +18,10 @@ from slowfast_patches.config.recipe import Recipe, stored_keys
 from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.damage import find_damage
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model

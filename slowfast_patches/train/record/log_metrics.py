@@ -17,7 +17,7 @@ from torch import Tensor
 from multigrid import ScheduleStep
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.unreadable_videos import count_unreadable, log_unreadable
+from slowfast_patches.datasets.count_unreadable import count_unreadable, log_unreadable
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import diverged
 from slowfast_patches.train.hooks import is_due

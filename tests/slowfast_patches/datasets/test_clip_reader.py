@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.reading import reader
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.reader import READER
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
 
 FRAMES, WIDTH, HEIGHT = 60, 64, 48

@@ -11,9 +11,9 @@ import pytest
 
 from multigrid import Shape, make_grid, plan_train
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import READER
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
 from tests.slowfast_patches.datasets.made_videos import noise as moving
 

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from multigrid import Video
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import scan as scanning
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import index_files, load_index, open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind
-from slowfast_patches.datasets.reading.unreadable import UnreadableVideoError
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.errors import TrainingInterruptedError, exit_status

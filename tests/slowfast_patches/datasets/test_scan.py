@@ -8,8 +8,9 @@ import av
 import pytest
 
 from slowfast_patches.datasets.reading.damage import find_damage
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.limits import LIMITS
 from slowfast_patches.datasets.reading.scan import scan, scan_each
-from slowfast_patches.datasets.reading.unreadable import LIMITS, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import (
     grey,
     noise,
@@ -80,9 +81,9 @@ def truncated(path):
         (lambda path: path.write_text("no video\n" * 100), "cannot be opened: Invalid data"),
         (truncated, "Invalid data"),
         (sound, "the file is not in a supported video format"),
-        (no_frames, "has no frames"),
+        (no_frames, "has no frame that decodes"),
         (Path.mkdir, "a folder that contains no JPEG files"),
-        (broken_jpeg, "1.jpg is not a JPEG"),
+        (broken_jpeg, "1.jpg is not a complete JPEG"),
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path, make, reason):

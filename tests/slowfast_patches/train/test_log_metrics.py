@@ -15,7 +15,7 @@ from tensorboard.summary.writer import event_file_writer
 
 from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.datasets.unreadable_videos import count_unreadable
+from slowfast_patches.datasets.count_unreadable import count_unreadable
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.hooks import Validate
 from slowfast_patches.train.record import log_metrics as log_metrics_module

@@ -76,7 +76,7 @@ def test_all_eight_orientations_are_shown_upright(tmp_path, make, orientation):
     size = (record.video.width, record.video.height)
     assert size == ((HEIGHT, WIDTH) if orientation > 4 else (WIDTH, HEIGHT))
     if make == jpegs:
-        assert jpeg_size(str(path), "0.jpg") == size
+        assert jpeg_size(str(path / "0.jpg")) == size
     assert quarters(path, size) == ORIENTATIONS[orientation][1]
     prepared = tmp_path / "prepared.mp4"
     write_prepared(str(path), record, prepared)

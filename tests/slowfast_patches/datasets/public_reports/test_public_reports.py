@@ -165,7 +165,7 @@ def read(path, positions):
 
 SAID = (
     r"is truncated: (\d+ of about \d+|only \d+) frames are there"
-    r"|cannot be decoded completely: \d+ of 40 frames are damaged"
+    r"|cannot be decoded completely: \d+ of \d+ frames are damaged"
 )
 CONTAINERS = {
     "avi": "mpeg4",
@@ -180,8 +180,9 @@ CONTAINERS = {
 }
 
 
-@pytest.mark.parametrize("fill", [False, True], ids=["cut", "zeros"])
-@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(
+    ("container", "fill"), [*((each, False) for each in CONTAINERS), ("avi", True), ("mkv", True)]
+)
 def test_of_a_truncated_file_all_that_is_there_is_used_and_its_share_is_said(
     tmp_path, container, fill
 ):

@@ -76,9 +76,6 @@ def read_json(path: Path, kind: Any) -> Any:
     """
     with mistake_in(f"{path} cannot be read as JSON"):
         content = json.loads(read_utf8(path))
-    if not isinstance(content, kind):
-        raise ValueError(
-            f"the top-level value in {path} is a {type(content).__name__}, but another type is "
-            "expected"
-        )
+        if not isinstance(content, kind):
+            raise TypeError(f"the top-level value is a {type(content).__name__}")
     return content

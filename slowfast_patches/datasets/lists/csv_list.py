@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,22 +15,16 @@ from slowfast_patches.utils.storage import as_path, is_remote, join
 
 _SEPARATORS = (",", ";", "\t", " ")
 """Common separators. An error message suggests one of them if a line cannot be parsed."""
-_QUOTES = ('"', "'")
-_ODD = re.compile(
-    r"(?P<home>^[~$])|(?P<address>://)|(?P<machine>:/|\\)"
-    r"|(?P<archive>\.(?:zip|tar|tgz|gz|7z|rar)(?=$|[/@:!#|?]))",
-    re.IGNORECASE,
-)
-"""Matches paths that cannot be read, unless a file or folder has this unusual name."""
-_ADVICE = {
-    "home": "starts with ~ or $, which is not replaced. Write the whole path",
-    "address": "is an address that cannot be read. Write the path of the downloaded file, or an "
+_ODD = {
+    r"^[~$]": "starts with ~ or $, which is not replaced. Write the whole path",
+    r"\\|^\w:/": "is not a path on this machine. Write the path on this machine, with / instead "
+    "of \\",
+    r"://": "is an address that cannot be read. Write the path of the downloaded file, or an "
     "address such as s3://bucket/video.mp4",
-    "machine": "is not a path on this machine. Write the path on this machine, with "
-    "/ instead of \\",
-    "archive": "is in an archive. Unpack the archive, and write the path of the video file",
+    r"\.(zip|tar|tgz|gz|7z|rar)\b": "is in an archive. Unpack the archive, and write the path of "
+    "the video file",
 }
-"""What to write instead of an unusual path, by the group of `_ODD` that matches it."""
+"""What to write instead of a path that matches a pattern, unless a file has this unusual name."""
 
 
 class LabelledVideo(NamedTuple):
@@ -87,12 +80,7 @@ def read_csv(
                 places[label] = f"line {number}"
             yield LabelledVideo(join(folder, name), label)
 
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            videos = SharedList(parse(file))
-    except UnicodeDecodeError:
-        read_utf8(path)  # raises a ValueError that names the line
-        raise
+    videos = SharedList(parse(read_utf8(path).split("\n")))
     if not videos:
         raise ValueError(f"the list {path} contains no videos")
     check_labels(path, places, num_classes)
@@ -136,13 +124,10 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
 def _try_split(line: str, separator: str) -> tuple[str, int] | None:
     """Split a line at the last separator. Return None if it is not a path and a class index."""
     name, _, label = (part.strip() for part in line.rpartition(separator))
-    if line[:1] in _QUOTES:
-        name, label = _unquoted(name), _unquoted(label)
+    if (quote := line[:1]) in ("'", '"'):
+        name = name.strip(quote)
+        label = label.strip(quote)
     return (name, int(label)) if name and label.isdecimal() else None
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 2 and text[0] in _QUOTES and text[0] == text[-1] else text
 
 
 def _check_path(name: str, folder: Path) -> None:
@@ -158,25 +143,16 @@ def _check_path(name: str, folder: Path) -> None:
         ValueError: The path is an address, lies in an archive or on another machine, or includes a
             column of the list.
     """
-
-    def exists(part: str) -> bool:
-        return as_path(join(folder, part)).exists()
-
-    odd = None if is_remote(name) else _ODD.search(name)
-    if odd and (not exists(name) or (folder / name[: odd.end()]).is_file()):
-        raise ValueError(f"{name!r:.200} {_ADVICE[str(odd.lastgroup)]}")
-    if is_video_name(name):
+    if is_remote(name):
         return
-    ends = [
-        place for place, mark in enumerate(name) if mark in _SEPARATORS and "/" not in name[place:]
-    ]
-    if not ends or exists(name):
-        return
-    if any(is_video_name(name[:end]) or exists(name[:end]) for end in ends):
-        raise ValueError(
-            f"{name!r:.200} is not the path of a video: there are more than two columns, or too "
-            "many separators. Remove all columns except path and label"
+    reason = next((text for pattern, text in _ODD.items() if re.search(pattern, name, re.I)), "")
+    if not is_video_name(name) and any(map(is_video_name, re.split(r"[,;\t ]", name))):
+        reason = (
+            "is not the path of a video: there are more than two columns, or too many separators. "
+            "Remove all columns except path and label"
         )
+    if reason and not as_path(join(folder, name)).exists():
+        raise ValueError(f"{name!r:.200} {reason}")
 
 
 def read_utf8(path: Path) -> str:
@@ -190,11 +166,8 @@ def read_utf8(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        encoding = "utf-16" if is_utf16 else "latin1"
         raise ValueError(
-            f"{path}, line {line}: the text is not UTF-8. Convert the file, for example with "
-            f"iconv -f {encoding} -t utf-8"
+            f"{path}, line {line}: the text is not UTF-8. Convert the file with the command iconv"
         ) from None
 
 
@@ -204,13 +177,11 @@ def check_list(path: Path) -> None:
     Raises:
         ValueError: The list is missing.
     """
-    if path.is_file():
-        return
-    if path.name == "test.csv" and path.with_name("train.csv").is_file():
-        advice = "Add the file, or set TEST.ENABLE False to train without a test"
-    else:
-        advice = "Set DATA.PATH_TO_DATA_DIR to the folder that contains the list"
-    raise ValueError(f"the list {path} does not exist. {advice}")
+    if not path.is_file():
+        raise ValueError(
+            f"the list {path} does not exist. Set DATA.PATH_TO_DATA_DIR to the folder that "
+            "contains it, or, if there is no test list, TEST.ENABLE False"
+        )
 
 
 def check_labels(path: Path, places: Mapping[int, str], num_classes: int) -> None:
@@ -234,8 +205,6 @@ def check_labels(path: Path, places: Mapping[int, str], num_classes: int) -> Non
             "No label in the list is 0. If its labels start at 1, subtract 1 from each label of "
             f"all lists, and set MODEL.NUM_CLASSES {largest}"
         )
-    elif smallest < 0:
-        advice = "Correct the label"
     raise ValueError(
         f"{path}, {places[label]}: the label is {label}, but must be from 0 to {num_classes - 1}, "
         f"because MODEL.NUM_CLASSES is {num_classes}. {advice}"

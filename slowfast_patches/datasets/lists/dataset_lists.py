@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.registry import DATASETS, TASKS, DatasetFamily, register_dataset
+from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.storage import as_path
 
 __all__ = [
@@ -244,12 +244,9 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     path = as_path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
     if not path.is_file():
         return None
-    classes = dict[str, int]()
-    for line in filter(None, map(str.strip, read_utf8(path).splitlines())):
-        match = re.fullmatch(r"c(\d+)\s+(\S.*)", line)
-        if match is None:
-            raise ValueError(f"{path}: the line {line!r:.100} does not have the form 'c000 name'")
-        classes[match[2]] = int(match[1])
+    with mistake_in(f"{path} has a line that does not have the form 'c000 name'"):
+        rows = (line.split(maxsplit=1) for line in read_utf8(path).splitlines() if line.strip())
+        classes = {name.rstrip(): int(number.removeprefix("c")) for number, name in rows}
     return in_order(path, classes)
 
 

@@ -14,25 +14,22 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from multigrid import Video
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.csv_list import check_labels, check_list, read_utf8
+from slowfast_patches.datasets.lists.csv_list import check_labels, check_list
 from slowfast_patches.datasets.reading.jpeg import jpeg_size
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.utils.storage import is_remote, status
+from slowfast_patches.utils.storage import is_remote
 
 HEADER = "original_vido_id video_id frame_id path labels"
 """First line of a frame list. Published lists have this misspelling."""
-_HEADERS = (HEADER, HEADER.replace("vido", "video"))
-_FIELDS = len(HEADER.split())
-_BOM = b"\xef\xbb\xbf"
+_HEADERS = (HEADER.split(), HEADER.replace("vido", "video").split())
 
 
 class LabelledFrames(NamedTuple):
@@ -124,8 +121,12 @@ def read_frame_list(
             invalid line or label, or lists the frames of a video out of order.
     """
     check_list(path)
-    folder = os.fspath(prefix or path.parent)
-    return _parsed(path, folder, num_classes, fps, status(str(path)))
+    places = dict[int, str]()
+    videos = SharedList(_parse(path, os.fspath(prefix or path.parent), fps, places))
+    if not videos:
+        raise ValueError(f"the frame list {path} contains no frames")
+    check_labels(path, places, num_classes)
+    return videos
 
 
 def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVideo]:
@@ -142,84 +143,53 @@ def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVid
     )
 
 
-@lru_cache(maxsize=2)
-def _parsed(
-    path: Path, folder: str, num_classes: int, fps: float, changed: object
-) -> SharedList[FrameVideo]:
-    """Read a list. The results for the last two lists are cached.
-
-    A run reads the training and the validation list twice: to check them before it starts, and in
-    the data sets. `changed` is part of the cache key, so that a modified file is read again.
-    """
-    places = dict[int, str]()
-    videos = SharedList(_parse(path, folder, fps, places))
-    if not videos:
-        raise ValueError(f"the frame list {path} contains no frames")
-    check_labels(path, places, num_classes)
-    return videos
-
-
 def is_frame_list(path: Path) -> bool:
     """Return whether the first line of a file is the header of a frame list."""
-    with path.open("rb") as file:
-        return _is_header(next(_split(file), []))
+    with _open(path) as file:
+        return next(file, "").split() in _HEADERS
+
+
+def _open(path: Path) -> TextIO:
+    return path.open(encoding="utf-8-sig", errors="surrogateescape")
 
 
 def _parse(path: Path, folder: str, fps: float, places: dict[int, str]) -> Iterator[FrameVideo]:
     """Yield the videos of a list. Add the video in which each label first occurs to `places`."""
-    seen = set[bytes]()
-    with path.open("rb") as file:
-        rows = _split(file)
-        if not _is_header(next(rows, [])):
-            read_utf8(path)  # raises a clearer error if the file is not UTF-8
+    seen = set[str]()
+    with _open(path) as file:
+        rows = filter(None, map(str.split, file))
+        if next(rows, []) not in _HEADERS:
             raise ValueError(f"{path}: the first line is not the header '{HEADER}'")
         for name, group in groupby(rows, itemgetter(0)):
             try:
                 if name in seen:
                     raise ValueError("the lines of the video are not consecutive")
-                paths, labels = _columns(list(group))
-                runs = tuple(_runs(labels))
+                paths, runs = _read_video(list(group))
             except ValueError as error:
-                raise ValueError(f"{path}, video {os.fsdecode(name)}: {error}") from None
+                raise ValueError(f"{path}, video {name}: {error}") from None
             seen.add(name)
             for label in {label for run in runs for label in run.labels} - places.keys():
-                places[label] = f"video {os.fsdecode(name)}"
-            packed = zlib.compress(b"\n".join(paths), 1)
-            yield FrameVideo(os.fsdecode(name), folder, packed, runs, fps)
+                places[label] = f"video {name}"
+            packed = zlib.compress(os.fsencode("\n".join(paths)), 1)
+            yield FrameVideo(name, folder, packed, runs, fps)
 
 
-def _split(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Yield the list of fields of each line. Skip blank lines."""
-    return filter(None, (line.removeprefix(_BOM).split() for line in lines))
-
-
-def _is_header(row: Sequence[bytes]) -> bool:
-    return os.fsdecode(b" ".join(row)) in _HEADERS
-
-
-def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+def _read_video(rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], tuple[LabelledFrames, ...]]:
     """Return the paths and the labels in the lines of one video.
 
     Raises:
         ValueError: A line has a wrong number of fields, or the frame ids do not increase.
     """
-    if set(map(len, rows)) != {_FIELDS}:
-        raise ValueError(f"a line does not have the {_FIELDS} fields of '{HEADER}'")
+    if set(map(len, rows)) != {len(_HEADERS[0])}:
+        raise ValueError(f"a line does not have the fields '{HEADER}'")
     _, _, ids, paths, labels = zip(*rows, strict=True)
     numbers = list(map(int, ids))
     if not all(map(lt, numbers, numbers[1:])):
         raise ValueError("the frame ids are not in ascending order")
-    return paths, labels
-
-
-@lru_cache(maxsize=1 << 16)
-def _labels(field: bytes) -> tuple[int, ...]:
-    """Parse the field of labels: '"3,5"' becomes (3, 5), and '""' becomes ()."""
-    return tuple(map(int, field.strip(b'"').split(b","))) if field.strip(b'"') else ()
-
-
-def _runs(fields: Sequence[bytes]) -> Iterator[LabelledFrames]:
+    runs = list[LabelledFrames]()
     end = 0
-    for field, group in groupby(fields):
+    for field, group in groupby(labels):
         end += len(list(group))
-        yield LabelledFrames(end, _labels(field))
+        given = field.strip('"')
+        runs.append(LabelledFrames(end, tuple(map(int, given.split(","))) if given else ()))
+    return paths, tuple(runs)

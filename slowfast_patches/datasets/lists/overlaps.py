@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations
 from typing import Any
 
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.utils.files import map_files
 from slowfast_patches.utils.tables import shorten_list
 
-_TRAIN = "train"
 _HEAD = 1 << 16
 """Number of bytes to compare before a whole file is read."""
 
@@ -28,13 +26,13 @@ class Overlap:
         first: Name of a list. If one of the lists is "train", it is this list.
         second: Name of the other list.
         size: Number of different videos in the second list.
-        shared: The common videos: the first is that of the first list.
+        shared: The paths of each common video in the first and in the second list.
     """
 
     first: str
     second: str
     size: int
-    shared: Sequence[tuple[LabelledVideo, LabelledVideo]]
+    shared: Sequence[tuple[str, str]]
 
     @property
     def remark(self) -> str:
@@ -43,17 +41,9 @@ class Overlap:
         return f"{count} of the {self.size} videos of {self.second} are also in {self.first}"
 
     def __str__(self) -> str:
-        contradictory = sum(one.label != other.label for one, other in self.shared)
-        labels = f" ({contradictory} of them with another label)" if contradictory else ""
-        reason = "that on new videos"
-        if self.first != _TRAIN:
-            reason = f"independent of choices made on {self.first}"
-        names = [
-            one.path if one.path == other.path else f"{one.path} = {other.path}"
-            for one, other in self.shared
-        ]
+        names = [one if one == other else f"{one} = {other}" for one, other in self.shared]
         return (
-            f"{self.remark}{labels}, so the accuracy on {self.second} is not {reason}. Remove "
+            f"{self.remark}, so the accuracy on {self.second} is not that on new videos. Remove "
             f"these videos from one of the lists: {shorten_list(names)}"
         )
 
@@ -72,39 +62,33 @@ def find_overlaps(lists: Mapping[str, Sequence[Any]]) -> list[Overlap]:
         lists: Maps the name of each list to its videos.
     """
     videos = _by_identity(lists)
-    names = sorted(videos, key=lambda name: name != _TRAIN)
     if "val" in videos and "test" in videos and videos["val"].keys() == videos["test"].keys():
-        names.remove("test")
+        del videos["test"]
     overlaps = list[Overlap]()
-    for one, other in combinations(names, 2):
-        if keys := [key for key in videos[other] if key in videos[one]]:
-            shared = [(videos[one][key], videos[other][key]) for key in keys]
-            overlaps.append(Overlap(one, other, len(videos[other]), shared))
+    for first, second in combinations(sorted(videos, key=lambda name: name != "train"), 2):
+        one, other = videos[first], videos[second]
+        if shared := [(one[key], path) for key, path in other.items() if key in one]:
+            overlaps.append(Overlap(first, second, len(other), shared))
     return overlaps
 
 
-def _by_identity(lists: Mapping[str, Sequence[Any]]) -> dict[str, dict[object, LabelledVideo]]:
-    """Return the different videos of each list by a value that identifies the video."""
-    found = dict[str, dict[tuple[str, object], LabelledVideo]]()
-    lists_of = dict[str, set[str]]()
+def _by_identity(lists: Mapping[str, Sequence[Any]]) -> dict[str, dict[object, str]]:
+    """Return the paths of the videos of each list by a value that identifies the video."""
+    listed = dict[str, dict[tuple[str, object], None]]()
+    lists_of = defaultdict[str, set[str]](set)
     for title, videos in lists.items():
-        found[title] = {}
-        for video in videos:
-            if (path := getattr(video, "path", None)) is None:
-                continue
-            name = getattr(video, "name", None)
-            label = video.label if isinstance(video, LabelledVideo) else -1
-            found[title].setdefault((path, name), LabelledVideo(path, label))
+        with_path = (video for video in videos if hasattr(video, "path"))
+        listed[title] = dict.fromkeys((v.path, getattr(v, "name", None)) for v in with_path)
+        for path, name in listed[title]:
             if name is None:
-                lists_of.setdefault(path, set()).add(title)
+                lists_of[path].add(title)
     same = _find_copies(lists_of)
     return {
-        title: {same.get(key[0], key): video for key, video in videos.items()}
-        for title, videos in found.items()
+        title: {same.get(key[0], key): key[0] for key in keys} for title, keys in listed.items()
     }
 
 
-def _find_copies(lists_of: Mapping[str, Collection[str]]) -> dict[str, object]:
+def _find_copies(lists_of: Mapping[str, set[str]]) -> dict[str, object]:
     """Find files, or folders of JPEG files, that are copies of a file in another list.
 
     The sizes are compared first, then the first bytes, and then the content.
@@ -118,28 +102,28 @@ def _find_copies(lists_of: Mapping[str, Collection[str]]) -> dict[str, object]:
     found: dict[str, object] = dict.fromkeys(lists_of)
     for look in (_size, _head, _digest):
         described = map_files(look, list(found))
-        groups = dict[object, list[str]]()
+        groups = defaultdict[object, list[str]](list)
         for path, value in described.items():
-            groups.setdefault(value, []).append(path)
-        suspects = (
-            paths
-            for paths in groups.values()
-            if len(paths) > 1 and len({title for path in paths for title in lists_of[path]}) > 1
-        )
-        found = {path: described[path] for paths in suspects for path in paths}
+            groups[value].append(path)
+        found = {
+            path: value
+            for value, paths in groups.items()
+            if len(paths) > 1 and len(set().union(*map(lists_of.__getitem__, paths))) > 1
+            for path in paths
+        }
     return found
 
 
 def _size(path: str) -> object:
     """Return the number of files of a video, and the size of the first.
 
-    For an empty or missing file, which has no copies, return the absolute path.
+    For an empty or missing file, which has no copies, return the path.
     """
     try:
         files = _files(path)
         return (len(files), os.path.getsize(files[0]) or path)
     except (OSError, ValueError, IndexError):  # missing, no valid file name, an empty folder
-        return os.path.abspath(path)
+        return path
 
 
 def _head(path: str) -> object:
@@ -159,22 +143,3 @@ def _files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
     return [os.path.join(path, name) for name in frame_files(path)]
-
-
-def resolve_paths(paths: Iterable[str]) -> dict[str, str]:
-    """Map each path to its absolute path without symbolic links.
-
-    The folders are resolved once, so that a long list takes one system call per video.
-    """
-    folder_of = cache(os.path.realpath)
-
-    def resolve(path: str) -> str:
-        folder, name = os.path.split(path)
-        try:
-            if name in ("", ".", "..") or os.path.islink(path):
-                return os.path.realpath(path)
-            return os.path.join(folder_of(folder), name)
-        except ValueError:  # a null character
-            return path
-
-    return map_files(resolve, list(dict.fromkeys(paths)))

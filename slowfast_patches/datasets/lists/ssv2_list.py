@@ -22,7 +22,7 @@ from pathlib import Path
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, read_json
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, check_labels, read_kinetics
 from slowfast_patches.datasets.lists.frame_list import (
     FrameVideo,
     LabelledFrames,
@@ -30,6 +30,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     read_charades,
 )
 from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import shorten_list
 
@@ -71,12 +72,11 @@ def read_ssv2(
     if not is_frame_list(path):
         return read_kinetics(recipe, path, split)
     videos = read_charades(recipe, path, split)
-    file = labels_file(as_path(recipe.data.path_to_data_dir), split)
-    labels = _read_ids(file, classes)
+    labels = _read_ids(labels_file(as_path(recipe.data.path_to_data_dir), split), classes)
     if odd := sorted(labels.keys() ^ {video.name for video in videos}):
         raise ValueError(
-            f"{path} ({len(videos)} videos) and {file.name} ({len(labels)} videos) must list the "
-            f"same videos. These are only in one of the files: {shorten_list(odd)}"
+            f"{path} and its json file must list the same videos. These are only in one of the "
+            f"files: {shorten_list(odd)}"
         )
     return SharedList(
         replace(video, runs=(LabelledFrames(video.runs[-1].end, (labels[video.name],)),))
@@ -122,33 +122,18 @@ def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
 def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
     """Read the json file of a split, and return a dict from video id to class index."""
     classes = _read_classes(path.with_name(_NAME.format("labels")), num_classes)
-    labels = dict[str, int]()
-    for number, entry in enumerate(read_json(path, list)):
-        try:
-            name = str(entry["id"])
-            label = classes[_without_brackets(entry["template"])]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path}, entry {number}: {entry!r:.100} has no id, or its template is not in "
-                f"{_NAME.format('labels')}: {error}"
-            ) from None
-        if name in labels:
-            raise ValueError(f"{path}, entry {number}: the id {name} occurs twice")
-        labels[name] = label
-    if not labels:
-        raise ValueError(f"{path} contains no videos")
-    return labels
+    with mistake_in(f"{path} must list objects with an id, and with a template of the labels file"):
+        return {
+            str(entry["id"]): classes[_without_brackets(entry["template"])]
+            for entry in read_json(path, list)
+        }
 
 
 def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
-    classes = dict[str, int]()
-    for template, number in read_json(path, dict).items():
-        if not str(number).isdecimal() or int(number) >= num_classes:
-            raise ValueError(
-                f"{path}, entry {template!r}: {number!r} is not a class index below "
-                f"MODEL.NUM_CLASSES {num_classes}"
-            )
-        classes[_without_brackets(template)] = int(number)
+    content = read_json(path, dict).items()
+    with mistake_in(f"{path} must map each template to a class index"):
+        classes = {_without_brackets(template): int(number) for template, number in content}
+    check_labels(path, {n: f"entry {template!r}" for template, n in classes.items()}, num_classes)
     return classes
 
 

@@ -104,26 +104,3 @@ def test_folders_are_prepared(run, tmp_path):
     write_empty(folder, "a/x.mp4")
     status, output = run("--folder", folder, "--output", out)
     assert (status, "classes.json already exists" in output) == (2, True)
-
-
-def test_copies_in_several_splits_are_named(run, tmp_path):
-    """Copies may have any name and class. Equal sizes, names or repeats in a list are no copies."""
-    folder = tmp_path / "set"
-    contents = {
-        "train/a/1.mp4": b"one",
-        "train/a/2.mp4": b"two",
-        "train/b/1.mp4": b"two",
-        "train/b/empty.mp4": b"",
-        "val/a/1.mp4": b"six",
-        "val/a/7.mp4": b"one",
-        "val/b/8.mp4": b"one",
-        "val/b/empty.mp4": b"",
-    }
-    for name, content in contents.items():
-        write_empty(folder, name)
-        (folder / name).write_bytes(content)
-    status, output = run("--folder", folder)
-    assert status == 0
-    (warning,) = (line for line in output.splitlines() if line.startswith("warning: "))
-    assert "1 of the 3 videos of val are also in train (1 of them with another label)" in warning
-    assert f"{folder}/train/a/1.mp4 = {folder}/val/b/8.mp4" in warning

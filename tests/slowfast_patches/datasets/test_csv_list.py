@@ -44,21 +44,13 @@ def test_the_last_separator_parts_path_and_label(tmp_path, separator, line, name
 
 
 def test_files_and_folders_of_unusual_names_are_read(tmp_path):
-    names = ["a\\b.mp4", "~c.mp4", "d.zip/e.mp4", "f.zip", "g 1", "g 1 2"]
+    names = ["a\\b.mp4", "~c.mp4", "d.zip/e.mp4", "e.mp4 f"]
     for name in names:
         (tmp_path / name).mkdir(parents=True)
     lines = "".join(f"{name} 0\n" for name in names)
     assert [video.path for video in read_csv(write(tmp_path, lines))] == [
         f"{tmp_path}/{name}" for name in names
     ]
-    (tmp_path / "f.zip").rmdir()
-    (tmp_path / "f.zip").touch()
-    with pytest.raises(ValueError, match=r"line 4: 'f.zip' is in an archive"):
-        read_csv(tmp_path / "train.csv")
-    (tmp_path / "f.zip").unlink()
-    write(tmp_path, "g 1 3 0\n")
-    with pytest.raises(ValueError, match=r"line 1: 'g 1 3' .* more than two columns"):
-        read_csv(tmp_path / "train.csv")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ TWO_VIDEOS = f"""{HEADER}
 N11GT 1 0 N11GT/N11GT-000001.jpg "5"
 N11GT 1 1 N11GT/N11GT-000002.jpg ""
 """
-compress = zlib.compress
 
 
 def read(folder, text, **options):
@@ -63,33 +62,12 @@ def test_what_makes_no_difference(tmp_path, old, new):
     assert list(read(tmp_path, text)) == list(read(tmp_path, TWO_VIDEOS))
 
 
-def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
-    text = f'{HEADER}\nä 0 0 ä/1.jpg ""\nä 0 1 /elsewhere/2.jpg ""\n'
-    assert read(tmp_path, text, prefix="jpg/")[0].files == ("jpg/ä/1.jpg", "/elsewhere/2.jpg")
-    assert read(tmp_path, text)[0].name == "ä"
-
-
 def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
     lines = [f'{v} 0 {f} {v}/{v}_{f:06}.jpg "{v % 9}"' for v in range(200) for f in range(100)]
     frames = read(tmp_path, "\n".join([HEADER, *lines]))
     assert len(frames._data) < 6 * 200 * 100
     assert frames[150].files[42] == f"{tmp_path}/150/150_000042.jpg"
     assert frames[150].classes() == {6}
-
-
-def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
-    first, parsed = list(read(tmp_path, TWO_VIDEOS)), []
-    monkeypatch.setattr(zlib, "compress", lambda *a: parsed.append(a[0]) or compress(*a))
-    path = tmp_path / "train.csv"
-    assert list(read_frame_list(path, num_classes=157, fps=24.0)) == first
-    assert parsed == []
-    path.write_text(TWO_VIDEOS.replace('"5"', '"6"'))
-    changed = read_frame_list(path, num_classes=157, fps=24.0)
-    assert changed[1].classes() == {6}
-    assert changed[0] == first[0]
-
-
-# Bad lists.
 
 
 # Reading.

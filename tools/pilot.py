@@ -38,7 +38,6 @@ if __name__ == "__main__":
     command_line.start_program()
 
 from multigrid import PAPER, Cycles
-from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.launch.device import check_gpus
@@ -108,7 +107,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("slowfast_patches.study.pilot").setLevel(logging.INFO)
-    patching.apply()
     cfg_file = recipe_path(args.cfg)
     arms = pilot_arms(cfg_file, args.overrides)
     check_gpus(arms[0].recipe, find_placement(arms[0].recipe, os.environ))

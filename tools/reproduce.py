@@ -37,7 +37,6 @@ from slowfast_patches.utils import command_line
 if __name__ == "__main__":
     command_line.start_program()
 
-from slowfast_patches import patching
 from slowfast_patches.study import reproduce, submit
 from slowfast_patches.study.arms import check_study
 from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
@@ -99,7 +98,6 @@ def main(argv: list[str] | None = None) -> int:
     """Print the costs, train the missing runs if requested, and write and print the tables."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
-    patching.apply()
     check_study(args.add, args.overrides)
     experiments = reproduce.experiments_of(PAPER if args.name == "all" else [args.name], args.add)
     rows = [row for experiment in experiments.values() for row in experiment.rows]

@@ -131,7 +131,10 @@ CLASS_WEIGHTS = Check(
     "balanced, a list with a number above 0 for each class, or [] for no weights",
 )
 CROP = Check(lambda value: value >= 32, "32 pixels or more")
-CSV = Check(lambda value: not value or value.endswith(".csv"), "a file name that ends in .csv")
+CSV = Check(
+    lambda value: not value or (value.endswith(".csv") and "/" not in value),
+    "a file name that ends in .csv, without a folder",
+)
 RAND_AUGMENT = Check(
     is_rand_augment,
     "empty, or a text such as rand-m7-n4-mstd0.5-inc1 with the magnitude from 0 to 10 (m), the "

@@ -230,7 +230,7 @@ class Train:
     )
     tracker: str = key(
         "",
-        "Experiment tracker to which the metrics, the recipe and the plan are sent. Empty: none.",
+        "Experiment tracker to which the metrics and the recipe are sent. Empty: none.",
         one_of("", "mlflow", "wandb", "trackio"),
         may_differ=True,
     )

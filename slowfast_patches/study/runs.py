@@ -5,6 +5,7 @@ A study has one run for each arm and seed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,7 +23,6 @@ from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import differences, stored_keys, values_by_key
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.signals import handle_signals
 from slowfast_patches.utils.tables import Mean, format_duration, mean_of, shorten_list
@@ -174,9 +174,9 @@ def _row(arm: Arm, seed: int, result: dict[str, Any], metrics: Iterable[str]) ->
 
 def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
     try:
-        result = read_result(path)
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         stored = stored_keys(result["config"])
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not a valid result ({error}). Delete the file to repeat the run."
         ) from error

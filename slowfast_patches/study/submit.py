@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import as_overrides
@@ -146,7 +145,6 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
         ValueError: The recipe is invalid, or does not support this number of processes.
         ImportError: A package that the recipe needs is not installed.
     """
-    patching.apply()
     recipe = resolve(asked)
     check_recipe(recipe)
     batch = recipe.base_shape.batch

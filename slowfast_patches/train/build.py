@@ -32,8 +32,8 @@ from slowfast_patches.plan.evaluations import (
     phase_ends,
 )
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.train.checkpoint import Checkpoint, to_cpu
-from slowfast_patches.train.dry_run import PrepareStepper
+from slowfast_patches.train.checkpoint import to_cpu
+from slowfast_patches.train.dry_run import DryRun
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.train.hooks import (
     Facts,
@@ -42,6 +42,7 @@ from slowfast_patches.train.hooks import (
     StopOnSignal,
     UserHook,
     Validate,
+    WrapInDDP,
     restore,
 )
 from slowfast_patches.train.record.log_metrics import LogMetrics
@@ -88,25 +89,29 @@ def build_trainer(
     if recipe.bn.use_precise_stats:
         form_bn_process_groups(world.size, patience)
     clock = Clock()
-
-    def batches(start: int) -> Iterator[Batch]:
-        """Yield the remaining mini-batches.
-
-        Before each mini-batch is yielded, start an asynchronous exchange of stop requests, which
-        overlaps with the training step.
-        """
-        with clock.time("loading"):
-            place = (schedule, start, world.rank, world.size)
-            loader = iter(training_loader(loading, dataset, *place))
-        for _ in range(start, schedule.iterations):
-            with clock.wait(world.device):
-                batch: Batch = next(loader)
-            stop.ask()
-            yield batch
-
+    batches = partial(_mini_batches, loading, dataset, schedule, world, stop, clock)
+    train = recipe.train
+    folder = recipe.output_dir
+    evaluated = frozenset(evaluation_iterations(recipe, schedule))
+    saved = checkpoint_iterations(recipe, schedule) | evaluated
     validation = Validation(loading, world, stop, dataset, schedule)
     facts = _facts(recipe, schedule, dataset, resumable)
-    in_order = _hooks(recipe, schedule, stepper, validation, facts, hooks)
+    log = LogMetrics(recipe, saved, loading_advice(recipe, dataset))
+    save = SaveCheckpoint(folder, saved, facts, train.checkpoints_kept, phase_ends(schedule))
+    metric = metric_names(recipe)[0] + EMA * (stepper.average is not None)
+    in_order: list[Hook] = [
+        DryRun(),
+        WrapInDDP(),
+        log,
+        ProgressBar(log, closes_after=evaluated),
+        *map(UserHook, hooks),
+        save,  # before the validation, which may fail
+        StopOnSignal(),
+        Validate(evaluated, partial(validation, stepper.models), log.log_evaluation),
+        *([KeepBest(folder, metric, facts)] if train.keep_best else []),
+        save,  # again, with the metrics and the running statistics of precise BN
+        *([Tracker(recipe, saved)] if train.tracker else []),
+    ]
     trainer = Trainer(stepper, schedule, batches, in_order, world=world, stop=stop, clock=clock)
     _set_start(recipe, trainer, resumable)
     return trainer
@@ -121,35 +126,27 @@ def _build_stepper(recipe: Recipe, world: World, dataset: VideoDataset) -> Stepp
     return Stepper(recipe, model, world.device, counts)
 
 
-def _hooks(
+def _mini_batches(
     recipe: Recipe,
+    dataset: VideoDataset,
     schedule: Schedule,
-    stepper: Stepper,
-    validation: Validation,
-    facts: Facts,
-    of_user: Sequence[Hook],
-) -> list[Hook]:
-    """Return all hooks in the order in which they are called."""
-    train = recipe.train
-    folder = recipe.output_dir
-    evaluated = frozenset(evaluation_iterations(recipe, schedule))
-    saved = checkpoint_iterations(recipe, schedule) | evaluated
-    metric = metric_names(recipe)[0] + EMA * (stepper.average is not None)
-    log = LogMetrics(recipe, saved, loading_advice(recipe, validation.dataset))
-    save = SaveCheckpoint(folder, saved, facts, train.checkpoints_kept, phase_ends(schedule))
-    hooks: list[Hook | None] = [
-        PrepareStepper(),
-        log,
-        ProgressBar(log, closes_after=evaluated),
-        *map(UserHook, of_user),
-        save,  # before the validation, which may fail
-        Tracker(recipe, saved) if train.tracker else None,
-        StopOnSignal(),
-        Validate(evaluated, partial(validation, stepper.models), log.log_evaluation),
-        KeepBest(folder, metric, facts) if train.keep_best else None,
-        save,  # again, with the metrics and the running statistics of precise BN
-    ]
-    return list(filter(None, hooks))
+    world: World,
+    stop: StopRequest,
+    clock: Clock,
+    start: int,
+) -> Iterator[Batch]:
+    """Yield the mini-batches from iteration `start` on.
+
+    Before each mini-batch is yielded, start an asynchronous exchange of stop requests, which
+    overlaps with the training step.
+    """
+    with clock.time("loading"):
+        loader = iter(training_loader(recipe, dataset, schedule, start, world.rank, world.size))
+    for _ in range(start, schedule.iterations):
+        with clock.wait(world.device):
+            batch: Batch = next(loader)
+        stop.ask()
+        yield batch
 
 
 def _facts(
@@ -181,32 +178,25 @@ def _facts(
 def _set_start(recipe: Recipe, trainer: Trainer, resumable: Resumable | None) -> None:
     """Restore a checkpoint, or load the weights of TRAIN.CHECKPOINT_FILE_PATH."""
     train = recipe.train
-    stepper = trainer.stepper
+    world = trainer.world
     if resumable is not None:
         path, found = resumable
         logger.info("Resuming after iteration %d from %s.", found.iteration, path)
-        _warn_of_world_size(recipe, trainer.world, found)
+        by_process = recipe.model.has_batchnorm and not recipe.groups_batchnorm
+        if found.world_size != world.size and by_process:
+            logger.warning(
+                "The checkpoint was trained on %d processes, and this run has %d. BN normalizes "
+                "over the clips of each process, so the results change. Set BN.GROUP_SIZE to make "
+                "the results independent of the number of processes.",
+                *(found.world_size, world.size),
+            )
     checkpoint = broadcast_from_main(lambda: resumable and resumable.checkpoint)
     if checkpoint is not None:
         restore(trainer, checkpoint)
     elif train.checkpoint_file_path:
-        if trainer.world.is_main:
-            load_weights(
-                stepper.model,
-                train.checkpoint_file_path,
-                inflate=train.checkpoint_inflate,
-            )
-        weights = broadcast_from_main(lambda: to_cpu(stepper.model.state_dict()))
-        for model in stepper.models:
-            model.load_state_dict(weights)
-
-
-def _warn_of_world_size(recipe: Recipe, world: World, checkpoint: Checkpoint) -> None:
-    by_process = recipe.model.has_batchnorm and not recipe.groups_batchnorm
-    if checkpoint.world_size != world.size and by_process:
-        logger.warning(
-            "The checkpoint was trained on %d processes, and this run has %d. BN normalizes over "
-            "the clips of each process, so the results change. Set BN.GROUP_SIZE to make the "
-            "results independent of the number of processes.",
-            *(checkpoint.world_size, world.size),
-        )
+        model = trainer.stepper.model
+        if world.is_main:
+            load_weights(model, train.checkpoint_file_path, inflate=train.checkpoint_inflate)
+        weights = broadcast_from_main(lambda: to_cpu(model.state_dict()))
+        for each in trainer.stepper.models:
+            each.load_state_dict(weights)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
 import torch
-from torch import Tensor
 
 from multigrid import (
     Batch,
@@ -26,10 +25,9 @@ from multigrid import (
 from multigrid.micro_batches import keep_buffers
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.tasks import task_of
-from slowfast_patches.train.step import Stepper, expect_graphs, in_parallel
+from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.distributed import sum_over_ranks
-from slowfast_patches.utils.tables import format_table
 
 logger = logging.getLogger(__name__)
 
@@ -39,33 +37,28 @@ _STATE = {"sgd": 1, "adam": 2, "adamw": 2}
 """Number of state tensors that each optimizer allocates per parameter at its first step."""
 
 
-class PrepareStepper(Hook):
-    """Prepare the stepper: run the dry steps, and wrap the network in DistributedDataParallel.
+class DryRun(Hook):
+    """Run the dry steps on a GPU or with TRAIN.COMPILE. The run can be stopped before each of them.
 
-    Dry steps run on a GPU or with TRAIN.COMPILE. The network is wrapped if there are several
-    processes. The run can be stopped before each dry step. With TRAIN.COMPILE, an iteration that
-    would need another compilation raises an error.
+    With TRAIN.COMPILE, an iteration that would need another compilation raises an error.
     """
 
     def before_train(self, trainer: Trainer) -> None:
-        stepper = trainer.stepper
-        device = trainer.world.device
-        compiles = stepper.recipe.train.compile
-        if compiles or device.type == "cuda":
+        world = trainer.world
+        compiles = trainer.stepper.recipe.train.compile
+        if compiles or world.device.type == "cuda":
             logger.info("Running a dry step of each shape before the training.")
             with trainer.clock.time("preparing"):
                 # Open the connections between GPUs first, because they allocate GPU memory.
-                sum_over_ranks(torch.zeros(1, device=device))
+                sum_over_ranks(torch.zeros(1, device=world.device))
                 dry_run(
-                    stepper,
+                    trainer.stepper,
                     trainer.schedule,
                     start=trainer.progress.iteration,
-                    rank=trainer.world.rank,
-                    world_size=trainer.world.size,
+                    rank=world.rank,
+                    world_size=world.size,
                     begin=trainer.stop.begin,
                 )
-        if trainer.world.size > 1:
-            stepper.network = in_parallel(stepper.network, device)
         if compiles:
             torch.compiler.set_stance("fail_on_recompile")
 
@@ -125,20 +118,12 @@ def dry_run(
         for step in steps:
             begin(f"the dry step of {step.shape}")
             with explain_failures(stepper, step):
-                peaks[step] = _peak(stepper, step, rank, world_size)
+                peaks[step] = peak = _peak(stepper, step, rank, world_size)
+            if peak:
+                logger.info("The shape %s takes %.1f GB of GPU memory.", step.shape, peak / 1e9)
     if stepper.device.type == "cuda":
         torch.cuda.empty_cache()
-        _log_memory(peaks, world_size)
     return peaks
-
-
-def _log_memory(peaks: Mapping[ScheduleStep, float], world_size: int) -> None:
-    rows = [
-        [str(step.shape), str(step.shape.batch // world_size), f"{peak / 1e9:.1f}"]
-        for step, peak in peaks.items()
-    ]
-    table = format_table(["shape", "clips here", "GB"], rows)
-    logger.info("Peak memory of each shape:\n%s", table)
 
 
 def _peak(stepper: Stepper, step: ScheduleStep, rank: int, world_size: int) -> float:
@@ -154,25 +139,17 @@ def _peak(stepper: Stepper, step: ScheduleStep, rank: int, world_size: int) -> f
         return 0.0
     # Measure a second step, because cuDNN's benchmark needs extra memory in the first step.
     torch.cuda.empty_cache()
-    reserved = _reserved(stepper, world_size)
+    # Allocate what a dry step does not: DDP's gradient buffers and the optimizer state.
+    copies = int(world_size > 1)
+    if not stepper.optimizer.state:
+        copies += _STATE[stepper.recipe.solver.optimizing_method]
+    learning = [p for p in stepper.model.parameters() if p.requires_grad]
+    reserved = [torch.empty_like(p) for p in learning for _ in range(copies)]
     torch.cuda.reset_peak_memory_stats(stepper.device)
     stepper.forward_backward(step, batch, clips)
     torch.cuda.synchronize(stepper.device)
     del reserved
     return torch.cuda.max_memory_allocated(stepper.device)
-
-
-def _reserved(stepper: Stepper, world_size: int) -> list[Tensor]:
-    """Allocate the memory that a training uses but a dry step does not.
-
-    Returns:
-        Tensors of the size of DDP's gradient buffers and of the optimizer state.
-    """
-    copies = int(world_size > 1)
-    if not stepper.optimizer.state:
-        copies += _STATE[stepper.recipe.solver.optimizing_method]
-    learning = [p for p in stepper.model.parameters() if p.requires_grad]
-    return [torch.empty_like(p) for p in learning for _ in range(copies)]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -105,20 +105,26 @@ def evaluate(
 class Validation:
     """Validate during a training, after precise BN if BN.USE_PRECISE_STATS is True.
 
+    Args:
+        recipe: The recipe of the training.
+        world: Rank, world size and device of this process.
+        stop: Stop requests, which are checked between mini-batches.
+        training_set: The data set of the training split, for precise BN.
+        schedule: The schedule of the training.
+
     Attributes:
-        dataset: The data set of the training split, for precise BN.
-        videos: The data set of the validation split.
+        validation_set: The data set of the validation split.
     """
 
     def __init__(
-        self, recipe: Recipe, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
+        self, recipe: Recipe, world: World, stop: StopRequest, training_set: Any, schedule: Schedule
     ) -> None:
         self._recipe = recipe
         self._world = world
         self._stop = stop
-        self.dataset = dataset
+        self._training_set = training_set
         self._schedule = schedule
-        self.videos = build_dataset(recipe, "val")
+        self.validation_set = build_dataset(recipe, "val")
 
     def __call__(self, models: nn.ModuleList, step: ScheduleStep) -> dict[str, float]:
         """Return the metrics of the model and, with MODEL.EMA_DECAY, of the averaged weights.
@@ -134,43 +140,30 @@ class Validation:
             Maps the name of a metric to its value. Names end in "_ema" for the averaged weights.
         """
         clips = max(1, self._schedule.base.batch // self._world.size)
-        at_once = (clips, self._world, self._stop)
         metrics = dict[str, float]()
         for model, suffix in zip(models, ("", EMA), strict=False):
             average_running_stats(model)
             if self._recipe.bn.use_precise_stats:
                 self._update_precise_bn(model, step)
-            evaluation = evaluate(model, self._recipe, self.videos, *at_once)
+            evaluation = evaluate(
+                model, self._recipe, self.validation_set, clips, self._world, self._stop
+            )
             metrics |= with_suffix(evaluation.metrics, suffix)
         return {name: round(value, 4) for name, value in metrics.items()}
 
     def _update_precise_bn(self, model: nn.Module, step: ScheduleStep) -> None:
         """Recompute the running statistics of a model with precise BN, on training clips."""
-        recipe = self._recipe
-        world = self._world
-        task = task_of(recipe)
-        transform = InputTransform.of_recipe(recipe, world.device)
+        recipe, world, schedule = self._recipe, self._world, self._schedule
         loader = precise_bn_loader(
-            recipe, self.dataset, self._schedule, step, world.rank, world.size
+            recipe, self._training_set, schedule, step, world.rank, world.size
         )
-        update_precise_bn(
-            model,
-            self._stop.between(loader, len(loader)),
-            lambda batch: task.arguments(batch, transform, world.device),
-            world,
-            lambda: autocast(recipe, world.device),
-            self._schedule.base.batch,
-        )
+        batches = self._stop.between(loader, len(loader))
+        update_precise_bn(model, batches, recipe, world, schedule.base.batch)
 
 
 @torch.no_grad()
 def update_precise_bn(
-    model: nn.Module,
-    batches: Iterable[Any],
-    arguments: Callable[[Any], Sequence[Any]],
-    world: World,
-    autocast: Callable[[], Any],
-    global_batch: int,
+    model: nn.Module, batches: Iterable[Any], recipe: Recipe, world: World, global_batch: int
 ) -> None:
     """Replace the running statistics by the mean and variance over many mini-batches.
 
@@ -182,43 +175,41 @@ def update_precise_bn(
     Args:
         model: The model. It is set to training mode.
         batches: Mini-batches of equal size. Every process must have the same number of them.
-        arguments: Function that converts a mini-batch to the arguments of the model.
+        recipe: The recipe of the model.
         world: Rank, world size and device of this process.
-        autocast: Function that returns the autocast context of the forward passes.
         global_batch: Number of clips in a BN group.
     """
     model.train()
-    norms = [
-        m
-        for m in model.modules()
-        if isinstance(m, GroupedBatchNorm3d) and m.track_running_stats and m.training
-    ]
-    if not norms:
-        return
     # For each layer, sum E[x] and E[x²] of the mini-batches in double precision.
-    sums: dict[nn.Module, Tensor] = {
+    sums = {
         norm: torch.zeros(2, norm.num_features, dtype=torch.float64, device=world.device)
-        for norm in norms
+        for norm in model.modules()
+        if isinstance(norm, GroupedBatchNorm3d) and norm.track_running_stats and norm.training
     }
+    if not sums:
+        return
     count = torch.zeros((), device=world.device)
 
-    def observe(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def observe(norm: GroupedBatchNorm3d, inputs: tuple[Tensor, ...]) -> None:
         sums[norm] += channel_moments(inputs[0])
 
     set_group_size(model, global_batch)
     seed_dropout(model, None)
-    hooks = [norm.register_forward_pre_hook(observe) for norm in norms]
+    task = task_of(recipe)
+    transform = InputTransform.of_recipe(recipe, world.device)
+    hooks = [norm.register_forward_pre_hook(observe) for norm in sums]
     try:
-        with autocast():
-            for batch in batches:
-                model(*arguments(batch))
-                count += 1
+        for batch in batches:
+            arguments = task.arguments(batch, transform, world.device)
+            with autocast(recipe, world.device):
+                model(*arguments)
+            count += 1
     finally:
         for hook in hooks:
             hook.remove()
     sum_over_ranks(count)
-    for norm in norms:
-        mean, square = sum_over_ranks(sums[norm]) / count
+    for norm, moments in sums.items():
+        mean, square = sum_over_ranks(moments) / count
         assert norm.running_mean is not None
         assert norm.running_var is not None
         norm.running_mean.copy_(mean)

@@ -20,7 +20,7 @@ from slowfast_patches.train.checkpoint import (
     load,
     save,
 )
-from slowfast_patches.train.step import Outcome
+from slowfast_patches.train.step import Outcome, in_parallel
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.errors import RunError
@@ -66,6 +66,18 @@ class UserHook(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._hook.load_state_dict(state)
+
+
+class WrapInDDP(Hook):
+    """Wrap the network in DistributedDataParallel if there are several processes.
+
+    This follows the dry steps, which each process takes alone.
+    """
+
+    def before_train(self, trainer: Trainer) -> None:
+        if trainer.world.size > 1:
+            stepper = trainer.stepper
+            stepper.network = in_parallel(stepper.network, trainer.world.device)
 
 
 def is_due(trainer: Trainer, after: Collection[int]) -> bool:

@@ -13,7 +13,6 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches import patching
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, learning_rate_of
@@ -41,15 +40,15 @@ from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.checkpoint import describe_last, last_checkpoint
+from slowfast_patches.train.multi_view_test import multi_view_test, tested_file
 from slowfast_patches.train.record.log import setup_logging
-from slowfast_patches.train.record.tables import predictions_path
 from slowfast_patches.train.record.tracker import check_tracker
-from slowfast_patches.train.result import multi_view_test, tested_file, write_result
+from slowfast_patches.train.result import write_result
 from slowfast_patches.train.resume import check_same_scores, continues, find_resumable
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.errors import RunError, TrainingInterruptedError, is_bug
-from slowfast_patches.utils.files import TEMPORARY
+from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.signals import finished
 from slowfast_patches.utils.storage import as_path
@@ -73,7 +72,6 @@ def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = 
         ValueError: The recipe has a mistake. It is raised before the training starts.
         SystemExit: One of several processes failed. That process has logged the error.
     """
-    patching.apply()
     launch(recipe, init_method, partial(_main, hooks=hooks), _check)
 
 
@@ -82,33 +80,21 @@ def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = 
 
 def _check(recipe: Recipe, placement: Placement) -> None:
     """Raise an error for mistakes that can be found before the processes start."""
-    trains = recipe.train.enable
-    # Warn and lock only where rank 0 runs: in rank 0, or in the process that starts rank 0.
-    starts_main = placement.first_rank == 0
     check_recipe(recipe)
     check_gpus(recipe, placement)
-    predictions_path(recipe, "" if trains else "test_")
-    if not trains and not recipe.test.enable:
+    if not recipe.train.enable and not recipe.test.enable:
         raise ValueError("TRAIN.ENABLE and TEST.ENABLE are False. Set one of them True.")
-    if starts_main:
-        task_of(recipe).check_files()
-    if trains:
-        _check_training(recipe, starts_main)
+    resumes = continues(recipe) and last_checkpoint(recipe.output_dir) is not None
+    if recipe.train.enable:
+        _check_training(recipe, resumes)
     if recipe.test.enable:
         _count_videos(recipe, "test")
-    if starts_main and trains:
-        # Fail before processes are started if another run has the lock.
-        with locked(recipe.output_dir):
-            pass
-    elif starts_main and recipe.test.enable:
-        path, section = tested_file(recipe)
-        check_file(path, section=section)
-        check_same_scores(recipe, local_file(path))
+    if placement.first_rank == 0:
+        _check_files_of_main(recipe, resumes)
 
 
-def _check_training(recipe: Recipe, starts_main: bool) -> None:
-    """Check the settings of a training run, without reading the checkpoints in OUTPUT_DIR."""
-    resumes = continues(recipe) and last_checkpoint(recipe.output_dir)
+def _check_training(recipe: Recipe, resumes: bool) -> None:
+    """Check the settings of a training, without reading the checkpoints in OUTPUT_DIR."""
     if not resumes:
         class_names(recipe)  # raises an error if the number of names is not MODEL.NUM_CLASSES
     schedule = schedule_of(recipe, _count_videos(recipe, "train"))
@@ -121,8 +107,8 @@ def _check_training(recipe: Recipe, starts_main: bool) -> None:
         if not (given or (recipe.model.family.is_transformer and has_start_weights(recipe))):
             raise ValueError(
                 f"TRAIN.FREEZE {','.join(recipe.train.freeze)} would freeze random weights. Set "
-                "TRAIN.CHECKPOINT_FILE_PATH to pretrained weights. With MODEL.ARCH hf, you can set "
-                "HF.MODEL to a folder of weights instead."
+                "TRAIN.CHECKPOINT_FILE_PATH (or, with MODEL.ARCH hf, HF.MODEL) to pretrained "
+                "weights."
             )
     if recipe.train.checkpoint_inflate and not given:
         raise ValueError(
@@ -130,10 +116,21 @@ def _check_training(recipe: Recipe, starts_main: bool) -> None:
             "TRAIN.CHECKPOINT_FILE_PATH to image weights, or set TRAIN.CHECKPOINT_INFLATE False to "
             "start from scratch."
         )
-    if starts_main:
-        check_tracker(recipe)
-    if given and starts_main and not resumes:
-        check_file(given)
+
+
+def _check_files_of_main(recipe: Recipe, resumes: bool) -> None:
+    """Check the files that only rank 0 reads, in rank 0 or in the process that starts rank 0."""
+    task_of(recipe).check_files()
+    if not recipe.train.enable:
+        path, section = tested_file(recipe)
+        check_file(path, section=section)
+        check_same_scores(recipe, local_file(path))
+        return
+    check_tracker(recipe)
+    if recipe.train.checkpoint_file_path and not resumes:
+        check_file(recipe.train.checkpoint_file_path)
+    with locked(recipe.output_dir):  # raises an error if another run has the lock
+        pass
 
 
 def _count_videos(recipe: Recipe, split: str) -> int:
@@ -159,24 +156,21 @@ def _count_videos(recipe: Recipe, split: str) -> int:
 
 def _main(recipe: Recipe, world: World, hooks: Sequence[Hook]) -> None:
     """Train and test as one process of the run."""
-    patching.apply()
     set_up_device(recipe)
-    output_dir = recipe.output_dir
-    trains = recipe.train.enable
-    with locked(output_dir) if trains and world.is_main else nullcontext():
-        setup_logging(output_dir, world, "train" if trains else "test")
+    trains, tests = recipe.train.enable, recipe.test.enable
+    with locked(recipe.output_dir) if trains and world.is_main else nullcontext():
+        setup_logging(recipe.output_dir, world, "train" if trains else "test")
         logger.info(
             "World size %d, global batch size %d, SOLVER.BASE_LR %g, TRAIN.MIXED_PRECISION %s",
             *(world.size, recipe.base_shape.batch, recipe.solver.base_lr),
             recipe.train.mixed_precision,
         )
-        tests = recipe.test.enable
         overlaps = _check_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
         with _last_checkpoint_named(recipe), stop if trains else nullcontext():
             trained = _train(recipe, world, stop, hooks) if trains else None
             with trained.clock.time("testing") if trained else nullcontext():
-                metrics = multi_view_test(recipe, world, trained, overlaps) if tests else None
+                metrics = multi_view_test(recipe, world, trained, overlaps) if tests else {}
             if world.is_main:
                 write_result(recipe, world, trained, metrics, overlaps)
             finished.set()
@@ -192,34 +186,31 @@ def _check_lists(recipe: Recipe, splits: Sequence[str], world: World) -> list[Ov
         RunError: The lists of two ranks differ. All ranks raise the error.
     """
     lists = {split: read_list(recipe, split) for split in splits}
-    if world.size > 1:
-        for split, videos in lists.items():
-            _check_same_list(recipe, split, videos)
+    for split, videos in lists.items():
+        _check_same_list(recipe, split, videos)
     if not world.is_main:
         return []
     overlaps = find_overlaps(lists)
-    for split, videos in lists.items():
-        for text in list_warnings(recipe, split, videos):
-            logger.warning("%s", text)
-    for overlap in overlaps:
-        logger.warning("%s", overlap)
+    texts = [
+        text for split, videos in lists.items() for text in list_warnings(recipe, split, videos)
+    ]
+    for text in (*texts, *overlaps):
+        logger.warning("%s", text)
     return overlaps
 
 
 def _check_same_list(recipe: Recipe, split: str, videos: Sequence[Any]) -> None:
-    """Check that all ranks have the same list of videos.
-
-    Raises:
-        RunError: The lists of two ranks differ. All ranks raise the error.
-    """
-    of_rank = (len(videos), list_digest(recipe, videos, split), str(list_path(recipe, split)))
-    (count, digest, path), *others = gather_objects(of_rank)
-    for rank, (other_count, other_digest, other_path) in enumerate(others, 1):
-        if (other_count, other_digest) != (count, digest):
+    """Raise RunError in all ranks if the lists of two ranks differ."""
+    local = (
+        list_digest(recipe, videos, split),
+        f"{list_path(recipe, split)} ({len(videos)} videos)",
+    )
+    (digest, path), *others = gather_objects(local)
+    for rank, (other_digest, other_path) in enumerate(others, 1):
+        if other_digest != digest:
             raise RunError(
-                f"The list {other_path} of rank {rank} ({other_count} videos) differs from the "
-                f"list {path} of rank 0 ({count} videos). Use the same list on all machines, "
-                "with the same paths, labels and order.",
+                f"The list {other_path} of rank {rank} differs from the list {path} of rank 0. Use "
+                "the same list on all machines, with the same paths, labels and order.",
                 everywhere=True,
             )
 
@@ -237,11 +228,11 @@ def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook
 def _prepare_folder(recipe: Recipe, trainer: Trainer) -> None:
     """Write config.yaml and the plan to OUTPUT_DIR, and delete old results."""
     folder = Path(recipe.output_dir)
-    names = ("result.json", "result_classes.csv", "result_confusion.png")
-    left = [*(folder / name for name in names), predictions_path(recipe)]
-    for path in filter(None, [*left, *folder.glob(f"checkpoints/*{TEMPORARY}")]):
+    names = ["result.json", "result_classes.csv", "result_confusion.png"]
+    names += filter(None, [recipe.test.save_results_path])
+    for path in [*(folder / name for name in names), *folder.glob(f"checkpoints/*{TEMPORARY}")]:
         path.unlink(missing_ok=True)
-    (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
+    write_text(folder / "config.yaml", recipe.text)
     if trainer.progress.iteration == 0 or trainer.progress.rate_changes:
         _write_plan(recipe, trainer, folder)
 
@@ -251,8 +242,8 @@ def _write_plan(recipe: Recipe, trainer: Trainer, folder: Path) -> None:
     schedule = trainer.schedule
     flops = flops_per_clip(recipe)
     plan = make_plan(schedule, flops, evaluations=evaluation_share(recipe, schedule, flops))
-    (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
-    (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=2), encoding="utf-8")
+    write_text(folder / "plan.txt", format_plan(plan) + "\n")
+    write_text(folder / "plan.json", json.dumps(plan.to_json(), indent=2))
     plot_plan(schedule, learning_rate_of(recipe), folder / "plan.png")
     if recipe.log_model_info:
         base = schedule.base

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from multigrid import empty_clips
-from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe, stored_keys
 from slowfast_patches.config.yaml_text import dump_yaml
@@ -153,7 +152,6 @@ class Predictor(nn.Module):
         """
         super().__init__()
         check_same_scores(recipe, path)
-        patching.apply()
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
         self.recipe = recipe = with_precision(recipe, on_gpu)
         self.class_names = class_names

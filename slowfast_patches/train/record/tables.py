@@ -7,7 +7,6 @@ import io
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.tasks.scores import Evaluation
 from slowfast_patches.utils.errors import printable
-from slowfast_patches.utils.files import atomic_write
+from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.pictures import new_figure, save_figure
 
 logger = logging.getLogger(__name__)
@@ -34,41 +33,6 @@ def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
     except ValueError as error:
         logger.warning("Class indices are shown instead of class names: %s", error)
         return None
-
-
-def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
-    """Return the path of TEST.SAVE_RESULTS_PATH, or None if the key is empty.
-
-    Args:
-        recipe: The recipe.
-        prefix: Prefix of the file name. A test without training uses "test_", so that it does not
-            overwrite the predictions of a training.
-
-    Raises:
-        ValueError: The path is outside OUTPUT_DIR, is an existing file without predictions, or is
-            the path of another result.
-    """
-    name = recipe.test.save_results_path
-    if not name:
-        return None
-    path = Path(recipe.output_dir, name)
-    path = path.with_name(prefix + path.name)
-    if not path.resolve().is_relative_to(Path(recipe.output_dir).resolve()):
-        raise ValueError(
-            f"TEST.SAVE_RESULTS_PATH is {name}, which is not in OUTPUT_DIR {recipe.output_dir}. "
-            "Set a relative path, such as predictions.csv."
-        )
-    if path.name in ("result_classes.csv", "test_classes.csv"):
-        raise ValueError(
-            f"TEST.SAVE_RESULTS_PATH is {name}, but {path.name} is the table of the classes. Set "
-            "another name."
-        )
-    if path.exists() and not path.read_bytes().startswith(b"video,label,prediction,"):
-        raise ValueError(
-            f"TEST.SAVE_RESULTS_PATH is {name}, but {path} exists and does not contain predictions "
-            "of a run. Set another name, or move the file."
-        )
-    return path
 
 
 def write_predictions(
@@ -93,18 +57,18 @@ def write_predictions(
             If None, the table has no column "label".
     """
     count = next((len(row) for row in probabilities if row is not None), 0)
-    shown = names or list(map(str, range(count)))
+    shown = names or [str(number) for number in range(count)]
     rows = list[list[object]]()
     for number, (video, scores) in enumerate(zip(videos, probabilities, strict=True)):
-        rows.append([video])
+        row: list[object] = [video]
         if scores is not None:
+            if labels is not None:
+                classes = labels[number].nonzero() if labels.ndim == 2 else labels[number]
+                row.append("|".join(shown[k] for k in classes.flatten().tolist()))
             best = int(scores.argmax())
             values = [f"{value:.6g}" for value in scores.tolist()]
-            if labels is not None:
-                label = labels[number]
-                of_video = label.nonzero().flatten() if label.ndim else label.view(1)
-                rows[-1].append("|".join(shown[k] for k in of_video.tolist()))
-            rows[-1] += [shown[best], values[best], *values]
+            row += [shown[best], values[best], *values]
+        rows.append(row)
     label_column = [] if labels is None else ["label"]
     _write(path, ["video", *label_column, "prediction", "probability", *shown], rows)
 
@@ -128,7 +92,7 @@ def write_tables(
     scores = evaluation.probabilities[evaluation.scored].cpu()
     labels = evaluation.labels[evaluation.scored].cpu()
     classes = scores.shape[1]
-    shown = names or list(map(str, range(classes)))
+    shown = names or [str(number) for number in range(classes)]
     path = folder / f"{name}_classes.csv"
     if evaluation.precisions is not None:
         percents = ["" if value is None else f"{value:.2f}" for value in evaluation.precisions]
@@ -146,27 +110,21 @@ def write_tables(
 
 
 def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
-    """Draw the confusion matrix, normalized to 100 % for each label, with the accuracy as title."""
+    """Draw the confusion matrix, in percent of the videos of each label."""
     from sklearn.metrics import ConfusionMatrixDisplay  # takes seconds to import
 
     side = min(max(6.0, 2 + 0.3 * len(shown)), 14)
     figure, [axes] = new_figure(rows=1, width=side + 1, height=side)
+    percents = (100 * counts / counts.sum(1, keepdim=True).clamp(min=1)).numpy()
     names = [name.replace("$", r"\$") for name in shown]  # matplotlib parses $ as mathematics
-    videos = counts.sum(1)
-    display = ConfusionMatrixDisplay(
-        (100 * counts / videos[:, None].clamp(min=1)).numpy(), display_labels=names
+    ConfusionMatrixDisplay(percents, display_labels=names).plot(
+        ax=axes,
+        include_values=len(shown) <= _COUNTED,
+        values_format=".0f",
+        xticks_rotation="vertical",
+        cmap="Blues",
     )
-    numbered = len(shown) <= _COUNTED
-    style: dict[str, Any] = {"cmap": "Blues", "im_kw": {"vmin": 0, "vmax": 100}}
-    display.plot(
-        ax=axes, include_values=numbered, values_format=".0f", xticks_rotation="vertical", **style
-    )
-    axes.set_yticklabels(f"{name} ({n})" for name, n in zip(names, videos.tolist(), strict=True))
-    right = int(counts.diagonal().sum())
-    total = int(videos.sum())
-    title = f"{right} of {total} videos correct ({100 * right / max(total, 1):.1f} %)"
-    axes.set(title=title, xlabel="prediction", ylabel="label (number of videos)")
-    display.im_.colorbar.set_label("% of the videos with the label")
+    axes.set(title="Videos of each label (%)", xlabel="prediction", ylabel="label")
     axes.grid(visible=False)
     save_figure(figure, path)
 
@@ -176,5 +134,4 @@ def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([printable(str(value)) for value in row] for row in (header, *rows))
-    with atomic_write(path) as file:
-        file.write(text.getvalue().encode())
+    write_text(path, text.getvalue())

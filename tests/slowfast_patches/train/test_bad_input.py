@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import run as run_module
-from slowfast_patches.train.record.tables import predictions_path
-from tests.slowfast_patches.train.made_checkpoint import made
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
@@ -68,7 +65,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
             ("TRAIN.ENABLE", False, "TEST.ENABLE", False),
             ("TRAIN.ENABLE and TEST.ENABLE are False",),
         ),
-        (("TEST.SAVE_RESULTS_PATH", "result_classes.csv"), ("is the table of the classes",)),
+        (("TEST.SAVE_RESULTS_PATH", "../new.csv"), ("SAVE_RESULTS_PATH", "without a folder")),
         (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "no weights to inflate")),
         (("TRAIN.FREEZE", "s1"), ("TRAIN.FREEZE s1 would freeze random", "CHECKPOINT_FILE_PATH")),
         (("TRAIN.CHECKPOINT_FILE_PATH", "none.pyth"), ("none.pyth: there is no such file",)),
@@ -80,25 +77,6 @@ def test_mistakes_in_the_recipe(
     output = tmp_path / "run"
     assert_refused(command_line(output, *overrides), *said)
     assert not (output / "checkpoints").exists()
-
-
-def test_predictions_stay_in_the_folder_of_the_run_and_replace_no_other_file(
-    tiny_config: Callable[..., Recipe], tmp_path: Path
-):
-    """Test a path outside the folder, a link, and a file that no run has written."""
-    output = tmp_path / "run"
-    output.mkdir()
-    (output / "folder").symlink_to(tmp_path)
-    (output / "mine.csv").write_text("a list of mine\n")
-    for name, said in (
-        ("../new.csv", "is not in OUTPUT_DIR"),
-        ("folder/train.csv", "is not in OUTPUT_DIR"),
-        ("mine.csv", "exists and does not contain predictions"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            predictions_path(tiny_config(output, "TEST.SAVE_RESULTS_PATH", name))
-    kept = predictions_path(tiny_config(output, "TEST.SAVE_RESULTS_PATH", "mine.csv"), "test_")
-    assert kept == output / "test_mine.csv"
 
 
 # Checkpoints.
@@ -130,9 +108,8 @@ def test_a_run_that_is_continued_keeps_its_number_of_classes(
     """Its checkpoints have a head of this size, so it could not be resumed otherwise."""
     cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
     with pytest.raises(ValueError, match=r"Set MODEL.NUM_CLASSES 8"):
-        run_module._check_training(cfg, 1)
-    checkpoints.save(tmp_path, made())
-    run_module._check_training(cfg, 1)
+        run_module._check_training(cfg, resumes=False)
+    run_module._check_training(cfg, resumes=True)
 
 
 # While training.

@@ -126,21 +126,21 @@ def of(kind: str, records: list[dict]) -> list[dict]:
     return [record for record in records if record["type"] == kind]
 
 
-# Waiting for data.
+# Waiting for data, and what is left.
 
 
-def test_each_phase_says_what_its_time_went_to(train, caplog):
+def test_each_phase_says_what_its_time_went_to_and_each_report_what_is_left(train, caplog):
     # 8 clips an iteration: 40 clips/s of training alone; the second phase waits as long again, the
     # first only for the mini-batch with which the run begins
-    records = train(seconds=lambda i: (0.2, 0.2 * (i >= 20) + 500 * (i == 0)))
-    first, second = of("phase", records)
-    assert (first["phase"], first["iteration"], first["iterations"]) == (0, 20, 20)
-    assert (second["phase"], second["iteration"], second["clips"]) == (1, 40, 160)
-    assert (first["seconds"], first["loading_share"]) == (pytest.approx(4), 0)
-    assert (second["seconds"], second["loading_share"]) == (pytest.approx(8), 0.5)
-    assert of("train", records)[-1]["seconds"] == pytest.approx(512)
-    assert "20 iterations took 8 s, 50 % waiting for data (reading gave 20.0 clips" in caplog.text
-    assert "training could take 40.0" in caplog.text
+    records = of("train", train(seconds=lambda i: (0.2, 0.2 * (i >= 20) + 500 * (i == 0))))
+    by_iteration = {record["iteration"]: record for record in records}
+    first, second, last = (by_iteration[n] for n in (2, 22, 40))
+    assert (first["clips_per_second"], first["loading_share"]) == (40, 0)
+    assert (second["clips_per_second"], second["loading_share"]) == (20, 0.5)
+    assert last["seconds"] == pytest.approx(512)
+    assert [r["seconds_left"] for r in (first, second, last)] == pytest.approx([7.6, 7.2, 0])
+    assert "phase 1 of 2: 20 iterations took 4 s, 0 % waiting for data" in caplog.text
+    assert "phase 2 of 2: 20 iterations took 8 s, 50 % waiting for data" in caplog.text
     [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "limited the speed of phase 2 of 2" in warning
     assert warning.endswith(ADVICE)
@@ -148,22 +148,8 @@ def test_each_phase_says_what_its_time_went_to(train, caplog):
 
 def test_the_rank_that_waits_most_for_data_is_what_counts(train, caplog):
     records = train(seconds=lambda i: (1.0, 0.0), waited=0.25)
-    assert {r["loading_share"] for r in records if r["type"] != "val"} == {0.25}
-    assert "(25 % waiting for data), 38 s left" in caplog.text
+    assert {r["loading_share"] for r in of("train", records)} == {0.25}
     assert caplog.text.count("limited the speed of phase") == 2
-
-
-# What is left.
-
-
-def test_the_time_left_follows_from_the_iterations_of_the_phase(train):
-    """The second phase takes 2 s per iteration, including 1 s of waiting for data."""
-    records = of("train", train(seconds=lambda i: (1.0, 1.0 * (i >= 20))))
-    left = {record["iteration"]: record["seconds_left"] for record in records}
-    assert (left[20], left[22], left[40]) == (20, 2 * 18, 0)
-
-
-# The clock.
 
 
 def test_loading_inside_training_is_counted_as_loading_alone(now: Time):
@@ -193,9 +179,6 @@ def test_a_real_gpu_that_still_computes_is_not_waiting(monkeypatch):
         shares.append(clock.seconds["loading"] / clock.working)
     assert shares[0] > 0.9
     assert shares[1] < 0.1
-
-
-# TensorBoard.
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -236,5 +219,3 @@ def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(tmp_pa
         assert [r["iteration"] for r in of(kind, records)] == [
             r["iteration"] for r in of(kind, whole)
         ]
-    first, second = of("phase", records)
-    assert (first["iterations"], second["iterations"]) == (6, 20)  # what the last attempt saw

@@ -13,7 +13,7 @@ import pytest
 
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
-from slowfast_patches.train import result as result_module
+from slowfast_patches.train import multi_view_test as test_module
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.errors import (
     INTERRUPTED_STATUS,
@@ -71,7 +71,7 @@ def test_stopped_by_signals_it_ends_as_if_never_stopped_and_once_finished_stays_
     assert (status, content["iteration"]) == (INTERRUPTED_STATUS, 12)
     assert f"interrupted: stopped by SIGTERM\nThe last checkpoint is {last}, after" in error
     assert "Traceback" not in error
-    for module, number in ((evaluate_module, signal.SIGUSR1), (result_module, signal.SIGINT)):
+    for module, number in ((evaluate_module, signal.SIGUSR1), (test_module, signal.SIGINT)):
         ask = before(monkeypatch, module, "evaluate", lambda *_, number=number: send(number))
         with ask, pytest.raises(TrainingInterruptedError):
             train(tmp_path)

@@ -15,6 +15,8 @@ from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.layers.convolution import convert_convolutions
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.train.record import tracker
+from tests.slowfast_patches.train.test_tracker import FakeRuns
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False),
@@ -87,7 +89,7 @@ def test_metrics_have_each_iteration_once_as_the_schedule_says(
     multigrid_run: Path, schedule: Schedule, opened: type
 ):
     folder = opened(multigrid_run)
-    records, phases, evaluations = map(folder.metrics, ("train", "phase", "val"))
+    records, evaluations = map(folder.metrics, ("train", "val"))
     said = re.findall(r"phase \d of 6: (.*); LR", folder.log)
     assert said == list(schedule.phase_lines())
     assert [r["iteration"] for r in records] == list(range(1, schedule.iterations + 1))
@@ -100,12 +102,6 @@ def test_metrics_have_each_iteration_once_as_the_schedule_says(
         assert 0 <= record["top1"] <= 100
     seconds = [r["seconds"] for r in records]
     assert seconds == sorted(seconds)
-    assert [r["iterations"] for r in phases] == [phase.iterations for phase in schedule.phases]
-    assert sum(r["clips"] for r in phases) == schedule.clips
-    trained = sum(r["seconds"] * (1 - r["loading_share"]) for r in phases)
-    # What follows the last phase's record is training, too: some hundredths, more where it waits.
-    assert 0.9 < trained / folder.result["seconds"]["training"] < 1.01
-    assert records[-1]["seconds_left"] == 0 < records[1]["seconds_left"]
     assert [e["iteration"] for e in evaluations] == [phase.stop for phase in schedule.phases]
     assert [{"type": "val", **e} for e in folder.result["evaluations"]] == evaluations
     assert all(0 <= e["top1"] <= e["top5"] <= 100 for e in evaluations)
@@ -141,10 +137,17 @@ def test_result_holds_everything_that_made_it(
 
 
 def test_a_run_with_all_switches_begins_as_the_plain_run(
-    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
+    train: Callable[..., Path],
+    multigrid_run: Path,
+    tmp_path: Path,
+    opened: type,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    runs = FakeRuns(fails_at=3)
+    monkeypatch.setitem(tracker._RUNS, "mlflow", runs.start)
     switches = ("MODEL.CHANNELS_LAST", "MODEL.ACT_CHECKPOINT", "SOLVER.FUSED", "TRAIN.KEEP_BEST")
     keys = [item for key in switches for item in (key, True)] + ["MODEL.EMA_DECAY", 0.5]
+    keys += ["TRAIN.TRACKER", "mlflow"]
     few = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.5**0.5], [1, 1]])
     short = ("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "BN.USE_PRECISE_STATS", False)
     train(tmp_path, *few, *keys, *short)
@@ -160,6 +163,8 @@ def test_a_run_with_all_switches_begins_as_the_plain_run(
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert content["s1.pathway0_stem.bn.num_batches_tracked"] == len(found)
     assert 0 <= result["top1_ema"] <= 100
+    sent = [(n, value) for name, n, value in runs.points if name == "train/loss"]
+    assert sent == [(record["iteration"], record["loss"]) for record in found]
 
 
 def test_fewer_evaluations_train_the_same_weights(

@@ -24,7 +24,6 @@ command after they have finished.
 import argparse
 import shlex
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +33,9 @@ if __name__ == "__main__":
     command_line.start_program()
 
 from slowfast_patches.config.load import recipe_path
-from slowfast_patches.study import submit
+from slowfast_patches.study import slurm_jobs
 from slowfast_patches.study.arms import step_seconds
-from slowfast_patches.study.compare import Comparison, make_arms
+from slowfast_patches.study.compare import compare, make_arms
 from slowfast_patches.study.runs import Study, train
 
 
@@ -60,14 +59,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "0.25 0.5 1 2, and draw curves"
     )
     command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")
-    ways = parser.add_mutually_exclusive_group()
-    command_line.add_at_once(ways)
-    submit.add_study_options(parser, ways)
+    slurm_jobs.add_slurm_options(parser, "--slurm")
     command_line.add_overrides(parser, "keys to set in every config")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "lengths", float)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
-    args.slurm = submit.slurm_of_study(parser, args)
+    args.slurm = slurm_jobs.slurm_of(parser, args)
     return args
 
 
@@ -88,16 +85,13 @@ def main(argv: list[str] | None = None) -> int:
         study = replace(study, step_seconds=seconds)
     step_times = ", ".join(map(str, args.step_times)) or None
     run_net = Path(__file__).with_name("run_net.py")
+    finished = [study.runs()] if args.slurm else train(study, run_net)
     if args.slurm:
-        finished = (runs for runs in [study.runs()])
-        submit.submit_study(study, run_net, args.slurm)
-    else:
-        finished = train(study, run_net, args.at_once)
-    with closing(finished) as progress:
-        for runs in progress:
-            report = Comparison(study, runs, command, step_times)
-            if len(runs):
-                report.write(study.output)
+        slurm_jobs.submit_study(study, run_net, args.slurm)
+    for runs in finished:
+        report = compare(study, runs, command, step_times)
+        if len(runs):
+            report.write(study.output)
     print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
     print(report)
     return 0

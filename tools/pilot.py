@@ -25,8 +25,6 @@ switched off.
 
 import argparse
 import logging
-import math
-import os
 import shlex
 import sys
 from dataclasses import replace
@@ -40,16 +38,15 @@ if __name__ == "__main__":
 from multigrid import PAPER, Cycles
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
-from slowfast_patches.launch.device import check_gpus
-from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.study.pilot import (
     ShortBaselineError,
     measured_seconds,
     pilot_arms,
     pilot_study,
-    train_pilot,
 )
-from slowfast_patches.study.pilot_report import Pilot, recipe_text
+from slowfast_patches.study.pilot_report import evaluate_pilot, recipe_text, report_pilot
+from slowfast_patches.study.runs import train
+from slowfast_patches.utils.files import write_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
@@ -62,7 +59,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "approximate time of the pilot per seed, in minutes (default: a tenth of a full training "
         "of the baseline, or the minimum for a result if that is longer)"
     )
-    command_line.add_option(parser, "--minutes", "M", text, float)
+    command_line.add_option(parser, "--minutes", "M", text, command_line.above_zero)
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/pilot")
     text = (
@@ -73,8 +70,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_overrides(parser, "config keys to set")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
-    if args.minutes is not None and not 0 < args.minutes < math.inf:
-        parser.error(f"--minutes must be a positive number, but is {args.minutes:g}.")
     return args
 
 
@@ -90,13 +85,13 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bo
     recipe = args.output / "multigrid.yaml"
     args.output.mkdir(parents=True, exist_ok=True)
     given = recipe_path(args.cfg).resolve()
-    recipe.write_text(recipe_text(cycles, str(given)), encoding="utf-8")
+    write_text(recipe, recipe_text(cycles, str(given)))
     if not compare:
         return shlex.join(["multigrid-train", "--cfg", str(recipe), *args.overrides])
     baseline = args.cfg
     if load_recipe(given, args.overrides).uses_multigrid:
         baseline = args.output / "baseline.yaml"
-        baseline.write_text(recipe_text(_OFF, str(given)), encoding="utf-8")
+        write_text(baseline, recipe_text(_OFF, str(given)))
     both = ["--cfg", str(baseline), "--cfg", str(recipe), "--equal-iterations"]
     return shlex.join(["multigrid-compare", *both, *args.overrides])
 
@@ -107,9 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("slowfast_patches.study.pilot").setLevel(logging.INFO)
-    cfg_file = recipe_path(args.cfg)
-    arms = pilot_arms(cfg_file, args.overrides)
-    check_gpus(arms[0].recipe, find_placement(arms[0].recipe, os.environ))
+    arms = pilot_arms(recipe_path(args.cfg), args.overrides)
     seconds = measured_seconds(arms, args.step_times, args.output)
     seeds = list(dict.fromkeys(args.seeds))
     try:
@@ -118,14 +111,15 @@ def main(argv: list[str] | None = None) -> int:
         advised = next_command(args, cycles_of(arms[1].recipe), compare=True)
         print(f"{error}\n\n    {advised}")
         return 0
-    study = train_pilot(study, Path(__file__).with_name("run_net.py"))
+    *_, runs = train(study, Path(__file__).with_name("run_net.py"))
+    outcome = evaluate_pilot(study, runs)
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
-    pilot = Pilot(study, study.runs(), command, seconds[0])
-    pilot.write(args.output)
-    best = cycles_of(pilot.best.recipe)
-    advised = next_command(args, best, compare=pilot.verdict != "use multigrid")
-    print(pilot)
-    if pilot.verdict != "do not use multigrid":
+    report = report_pilot(study, runs, outcome, command, seconds[0])
+    report.write(args.output)
+    best = cycles_of(outcome.best.recipe)
+    advised = next_command(args, best, compare=outcome.advice != "use multigrid")
+    print(report)
+    if outcome.advice != "do not use multigrid":
         print(f"\n    {advised}")
     print(f"\nReport: {args.output / 'pilot.md'}, pilot.json")
     return 0

@@ -27,8 +27,6 @@ SOLVER.REFERENCE_WORLD_SIZE 8.
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -37,11 +35,11 @@ from slowfast_patches.utils import command_line
 if __name__ == "__main__":
     command_line.start_program()
 
-from slowfast_patches.study import reproduce, submit
+from slowfast_patches.study import reproduce, slurm_jobs
 from slowfast_patches.study.arms import check_study
 from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
+from slowfast_patches.study.report import Report
 from slowfast_patches.study.runs import Study, train
-from slowfast_patches.utils.tables import format_duration
 
 _DATA = ("kinetics", "ssv2", "charades")
 _STARTS = ("imagenet", "kinetics")
@@ -61,10 +59,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     ways = group.add_mutually_exclusive_group()
     text = "only print the runs and their costs"
     ways.add_argument("--dry-run", action="store_true", help=text)
-    text = "train on this machine; see --at-once"
-    ways.add_argument("--local", action="store_true", help=text)
-    command_line.add_at_once(group)
-    submit.add_study_options(group, ways)
+    ways.add_argument("--local", action="store_true", help="train on this machine")
+    slurm_jobs.add_slurm_options(parser, "--slurm")
 
     group = parser.add_argument_group("what to run on")
     add = partial(command_line.add_option, group)
@@ -73,23 +69,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     for name in _STARTS:
         text = f"{name} checkpoint for the recipes that start from pre-trained {name} weights"
         add(f"--{name}-weights", "FILE", text)
-    times = group.add_mutually_exclusive_group()
     text = (
         "result file of benchmarks/step_time.py, from which the expected training times are "
         "computed; can be repeated"
     )
-    command_line.add_list(times, "--step-times", text)
-    text = (
-        "seconds per iteration of the first run, from which the expected training times of all "
-        "runs are estimated in proportion to FLOPs"
-    )
-    command_line.add_option(times, "--step-seconds", "S", text, float)
+    command_line.add_list(group, "--step-times", text)
     command_line.add_overrides(parser, "keys to set in every recipe")
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
-    args.slurm = submit.slurm_of_study(parser, args)
-    if not args.local and args.at_once != parser.get_default("at_once"):
-        parser.error("--at-once has no effect without --local")
+    args.slurm = slurm_jobs.slurm_of(parser, args)
+    if args.slurm and (args.local or args.dry_run):
+        parser.error("--slurm cannot be combined with --local or --dry-run")
     return args
 
 
@@ -105,49 +95,29 @@ def main(argv: list[str] | None = None) -> int:
     weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}
     arms = paper_arms(rows, data, weights, args.overrides)
     study = Study(list(arms.values()), list(dict.fromkeys(args.seeds)), args.output)
-    costs = reproduce.costs_of(arms, args.step_times, args.step_seconds)
-    for experiment in experiments.values():
-        print(reproduce.format_costs(experiment, arms, costs, len(study.seeds)))
-    print(_format_size(study, [cost.seconds for cost in costs.values()]), flush=True)
-    if args.dry_run:
-        return 0
+    costs = reproduce.costs_of(arms, args.step_times)
+    print(f"{len(arms)} different recipes × {len(study.seeds)} seeds\n", flush=True)
 
-    def report() -> list[reproduce.PaperTable]:
+    def report() -> list[Report]:
         runs = study.runs()
-        tables = [reproduce.PaperTable(study, runs, command, *pair) for pair in experiments.items()]
-        for table in tables:
-            table.write(args.output)
-        return tables
+        return [
+            reproduce.report_experiment(name, experiment, study, runs, costs, command)
+            for name, experiment in experiments.items()
+        ]
 
     run_net = Path(__file__).resolve().with_name("run_net.py")
     if args.local or args.slurm:
         reproduce.check_inputs(rows, arms)
-    if args.local:
-        with closing(train(study, run_net, args.at_once)) as progress:
-            for _ in progress:
-                report()
-    tables = report()
+    for _ in train(study, run_net) if args.local else ():
+        for each in report():
+            each.write(args.output)
     if args.slurm:
-        submit.submit_study(study, run_net, args.slurm)
-    for table in tables:
-        print(f"\n{table.title}\n\n{table}")
-    print(f"\nReports: {args.output}")
+        slurm_jobs.submit_study(study, run_net, args.slurm)
+    for each in report():
+        print(f"{each.title}\n\n{each}\n")
+        if not args.dry_run:
+            each.write(args.output)
     return 0
-
-
-def _format_size(study: Study, seconds: Sequence[float | None]) -> str:
-    """Return a sentence about the number of runs and their total time.
-
-    The total time is unknown if the time of any recipe is unknown.
-    """
-    known = [value for value in seconds if value is not None]
-    total = "unknown (give --step-times FILE)"
-    if len(known) == len(seconds):
-        total = format_duration(sum(known) * len(study.seeds))
-    return (
-        f"Total: {study.size} runs ({len(seconds)} different recipes × {len(study.seeds)} seeds). "
-        f"Training time, excluding data loading and evaluation: {total}"
-    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ mini-batch has TRAIN.BATCH_SIZE clips per machine. Before the job is submitted, 
 files that exist on this machine are checked. Example:
 
     multigrid-submit --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
-        --partition gpu --nodes 16 --gpus-per-node 8 --hours 24 --option account=vision \
+        --partition gpu --hours 24 --option account=vision NUM_SHARDS 16 NUM_GPUS 8 \
         DATA.PATH_TO_DATA_DIR /data/kinetics OUTPUT_DIR runs/k400 SOLVER.REFERENCE_WORLD_SIZE 8
 
 With --dry-run, the batch file is printed but not submitted. To resume a job that failed or was
@@ -15,7 +15,6 @@ cancelled, repeat the command. KEY VALUE pairs after the options replace keys of
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 from slowfast_patches.utils import command_line
@@ -25,48 +24,41 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
-from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
-from slowfast_patches.study import submit
+from slowfast_patches.launch.slurm import FOLDER, batch_file
+from slowfast_patches.study import slurm_jobs
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option."""
     parser = command_line.command_parser(__doc__)
-    add = partial(command_line.add_option, parser)
     command_line.add_cfg(parser)
-    add("--partition", "P", "SLURM partition", required=True)
-    add("--nodes", "N", "number of machines (default: NUM_SHARDS of the recipe)", int)
-    text = "number of GPUs per machine (default: NUM_GPUS of the recipe)"
-    add("--gpus-per-node", "N", text, int)
-    submit.add_slurm_options(parser, "", ("hours", "cpus", "requeues", "warning_seconds"))
-    text = "name of the job (default: %(default)s)"
-    add("--job-name", "NAME", text, default=Slurm.name)
+    slurm_jobs.add_slurm_options(parser, "--partition", required=True)
     text = "check the recipe and print the batch file without submitting it"
     parser.add_argument("--dry-run", action="store_true", help=text)
     command_line.add_overrides(parser, "keys of the recipe to replace")
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    args.slurm = slurm_jobs.slurm_of(parser, args)
+    return args
 
 
 @command_line.tool()
 def main(argv: list[str] | None = None) -> int:
     """Check the recipe, print the batch file or queue the job, and return the exit status."""
     args = parse_args(argv)
-    slurm = submit.slurm_of(args, args.partition, "", name=args.job_name)
     cfg = recipe_path(args.cfg).resolve()
-    pairs = submit.job_keys(cfg, args.overrides, args.nodes, args.gpus_per_node)
-    recipe = load_with_classes(cfg, pairs)
-    plan, warnings = submit.check(load_with_classes(cfg, args.overrides), recipe)
+    recipe = load_with_classes(cfg, args.overrides)
+    plan, warnings = slurm_jobs.check(load_with_classes(cfg), recipe)
     # With --dry-run, print only the batch file to standard output, so that it can be redirected.
     print(plan, file=sys.stderr if args.dry_run else sys.stdout)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     folder = Path(recipe.output_dir)
     run_net = Path(__file__).resolve().with_name("run_net.py")
-    command = [sys.executable, str(run_net), "--cfg", str(cfg), *pairs]
+    command = [sys.executable, str(run_net), "--cfg", str(cfg), *args.overrides]
     if args.dry_run:
-        print(batch_file([command], recipe, slurm, folder / FOLDER), end="")
+        print(batch_file([command], recipe, args.slurm, folder / FOLDER), end="")
         return 0
-    queued = submit.submit({".": (recipe, command)}, folder, slurm)
+    queued = slurm_jobs.submit({".": (recipe, command)}, folder, args.slurm)
     if not queued:
         raise ValueError(f"{folder} already has a queued or running job. See squeue.")
     number = queued["."]

@@ -48,13 +48,12 @@ class Slurm:
     Attributes:
         partition: Name of the SLURM partition.
         hours: Time limit of a job in hours. At the time limit, the job is requeued and resumes.
-        limit: Maximum number of jobs of a job array that run at the same time.
         cpus: Number of CPU cores for each process.
         requeues: Maximum number of times that a job requeues itself.
         warning_seconds: Seconds before the time limit at which SLURM sends a warning signal. The
             training must finish an iteration and save a checkpoint in this time.
-        name: Name of the jobs, as shown by squeue.
-        options: Other options of sbatch by name, such as account. The value of a flag is empty.
+        options: Other options of sbatch by name, such as account or job-name. The value of a
+            flag is empty.
 
     Raises:
         ValueError: SLURM would not accept the times, or the warning would come too late.
@@ -62,11 +61,9 @@ class Slurm:
 
     partition: str
     hours: float = 24.0
-    limit: int = 4
     cpus: int = 8
     requeues: int = 50
     warning_seconds: int = 120
-    name: str = "multigrid"
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,7 +87,7 @@ def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, 
     """
     is_array = len(commands) > 1
     options = {
-        "job-name": slurm.name,
+        "job-name": "multigrid",
         "partition": slurm.partition,
         "time": round(slurm.hours * 60),
         "nodes": recipe.num_shards,
@@ -104,7 +101,7 @@ def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, 
     }
     choice, command = "", shlex.join(commands[0])
     if is_array:
-        options["array"] = f"0-{len(commands) - 1}%{slurm.limit}"
+        options["array"] = f"0-{len(commands) - 1}"
         cases = "".join(f"{n}) set -- {shlex.join(words)};;\n" for n, words in enumerate(commands))
         choice, command = f"case $SLURM_ARRAY_TASK_ID in\n{cases}esac\n", '"$@"'
     directives = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 from multigrid import Schedule, schedule_cost
 from slowfast_patches.config import Recipe, check_recipe
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
-from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
+from slowfast_patches.datasets.lists.dataset_lists import list_path, load_with_classes, read_list
 from slowfast_patches.launch.launch import resolve
+from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import measured_timing
@@ -72,31 +72,6 @@ def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -
     return Arm(name, folder, cfg_file, pairs, recipe, schedule, label=name, baseline=name)
 
 
-def at_lengths(arm: Arm, lengths: Sequence[float]) -> list[Arm]:
-    """Return copies of an arm that are trained for other lengths.
-
-    The copy for length 0.25 is named "NAME at 0.25×", and its folder is NAME_x0.25. For length 1,
-    the arm itself is returned, so that its runs are shared with comparisons without --lengths.
-    MULTIGRID.EPOCH_FACTOR does not change, because it multiplies the scaled number of epochs.
-
-    Args:
-        arm: Arm of length 1.
-        lengths: Multiples of the arm's number of epochs.
-
-    Returns:
-        One arm per length, the shortest first.
-
-    Raises:
-        ValueError: A length is not positive, is given twice, or is too short to train the arm.
-    """
-    if not all(0 < length < math.inf for length in lengths) or len(set(lengths)) < len(lengths):
-        given = " ".join(f"{length:g}" for length in lengths)
-        raise ValueError(f"--lengths must be distinct positive numbers, but is {given}.")
-    return [
-        scaled(arm, x, f"{arm.name} at {x:g}×", f"{arm.folder}_x{x:g}") for x in sorted(lengths)
-    ]
-
-
 def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
     """Return a copy of an arm with a scaled number of epochs.
 
@@ -144,3 +119,27 @@ def step_seconds(arm: Arm, files: Sequence[Path]) -> float:
     """
     ours = measured_timing(files, arm.recipe).ours
     return schedule_cost(arm.schedule, None, ours).seconds or 0.0
+
+
+def hidden_files(recipe: Recipe) -> list[Path]:
+    """Check the lists and weights of a recipe, and return those that are not on this machine.
+
+    Raises:
+        ValueError: A file is invalid, or DATA.PATH_TO_DATA_DIR is not set.
+    """
+    if not recipe.data.path_to_data_dir:
+        raise ValueError(
+            f"{recipe.train.dataset}: DATA.PATH_TO_DATA_DIR, the folder of the lists, is not set"
+        )
+    hidden = list[Path]()
+    for split in ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable:
+        if (path := list_path(recipe, split)).is_file():
+            read_list(recipe, split)
+        else:
+            hidden.append(path)
+    section, needed = ("TRAIN", recipe.train) if recipe.train.enable else ("TEST", recipe.test)
+    if (weights := needed.checkpoint_file_path) and Path(weights).exists():
+        check_file(weights, section=section)
+    elif weights:
+        hidden.append(Path(weights))
+    return hidden

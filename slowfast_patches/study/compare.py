@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from multigrid.cost import short_ends
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.study.arms import Arm, at_lengths, check_study, make_arm, scaled
+from slowfast_patches.study.arms import Arm, check_study, make_arm, scaled
 from slowfast_patches.study.curves import (
-    LONG_TITLES,
     curves_of,
-    draw_panels,
-    explain_curves,
-    format_break_even,
+    draw_curves,
+    leads_table,
     levels_of,
     levels_table,
 )
-from slowfast_patches.study.report import Report, Table, title_of
-from slowfast_patches.study.runs import mean
-from slowfast_patches.study.score import CLEAR, Score, score_of
-from slowfast_patches.utils.pictures import MUTED, time_unit
-from slowfast_patches.utils.tables import format_factor, format_list
+from slowfast_patches.study.report import (
+    Report,
+    Table,
+    arms_table,
+    origin,
+    study_json,
+    study_warnings,
+    title_of,
+)
+from slowfast_patches.study.runs import Study, mean
+from slowfast_patches.study.score import CLEAR, Score, chance_of, score_of
+from slowfast_patches.utils.pictures import MUTED, add_legend, new_figure
+from slowfast_patches.utils.tables import format_list
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-_ERRORS = "± in the verdict is the standard error due to the numbers of videos and seeds."
 _COLUMNS = ("iterations", "iteration_factor", "epochs", "clips", "flops", "seconds", "total")
 
 
@@ -73,10 +78,21 @@ def make_arms(
     if equal_iterations:
         arms.insert(1, _shortened(arms[0], arms[1]))
     if lengths:
-        arms = [longer for arm in arms for longer in at_lengths(arm, lengths)]
-    of_first = {arm.length: arm.name for arm in arms if arm.label == arms[0].label}
-    baseline = of_first.get(1.0) or of_first[max(of_first)]
+        arms = [_at_length(arm, length) for arm in arms for length in sorted(lengths)]
+    own = [arm for arm in arms if arm.label == arms[0].label]
+    baseline = next((arm for arm in own if arm.length == 1), own[-1]).name
     return [replace(arm, baseline=baseline) for arm in arms]
+
+
+def _at_length(arm: Arm, length: float) -> Arm:
+    """Return a copy of an arm that is trained for another length, or the arm itself for length 1.
+
+    The runs of length 1 are thus shared with comparisons without --lengths. MULTIGRID.EPOCH_FACTOR
+    does not change, because it multiplies the scaled number of epochs.
+    """
+    if not 0 < length < math.inf:
+        raise ValueError(f"--lengths takes positive numbers, not {length:g}.")
+    return scaled(arm, length, f"{arm.name} at {length:g}×", f"{arm.folder}_x{length:g}")
 
 
 def _shortened(long: Arm, short: Arm) -> Arm:
@@ -93,176 +109,139 @@ def _shortened(long: Arm, short: Arm) -> Arm:
     return replace(arm, label=name, length=1.0)
 
 
-@dataclass(frozen=True)
-class Comparison(Report):
-    """Comparison of arms that share one baseline.
+def compare(
+    study: Study, runs: pd.DataFrame, command: str, step_times: str | None = None
+) -> Report:
+    """Return the report of a comparison of arms that share one baseline.
 
-    Attributes:
-        step_times: Names of the step-time files that `Study.step_seconds` is computed from. None
-            if speed-ups are computed from wall-clock times.
+    Args:
+        study: Arms and seeds.
+        runs: Table returned by `Study.runs`.
+        command: Command line that reproduces the report.
+        step_times: Names of the step-time files that `Study.step_seconds` is computed from. None if
+            speed-ups are computed from wall-clock times.
     """
+    metric, *others = metric_names(study.arms[0].recipe)
+    scores = {name: score_of(runs, name, metric) for name in runs["arm"].unique()}
+    chance = chance_of(study.arms[0].recipe)
+    verdict = _verdict(study, runs, scores, chance)
+    warnings = [*_warnings(study, runs, scores, chance or 0.0), *study_warnings(runs)]
+    times = f"iterations × the step times of {step_times}" if step_times else "wall-clock times"
+    columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", metric, *others]
+    tables: list[str | Table] = [arms_table(study, runs, columns)]
+    has_curves = _has_curves(study, runs)
+    if has_curves:
+        curves = curves_of(runs, "seconds", metric)
+        tables = [levels_table(runs, metric, metric_title(metric)), leads_table(curves), *tables]
+    return Report(
+        name="report",
+        title="Comparison",
+        result=[
+            *(f"Warning: {text}" for text in warnings),
+            *[f"Verdict: {verdict}"] * bool(verdict),
+        ],
+        tables=tables,
+        notes=[_explain(study.arms[0].baseline, times), *origin(runs, command)],
+        content={
+            **study_json(study, runs, command, chance),
+            "seconds": times,
+            "verdict": verdict or None,
+            "warnings": warnings,
+            "levels": levels_of(runs, metric) if has_curves else [],
+        },
+        figure=_figure(study, runs, chance, times),
+    )
 
-    step_times: str | None = None
-    name = "report"
-    title = "Comparison"
 
-    @property
-    def picture(self) -> str:
-        return f"{LONG_TITLES[self.metrics[0]].capitalize()} against training time"
+def _has_curves(study: Study, runs: pd.DataFrame) -> bool:
+    """Return whether there are several lengths, and finished runs of the first recipe."""
+    several = any(arm.length != 1 for arm in study.arms)
+    return several and study.arms[0].label in set(runs["label"])
 
-    @cached_property
-    def scores(self) -> dict[str, Score]:
-        """Maps the name of each arm with finished runs to its score."""
-        names = self.runs["arm"].unique()
-        return {name: score_of(self.runs, name, self.metrics[0]) for name in names}
 
-    @property
-    def verdict(self) -> str:
-        """One sentence that compares arms with their baseline.
+def _verdict(
+    study: Study, runs: pd.DataFrame, scores: Mapping[str, Score], chance: float | None
+) -> str:
+    """Return one sentence that compares arms with their baseline.
 
-        Arms that are longer or shorter than the baseline are left out. The sentence is empty until
-        the baseline and another arm have finished runs.
-        """
-        baseline = next(arm for arm in self.study.arms if arm.name == arm.baseline)
-        clauses = [
-            f"{arm.name} is {self._speed_ups(arm)} and {self._change(baseline, arm)}"
-            for arm in self.study.arms
-            if arm is not baseline and arm.length == baseline.length
-            if mean(self.runs, arm.name, "speed_up")
-        ]
-        if not clauses:
-            return ""
-        last = [] if self.chance is None else [f"chance is {self.chance:.1f} %"]
-        return f"Compared with {baseline.name}, {'; '.join([*clauses, *last])}."
-
-    def _speed_ups(self, arm: Arm) -> str:
-        means = self.runs[self.runs["arm"] == arm.name][["speed_up", "total_speed_up"]].mean()
-        words = ("faster", "slower", "as fast")
-        alone, total = (format_factor(1.0, factor, words) for factor in means)
-        return alone if self.step_times else f"{alone} ({total} with evaluation and test)"
-
-    def _change(self, baseline: Arm, arm: Arm) -> str:
-        before, after = (self.scores[each.name] for each in (baseline, arm))
+    Arms that are longer or shorter than the baseline are left out. The sentence is empty until
+    the baseline and another arm have finished runs.
+    """
+    baseline = next(arm for arm in study.arms if arm.name == arm.baseline)
+    title = metric_title(metric_names(baseline.recipe)[0])
+    clauses = list[str]()
+    for arm in study.arms:
+        speed_up, total = (mean(runs, arm.name, n) for n in ("speed_up", "total_speed_up"))
+        if arm is baseline or arm.length != baseline.length or not speed_up or not total:
+            continue
+        before, after = scores[baseline.name], scores[arm.name]
         change = after.minus(before)
-        size = change._replace(mean=abs(change.mean)).format(0 if change.error >= 2 else 1)
         clear = change.error > 0 and abs(change.mean) >= CLEAR * change.error
-        return (
-            f"{'loses' if change.mean < 0 else 'gains'} {size} points of "
-            f"{metric_title(self.metrics[0])} ({after.format()} % against {before.format()} %"
-            f"{'' if clear else ', undecided'})"
+        clauses.append(
+            f"{arm.name} is {speed_up.mean:.2f}× as fast ({total.mean:.2f}× with evaluation and "
+            f"test) and {'loses' if change.mean < 0 else 'gains'} "
+            f"{change._replace(mean=abs(change.mean))} points of {title} ({after} % against "
+            f"{before} %{'' if clear else ', undecided'})"
         )
+    if not clauses:
+        return ""
+    last = [] if chance is None else [f"chance is {chance:.1f} %"]
+    return f"Compared with {baseline.name}, {'; '.join([*clauses, *last])}."
 
-    @cached_property
-    def levels(self) -> list[dict[str, Any]]:
-        """Costs at which each recipe reaches several accuracies, as returned by `levels_of`.
 
-        The list is empty without --lengths, or if no run of the first recipe has finished.
-        """
-        arms = self.study.arms
-        if all(arm.length == 1 for arm in arms) or arms[0].label not in set(self.runs["label"]):
-            return []
-        return levels_of(self.runs, self.metrics[0])
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **super().to_json(),
-            "seconds": f"step times of {self.step_times}" if self.step_times else "wall-clock",
-            "verdict": self.verdict or None,
-            "warnings": self.warnings(),
-            "levels": self.levels,
-        }
-
-    def tables(self) -> list[str | Table]:
-        columns = [*_COLUMNS, *["clock"] * bool(self.step_times), "speed_up", *self.metrics]
-        if not self.levels:
-            return [self.table(columns)]
-        return [
-            levels_table(self.levels, self.metrics[0]),
-            *format_break_even(curves_of(self.runs, "seconds", self.metrics[0])),
-            explain_curves(self.step_times),
-            self.table(columns),
-        ]
-
-    def notes(self) -> list[str]:
-        speed_up = (
-            "The speed-up is the wall-clock training time of the baseline divided by the "
-            "wall-clock training time of the config with the same seed, averaged over seeds."
+def _warnings(
+    study: Study, runs: pd.DataFrame, scores: Mapping[str, Score], chance: float
+) -> list[str]:
+    """Return warnings about speed-ups and accuracies that may be misleading."""
+    texts = [f"{arm.name}: {text}." for arm in study.arms for text in short_ends(arm.schedule)]
+    low = [name for name, each in scores.items() if each.mean - CLEAR * each.error <= chance]
+    if low and chance:
+        texts.append(
+            f"The accuracy of {format_list(low)} is not clearly above chance. A speed-up at this "
+            "accuracy means nothing."
         )
-        if self.step_times:
-            speed_up = (
-                "The speed-up is the step time of the baseline divided by the step time of the "
-                f"config. The step time is iterations × the step times of {self.step_times}. It "
-                "excludes data loading and evaluation."
-            )
-        return [
-            f"Speed-up and iteration factor are relative to {self.study.arms[0].baseline}. "
-            f"{speed_up} The wall-clock training time includes data loading. The wall-clock time "
-            "with evaluation also includes all evaluations and the test. ± is the sample standard "
-            "deviation over seeds. FLOPs are the training FLOPs of forward and backward passes."
-        ]
+    return texts
 
-    def warnings(self) -> list[str]:
-        """Return warnings about speed-ups and accuracies that may be misleading."""
-        arms = self.study.arms
-        texts = [f"{arm.name}: {text}." for arm in arms for text in short_ends(arm.schedule)]
-        low = [
-            name
-            for name, score in self.scores.items()
-            if score.mean - CLEAR * score.error <= (self.chance or 0.0)
-        ]
-        if low and self.chance:
-            texts.append(
-                f"The accuracy of {format_list(low)} is not clearly above chance. A speed-up at "
-                "this accuracy means nothing."
-            )
-        texts += super().warnings()
-        slow = self.runs.loc[self.runs["evaluating"] > self.runs["seconds"], "arm"].unique()
-        if len(slow):
-            texts.append(
-                f"Evaluation and test took longer than training in {', '.join(slow)}. The speed-up "
-                "of training does not include this time. To shorten evaluation and test, list "
-                "fewer videos in val.csv, or set BN.NUM_BATCHES_PRECISE or "
-                "TEST.NUM_ENSEMBLE_VIEWS to a smaller number."
-            )
-        return texts
 
-    def result(self) -> list[str]:
-        texts = [f"Warning: {text}" for text in self.warnings()]
-        return [*texts, _ERRORS, f"Verdict: {self.verdict}"] if self.verdict else texts
+def _explain(baseline: str, times: str) -> str:
+    """Return a paragraph that explains the tables and the verdict."""
+    return (
+        f"Speed-up and iteration factor are relative to {baseline}. The speed-up is the training "
+        "time of the baseline divided by the training time of the config with the same seed, "
+        f"averaged over seeds. It is computed from {times}. Wall-clock times of the training "
+        "include data loading but not evaluation. Step times exclude both. ± in the verdict is the "
+        "standard error due to the numbers of videos and seeds. In the tables, ± is the sample "
+        "standard deviation over seeds. FLOPs are the training FLOPs of forward and backward "
+        "passes. With several lengths, accuracies are the best up to each time. Between two "
+        "lengths, they are interpolated linearly in the logarithm of the time. ≤ means that even "
+        "the shortest training exceeds the accuracy."
+    )
 
-    def draw(self, path: Path) -> None:
-        """Draw the primary metric against the training time, and save the figure.
 
-        With --lengths, additional panels show the metric against iterations and FLOPs. Without
-        --lengths, a thin line shows the validations of each run, as in Figure 1 of the paper.
-        """
-        unit, size = time_unit(self.runs["clock"].max() if len(self.runs) else 0.0)
-        runs = self.runs.assign(clock=self.runs["clock"] / size)
-        metric = self.metrics[0]
-        how = "by step times" if self.step_times else "loading included"
-        titles = {"seconds": f"training time, {how} ({unit})"}
-        explained = "marks: final results, mean ± standard deviation over n seeds; "
-        if has_lengths := bool(self.levels):
-            titles |= {"iterations": "iterations", "flops": "training FLOPs"}
-            explained += "numbers: × the recipe's length"
-        else:
-            explained += "thin lines: validations"
+def _figure(study: Study, runs: pd.DataFrame, chance: float | None, times: str) -> Figure:
+    """Draw the primary metric against the training time.
 
-        def add(axes: Axes, colours: Mapping[str, str]) -> None:
-            if self.chance is not None:
-                label = f"chance, {self.chance:.1f} %"
-                axes.axhline(self.chance, color=MUTED, ls="--", lw=1, label=label)
-            for run in [] if has_lengths else runs.itertuples():
-                points = pd.DataFrame(run.result["evaluations"])
-                seconds = points["seconds"] * run.clock / run.seconds
-                axes.plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
-                axes.set_xlim(left=0)
-
-        draw_panels(
-            path,
-            {title: curves_of(runs, axis, metric) for axis, title in titles.items()},
-            runs.groupby("label")["seed"].nunique().to_dict(),
-            (LONG_TITLES[metric].capitalize(), f"{LONG_TITLES[metric]} (%)", explained),
-            add,
-            logarithmic=has_lengths,
-        )
+    With --lengths, additional panels show the metric against iterations and FLOPs. Without
+    --lengths, a thin line shows the validations of each run, as in Figure 1 of the paper.
+    """
+    metric = metric_names(study.arms[0].recipe)[0]
+    has_curves = _has_curves(study, runs)
+    titles = {"seconds": f"seconds of training ({times})"}
+    explained = "marks: final results, mean ± standard deviation over n seeds"
+    if has_curves:
+        titles |= {"iterations": "iterations", "flops": "training FLOPs"}
+        explained += "; numbers: × the recipe's length"
+    figure, panels = new_figure(1, 4 + 4 * len(titles), 5, columns=len(titles))
+    for axes, (kind, title) in zip(panels, titles.items(), strict=True):
+        axes.set_xlabel(title)
+        curves = curves_of(runs, kind, metric)
+        colours = draw_curves(axes, curves, runs, logarithmic=has_curves)
+        if chance is not None:
+            axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
+        for run in [] if has_curves else runs.itertuples():
+            points = pd.DataFrame(run.result["evaluations"])
+            seconds = points["seconds"] * run.clock / run.seconds
+            axes.plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
+    panels[0].set_ylabel(f"{metric_title(metric)} (%)")
+    add_legend(figure, panels[0], explained, 2)
+    return figure

@@ -186,9 +186,6 @@ def _nominal_iterations(arm: Arm) -> int:
     return schedule_of(arm.recipe, num_videos).iterations
 
 
-_REFERENCE = "SOLVER.REFERENCE_WORLD_SIZE"
-
-
 def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str, ...]:
     """Return the overrides of the user that apply to a recipe.
 
@@ -196,14 +193,10 @@ def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str
     number of GPUs. For example, SOLVER.REFERENCE_WORLD_SIZE 8 does not apply to a recipe for 1 GPU.
     """
     keys = dict(zip(overrides[::2], overrides[1::2], strict=False))
-    reference = keys.pop(_REFERENCE, "0")
+    reference = keys.pop("SOLVER.REFERENCE_WORLD_SIZE", "0")
     if reference in ("0", str(plain.num_gpus)):
         return overrides
-    logger.warning(
-        "%s was written for NUM_GPUS %d, which differs from the %s of %s. The recipe is not "
-        "scaled.",
-        *(path.name, plain.num_gpus, reference, _REFERENCE),
-    )
+    logger.warning("%s was written for NUM_GPUS %d. It is not scaled.", path.name, plain.num_gpus)
     keys.pop("NUM_GPUS", None)
     return as_overrides(keys)
 

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,17 +22,17 @@ from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, cycle_keys
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
-from slowfast_patches.launch.device import process_device, set_up_device
+from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
+from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_time_file import write_step_times
 from slowfast_patches.plan.step_times import shapes_to_measure
 from slowfast_patches.study.arms import Arm, check_study, make_arm, scaled, step_seconds
-from slowfast_patches.study.runs import Study, share_of_evaluations, train
+from slowfast_patches.study.runs import Study
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
-from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
@@ -92,10 +91,11 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
             "a launcher such as torchrun, with NUM_SHARDS 1 and SOLVER.REFERENCE_BATCH_SIZE "
             f"{recipe.base_shape.batch} (to scale the learning rates)."
         )
+    check_gpus(recipe, placement)
     if recipe.multi_label:
         raise ValueError(
-            "The pilot only supports one label per video. Compare full trainings of the baseline "
-            "and of a multigrid recipe with multigrid-compare instead."
+            "The pilot only supports one label per video. Compare full trainings with "
+            "multigrid-compare instead."
         )
     for overlap in find_overlaps({split: read_list(recipe, split) for split in ("train", "val")}):
         logger.warning("%s", overlap)
@@ -107,30 +107,29 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
         "MODEL.EMA_DECAY": 0.0,
         "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
     }
-
-    def make(name: str, cycles: dict[str, object]) -> Arm:
-        folder = name.replace(", ", "_").replace(" ", "_")
-        arm = make_arm(name, folder, cfg_file, (*overrides, *as_overrides(keys | cycles)))
-        check_world_size(arm.recipe, arm.schedule)
-        smallest = min(shape.crop for shape in arm.schedule.shapes)
-        if arm.recipe.uses_multigrid and smallest < _SMALLEST_CROP:
-            raise ValueError(
-                f"a crop of {smallest} pixels is smaller than {_SMALLEST_CROP}. Set a larger "
-                "DATA.TRAIN_CROP_SIZE."
-            )
-        check_shapes(arm.recipe, arm.schedule.shapes)
-        return replace(arm, baseline="baseline")
-
-    arms = [make("baseline", {"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False})]
+    off: dict[str, object] = {"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False}
+    arms = [_make_arm("baseline", cfg_file, (*overrides, *as_overrides(keys | off)))]
+    reasons = list[str]()
     for cycles in CYCLES:
+        pairs = (*overrides, *as_overrides(keys | cycle_keys(cycles)))
         try:
-            arms.append(make(cycles.name, cycle_keys(cycles)))
+            arms.append(_make_arm(cycles.name, cfg_file, pairs))
         except ValueError as error:
-            logger.info("The cycle %s is skipped: %s", cycles.name, error)
-            why = error
+            reasons.append(str(error))
     if len(arms) == 1:
-        raise ValueError(f"No cycle fits the shape {arms[0].schedule.base}: {why}")
+        raise ValueError(f"No cycle fits the shape {arms[0].schedule.base}: {'; '.join(reasons)}")
     return arms
+
+
+def _make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
+    """Build an arm of a pilot. Raise ValueError if a shape of its schedule cannot be trained."""
+    arm = make_arm(name, name.replace(", ", "_").replace(" ", "_"), cfg_file, overrides)
+    check_world_size(arm.recipe, arm.schedule)
+    smallest = min(shape.crop for shape in arm.schedule.shapes)
+    if arm.recipe.uses_multigrid and smallest < _SMALLEST_CROP:
+        raise ValueError(f"{name}: a crop of {smallest} pixels is smaller than {_SMALLEST_CROP}")
+    check_shapes(arm.recipe, arm.schedule.shapes)
+    return replace(arm, baseline="baseline")
 
 
 def measured_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> list[float]:
@@ -189,35 +188,35 @@ def pilot_study(
         ValueError: `minutes` is too short for a useful result.
     """
     whole = seconds_of_steps[0]
-    besides = _START + share_of_evaluations(arms[0]) * whole
+    recipe, schedule = arms[0].recipe, arms[0].schedule
+    evaluation = evaluation_share(recipe, schedule, lambda frames, crop: frames * crop**2)[1]
+    besides = _START + evaluation * whole
     needs = [besides + _least(arm) * s for arm, s in zip(arms, seconds_of_steps, strict=True)]
     least = 2 * max(needs[:2])
     seconds = max(least, whole / 10) if minutes is None else 60 * minutes
-    if whole <= (longest := max(seconds, least)):
+    if whole <= max(seconds, least):
         raise ShortBaselineError(
             f"No pilot is needed: a full training of the baseline takes about "
-            f"{format_duration(whole)}, and a pilot {format_duration(longest)}. Train both the "
-            "baseline and the multigrid recipe in full instead. The result is more reliable."
+            f"{format_duration(whole)}, and a pilot {format_duration(max(seconds, least))}. Train "
+            "both the baseline and the multigrid recipe in full instead. The result is more "
+            "reliable."
         )
     if seconds < least:
         # Add a margin, because step times may be longer when they are measured again.
         raise ValueError(
             f"--minutes {seconds / 60:.3g} is too short for a result. Give --minutes "
-            f"{math.ceil(1.2 * least / 6) / 10:g} or more. (A full training of the baseline takes "
-            f"about {format_duration(whole)}.)"
+            f"{math.ceil(1.2 * least / 60)} or more."
         )
     number = max(n for n in range(2, len(arms) + 1) if n == 2 or n * max(needs[:n]) <= seconds)
     share = seconds / number - besides
-    logger.info(
-        "Training each of these arms for %s: %s. The pilot takes about %s per seed. A full "
-        "training of the baseline would take about %s.",
-        *(format_duration(share), "; ".join(arm.name for arm in arms[:number])),
-        *(format_duration(seconds), format_duration(whole)),
-    )
     tried = list[Arm]()
     for arm, whole_arm in zip(arms[:number], seconds_of_steps, strict=False):
         length = float(f"{share / whole_arm:.4g}")
         tried.append(scaled(arm, length, arm.name, f"{arm.folder}_x{length:g}"))
+    logger.info(
+        "Training each of these arms for %s: %s.",
+        *(format_duration(share), "; ".join(arm.name for arm in tried)),
+    )
     return Study(tried, seeds, output, {arm.name: share for arm in tried})
 
 
@@ -226,29 +225,3 @@ def _least(arm: Arm) -> float:
     if not arm.recipe.uses_multigrid:
         return _ITERATIONS / arm.iterations
     return _FINAL / final_iterations(arm.schedule)
-
-
-def train_pilot(study: Study, run_net: Path) -> Study:
-    """Train the missing runs of a pilot.
-
-    Returns:
-        The study without the arms whose training failed.
-
-    Raises:
-        RunError: Training failed for the baseline, or for all cycles.
-    """
-    trained = list[Arm]()
-    for arm in study.arms:
-        try:
-            with closing(train(replace(study, arms=[arm]), run_net)) as progress:
-                for _ in progress:
-                    pass
-            trained.append(arm)
-        except RunError as error:
-            if not trained:
-                raise
-            logger.warning("The cycle %s is left out, because its run failed: %s", arm.name, error)
-            failure = error
-    if len(trained) == 1:
-        raise failure
-    return replace(study, arms=trained)

@@ -6,29 +6,39 @@ Each report shows the measured numbers next to the published numbers.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from multigrid import Cost, schedule_cost
-from multigrid.cost import FlopsPerClip, iteration_flops
+from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.step_time_file import MisfitError
-from slowfast_patches.plan.step_times import UNTIMED, estimated_timing, measured_timing
-from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.curves import curves_of, draw_panels, make_curve
+from slowfast_patches.plan.step_times import UNTIMED, measured_timing
+from slowfast_patches.study.arms import Arm, hidden_files
+from slowfast_patches.study.curves import curves_of, draw_curves, make_curve
 from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
-from slowfast_patches.study.report import COLUMNS, MISSING, Report, Table, title_of
-from slowfast_patches.study.runs import mean
-from slowfast_patches.utils.tables import format_duration, format_table
+from slowfast_patches.study.report import (
+    COLUMNS,
+    MISSING,
+    Report,
+    Table,
+    arm_json,
+    format_cell,
+    origin,
+    study_warnings,
+    title_of,
+)
+from slowfast_patches.study.runs import Study
+from slowfast_patches.utils.pictures import add_legend, new_figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Experiment]:
@@ -62,25 +72,18 @@ def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Exper
     return experiments
 
 
-def costs_of(
-    arms: Mapping[str, Arm], step_times: Sequence[Path], step_seconds: float | None
-) -> dict[str, Cost]:
+def costs_of(arms: Mapping[str, Arm], step_times: Sequence[Path]) -> dict[str, Cost]:
     """Return the cost of one run of each arm.
 
     Args:
         arms: Maps names to arms.
         step_times: Files with measured step times. If none of them matches a recipe, the time in
             its cost is None.
-        step_seconds: Time per iteration of the first arm at the baseline's shape, in seconds. If
-            given, `step_times` is ignored, and the step times of all recipes are estimated from
-            this value. The estimate assumes that each process computes the same number of FLOPs per
-            second.
 
     Returns:
         Maps the names of the arms to the costs.
     """
     counts = dict[str, FlopsPerClip]()
-    work = list[float]()
     costs = dict[str, Cost]()
     for name, arm in arms.items():
         recipe = arm.recipe
@@ -88,37 +91,12 @@ def costs_of(
         kind = f"{model} {recipe.data.num_frames} {recipe.data.crop_size}"
         flops = counts[kind] = counts.get(kind) or flops_per_clip(recipe)
         timing = UNTIMED
-        if step_seconds is not None:
-            work.append(
-                iteration_flops(recipe.base_shape, flops) / recipe.world_size
-            )  # of a process
-            timing = estimated_timing(recipe, step_seconds * work[-1] / work[0], flops)
-        elif step_times:
-            try:
-                timing = measured_timing(step_times, recipe)
-            except MisfitError as error:
-                print(f"There are no step times for {arm.cfg_file.name}: {error}\n")
+        try:
+            timing = measured_timing(step_times, recipe) if step_times else UNTIMED
+        except MisfitError as error:
+            print(f"There are no step times for {arm.cfg_file.name}: {error}\n")
         costs[name] = schedule_cost(arm.schedule, flops, timing.ours)
     return costs
-
-
-def format_costs(
-    experiment: Experiment, arms: Mapping[str, Arm], costs: Mapping[str, Cost], seeds: int
-) -> str:
-    """Format the planned runs of an experiment and their costs as a table."""
-    columns = ("iterations", "epochs", "clips", "flops")
-    headers = ["run", "config", "seeds", *(COLUMNS[name][0] for name in columns)]
-    headers += ["ratio to\nthe baseline", "time of\na run"]
-    cells = list[list[str]]()
-    for row in experiment.rows:
-        if not row.published_only:
-            cost = costs[row.folder]
-            ratio = costs[row.reference.folder].iterations / cost.iterations
-            config = "/".join(arms[row.folder].cfg_file.parts[-2:])
-            totals = [COLUMNS[name][1](getattr(cost, name)) for name in columns]
-            time = "?" if cost.seconds is None else format_duration(cost.seconds)
-            cells.append([row.label, config, str(seeds), *totals, f"1/{ratio:.2f}", time])
-    return f"{experiment.title}\n\n{format_table(headers, cells, left=2)}\n"
 
 
 def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
@@ -128,158 +106,136 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
         ValueError: A file is missing or unreadable. If an option was not given, the message names
             the option.
     """
-    lists = dict[tuple[str, str], Recipe]()
     for row in rows:
         recipe = arms[row.folder].recipe
-        weights = recipe.train.checkpoint_file_path
-        if row.start != SCRATCH and not Path(weights).is_file():
-            raise ValueError(
-                f"{row.folder} is initialized from a {row.start} checkpoint, but there is no file "
-                f"'{weights}'. Give --{row.start}-weights FILE."
-            )
-        data = recipe.data
-        if not data.path_to_data_dir:
+        if row.start != SCRATCH and not recipe.train.checkpoint_file_path:
+            raise ValueError(f"{row.folder} needs weights. Give --{row.start}-weights FILE.")
+        if not recipe.data.path_to_data_dir:
             name = recipe.train.dataset
             raise ValueError(f"{row.folder} needs the data set {name}. Give --{name} DIR.")
-        lists[data.path_to_data_dir, data.path_prefix] = recipe
-    for recipe in lists.values():
-        for split in ("train", "val", "test"):
-            read_list(recipe, split)
+        if hidden := hidden_files(recipe):
+            raise ValueError(f"{row.folder} needs {hidden[0]}, which does not exist.")
 
 
-@dataclass(frozen=True)
-class PaperTable(Report):
-    """Report that compares runs with a table of the paper.
+def report_experiment(
+    name: str,
+    experiment: Experiment,
+    study: Study,
+    runs: pd.DataFrame,
+    costs: Mapping[str, Cost],
+    command: str,
+) -> Report:
+    """Return a report that compares runs with a table or figure of the paper.
 
-    Attributes:
-        key: Key of the experiment in `EXPERIMENTS`.
+    Args:
+        name: Key of the experiment in `EXPERIMENTS`.
         experiment: Rows of the table, with the published numbers.
+        study: Arms of all experiments, and seeds.
+        runs: Table returned by `Study.runs`.
+        costs: Maps the names of the arms to their planned costs.
+        command: Command line that reproduces the report.
     """
+    arms = {arm.name: arm for arm in study.arms}
+    source = experiment.published
+    if experiment.published_runs > 1:
+        source += f", {experiment.published_runs} runs"
+    return Report(
+        name=name,
+        title=experiment.title,
+        result=study_warnings(runs),
+        tables=[_table(experiment, arms, runs, costs, len(study.seeds))],
+        notes=[
+            f"Published: {source}. Measured: mean over seeds ± sample standard deviation. The "
+            "measured speed-up is the wall-clock training time of the baseline divided by the "
+            "wall-clock training time of the run with the same seed. Training times include data "
+            f"loading but not evaluation. “{MISSING}”: no finished run yet. “–”: not published, or "
+            "not trained.",
+            *[experiment.note] * bool(experiment.note),
+            *origin(runs, command),
+        ],
+        content={
+            "experiment": name,
+            "title": experiment.title,
+            "note": experiment.note,
+            "command": command,
+            "seeds": study.seeds,
+            "published_runs": experiment.published_runs,
+            "rows": [_row_json(row, arms[row.folder], runs) for row in experiment.rows],
+        },
+        figure=_figure(experiment, arms, runs) if name.startswith("figure") else None,
+    )
 
-    key: str
-    experiment: Experiment
 
-    @property
-    def name(self) -> str:
-        return self.key
+def _row_json(row: Row, arm: Arm, runs: pd.DataFrame) -> dict[str, Any]:
+    published = {name: value._asdict() for name, value in row.metrics.items()}
+    measured = arm_json(arm, runs, metric_names(arm.recipe))
+    return {
+        "label": row.label,
+        "curve": row.curve,
+        "iterations": arm.iterations,
+        "published": {**published, "speed_up": row.speed_up, "source": row.source},
+        "measured": None if row.published_only else measured,
+    }
 
-    @property
-    def title(self) -> str:
-        return self.experiment.title
 
-    @property
-    def picture(self) -> str:
-        return self.title if self.key.startswith("figure") else ""
+def _table(
+    experiment: Experiment,
+    arms: Mapping[str, Arm],
+    runs: pd.DataFrame,
+    costs: Mapping[str, Cost],
+    seeds: int,
+) -> Table:
+    """Return a table of planned costs, and of published and measured numbers.
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the published metrics."""
-        return tuple(self.experiment.metrics)
+    Published numbers have as many decimals as in the paper: one for a mean, and two for a
+    standard deviation.
+    """
+    planned = ("iterations", "epochs", "flops", "seconds")
+    titles = [*(f"{metric_title(name)}, %" for name in experiment.metrics), "speed-up"]
+    headers = [f"{title}\n{whose}" for title in titles for whose in ("published", "measured")]
+    headers = ["", "config", *planned[:2], "FLOPs", "steps\nalone", *headers, "runs"]
+    rows = list[list[str]]()
+    for row in experiment.rows:
+        arm = arms[row.folder]
+        cells = [row.label, "/".join(arm.cfg_file.parts[-2:])]
+        for name in planned:
+            value = getattr(costs[arm.name], name)
+            cells.append("?" if value is None else COLUMNS[name][1](value))
+        for name in (*experiment.metrics, "speed_up"):
+            theirs = row.metrics.get(name)
+            published = theirs.format(1, 2) if theirs else "–"
+            if name == "speed_up" and row.speed_up:
+                published = f"{row.speed_up:.1f}×"
+            cells += [published, "–" if row.published_only else format_cell(runs, arm, name)]
+        finished = f"{(runs['arm'] == arm.name).sum()} of {seeds}"
+        rows.append([*cells, "–" if row.published_only else finished])
+    return Table(headers, rows)
 
-    @cached_property
-    def arms(self) -> dict[str, Arm]:
-        """Maps `Row.folder` to the arm."""
-        return {arm.name: arm for arm in self.study.arms}
 
-    def iterations(self, row: Row) -> int:
-        """Return the iterations of a row's runs, or the planned number if no run has finished."""
-        trained = mean(self.runs, row.folder, "iterations")
-        return round(trained.mean) if trained else self.arms[row.folder].iterations
+def _figure(experiment: Experiment, arms: Mapping[str, Arm], runs: pd.DataFrame) -> Figure:
+    """Draw top-1 accuracy against the training time relative to the baseline.
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the table as JSON-compatible data. Missing values are None."""
-        rows = list[dict[str, Any]]()
-        for row in self.experiment.rows:
-            published = {name: value._asdict() for name, value in row.metrics.items()}
-            measured = self.arm_json(self.arms[row.folder])
-            rows.append(
-                {
-                    "label": row.label,
-                    "curve": row.curve,
-                    "iterations": self.iterations(row),
-                    "published": {**published, "speed_up": row.speed_up, "source": row.source},
-                    "measured": None if row.published_only else measured,
-                }
-            )
-        return {
-            "experiment": self.key,
-            "title": self.title,
-            "note": self.experiment.note,
-            "command": self.command,
-            "seeds": self.study.seeds,
-            "published_runs": self.experiment.published_runs,
-            "rows": rows,
-        }
-
-    def tables(self) -> list[str | Table]:
-        headers = ["", "iterations"]
-        for name in self.metrics:
-            headers += [f"{metric_title(name)}, %\n{whose}" for whose in ("published", "measured")]
-        headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
-        return [Table(headers, list(map(self._cells, self.experiment.rows)))]
-
-    def _cells(self, row: Row) -> list[str]:
-        """Return the table cells of a row.
-
-        Published numbers have as many decimals as in the paper: one for a mean, and two for a
-        standard deviation.
-        """
-        arm = self.arms[row.folder]
-        names = (*self.metrics, "speed_up")
-        published = [
-            theirs.format(1, 2) if theirs else "–" for theirs in map(row.metrics.get, self.metrics)
-        ]
-        published.append("–" if row.speed_up is None else f"{row.speed_up:.1f}×")
-        measured = ["–" if row.published_only else self.cell(arm, name) for name in names]
-        finished = f"{(self.runs['arm'] == arm.name).sum()} of {len(self.study.seeds)}"
-        if row.published_only:
-            finished = "–"
-        elif arm.name == arm.baseline:
-            published[-1] = "1×"
-        pairs = [cell for pair in zip(published, measured, strict=True) for cell in pair]
-        return [row.label, f"{self.iterations(row):,}", *pairs, finished]
-
-    def notes(self) -> list[str]:
-        experiment = self.experiment
-        runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
-        return [
-            f"Published: {experiment.published}{runs}. Measured: mean over seeds ± sample standard "
-            "deviation. The measured speed-up is the wall-clock training time of the baseline "
-            "divided by the wall-clock training time of the run with the same seed. Training times "
-            f"include data loading but not evaluation. “{MISSING}”: no finished run yet. “–”: not "
-            "published, or not trained.",
-            experiment.note,
-        ]
-
-    def draw(self, path: Path) -> None:
-        """Draw top-1 accuracy against the training time relative to the baseline.
-
-        Hollow points are published numbers.
-        """
-        rows = {row.folder: row for row in self.experiment.rows}
-        runs = self.runs[self.runs["arm"].isin(list(rows))]
-        whole = self.arms[self.experiment.rows[0].reference.folder].schedule.epochs
-        runs = runs.assign(
-            label=[rows[name].curve for name in runs["arm"]],
-            length=[self.arms[name].schedule.epochs / whole for name in runs["arm"]],
-            clock=1 / runs["speed_up"],
-        )
-        curves = {row.curve: make_curve([], [], [], []) for row in rows.values()}
-
-        def add_published(axes: Axes, colours: Mapping[str, str]) -> None:
-            for row in rows.values():
-                if "top1" in row.metrics:
-                    point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
-                    style: dict[str, Any] = {"mew": 1.8, "zorder": 5, "mfc": "none", "ms": 10}
-                    axes.plot(*point, "o", mec=colours[row.curve], **style)
-
-        explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
-        time = "training time relative to the baseline (including data loading)"
-        draw_panels(
-            path,
-            {time: curves | curves_of(runs, "seconds", "top1")},
-            runs.groupby("label")["seed"].nunique().to_dict(),
-            (self.title, "top-1 accuracy (%)", explained),
-            add_published,
-            logarithmic=True,
-        )
+    Hollow points are published numbers.
+    """
+    rows = {row.folder: row for row in experiment.rows}
+    runs = runs[runs["arm"].isin(list(rows))]
+    whole = arms[experiment.rows[0].reference.folder].schedule.epochs
+    runs = runs.assign(
+        label=[rows[name].curve for name in runs["arm"]],
+        length=[arms[name].schedule.epochs / whole for name in runs["arm"]],
+        clock=1 / runs["speed_up"],
+    )
+    curves = {row.curve: make_curve([], [], [], []) for row in rows.values()}
+    figure, [axes] = new_figure(rows=1, width=8, height=5)
+    figure.suptitle(experiment.title, fontsize=11)
+    axes.set_xlabel("training time relative to the baseline (including data loading)")
+    axes.set_ylabel("top-1 accuracy (%)")
+    curves |= curves_of(runs, "seconds", "top1")
+    colours = draw_curves(axes, curves, runs, logarithmic=True)
+    for row in rows.values():
+        if "top1" in row.metrics:
+            point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
+            axes.plot(*point, "o", mec=colours[row.curve], mew=1.8, mfc="none", ms=10, zorder=5)
+    explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
+    add_legend(figure, axes, explained, 2)
+    return figure

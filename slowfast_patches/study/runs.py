@@ -6,35 +6,27 @@ A study has one run for each arm and seed.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from multigrid import schedule_cost
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import differences, stored_keys, values_by_key
-from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.signals import handle_signals
-from slowfast_patches.utils.tables import Mean, format_duration, mean_of, shorten_list
-
-_POLL = 0.1
-"""Seconds between two checks of the training processes."""
+from slowfast_patches.utils.tables import Mean, mean_of, shorten_list
 
 _COLUMNS = (
     *("arm", "label", "length", "seed", "iterations", "epochs", "clips", "flops"),
     *("seconds", "loading", "evaluating", "total", "machine", "versions", "result"),
 )
-
 
 _FREE = frozenset(
     (
@@ -66,11 +58,6 @@ class Study:
     seeds: Sequence[int]
     output: Path
     step_seconds: Mapping[str, float] | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of runs."""
-        return len(self.arms) * len(self.seeds)
 
     def folder(self, arm: Arm, seed: int) -> Path:
         """Return the folder of a run."""
@@ -120,12 +107,14 @@ class Study:
         times = self.step_seconds
         runs["clock"] = runs["arm"].map(times) if times else runs["seconds"]
         baselines = runs["arm"].map({arm.name: arm.baseline for arm in self.arms})
-        index = pd.MultiIndex.from_frame(runs[["arm", "seed"]])
-        baseline = pd.MultiIndex.from_arrays([baselines, runs["seed"]])
-        factors = {"speed_up": "clock", "total_speed_up": "total", "iteration_factor": "iterations"}
-        for factor, column in factors.items():
-            values = runs[column].set_axis(index)
-            runs[factor] = values.reindex(baseline).to_numpy() / runs[column]
+        by_run = runs.set_index(["arm", "seed"])
+        of_baseline = by_run.reindex(pd.MultiIndex.from_arrays([baselines, runs["seed"]]))
+        for factor, column in (
+            ("speed_up", "clock"),
+            ("total_speed_up", "total"),
+            ("iteration_factor", "iterations"),
+        ):
+            runs[factor] = of_baseline[column].to_numpy() / runs[column]
         return runs
 
 
@@ -180,37 +169,28 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
         raise ValueError(
             f"{path} is not a valid result ({error}). Delete the file to repeat the run."
         ) from error
-    if changes := result.get("rate_changes"):
-        raise ValueError(
-            f"{path}: The run was resumed with other learning rates ({changes[0]}). To repeat the "
-            "run, delete its folder."
-        )
+    differing = list(result.get("rate_changes", ()))
     wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
-    if differing := differences(stored, wanted, "now", _FREE | arm.open_keys):
-        raise ValueError(
-            f"{path} was trained with another config ({shorten_list(differing, 5)}). Choose "
-            "another --output, or delete the folder of that run."
-        )
+    differing += differences(stored, wanted, "now", _FREE | arm.open_keys)
     if "DATA.PATH_TO_DATA_DIR" not in arm.open_keys and result["iterations"] != arm.iterations:
+        differing.append(f"{result['iterations']} iterations there, {arm.iterations} now")
+    if differing:
         raise ValueError(
-            f"{path} has {result['iterations']:,} iterations, but the run would now have "
-            f"{arm.iterations:,}, because the training list has changed. Restore the list, choose "
-            "another --output, or delete the folder of that run."
+            f"{path} was trained with another config or list ({shorten_list(differing, 5)}). "
+            "Choose another --output, or delete the folder of that run."
         )
     return result
 
 
-def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFrame, None, None]:
-    """Train the missing runs of a study.
+def train(study: Study, run_net: Path) -> Iterator[pd.DataFrame]:
+    """Train the missing runs of a study, one after another.
 
-    The output of the runs and an estimate of the remaining time are printed to standard error. To
-    stop early, close the generator. It then asks the running processes to save a checkpoint, and
-    waits until they exit.
+    The output of the runs is printed to standard error. If this process is interrupted, the current
+    run saves a checkpoint before the interruption is raised.
 
     Args:
         study: Study whose missing runs are trained.
         run_net: Path of the training program, run_net.py.
-        at_once: Maximum number of runs to train at the same time.
 
     Yields:
         The table returned by `Study.runs`, once before the first training and again after each run.
@@ -219,79 +199,28 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
         ValueError: A result is damaged, or its config differs from the arm's config.
         RunError: A run failed. The results of finished runs are kept.
     """
-    finished = study.runs()
-    yield finished
+    yield study.runs()
     todo = study.missing()
-    # Several progress bars would overwrite each other.
-    environment = os.environ | {"TQDM_DISABLE": "1"} if at_once > 1 else None
-    running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
-    try:
-        # SIGTERM would end this process without the `finally` block.
-        with handle_signals({signal.SIGTERM: signal.default_int_handler}):
-            while todo or running:
-                while todo and len(running) < at_once:
-                    left = _time_left(study, [*running.values(), *todo], finished, at_once)
-                    arm, seed = todo.pop(0)
-                    print(f"{arm.name}, seed {seed}: starts; {left}", file=sys.stderr, flush=True)
-                    command = run_command(arm, seed, study.folder(arm, seed), run_net)
-                    process = subprocess.Popen(command, stdout=2, env=environment)  # 2: stderr
-                    running[process] = (arm, seed)
-                time.sleep(_POLL)
-                for process in [process for process in running if process.poll() is not None]:
-                    arm, seed = running.pop(process)
-                    folder = study.folder(arm, seed)
-                    if process.returncode or not (folder / "result.json").is_file():
-                        raise RunError(
-                            f"The run of {arm.name}, seed {seed}, ended without a result, with "
-                            f"exit status {process.returncode}. See the log in {folder}. To "
-                            "continue with the remaining runs, repeat the command."
-                        )
-                    finished = study.runs()
-                    yield finished
-    finally:
-        # Ctrl-C also reaches the child processes. For other reasons, they must be terminated here.
-        for process in running:
+    for number, (arm, seed) in enumerate(todo, 1):
+        name = f"{arm.name}, seed {seed}"
+        print(f"Run {number} of {len(todo)}: {name}", file=sys.stderr, flush=True)
+        folder = study.folder(arm, seed)
+        status = _run(run_command(arm, seed, folder, run_net))
+        if status or not (folder / "result.json").is_file():
+            raise RunError(
+                f"The run of {name} ended without a result, with exit status {status}. See the "
+                f"log in {folder}. To continue with the remaining runs, repeat the command."
+            )
+        yield study.runs()
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run a command, and return its exit status. Its output goes to standard error."""
+    # By default, SIGTERM would end this process without the `finally` block.
+    with handle_signals({signal.SIGTERM: signal.default_int_handler}):
+        process = subprocess.Popen(command, stdout=2)  # 2: standard error
+        try:
+            return process.wait()
+        finally:  # Ctrl-C also reaches the child process, but SIGTERM does not.
             process.terminate()
-        for process in running:
             process.wait()
-
-
-def _time_left(
-    study: Study, runs: Sequence[tuple[Arm, int]], finished: pd.DataFrame, at_once: int
-) -> str:
-    """Return text with the number of remaining runs and an estimate of their time.
-
-    The time includes evaluations and the test. It is assumed to be proportional to the step times
-    or, if these are unknown, to the number of training pixels. If runs have finished, the estimate
-    is scaled to match their total time.
-
-    Args:
-        study: Study that the runs belong to.
-        runs: Remaining runs, including the runs in progress.
-        finished: Table of the finished runs.
-        at_once: Maximum number of runs that train at the same time.
-    """
-    number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
-    if not study.step_seconds and finished.empty:
-        return number
-    steps = study.step_seconds or {
-        arm.name: schedule_cost(arm.schedule, _pixels).flops or 0.0 for arm in study.arms
-    }
-    work = {arm.name: steps[arm.name] * (1 + share_of_evaluations(arm)) for arm in study.arms}
-    seconds = sum(work[arm.name] for arm, _ in runs)
-    if len(finished):
-        seconds *= finished["total"].sum() / finished["arm"].map(work).sum()
-    return f"{number}, about {format_duration(seconds / min(at_once, len(runs)))}"
-
-
-def share_of_evaluations(arm: Arm) -> float:
-    """Return the time of evaluations and test, as a multiple of the training time of a run.
-
-    Time is assumed to be proportional to the number of pixels. Without list files, the result is 0.
-    """
-    return evaluation_share(arm.recipe, arm.schedule, _pixels)[1]
-
-
-def _pixels(frames: int, crop: int) -> float:
-    """Return the number of pixels of a clip, which replaces its training FLOPs in estimates."""
-    return frames * crop**2

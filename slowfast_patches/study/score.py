@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -38,21 +37,13 @@ class Score(NamedTuple):
         """Standard error due to videos and seeds."""
         return math.hypot(self.of_videos, self.of_seeds)
 
-    def format(self, digits: int = 1) -> str:
+    def __str__(self) -> str:
         """Format as `76.4 ± 0.2`, or as `76.4` if the standard error is unknown."""
-        return Mean(self.mean, self.error or None).format(digits)
+        return Mean(self.mean, self.error or None).format()
 
     def minus(self, other: Score) -> Score:
         """Return the difference to another score."""
         return Score(self.mean - other.mean, self.error, other.error)
-
-    def probability_above(self, other: Score) -> float:
-        """Return the probability that the true score is higher than that of `other`.
-
-        The difference is assumed to be normally distributed.
-        """
-        change = self.minus(other)
-        return 1 - NormalDist(change.mean, change.error).cdf(0)
 
 
 def score_of(runs: pd.DataFrame, arm: str, metric: str, seed_spread: float | None = None) -> Score:

@@ -16,8 +16,8 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.launch.slurm import Slurm, batch_file
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.study.runs import Study
-from slowfast_patches.study.submit import queue, submit_study
-from slowfast_patches.study.submit import submit as submit_runs
+from slowfast_patches.study.slurm_jobs import queue, submit_study
+from slowfast_patches.study.slurm_jobs import submit as submit_runs
 
 RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 KEYS = ("DATA_LOADER.NUM_WORKERS", 0, "BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0)

@@ -91,10 +91,7 @@ class TestArms:
         keys = (*EIGHT_ON_FOUR, "LOG_PERIOD", "7")
         recipe = arm("table4", "baseline", overrides=keys).recipe
         assert (recipe.num_gpus, recipe.train.batch_size, recipe.log_period) == (1, 8, 7)
-        assert (
-            "I3D_8x8_R50_1GPU.yaml was written for NUM_GPUS 1, which differs from the 8"
-            in caplog.text
-        )
+        assert "I3D_8x8_R50_1GPU.yaml was written for NUM_GPUS 1" in caplog.text
 
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
         def iterations(label: str) -> int:
@@ -143,52 +140,42 @@ class TestDryRun:
     @pytest.mark.slow
     def test_lists_every_row(self, cli: Callable, tmp_path: Path) -> None:
         output = tmp_path / "none"
-        status, out, err = cli("all", "--dry-run", "--output", output, "--step-seconds", 1)
+        status, out, err = cli("all", "--dry-run", "--output", output)
         assert (status, err) == (0, "")
         for experiment in map(EXPERIMENTS.get, PAPER):
             section = out[out.index(experiment.title) :]
-            for found in (row for row in experiment.rows if not row.published_only):
+            for found in experiment.rows:
                 line = next(line for line in section.splitlines() if line.startswith(found.label))
                 assert Path(found.recipe).name in line, line
         assert not output.exists()
-
-    @pytest.mark.slow
-    def test_times_from_a_given_step_time(self, cli: Callable) -> None:
-        _, out, _ = cli("table4", "--dry-run", "--step-seconds", 0.36)
-        [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml" in line]
-        assert line.split()[-3:] == ["1/1.00", "120", "h"]  # 1,200,000 iterations of 0.36 s
 
     def test_recipes_that_no_step_times_hold_for_have_none(self, cli: Callable) -> None:
         file = ROOT / "benchmarks" / "results" / "step_time_demo.json"
         status, out, _ = cli("table4", "--dry-run", "--step-times", file)
         assert status == 0
-        [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml  " in line]
-        assert line.split()[-1] == "?"
         assert "no step times for I3D_8x8_R50_1GPU.yaml: " in out
         assert "step_time_demo.json" in out
 
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["table1a", "--hours", "3"], "--hours has no effect without --slurm"),
+            (["table1a", "--local", "--slurm", "gpu"], "cannot be combined"),
+        ],
+    )
     def test_options_without_effect(
-        self, cli: Callable, capsys: pytest.CaptureFixture[str]
+        self, cli: Callable, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
     ) -> None:
-        for argv, message in (
-            (["table1a", "--slurm-limit", "3"], "--slurm-limit has no effect without --slurm"),
-            (["table1a", "--at-once", "2"], "--at-once has no effect without --local"),
-        ):
-            with pytest.raises(SystemExit) as stopped:
-                cli(*argv)
-            assert stopped.value.code == 2
-            assert message in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            cli(*argv)
+        assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
             (["table5", "--local"], "Give --kinetics-weights FILE"),
             (["table1a", "--local"], "needs the data set kinetics. Give --kinetics DIR"),
-            (
-                ["table5", "--local", "--kinetics-weights", "no.pyth"],
-                "no file 'no.pyth'. Give --kinetics-weights",
-            ),
-            (["table1a", "--dry-run", "--add", "no.yaml"], "no.yaml"),
+            (["table1a", "--local", "--kinetics", "no"], "needs no/train.csv, which does not"),
             (
                 ["table6", "--dry-run", "--add", I3D],
                 "are top-1 and top-5, but the metrics of table6 are mAP",
@@ -202,7 +189,6 @@ class TestDryRun:
         status, _, err = cli(*argv[:1], "--output", tmp_path / "out", *argv[1:])
         assert status == 2
         assert message in err
-        assert not list(tmp_path.rglob("result.json"))
 
 
 class TestOutcome:
@@ -231,14 +217,13 @@ class TestOutcome:
         status, out, _ = cli("table4", "--seeds", 0, 1, "--output", output)
         assert status == 0
         baseline, ours, views = (
-            next(line for line in out.splitlines()[-8:] if line.startswith(label)).split()
+            next(line for line in out.splitlines() if line.startswith(label)).split()
             for label in ("baseline", "multigrid  ", "multigrid, tested on 30 crops")
         )
-        assert baseline[1] == "1,000"  # those of the runs
         # top-1 published and measured (71 ± √2), top-5, speed-up published and measured, runs
-        assert " ".join(baseline[2:]) == "72.5 71.0 ± 1.4 90.4 90.0 ± 0.0 1× 1× 2 of 2"
-        assert ours[2:] == ["72.5", "73.0", "90.4", "90.0", "3.3×", "4.00×", "1", "of", "2"]
-        assert views[6:] == ["73.1", *"––––––"]  # nothing is trained for it
+        assert " ".join(baseline[7:]) == "72.5 71.0 ± 1.4 90.4 90.0 ± 0.0 – 1.00× 2 of 2"
+        assert ours[7:] == ["72.5", "73.0", "90.4", "90.0", "3.3×", "4.00×", "1", "of", "2"]
+        assert views[11:] == ["73.1", *"––––––"]  # nothing is trained for it
         content = json.loads((output / "table4.json").read_text())
         baseline, ours, views = content["rows"]
         assert views["measured"] is None
@@ -247,17 +232,8 @@ class TestOutcome:
         assert baseline["measured"]["seconds"]["mean"] == pytest.approx(5400)
         assert ours["published"]["top1"]["mean"] == 72.5
         text = (output / "table4.md").read_text()
-        assert "| multigrid" in text
         assert "CPU: abacus, 2 cores" in text
         assert "multigrid-reproduce table4 --seeds 0 1" in text
-
-    def test_published_numbers_have_the_papers_decimals(
-        self, cli: Callable, tmp_path: Path
-    ) -> None:
-        _, out, _ = cli("table5", "--output", tmp_path)
-        (baseline,) = (line for line in out.splitlines()[-11:] if line.startswith("baseline  "))
-        assert "60.9 ± 0.31" in baseline
-        assert "87.2 ± 0.13" in baseline
 
     @pytest.mark.slow
     def test_where_the_data_was_need_not_be_given_to_read_results(
@@ -272,7 +248,7 @@ class TestOutcome:
         status, out, err = cli("table3", "--output", tmp_path)
         assert (status, err) == (0, "")
         assert "71.0" in next(
-            line for line in out.splitlines()[-9:] if line.startswith("I3D, baseline at")
+            line for line in out.splitlines() if line.startswith("I3D, baseline at")
         )
 
     @pytest.mark.slow
@@ -295,7 +271,7 @@ class TestOutcome:
             f"_BASE_: {CONFIGS / 'Kinetics/I3D_16x4_R50.yaml'}\nSOLVER: {{BASE_LR: 0.02}}\n"
         )
         _, out, _ = cli("table3", "--output", tmp_path / "out", "--add", own)
-        assert next(line for line in out.splitlines()[-8:] if line.startswith("mine"))
+        assert next(line for line in out.splitlines() if line.startswith("mine"))
 
 
 def test_a_local_training_writes_reports(
@@ -306,22 +282,13 @@ def test_a_local_training_writes_reports(
     write_run: Callable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def train_none(study: Study, run_net: Path, at_once: int) -> Iterator[None]:
+    def train_none(study: Study, run_net: Path) -> Iterator[None]:
         assert run_net.is_file()
         for trained in study.arms:
             write_run(study, trained, 0, 100.0, top1=60.0, top5=80.0)
         yield
 
     monkeypatch.setattr(tool, "train", train_none)
-    status, out, err = cli(
-        "table4",
-        "--local",
-        "--output",
-        tmp_path,
-        "--kinetics",
-        demo_data,
-        "TRAIN.CHECKPOINT_FILE_PATH",
-        __file__,
-    )
+    status, out, err = cli("table1a", "--local", "--output", tmp_path, "--kinetics", demo_data)
     assert (status, err) == (0, "")
     assert "missing" not in out

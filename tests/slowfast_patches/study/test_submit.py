@@ -31,19 +31,19 @@ def submit(
 
 @pytest.mark.slow
 def test_what_it_asks_slurm_for(submit: Callable, tmp_path: Path) -> None:
-    options = ["--nodes", 2, "--hours", 1.5, "--warning-seconds", 300, "--option", "account=vision"]
-    options += ["--requeues", 7, "--job-name", "mine", "--dry-run", "TRAIN.BATCH_SIZE", 2]
+    options = ["--hours", 1.5, "--warning-seconds", 300, "--option", "account=vision"]
+    options += ["--requeues", 7, "--dry-run", "NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2]
     _, text, _ = submit(*options, data=tmp_path)
     lines = text.splitlines()
     for option in (
-        *("account=vision", "cpus-per-task=1", "job-name=mine", "nodes=2", "ntasks-per-node=1"),
+        *("account=vision", "cpus-per-task=1", "nodes=2", "ntasks-per-node=1"),
         *("open-mode=append", "partition=gpu", "requeue", "signal=USR1@300", "time=90"),
         f"output={tmp_path}/run/slurm/%j.out",
     ):
         assert f"#SBATCH --{option}" in lines, option
     assert "-lt 7" in text
     assert "gpus" not in text  # the tiny recipe trains on the CPU
-    assert "#SBATCH --gpus-per-node=2\n" in submit(*options, "--gpus-per-node", 2, data=tmp_path)[1]
+    assert "#SBATCH --gpus-per-node=2\n" in submit(*options, "NUM_GPUS", 2, data=tmp_path)[1]
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
     submit: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    status, out, err = submit("--dry-run", "--nodes", 4, "TRAIN.BATCH_SIZE", 1)
+    status, out, err = submit("--dry-run", "NUM_SHARDS", 4, "TRAIN.BATCH_SIZE", 1)
     assert status == 0
     assert out.startswith("#!/bin/bash\n")
     assert "#SBATCH --nodes=4\n" in out
@@ -65,12 +65,8 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--gpus-per-node", 3], "does not divide evenly over 3 processes"),
-        (["--nodes", 2, "NUM_SHARDS", 2], "NUM_SHARDS is set by the options of the job"),
-        (["SHARD_ID", 1], "SHARD_ID is set by the options of the job"),
+        (["NUM_GPUS", 3], "does not divide evenly over 3 processes"),
         (["--hours", 0.03], "0.03 hours, .* is 120 seconds. .* shorter than the time limit"),
-        (["--hours", "inf"], "is inf hours"),
-        (["--warning-seconds", 0], "is 0 seconds. The warning time must be from 1"),
         (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "is neither a file of PyTorch"),
     ],
 )
@@ -92,24 +88,21 @@ def test_what_this_machine_does_not_see_is_only_warned_of(submit: Callable, tmp_
     for name in ("train.csv", "val.csv", "test.csv", "weights.pyth"):
         assert f"warning: {hidden / name} is not on this machine" in said
     assert "Training set: 24 videos" in said
-    status, _, said = submit("--dry-run", data=hidden)
-    assert status == 0
-    assert "the training list is not on this machine" in said
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "is_warned"),
+    [
+        ([], True),
+        (["SOLVER.REFERENCE_WORLD_SIZE", 1], False),
+        (["SOLVER.REFERENCE_BATCH_SIZE", 2], False),
+    ],
+)
 def test_a_batch_that_grows_without_its_learning_rate_is_warned_of(
-    submit: Callable, tmp_path: Path
+    submit: Callable, tmp_path: Path, keys: list[object], is_warned: bool
 ) -> None:
-    """No list, no plan: only the batch and its rate are looked at."""
-
-    def dry_run(*keys: object) -> str:
-        batch = ("--dry-run", "--nodes", 2, "TRAIN.BATCH_SIZE", 2)
-        return submit(*batch, *keys, data=tmp_path / "on_the_nodes")[2]
-
-    warned = dry_run()
-    assert "the recipe's learning rates are for 2 clips per iteration, but this job has 4" in warned
-    for key, value in (("REFERENCE_WORLD_SIZE", 1), ("REFERENCE_BATCH_SIZE", 2)):
-        said = dry_run(f"SOLVER.{key}", value)
-        assert "learning rates are for" not in said
-        assert "SOLVER.BASE_LR 0.02" in said
+    """The tiny recipe has 4 clips per iteration. No list, no plan."""
+    batch = ("--dry-run", "NUM_SHARDS", 2)
+    said = submit(*batch, *keys, data=tmp_path / "on_the_nodes")[2]
+    assert ("learning rates are for 4 clips per iteration, but this job has 8" in said) is is_warned

@@ -1,0 +1,203 @@
+"""Jobs of SLURM: submit a recipe or the runs of a study.
+
+Runs that already have a queued or running job are not submitted again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slowfast_patches.config import check_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.dataset_lists import list_path
+from slowfast_patches.launch.launch import resolve
+from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
+from slowfast_patches.plan.plan import format_plan, plan_of
+from slowfast_patches.study.arms import hidden_files
+from slowfast_patches.study.runs import Study, run_command
+from slowfast_patches.utils.command_line import add_option, key_value, option_of
+from slowfast_patches.utils.files import write_text
+
+_JOBS = "jobs.json"
+"""Name of the file with the job IDs, in the folder of the logs."""
+
+
+_OPTIONS: dict[str, str] = {
+    "hours": "hours after which a job saves a checkpoint and is requeued",
+    "cpus": "number of CPU cores per GPU, or per machine without GPUs",
+    "requeues": "number of restarts after which a job does not requeue itself again",
+    "warning_seconds": "seconds before the time limit at which the job is told to save a "
+    "checkpoint; they must be enough for one iteration and the checkpoint",
+}
+"""Maps attributes of `Slurm` to the help texts of their options."""
+
+
+def add_slurm_options(parser: argparse.ArgumentParser, partition: str, **more: Any) -> None:
+    """Add the options of SLURM jobs.
+
+    Args:
+        parser: The parser.
+        partition: Name of the option for the partition.
+        **more: Other arguments of `add_argument` for this option.
+    """
+    group = parser.add_argument_group("SLURM jobs")
+    text = "partition of the jobs"
+    add_option(group, partition, "PARTITION", text, dest="partition", **more)
+    for name, text in _OPTIONS.items():
+        default = getattr(Slurm, name)
+        add_option(group, option_of(name), "N", f"{text} (default: {default:g})", type(default))
+    text = "additional option of sbatch, such as account=vision; can be repeated"
+    add_option(group, "--option", "KEY=VALUE", text, key_value, action="append", dest="options")
+
+
+def slurm_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Slurm | None:
+    """Return the resources that the options request, or None without a partition."""
+    names = (*_OPTIONS, "options")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.partition is None:
+        if given:
+            parser.error(f"{option_of(next(iter(given)))} has no effect without --slurm")
+        return None
+    return Slurm(args.partition, **given | {"options": dict(args.options or ())})
+
+
+def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
+    """Check a job before it is submitted, and describe the training.
+
+    Missing data and weights only cause warnings, because the machine that submits the job may not
+    have access to them.
+
+    Args:
+        written: Recipe as written in its file.
+        asked: Recipe with the keys of the job.
+
+    Returns:
+        A tuple of the description and a list of warnings.
+
+    Raises:
+        ValueError: The recipe is invalid, or does not support this number of processes.
+        ImportError: A package that the recipe needs is not installed.
+    """
+    recipe = resolve(asked)
+    check_recipe(recipe)
+    batch, own_batch = recipe.base_shape.batch, written.base_shape.batch
+    text = (
+        f"NUM_SHARDS {recipe.num_shards} × NUM_GPUS {recipe.num_gpus}: {recipe.world_size} "
+        f"processes. Global batch: {recipe.num_shards} × TRAIN.BATCH_SIZE "
+        f"{recipe.train.batch_size} = {batch} clips; SOLVER.BASE_LR {recipe.solver.base_lr:g}"
+    )
+    warnings = [
+        f"{path} is not on this machine. It must exist on the nodes of the job"
+        for path in hidden_files(recipe)
+    ]
+    if batch != own_batch and recipe.solver.base_lr == written.solver.base_lr:
+        warnings.append(
+            f"the recipe's learning rates are for {own_batch} clips per iteration, but this job "
+            f"has {batch}. To scale the batch size and the learning rates, set "
+            "SOLVER.REFERENCE_WORLD_SIZE to the number of GPUs that the recipe was written for. To "
+            f"scale only the learning rates, set SOLVER.REFERENCE_BATCH_SIZE {own_batch}"
+        )
+    has_length = list_path(recipe, "train").is_file() or recipe.data.num_train_videos > 0
+    if recipe.train.enable and has_length:
+        text = f"{format_plan(plan_of(recipe))}\n\n{text}"
+    return text, warnings
+
+
+def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
+    """Submit the missing runs of a study, and print their job IDs to standard error.
+
+    Returns:
+        Maps the folder of each submitted run, relative to the study's output folder, to its job ID.
+
+    Raises:
+        ValueError: SLURM is missing or rejects the jobs.
+    """
+    runs = dict[str, tuple[Recipe, list[str]]]()
+    for arm, seed in study.missing():
+        folder = study.folder(arm, seed)
+        command = run_command(arm, seed, folder.resolve(), run_net.resolve())
+        runs[str(folder.relative_to(study.output))] = (arm.recipe, command)
+    queued = submit(runs, study.output, slurm)
+    numbers = ", ".join(queued.values()) or "all runs are finished or already queued"
+    print(f"{len(queued)} jobs submitted: {numbers}", file=sys.stderr)
+    return queued
+
+
+def submit(
+    runs: Mapping[str, tuple[Recipe, Sequence[str]]], folder: Path, slurm: Slurm
+) -> dict[str, str]:
+    """Submit the runs that have no queued or running job, and store the job IDs.
+
+    Runs with the same numbers of machines and GPUs form one job array.
+
+    Args:
+        runs: Maps the name of each run to its recipe and its command line.
+        folder: Folder to store the job IDs and the logs in.
+        slurm: Resources to request.
+
+    Returns:
+        Maps the name of each submitted run to its job ID.
+
+    Raises:
+        ValueError: SLURM is missing or rejects the jobs.
+    """
+    if shutil.which("sbatch") is None:
+        raise ValueError(
+            "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train, "
+            "multigrid-compare without --slurm or multigrid-reproduce --local."
+        )
+    logs = folder / FOLDER
+    path = logs / _JOBS
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    active = _queued_jobs() if known else set()
+    arrays: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for name, (recipe, _) in runs.items():
+        if known.get(name) not in active:
+            arrays[recipe.num_shards, recipe.num_gpus].append(name)
+    queued = dict[str, str]()
+    for names in arrays.values():
+        logs.mkdir(parents=True, exist_ok=True)  # SLURM does not create the folder of a log.
+        commands = [runs[name][1] for name in names]
+        number = queue(batch_file(commands, runs[names[0]][0], slurm, logs))
+        elements = [f"{number}_{n}" for n in range(len(names))] if len(names) > 1 else [number]
+        queued |= dict(zip(names, elements, strict=True))
+        write_text(path, json.dumps(known | queued))
+    return queued
+
+
+def queue(text: str) -> str:
+    """Submit a batch file to SLURM, and return the ID of the job or of the job array.
+
+    Raises:
+        ValueError: SLURM rejects the batch file.
+    """
+    # sbatch would pass variables of the job in which this process may run to the new job.
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "SLURM_CONF" or not name.startswith("SLURM_")
+    }
+    said = _run("rejected the jobs", "sbatch", "--parsable", input=text, env=inherited)
+    return said.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
+
+
+def _queued_jobs() -> set[str]:
+    """Return the IDs of all jobs that are queued or running."""
+    return set(_run("does not answer", "squeue", "--all", "--array", "--noheader", "-o%i").split())
+
+
+def _run(failure: str, *command: str, **options: Any) -> str:
+    """Run a command of SLURM, and return its output."""
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode:
+        raise ValueError(f"SLURM {failure}: {done.stderr.strip()}. Nothing was submitted.")
+    return str(done.stdout)

@@ -178,7 +178,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@tool()
+@tool
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write the result, and return the exit status."""
     args = parse_args(argv)

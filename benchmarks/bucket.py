@@ -67,7 +67,7 @@ class Traffic(NamedTuple):
         return self.requests.value, self.bytes.value
 
 
-@tool()
+@tool
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write the result, and return the exit status."""
     parser = new_source_parser(__doc__, "runs/bucket", 8)

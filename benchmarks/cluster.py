@@ -361,7 +361,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-@command_line.tool()
+@command_line.tool
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the predicted training times, and return the exit status."""
     args = parse_args(argv)

@@ -107,7 +107,7 @@ def new_source_parser(doc: str | None, folder: str, videos: int) -> argparse.Arg
     return parser
 
 
-@tool()
+@tool
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write the result, and return the exit status."""
     args = new_source_parser(__doc__, "runs/loader", 24).parse_intermixed_args(argv)

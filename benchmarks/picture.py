@@ -68,7 +68,7 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
     save_figure(figure, path)
 
 
-@tool()
+@tool
 def main(argv: list[str] | None = None) -> int:
     """Draw the picture, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)

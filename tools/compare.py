@@ -68,7 +68,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
+@command_line.tool
 def main(argv: list[str] | None = None) -> int:
     """Train the missing runs, write and print the report, and return the exit status."""
     args = parse_args(argv)

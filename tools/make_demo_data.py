@@ -48,7 +48,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@tool(interrupted="Interrupted. Repeat the command to continue")
+@tool
 def main(argv: list[str] | None = None) -> int:
     """Render the missing videos, and return the exit status."""
     args = parse_args(argv)

@@ -96,7 +96,7 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bo
     return shlex.join(["multigrid-compare", *both, *args.overrides])
 
 
-@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
+@command_line.tool
 def main(argv: list[str] | None = None) -> int:
     """Run the pilot, print its report, and return the exit status."""
     args = parse_args(argv)

@@ -34,7 +34,7 @@ from slowfast_patches.plan.clips import clips_figure
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.plan.step_times import find_timing
-from slowfast_patches.utils.pictures import check_format, save_figure
+from slowfast_patches.utils.pictures import save_figure
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -64,7 +64,6 @@ def show_plan(args: argparse.Namespace) -> str:
             raise ValueError(
                 f"{option} {path}: the folder {path.parent} does not exist. Create it first."
             )
-        check_format(path)
     recipe = resolve(load_with_classes(args.cfg, args.overrides))
     check_recipe(recipe)
     if recipe.data.path_to_data_dir:
@@ -85,7 +84,7 @@ def pictures(args: argparse.Namespace) -> dict[str, Path]:
     return {option: path for option, path in paths.items() if path is not None}
 
 
-@command_line.tool()
+@command_line.tool
 def main(argv: list[str] | None = None) -> int:
     """Print the plan, and return the exit status."""
     args = parse_args(argv)

@@ -128,7 +128,7 @@ def _is_key(word: str) -> bool:
     return section in sections and not Path(word).exists()
 
 
-@tool()
+@tool
 def main(argv: list[str] | None = None) -> int:
     """Predict all videos, print or write the results, and return the exit status."""
     args = parse_args(argv)

@@ -119,7 +119,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@tool(interrupted="Interrupted. Repeat the command to continue")
+@tool
 def main(argv: list[str] | None = None) -> int:
     """Prepare the data set or write its lists, and return the exit status."""
     args = parse_args(argv)

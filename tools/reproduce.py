@@ -83,7 +83,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@command_line.tool(interrupted="Interrupted. Repeat the command to continue")
+@command_line.tool
 def main(argv: list[str] | None = None) -> int:
     """Print the costs, train the missing runs if requested, and write and print the tables."""
     args = parse_args(argv)

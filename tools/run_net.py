@@ -57,7 +57,7 @@ from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.train.run import run
 
 
-@command_line.tool()
+@command_line.tool
 def main() -> int:
     parser = command_line.command_parser(__doc__)
     command_line.add_cfg(parser)

@@ -41,7 +41,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@command_line.tool()
+@command_line.tool
 def main(argv: list[str] | None = None) -> int:
     """Check the recipe, print the batch file or queue the job, and return the exit status."""
     args = parse_args(argv)

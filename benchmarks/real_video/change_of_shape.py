@@ -130,7 +130,7 @@ def measure(
     return {"metric": metric_names(recipe)[0], "trained_on": crop, "rows": rows}
 
 
-@command_line.tool()
+@command_line.tool
 def main(argv: Sequence[str] | None = None) -> int:
     """Score the checkpoint, print a table, write the JSON file, and return the exit status."""
     parser = command_line.command_parser(__doc__)

@@ -335,7 +335,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@command_line.tool(interrupted="interrupted. To continue, repeat the command")
+@command_line.tool
 def main(argv: list[str] | None = None) -> int:
     """Make the data set and return the exit status."""
     args = parse_args(argv)

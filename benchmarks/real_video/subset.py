@@ -52,7 +52,7 @@ def make_subset(
         write_text(folder / f"{split}.csv", "".join(lines))
 
 
-@tool()
+@tool
 def main(argv: list[str] | None = None) -> int:
     """Write the lists and return the exit status."""
     parser = argparse.ArgumentParser(

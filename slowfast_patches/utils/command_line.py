@@ -11,16 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn, cast
 
 from slowfast_patches.utils.errors import (
     BY_HAND_STATUS,
     TrainingInterruptedError,
     exit_status,
-    printable,
     report,
 )
 from slowfast_patches.utils.signals import STOP_SIGNALS, finished
@@ -42,6 +41,8 @@ def start_program(*, resumes: bool = False) -> None:
         resumes: Whether the program is a training that can be resumed. SIGTERM and SIGUSR1 then end
             the program with status 75. When its `main` has returned, they are ignored.
     """
+    # File names may contain bytes that are not UTF-8.
+    cast(TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
     if sys.path[0] == os.path.dirname(os.path.abspath(sys.argv[0])):
         del sys.path[0]
     for number in STOP_SIGNALS if resumes else (signal.SIGINT,):
@@ -62,60 +63,36 @@ def _is_first_here() -> bool:
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
-def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
-    """Return a decorator for the `main` function of a program.
+def tool(main: Main) -> Main:
+    """Decorate the `main` function of a program, which returns the exit status.
 
-    The decorated function returns the exit status. It passes errors to `report`, and escapes
-    control characters in the output. If standard output is closed, for example by `| head`, the
+    Errors are passed to `report`. If standard output is closed, for example by `| head`, the
     program ends without a message.
-
-    Args:
-        interrupted: Message to print on Ctrl-C.
     """
 
-    def decorate(main: Main) -> Main:
-        @functools.wraps(main)
-        def run(*arguments: Any) -> int:
-            resumes = signal.getsignal(signal.SIGTERM) is _end
-            if signal.getsignal(signal.SIGINT) is _end:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-            out, err = (cast(TextIO, _Printable(stream)) for stream in (sys.stdout, sys.stderr))
-            with redirect_stdout(out), redirect_stderr(err):
-                try:
-                    status = main(*arguments)
-                    sys.stdout.flush()
-                    return status
-                except SystemExit:
-                    raise
-                except BrokenPipeError:
-                    # Python flushes stdout again at exit. Redirect it, so that this does not fail.
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                    return 1
-                except KeyboardInterrupt as error:
-                    print(interrupted, file=sys.stderr)
-                    return exit_status(error)
-                except BaseException as error:
-                    return report(error, terminal=_is_first_here())
-                finally:
-                    for number in STOP_SIGNALS if resumes else ():
-                        signal.signal(number, signal.SIG_IGN)
+    @functools.wraps(main)
+    def run(*arguments: Any) -> int:
+        resumes = signal.getsignal(signal.SIGTERM) is _end
+        if signal.getsignal(signal.SIGINT) is _end:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            status = main(*arguments)
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError:
+            # Python flushes stdout again at exit. Redirect it, so that this does not fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except KeyboardInterrupt as error:
+            print("interrupted. To continue, repeat the command", file=sys.stderr)
+            return exit_status(error)
+        except (Exception, TrainingInterruptedError) as error:
+            return report(error, terminal=_is_first_here())
+        finally:
+            for number in STOP_SIGNALS if resumes else ():
+                signal.signal(number, signal.SIG_IGN)
 
-        return run
-
-    return decorate
-
-
-class _Printable:
-    """Text stream that escapes control characters and forwards the text to another stream."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write(printable(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    return run
 
 
 def command_parser(about: str) -> argparse.ArgumentParser:
@@ -288,15 +265,12 @@ def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], floa
         ValueError: A word is neither such a number nor a config key.
     """
     words = getattr(args, name)
-    numbers = list[float]()
-    with suppress(ValueError):
-        numbers.extend(map(kind, words))
-    rest = words[len(numbers) :]
-    if rest and not (numbers and rest[0][:1].isalpha()):
-        kinds = "whole numbers" if kind is whole_number else "numbers"
-        raise ValueError(f"{option_of(name)} takes {kinds}, not {rest[0]}")
-    args.overrides = split_pairs(rest) + args.overrides
-    setattr(args, name, numbers)
+    # A key starts with a letter.
+    count = next((n for n, word in enumerate(words) if word[:1].isalpha()), len(words))
+    if words and not count:
+        raise ValueError(f"{option_of(name)} takes numbers, not {words[0]}")
+    args.overrides = split_pairs(words[count:]) + args.overrides
+    setattr(args, name, [kind(word) for word in words[:count]])
 
 
 def add_at_once(group: argparse._ActionsContainer) -> None:

@@ -65,18 +65,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises:
         ValueError: The suffix is not a picture format.
     """
-    check_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-
-
-def check_format(path: Path) -> None:
-    """Raise ValueError if matplotlib cannot write the picture format of a path's suffix."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    formats = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in formats:
-        raise ValueError(f"cannot save a picture as '{path}'. Use a file name that ends in .png")
 
 
 def time_unit(seconds: float) -> tuple[str, float]:

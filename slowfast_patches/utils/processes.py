@@ -10,19 +10,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver, resource_tracker
 from typing import TypeVar
 
 import cv2
-
-from slowfast_patches.utils.signals import block_signals
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 class WorkerCrashed:
-    """Result of a job that crashed its worker process twice."""
+    """Result of a job that crashed two worker processes in which it ran alone."""
 
 
 def run_each(
@@ -34,10 +31,10 @@ def run_each(
 ) -> Generator[tuple[Job, Result | WorkerCrashed]]:
     """Call a function on each job in worker processes.
 
-    If a worker crashes, all submitted jobs run again, one at a time. If a job crashes its worker
-    again, the result of the job is `WorkerCrashed`. If the function raises an error, this generator
-    raises the same error. The workers end when the generator is closed, and also when this process
-    is killed.
+    If a worker crashes, all submitted jobs run again, one at a time, because any of them may have
+    caused the crash. If a job then crashes two workers, its result is `WorkerCrashed`. If the
+    function raises an error, this generator raises the same error. The workers end when the
+    generator is closed, and also when this process is killed.
 
     Args:
         function: Function to call. It must be picklable, so define it at the top level of a module.
@@ -48,6 +45,9 @@ def run_each(
 
     Yields:
         (job, result), in the order in which the jobs end.
+
+    Raises:
+        RuntimeError: No worker process can be started.
     """
     if workers == 0:
         yield from ((job, function(job)) for job in jobs)
@@ -56,9 +56,7 @@ def run_each(
     while waiting:
         suspects = yield from _work(function, waiting, workers, workers * jobs_per_worker)
         for job in suspects:
-            # If several jobs were running, any of them may have caused the first crash.
-            # Run each job alone, up to twice, to find the jobs that crash their worker.
-            for _ in range(2 if len(suspects) > 1 else 1):
+            for _ in range(2):
                 if not (yield from _work(function, deque([job]), 1, 1)):
                     break
             else:
@@ -86,17 +84,13 @@ def _work(
     context = multiprocessing.get_context("forkserver")
     module = getattr(function, "func", function).__module__  # `function` may be a partial.
     context.set_forkserver_preload([__name__, module])
-    resource_tracker.ensure_running()  # Start it now, because starting it unblocks signals.
-    _start_fork_server()
     pool = ProcessPoolExecutor(workers, context, initializer=_begin)
     try:
         _try(pool)
-        while True:
+        while waiting or pending:
             while waiting and len(pending) < ahead:
-                future = _submit(pool, function, waiting[0])
+                future = pool.submit(function, waiting[0])
                 pending[future] = waiting.popleft()
-            if not pending:
-                return []
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 result = future.result()
                 yield pending.pop(future), result
@@ -106,38 +100,13 @@ def _work(
         for worker in set(multiprocessing.active_children()) - others:
             worker.kill()
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _start_fork_server() -> None:
-    """Start the fork server, unless it runs. The server and its workers ignore SIGINT.
-
-    Its import path must not contain the current folder, whose files could hide installed packages.
-    """
-    before = os.environ.get("PYTHONSAFEPATH", "")  # An empty value has no effect.
-    os.environ["PYTHONSAFEPATH"] = "1"
-    with block_signals({signal.SIGINT}):
-        forkserver.ensure_running()
-    os.environ["PYTHONSAFEPATH"] = before
-
-
-def _submit(
-    pool: ProcessPoolExecutor, function: Callable[..., Result], *arguments: object
-) -> Future[Result]:
-    """Submit a job to a pool. Workers started by this call ignore SIGINT.
-
-    Ctrl-C is sent to all processes, but only this process must handle it.
-    """
-    with block_signals({signal.SIGINT}):
-        try:
-            return pool.submit(function, *arguments)
-        except OSError as error:  # A worker crashed meanwhile, which closed the pipes of the pool.
-            raise BrokenProcessPool(str(error)) from error
+    return []
 
 
 def _try(pool: ProcessPoolExecutor) -> None:
     """Raise RuntimeError if the pool cannot start worker processes."""
     try:
-        _submit(pool, os.getpid).result()
+        pool.submit(os.getpid).result()
     except (BrokenProcessPool, OSError) as error:
         raise RuntimeError(
             "worker processes cannot be started. Check that the script has a main guard (if "
@@ -147,6 +116,7 @@ def _try(pool: ProcessPoolExecutor) -> None:
 
 def _begin() -> None:
     """Initialise a worker process: use one OpenCV thread, and exit when the parent exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes.
     cv2.setNumThreads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -16,14 +16,14 @@ import os
 import posixpath
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path, PosixPath
-from typing import IO, Any, BinaryIO, NamedTuple, NoReturn, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-import fsspec
+from fsspec.core import url_to_fs
 from fsspec.registry import known_implementations
 
 from slowfast_patches.utils.errors import RunError
@@ -102,10 +102,6 @@ class RemotePath(PosixPath):
     def mkdir(self, *options: Any, **others: Any) -> None:
         """Do nothing, because a bucket has no folders."""
 
-    def stat(self, **options: bool) -> NoReturn:
-        """Raise an error, because the fields of `os.stat_result` are those of local files."""
-        raise NotImplementedError(f"{self} is a remote path. Use `status`")
-
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is the address of a file on a remote file system."""
@@ -130,22 +126,6 @@ def join(folder: Path, name: str) -> str:
     return posixpath.join(str(folder), name) if is_remote(folder) else str(folder / name)
 
 
-def status(path: str) -> Status | None:
-    """Return the status of a file, or None if it does not exist.
-
-    Raises:
-        RunError: The remote file system cannot be used.
-    """
-    if not is_remote(path):
-        try:
-            local = os.stat(path)
-        except (OSError, ValueError):  # ValueError: the path is not a valid file name
-            return None
-        return Status(local.st_size, local.st_mtime_ns, local.st_mtime)
-    info = _info(path)
-    return _status(info) if info is not None and info["type"] == "file" else None
-
-
 def list_files(folder: str) -> dict[str, Status]:
     """Return the status of each file in a remote folder, by the name of the file.
 
@@ -166,18 +146,20 @@ def list_files(folder: str) -> dict[str, Status]:
 def list_status(paths: Iterable[str]) -> dict[str, Status]:
     """Return the status of each of the files that exists.
 
-    One request lists about a thousand remote files of a folder, so this is faster than `status`.
+    Remote files are listed by folder, because one request lists about a thousand files.
 
     Raises:
         RunError: The file system cannot be used.
     """
-    folders = dict[str, list[str]]()
+    folders = defaultdict[str, list[str]](list)
     found = dict[str, Status]()
     for path in paths:
         if is_remote(path):
-            folders.setdefault(posixpath.dirname(path), []).append(path)
-        elif there := status(path):
-            found[path] = there
+            folders[posixpath.dirname(path)].append(path)
+            continue
+        with suppress(OSError, ValueError):  # ValueError: the path is not a valid file name
+            local = os.stat(path)
+            found[path] = Status(local.st_size, local.st_mtime_ns, local.st_mtime)
     for folder, files in folders.items():
         listed = list_files(folder)
         names = ((path, posixpath.basename(path)) for path in files)
@@ -286,8 +268,7 @@ def _translate_errors(path: str, done: str = "read") -> Iterator[tuple[Any, str]
     """Context manager: yield the file system of a path and the path there, and translate errors."""
     scheme = path.partition("://")[0]
     try:
-        system = _system(scheme, os.getpid())
-        yield system, str(system._strip_protocol(path))
+        yield url_to_fs(path)  # the file system of this process, which fsspec caches
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, "no such file or bucket", path) from error
     except RunError:
@@ -298,12 +279,3 @@ def _translate_errors(path: str, done: str = "read") -> Iterator[tuple[Any, str]
             f"{path} cannot be {done}: {reason}. Check the connection, the endpoint and the "
             f"credentials for {scheme}://"
         ) from error
-
-
-@lru_cache
-def _system(scheme: str, process: int) -> Any:
-    """Return the file system of a scheme.
-
-    The connections of a file system do not survive a fork, so each process has its own.
-    """
-    return fsspec.filesystem(scheme)

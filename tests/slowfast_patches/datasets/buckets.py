@@ -14,8 +14,6 @@ import fsspec
 from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
-from slowfast_patches.utils import storage
-
 _REQUEST = re.compile(r'"(?P<method>[A-Z]+) (?P<path>/\S*) \S+" (?P<status>\d+)')
 
 
@@ -57,7 +55,6 @@ class Bucket(logging.Handler):
 
 def forget_connections() -> None:
     """Have the next request read the environment variables again."""
-    storage._system.cache_clear()
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 

@@ -187,7 +187,7 @@ def test_an_interrupted_run_continues(prepare, data, out, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(preparing, "run_each", interrupted)
         status, output = prepare(data / "train.csv")
-    assert (status, "Repeat the command to continue" in output) == (130, True)
+    assert (status, "To continue, repeat the command" in output) == (130, True)
     assert not list(out.glob("*.csv"))
     before = inodes(out)
     assert len(before) == 2  # and nothing temporary

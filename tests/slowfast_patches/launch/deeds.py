@@ -98,7 +98,7 @@ def _forget_handlers() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@tool()
+@tool
 def run() -> int:
     start(sys.argv[1:])
     return 0

@@ -39,7 +39,7 @@ def fail(number: int) -> Callable[[], None]:
     ],
 )
 def test_an_error_of_the_machine_is_one_line_with_a_remedy(act, named, remedy, capsys):
-    @tool()
+    @tool
     def main() -> int:
         act()
         return 0

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,10 +54,10 @@ def test_every_job_comes_back_with_its_result(workers, jobs_per_worker):
 
 def test_a_worker_is_another_process_of_one_thread_that_leaves_ctrl_c_to_this_one():
     jobs = [ID, "__import__('cv2').getNumThreads()"]
-    jobs.append("2 in __import__('signal').pthread_sigmask(0, [])")
+    jobs.append("__import__('signal').getsignal(2).name")
     process, *rest = dict(run_each(eval, jobs, 1)).values()
     assert process != os.getpid()
-    assert rest == [1, True]
+    assert rest == [1, "SIG_IGN"]
 
 
 @pytest.mark.parametrize("jobs_per_worker", [1, 3])
@@ -71,22 +70,6 @@ def test_a_job_that_kills_its_process_twice_is_blamed_and_costs_no_other(tmp_pat
     assert results == {"1 + 1": 2, "2 + 2": 4, once: "survived", "3 + 3": 6, "4 + 4": 8}
 
 
-def test_a_process_that_cannot_start_as_another_dies_costs_no_job(monkeypatch):
-    """The pool then closes its pipes, so a job that is submitted at the same time fails."""
-    submit, calls = ProcessPoolExecutor.submit, []
-
-    def closed_once(*arguments):
-        calls.append(1)
-        if len(calls) == 4:
-            raise OSError("handle is closed")
-        return submit(*arguments)
-
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", closed_once)
-    jobs = [f"{number} + 1" for number in range(6)]
-    assert dict(run_each(eval, jobs, 2)) == {job: eval(job) for job in jobs}
-    assert len(calls) > 7
-
-
 def test_a_script_without_a_main_guard_is_told(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -95,24 +78,6 @@ def test_a_script_without_a_main_guard_is_told(tmp_path):
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert ran.returncode == 1
     assert ran.stderr.count("RuntimeError: worker processes cannot be started") == 1
-
-
-# Ends.
-
-
-def test_files_of_the_current_folder_do_not_hide_installed_packages(tmp_path):
-    """An example is the source folder of this package when its wheel is installed."""
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "numpy.py").write_text("raise RuntimeError('the wrong numpy')")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from slowfast_patches.utils.processes import run_each\n"
-        "if __name__ == '__main__':\n"
-        "    print(*run_each(eval, ['1 + 1'], 1))\n"
-    )
-    command = [sys.executable, script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "folder")
-    assert (done.stdout, done.stderr) == ("('1 + 1', 2)\n", "")
 
 
 def test_who_stops_listening_stops_the_workers(tmp_path):

@@ -56,7 +56,7 @@ def main() -> None:
         network.train()
         for number, (inputs, labels, _, _) in enumerate(batches):
             train_meter.iter_tic()
-            step = multigrid.begin(cfg, optimizer)
+            step = multigrid.begin(optimizer)
             scores = network(inputs)
             loss = loss_fun(scores, labels)
             optimizer.zero_grad()
@@ -69,7 +69,7 @@ def main() -> None:
         if misc.is_eval_epoch(cfg, epoch):
             mg.average_running_stats(model.eval())
             val_meter = meters.ValMeter(len(val), cfg)
-            with multigrid.evaluation(cfg), torch.no_grad():
+            with torch.no_grad():
                 for inputs, labels, _, _ in DataLoader(val, cfg.TRAIN.BATCH_SIZE):
                     val_meter.update_stats(*errors(model(inputs), labels), len(labels))
             val_meter.log_epoch_stats(epoch)

@@ -19,10 +19,10 @@ import sys
 from pathlib import Path
 
 from multigrid.integrations.pyslowfast_fork import enable
-from multigrid.integrations.pyslowfast_keys import add_multigrid_config
+from multigrid.integrations.pyslowfast_keys import add_multigrid_config, baseline_config
 from multigrid.integrations.pyslowfast_loop import PySlowFastMultigrid
 
-__all__ = ["PySlowFastMultigrid", "add_multigrid_config", "enable"]
+__all__ = ["PySlowFastMultigrid", "add_multigrid_config", "baseline_config", "enable"]
 
 
 _SCRIPT = "MULTIGRID_SCRIPT"

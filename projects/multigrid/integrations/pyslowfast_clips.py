@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from multigrid.grids import SamplingOptions, make_grid
-from multigrid.integrations.pyslowfast_keys import CYCLES_OFF, changed, get_key
+from multigrid.integrations.pyslowfast_keys import baseline_config, set_keys
 from multigrid.sampling import clip_generator
 from multigrid.shapes import ClipRequest, Shape
 
@@ -22,8 +22,8 @@ from multigrid.shapes import ClipRequest, Shape
 class ConfiguredClips(Dataset[Any]):
     """Wrap a PySlowFast data set so that it accepts a `ClipRequest` as index.
 
-    While a clip is read, four keys in the section DATA of the data set's config have the values for
-    the requested shape (`make_grid`):
+    The wrapped data set is a shallow copy with a config of its own. For each clip, four keys in the
+    section DATA of this config are set to the values for the requested shape (`make_grid`):
 
     - NUM_FRAMES and TRAIN_CROP_SIZE are those of the shape.
     - SAMPLING_RATE is drawn from [τ, τ·T/t], for clips of t frames and a baseline of T frames with
@@ -32,8 +32,7 @@ class ConfiguredClips(Dataset[Any]):
       data set draws the short side from this range.
 
     The global random generators of Python, NumPy and PyTorch are seeded by (seed, epoch, video).
-    After the clip is read, the config and the generators are restored. The config is changed only
-    in the process that reads the clip.
+    They are restored after the clip is read.
 
     Args:
         dataset: The data set. `__getitem__` must read the four keys from its attribute `cfg`.
@@ -52,16 +51,15 @@ class ConfiguredClips(Dataset[Any]):
                 "DATA.NUM_FRAMES, SAMPLING_RATE, TRAIN_CROP_SIZE and TRAIN_JITTER_SCALES from "
                 "self.cfg. If it accepts a ClipRequest as index, pass by_request=True instead"
             )
-        self.dataset: Any = dataset
+        self.dataset: Any = copy.copy(dataset)
+        self.dataset.cfg = baseline_config(dataset.cfg)
         self._seed: int = cfg.RNG_SEED
-        low, high = cfg.DATA.TRAIN_JITTER_SCALES
-        kept = get_key(cfg, "MULTIGRID.KEEP_FIELD_OF_VIEW", False)
         self._grid_of = partial(
             make_grid,
             base=base,
             stride=cfg.DATA.SAMPLING_RATE,
-            short_sides=(low, high),
-            options=SamplingOptions(keep_field_of_view=kept),
+            short_sides=tuple(cfg.DATA.TRAIN_JITTER_SCALES),
+            options=SamplingOptions(keep_field_of_view=cfg.MULTIGRID.KEEP_FIELD_OF_VIEW),
         )
 
     def __len__(self) -> int:
@@ -78,10 +76,11 @@ class ConfiguredClips(Dataset[Any]):
             "DATA.SAMPLING_RATE": int(rng.integers(*grid.strides, endpoint=True)),
             "DATA.TRAIN_JITTER_SCALES": list(grid.short_sides),
         }
-        with changed(self.dataset.cfg, {**values, **CYCLES_OFF}), _seeded(*seeds):
-            item = self.dataset[request.video]
+        set_keys(self.dataset.cfg, values)
+        item = self._read(request.video, *seeds)
         # The dimensions of the clip may have any order.
-        sides = max((a.shape for a in arrays(item) if a.ndim == 4), key=math.prod, default=None)
+        clips = (a.shape for a in tree_leaves(item) if getattr(a, "ndim", 0) == 4)
+        sides = max(clips, key=math.prod, default=None)
         if sides is not None and not {shape.frames, shape.crop} <= set(sides):
             raise ValueError(
                 f"{type(self.dataset).__name__} returned a clip of shape {tuple(sides)}, but "
@@ -91,26 +90,14 @@ class ConfiguredClips(Dataset[Any]):
             )
         return item
 
-
-@contextmanager
-def _seeded(python: int, numpy: int, pytorch: int) -> Iterator[None]:
-    """Context manager: seed the global random generators of the CPU, and restore them."""
-    former = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=()):
-        random.seed(python)
-        np.random.seed(numpy)
-        torch.default_generator.manual_seed(pytorch)
-        try:
-            yield
-        finally:
-            random.setstate(former[0])
-            np.random.set_state(former[1])
-
-
-def arrays(item: Any) -> Iterator[Any]:
-    """Yield all arrays and tensors in an item, which may be nested."""
-    if hasattr(item, "ndim"):
-        yield item
-    elif isinstance(item, (list, tuple, Mapping)):
-        for part in item.values() if isinstance(item, Mapping) else item:
-            yield from arrays(part)
+    def _read(self, video: int, python: int, numpy: int, pytorch: int) -> Any:
+        """Read an item with seeded global generators of the CPU, and restore the generators."""
+        former = random.getstate(), np.random.get_state()
+        with torch.random.fork_rng(devices=()):
+            random.seed(python)
+            np.random.seed(numpy)
+            torch.default_generator.manual_seed(pytorch)
+            item = self.dataset[video]
+        random.setstate(former[0])
+        np.random.set_state(former[1])
+        return item

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
@@ -14,14 +13,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from multigrid.batchnorm import average_running_stats, set_group_size
+from multigrid.batchnorm import average_running_stats
 from multigrid.integrations.pyslowfast_keys import (
     add_multigrid_config,
-    cycles_off,
+    baseline_config,
     use_plain_batchnorm,
     uses_multigrid,
 )
-from multigrid.integrations.pyslowfast_loop import PySlowFastMultigrid
+from multigrid.integrations.pyslowfast_loop import Epoch, PySlowFastMultigrid
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,6 @@ class _Fork:
 
     def __init__(self) -> None:
         self._multigrid: PySlowFastMultigrid | None = None
-        self._cfg: Any = None
         self._loader: Any = None
         self._replacements: dict[str, Callable[..., Any]] = {
             "config.defaults.get_cfg": self._get_cfg,
@@ -76,10 +74,9 @@ class _Fork:
         if isinstance(getattr(self._host["models.build.build_model"], "__self__", None), _Fork):
             return
         for name, replacement in self._replacements.items():
-            original = self._host[name]
             for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
                 for alias, value in list(vars(module).items()):
-                    if value is original:
+                    if value is self._host[name]:
                         setattr(module, alias, replacement)
 
     def _get_cfg(self) -> Any:
@@ -89,25 +86,18 @@ class _Fork:
 
     def init_multigrid(self, cfg: Any) -> Any:
         """Build the schedule and the training loader for a config, and return the config."""
-        add_multigrid_config(cfg)
         use_plain_batchnorm(cfg)
-        loader = self._host["datasets.loader.construct_loader"](cycles_off(cfg), "train")
+        loader = self._host["datasets.loader.construct_loader"](baseline_config(cfg), "train")
         self._multigrid = PySlowFastMultigrid(cfg, len(loader.dataset))
         self._loader = _EpochLoader(self._multigrid, loader)
-        self._cfg = cfg
-        logger.info(
-            "Multigrid training replaces these names of PySlowFast: %s. The training has %d "
-            "iterations in %d epochs.",
-            *(", ".join(self._replacements), self._multigrid.schedule.iterations),
-            self._multigrid.num_epochs,
-        )
+        logger.info("Multigrid replaces in PySlowFast: %s.", ", ".join(self._replacements))
         return cfg
 
     @property
     def schedule(self) -> list[tuple[int, list[int], int]]:
         """For each phase: learning-rate stage, [batch size, frames, crop], epochs until its end.
 
-        The batch size is that of one machine. Of the phases that end in one epoch, the first is
+        The batch size is over all machines. Of the phases that end in one epoch, the first is
         listed.
         """
         assert self._multigrid is not None
@@ -115,8 +105,7 @@ class _Fork:
         for phase in self._multigrid.schedule.phases:
             shape = phase.base_shape
             end = self._multigrid.epoch_table.epoch_of(phase.stop - 1) + 1
-            sizes = [shape.batch // self._cfg.NUM_SHARDS, shape.frames, shape.crop]
-            phases.setdefault(end, (phase.stage, sizes, end))
+            phases.setdefault(end, (phase.stage, [shape.batch, shape.frames, shape.crop], end))
         return list(phases.values())
 
     def update_long_cycle(self, cfg: Any, cur_epoch: int) -> tuple[Any, bool]:
@@ -126,11 +115,10 @@ class _Fork:
     def _construct_loader(
         self, cfg: Any, split: str, is_precise_bn: bool = False, **options: Any
     ) -> Any:
-        if cfg is self._cfg:
-            assert self._multigrid is not None
+        if self._multigrid is not None:
             if split == "train" and not is_precise_bn:
                 return self._loader
-            cfg = self._multigrid.baseline_config(cfg)
+            cfg = baseline_config(cfg)
         construct = self._host["datasets.loader.construct_loader"]
         return construct(cfg, split, is_precise_bn=is_precise_bn, **options)
 
@@ -144,28 +132,26 @@ class _Fork:
         if uses_multigrid(cfg):
             use_plain_batchnorm(cfg)
         model: nn.Module = self._host["models.build.build_model"](cfg, *place, **options)
-        if cfg is self._cfg and self._multigrid and self._multigrid.training.model is None:
-            return self._multigrid.convert(model)
-        return model
+        if self._multigrid is None or self._multigrid.training.model is not None:
+            return model
+        return self._multigrid.convert(model)
 
     def _get_epoch_lr(self, cur_epoch: float, cfg: Any) -> float:
-        if cfg is self._cfg and self._multigrid:
-            return self._multigrid.lr
-        lr: float = self._host["models.optimizer.get_epoch_lr"](cur_epoch, cfg)
-        return lr
+        if self._multigrid is None:
+            rate: float = self._host["models.optimizer.get_epoch_lr"](cur_epoch, cfg)
+            return rate
+        schedule = self._multigrid.schedule
+        return schedule.at(min(self._multigrid.training.iteration, schedule.iterations - 1)).lr
 
     def _set_lr(self, optimizer: Optimizer, new_lr: float) -> None:
-        host = self._host["models.optimizer.set_lr"]
-        if self._multigrid and self._multigrid.training.model is not None:
-            (first, *_) = optimizer.param_groups[0]["params"]
-            if any(first is parameter for parameter in self._multigrid.training.model.parameters()):
-                step = self._multigrid.begin(self._cfg, optimizer, host)
-                if step.lr == new_lr:
-                    return
-        host(optimizer, new_lr)
+        set_lr = self._host["models.optimizer.set_lr"]
+        if self._multigrid is None:
+            set_lr(optimizer, new_lr)
+        else:
+            self._multigrid.begin(optimizer, set_lr)
 
     def _aggregate_sub_bn_stats(self, module: nn.Module) -> Any:
-        if self._multigrid and any(m is self._multigrid.training.model for m in module.modules()):
+        if self._multigrid is not None:
             average_running_stats(module)
         return self._host["utils.misc.aggregate_sub_bn_stats"](module)
 
@@ -179,39 +165,35 @@ class _EpochLoader:
     def __init__(self, multigrid: PySlowFastMultigrid, loader: DataLoader[Any]) -> None:
         self._multigrid = multigrid
         self._inner = loader
-        self._batches: Iterator[Any] | None = None
-        self._epoch: int | None = None
+        self._epochs: Iterator[tuple[int, Epoch]] | None = None
+        self._epoch: Epoch | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_inner"], name)
 
     def start(self, epoch: int) -> None:
-        """Go to the start of an epoch. If the previous epoch has just ended, only set the number.
+        """Go to the start of an epoch.
 
-        The mini-batches of all epochs come from one pass over one loader, so that the workers of
-        the loader stay alive during the whole training.
+        The mini-batches of consecutive epochs come from one pass over one loader, so that the
+        workers of the loader stay alive during the whole training.
         """
         is_next = self._multigrid.epoch_table.start(epoch) == self._multigrid.training.iteration
-        if self._batches is None or not is_next:
+        if self._epochs is None or not is_next:
             names = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
             options = {name: getattr(self._inner, name) for name in names}
             self._multigrid.resume(epoch=epoch)
-            self._batches = iter(self._multigrid.loader(self._inner.dataset, **options))
-        self._epoch = epoch
+            loader = self._multigrid.loader(self._inner.dataset, **options)
+            self._epochs = self._multigrid.epochs(loader)
+        _, self._epoch = next(self._epochs)
 
     def __len__(self) -> int:
         if self._epoch is None:
             return self._multigrid.epoch_table.longest
-        return self._multigrid.epoch_table.length(self._epoch)
+        return len(self._epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        multigrid = self._multigrid
-        start = None if self._epoch is None else multigrid.epoch_table.start(self._epoch)
-        if self._batches is None or start != multigrid.training.iteration:
-            raise ValueError("Call shuffle_dataset(train_loader, cur_epoch) before each epoch.")
-        yield from islice(self._batches, len(self))
-        if multigrid.training.model is not None:
-            set_group_size(multigrid.training.model, None)  # for precise BN, until the next begin
+        assert self._epoch is not None, "shuffle_dataset(train_loader, cur_epoch) starts an epoch"
+        return iter(self._epoch)
 
 
 def _find(name: str) -> Callable[..., Any]:

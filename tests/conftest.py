@@ -345,6 +345,8 @@ def run_ranks(free_port: Callable[[], int]) -> Callable[..., None]:
     """
     from torch.multiprocessing import start_processes
 
+    importlib.import_module("torch._dynamo")  # once for all forks, whose optimizers import it
+
     def run(processes: int, function: Callable, *arguments: object) -> None:
         given = (processes, free_port(), function, arguments)
         start_processes(as_rank, given, nprocs=processes, start_method="fork")

@@ -13,7 +13,7 @@ import torch
 
 from multigrid import Batch, Shape
 from slowfast_patches.config import check_recipe
-from slowfast_patches.config.keys import speed_switches
+from slowfast_patches.config.key_lists import speed_switches
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_local_batches
 from slowfast_patches.plan.flops import check_shapes

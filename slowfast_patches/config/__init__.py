@@ -1,4 +1,8 @@
-"""Recipes: their keys, loading and checks."""
+"""Recipes: their keys, loading and checks.
+
+To add a key, add a field to a section in model_keys.py, data_keys.py, detection_keys.py or
+training_keys.py, or to `Recipe` in recipe.py.
+"""
 
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.load import load_recipe, parse_recipe

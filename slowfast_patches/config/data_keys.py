@@ -43,6 +43,20 @@ def _with_warmup(recipe: Any) -> str | None:
     return None if recipe.solver.warmup_epochs else "without a warm-up"
 
 
+def _with_pairs(recipe: Any) -> str | None:
+    if recipe.mixup.alpha == recipe.mixup.cutmix_alpha == 0:
+        return "with MIXUP.ALPHA 0 and MIXUP.CUTMIX_ALPHA 0"
+    micro_batches = recipe.world_size * recipe.solver.accumulation_steps
+    alone = recipe.base_shape.batch < 2 * micro_batches
+    return "with a single clip in each micro-batch" if alone else None
+
+
+def _with_augmentation(recipe: Any) -> str | None:
+    aug = recipe.aug
+    on = aug.aa_type or aug.color_jitter or aug.re_prob or aug.custom
+    return None if on else "with AUG.AA_TYPE '', AUG.COLOR_JITTER 0 and AUG.RE_PROB 0"
+
+
 @dataclass(frozen=True)
 class Multigrid:
     epoch_factor: float = key(
@@ -271,6 +285,7 @@ class Mixup:
         "Blend the clips of a mini-batch in pairs, together with their labels, by mixup or by "
         "cutmix.",
         speed=True,
+        needs=_with_pairs,
     )
     alpha: float = key(
         0.8,
@@ -302,6 +317,7 @@ class Aug:
         False,
         "Augment training clips by RandAugment or colour jitter, then by random erasing. All "
         "frames of a clip are changed in the same way.",
+        needs=_with_augmentation,
     )
     aa_type: str = key(
         "rand-m9-mstd0.5-inc1",

@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
 from slowfast_patches.registry import import_built_in
 
@@ -30,8 +29,17 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             import_module(name)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"IMPORTS {name}: {error}. Start in the folder of the module, or add the folder to "
+                "PYTHONPATH. For my_model.py, write my_model."
+            ) from error
         except (Exception, SystemExit) as error:  # A script may call sys.exit().
-            raise ValueError(f"IMPORTS {name}: {_explain(name, error)}") from error
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise ValueError(
+                f"IMPORTS {name}: {type(error).__name__}: {error} ({place.filename}, line "
+                f"{place.lineno}). Correct the module."
+            ) from error
 
 
 def require_imported(names: Sequence[str], source: str) -> None:
@@ -47,19 +55,3 @@ def require_imported(names: Sequence[str], source: str) -> None:
             "without your consent, because they can run any code. If you trust the module, add "
             f"--import {modules}, or import it first."
         )
-
-
-def _explain(name: str, error: BaseException) -> str:
-    """Describe why a module cannot be imported, with the file and line of the error."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing and f"{name}.".startswith(f"{missing}."):
-        return (
-            f"there is no such module in {os.getcwd()} or on the Python path. For my_model.py, "
-            "write my_model. Start in the folder of the module, or add the folder to PYTHONPATH."
-        )
-    package = str(Path(__file__).parents[1])
-    frames = traceback.extract_tb(error.__traceback__)
-    place = [frame for frame in frames if not frame.filename.startswith(package)][-1]
-    where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}{where}. Correct the module."

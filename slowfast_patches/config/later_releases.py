@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from slowfast_patches.config.fields import Values
-
-logger = logging.getLogger(__name__)
 
 
 class Ignored(NamedTuple):
@@ -46,36 +43,6 @@ def rates_of_one_machine(values: Values) -> dict[str, Any]:
         "SOLVER.REFERENCE_BATCH_SIZE": values["TRAIN.BATCH_SIZE"],
         "SOLVER.BASE_LR_SCALE_NUM_SHARDS": False,
     }
-
-
-def reached_steps(values: Values) -> dict[str, Any]:
-    """Drop steps of SOLVER.STEPS at SOLVER.MAX_EPOCH."""
-    steps = values["SOLVER.STEPS"]
-    count = len(steps)
-    while count > 1 and steps[count - 1] == values["SOLVER.MAX_EPOCH"]:
-        count -= 1
-    return _first("SOLVER.STEPS", count, values)
-
-
-def reached_rates(values: Values) -> dict[str, Any]:
-    """Drop learning rates of SOLVER.LRS for which SOLVER.STEPS has no stage."""
-    return _first("SOLVER.LRS", max(1, len(values["SOLVER.STEPS"])), values)
-
-
-def _first(key: str, count: int, values: Values) -> dict[str, Any]:
-    """Return a dict with the first `count` values of a key's list, and warn about dropped values.
-
-    The dict is empty if the learning-rate policy has no stages.
-    """
-    if values["SOLVER.LR_POLICY"] != "steps_with_relative_lrs":
-        return {}
-    if dropped := values[key][count:]:
-        logger.warning(
-            f"The end of {key}, {list(dropped)}, has no effect and is dropped. SOLVER.STEPS has "
-            f"{max(1, count)} stages before SOLVER.MAX_EPOCH {values['SOLVER.MAX_EPOCH']:g}, and "
-            "each stage has one learning rate."
-        )
-    return {key: values[key][:count]}
 
 
 _BN_GROUPS = (

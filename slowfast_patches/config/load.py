@@ -93,11 +93,9 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
         if candidate.exists():
             return candidate
     shipped = [str(file.relative_to(CONFIGS.parent)) for file in CONFIGS.rglob("*.yaml")]
-    nearest = difflib.get_close_matches(str(path), shipped, n=1)
-    advice = f" Did you mean {nearest[0]}?" if nearest else ""
     raise ValueError(
         f"the config {folder / path} cannot be read: there is no such file, and {CONFIGS} has no "
-        f"recipe of that name.{advice}"
+        f"recipe of that name.{_did_you_mean(str(path), shipped)}"
     )
 
 
@@ -127,7 +125,7 @@ def _merged(path: str | Path | None, overrides: Sequence[object]) -> _Settings:
 
     MODEL.NUM_CLASSES auto is removed, because it means the same as an absent key.
     """
-    settings = {} if path is None else _read_layers(recipe_path(path), {})
+    settings = {} if path is None else _read(recipe_path(path))
     settings = settings | _pairs(overrides)
     classes = settings.get("MODEL.NUM_CLASSES")
     if classes is not None and classes.value == "auto":
@@ -143,11 +141,10 @@ def _make(settings: _Settings) -> Recipe:
     for key in KEYS.values():
         values |= key.later[1](values) if key.later else {}
     _derive(values, settings)
-    for name, (_, source) in settings.items():
-        check = KEYS[name].check if name in KEYS else None
+    for name in KEYS.keys() & settings.keys():
+        check = KEYS[name].check
         if check and not check.passes(values[name]):
-            value = plain(values[name])
-            raise ValueError(f"{name} must be {check.wanted}, not {value!r:.60} ({source})")
+            raise _wrong_value(name, check.wanted, plain(values[name]), settings[name].source)
     given = (name for name, (_, source) in settings.items() if source == _COMMAND_LINE)
     keys = frozenset(name if name in KEYS else name.rpartition(".")[0] for name in given)
     recipe = replace(default_recipe().replaced(values), given=keys)
@@ -156,45 +153,34 @@ def _make(settings: _Settings) -> Recipe:
     return scale_to_world_size(recipe)
 
 
-def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
+def _read(path: Path, parents: tuple[Path, ...] = ()) -> _Settings:
     """Return the settings of a YAML file, including the settings of its `_BASE_` files.
 
     Args:
         path: YAML file.
-        read: Maps each file read so far to its settings. None marks a file whose `_BASE_` files
-            are still being read.
+        parents: Files whose `_BASE_` led to this file.
 
     Raises:
         ValueError: A file is invalid, or refers to itself through `_BASE_`.
     """
     file = path.resolve()
-    if file not in read:
-        read[file] = None
-        content = _content(_text(path), str(path))
-        bases = content.pop(_BASE, [])
-        settings: _Settings = {}
-        for base in bases if isinstance(bases, list) else [bases]:
-            if not isinstance(base, str):
-                raise ValueError(f"{path}: {_BASE} must be a file or a list of files, not {base!r}")
-            settings |= _read_layers(recipe_path(base, path.parent), read)
-        read[file] = settings | _settings(content, str(path))
-    if (known := read[file]) is None:
+    if file in parents:
         raise ValueError(f"{path} refers to itself through {_BASE}. Remove the circular reference.")
-    return known
-
-
-def _text(path: Path) -> str:
     with mistake_in(f"the config {path} cannot be read"):
-        if not path.is_file():
-            raise OSError("it is not a regular file")
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+    content = _content(text, str(path))
+    bases = content.pop(_BASE, [])
+    settings = _Settings()
+    for base in [bases] if isinstance(bases, str) else bases:
+        settings |= _read(recipe_path(base, path.parent), (*parents, file))
+    return settings | _settings(content, str(path))
 
 
 def _content(text: str, source: str) -> dict[str, Any]:
-    content = parse_yaml(text, source)
-    if not isinstance(content, dict | None):
+    content = parse_yaml(text, source) or {}
+    if not isinstance(content, dict):
         raise ValueError(f"{source}: a config must be a mapping of sections, not {content!r:.60}")
-    return content or {}
+    return content
 
 
 def _settings(content: Mapping[Any, Any], source: str) -> _Settings:
@@ -204,7 +190,7 @@ def _settings(content: Mapping[Any, Any], source: str) -> _Settings:
     """
     settings = _Settings()
     for name, value in flatten(content):
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             settings |= {f"{name}.{inner}": _Setting(v, source) for inner, v in value.items()}
         else:
             settings[name] = _Setting(value, source)
@@ -228,22 +214,26 @@ def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
     if row := ignored_key(name):
         if (decoded := _decode(value)) not in row.usual:
             logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.note}")
-    elif name in values:
+    elif name in KEYS:
         try:
             values[name] = _adapt(value, KEYS[name].kind)
         except TypeError as wanted:
-            message = f"{name} must be {wanted}, not {value!r:.60} ({source})"
-            raise ValueError(message) from None
-    elif isinstance(values.get(section), Mapping):
+            raise _wrong_value(name, wanted, value, source) from None
+    elif section == "HF.CONFIG":
         values[section] = {**values[section], inner: _decode(value)}
-    elif not any(known.startswith(f"{name}.") for known in values):
-        nearest = difflib.get_close_matches(name.upper(), values, n=1)
-        advice = f". Did you mean {nearest[0]}?" if nearest else ""
-        raise ValueError(f"{name:.60} is not a config key ({source}){advice}")
-    elif value is not None:  # An empty section is valid.
-        raise ValueError(
-            f"{name} is a section and cannot be {value!r:.60} ({source}). Set a key of the section."
-        )
+    elif value is not None or not any(key.startswith(f"{name}.") for key in KEYS):
+        # An empty section is valid.
+        advice = _did_you_mean(name.upper(), KEYS)
+        raise ValueError(f"{name:.60} is not a config key ({source}).{advice}")
+
+
+def _wrong_value(name: str, wanted: object, value: object, source: str) -> ValueError:
+    return ValueError(f"{name} must be {wanted}, not {value!r:.60} ({source})")
+
+
+def _did_you_mean(name: str, known: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {nearest[0]}?" if nearest else ""
 
 
 _WANTED = {
@@ -272,23 +262,22 @@ def _adapt(raw: Any, kind: Any) -> Any:
         raise TypeError(" or ".join(_WANTED[option] for option in options))
     value = _decode(raw)
     origin = get_origin(kind) or kind
-    if origin is tuple and isinstance(value, str) and get_args(kind)[0] is str:
-        # "s1, s2", a single name, or "[s1, s2]", which a shell passes on without its quotes
-        inner = value[1:-1] if value[:1] + value[-1:] in ("[]", "()") else value
-        value = [name.strip("'\"") for name in inner.replace(",", " ").split()]
-    if origin is tuple and isinstance(value, list):
-        try:
-            return tuple(_adapt(item, get_args(kind)[0]) for item in value)
-        except TypeError as wanted:
-            raise TypeError(f"a list in which each item is {wanted}") from None
-    if origin is str:  # Remove quotes, but keep text such as "007" instead of a number.
-        value = value if isinstance(value, str) else raw
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if origin is float and number and abs(value) <= sys.float_info.max:
+    if origin is tuple:
+        if isinstance(value, str) and get_args(kind)[0] is str:
+            # "s1, s2", a single name, or "[s1, s2]", which a shell passes on without its quotes
+            inner = value[1:-1] if value[:1] + value[-1:] in ("[]", "()") else value
+            value = [name.strip("'\"") for name in inner.replace(",", " ").split()]
+        if isinstance(value, list):
+            return tuple(_adapt(item, get_args(kind)[0]) for item in value)
+    elif origin is float and number and abs(value) <= sys.float_info.max:
         return float(value)
-    if origin is int and number and value == value // 1:
+    elif origin is int and number and value % 1 == 0:
         return int(value)
-    if origin not in (int, float, tuple) and (origin is Any or isinstance(value, origin)):
+    elif origin is str and isinstance(raw, str):
+        # Remove quotes, but keep text such as "007" instead of a number.
+        return value if isinstance(value, str) else raw
+    elif origin in (bool, Mapping, type(None)) and isinstance(value, origin):
         return value
     raise TypeError(_WANTED[origin])
 
@@ -308,15 +297,12 @@ def _decode(raw: Any) -> Any:
 
 def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
     """Set the keys whose defaults depend on other keys, unless the user set them."""
+    derived = dict(TASKS[task_name(values)].defaults)
+    derived["TEST.DATASET"] = values["TRAIN.DATASET"]
+    derived["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["MODEL.ARCH"] == "slowfast":
         for key in PER_PATHWAY:
-            if key not in given:
-                values[key] = tuple((stage[0], stage[0]) for stage in values[key])
-    elif "DATA.INPUT_CHANNEL_NUM" not in given:
-        values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
-    defaults = TASKS[task_name(values)].defaults
-    values |= {key: value for key, value in defaults.items() if key not in given}
-    if "TEST.DATASET" not in given:
-        values["TEST.DATASET"] = values["TRAIN.DATASET"]
-    if "DATA.CROP_SIZE" not in given:
-        values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
+            derived[key] = tuple((stage[0], stage[0]) for stage in values[key])
+    else:
+        derived["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
+    values |= {key: value for key, value in derived.items() if key not in given}

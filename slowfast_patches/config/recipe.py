@@ -52,7 +52,6 @@ PER_PATHWAY = (
     "NONLOCAL.POOL",
 )
 """Keys whose values have an entry for each pathway of each stage."""
-_ABSENT = "(absent)"
 
 
 def _frozen(value: Any) -> Any:
@@ -203,10 +202,10 @@ class Recipe:
         """
         recipe = self
         for name, value in values.items():
-            *sections, field = _path(name)
-            change = {field: _frozen(value)}
-            for section in sections:
-                change = {section: dataclasses.replace(getattr(recipe, section), **change)}
+            *section, field = _path(name)
+            change: dict[str, Any] = {field: _frozen(value)}
+            if section:
+                change = {section[0]: dataclasses.replace(getattr(recipe, section[0]), **change)}
             recipe = dataclasses.replace(recipe, **change)
         return recipe
 
@@ -262,14 +261,19 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing_keys(
-    stored: Mapping[str, object], wanted: Mapping[str, object], ignored: Collection[str]
+    stored: Mapping[str, object], wanted: Mapping[str, object], ignored: Collection[str] = ()
 ) -> list[str]:
     """Return the keys whose values differ between two configs, sorted.
 
-    Floats that differ by rounding are equal. See `differences` for the arguments.
+    Floats that differ by rounding are equal.
+
+    Args:
+        stored: Values of the stored config by full key.
+        wanted: Values of the new config by full key.
+        ignored: Keys that may differ.
     """
     keys = sorted((stored.keys() | wanted.keys()).difference(ignored))
-    return [key for key in keys if not _equal(stored.get(key, _ABSENT), wanted.get(key, _ABSENT))]
+    return [key for key in keys if not _equal(stored.get(key), wanted.get(key))]
 
 
 def _equal(one: object, other: object) -> bool:
@@ -284,19 +288,14 @@ def differences(
     now: str,
     ignored: Collection[str] = (),
 ) -> list[str]:
-    """Describe the keys that differ between two configs.
-
-    Args:
-        stored: Values of the stored config by full key.
-        wanted: Values of the new config by full key.
-        now: Word for the new config in the returned texts, such as "here".
-        ignored: Keys that may differ.
+    """Describe the keys that differ between two configs (see `differing_keys`).
 
     Returns:
-        One text for each key that differs, such as "SOLVER.BASE_LR 0.1 there, 0.2 here".
+        One text for each key that differs, such as "SOLVER.BASE_LR 0.1 there, 0.2 here", where
+        `now` is the last word.
     """
     return [
-        f"{key} {stored.get(key, _ABSENT)} there, {wanted.get(key, _ABSENT)} {now}"
+        f"{key} {stored.get(key)} there, {wanted.get(key)} {now}"
         for key in differing_keys(stored, wanted, ignored)
     ]
 

@@ -19,11 +19,7 @@ from slowfast_patches.config.fields import (
     only_with,
     with_backbone,
 )
-from slowfast_patches.config.later_releases import (
-    rates_of_one_machine,
-    reached_rates,
-    reached_steps,
-)
+from slowfast_patches.config.later_releases import rates_of_one_machine
 
 
 @dataclass(frozen=True)
@@ -44,15 +40,11 @@ class Solver:
         (),
         "Epochs at which the learning-rate stages start. The first must be 0.",
         needs=only_with("SOLVER.LR_POLICY", "steps_with_relative_lrs"),
-        later=("A last value equal to SOLVER.MAX_EPOCH is dropped with a warning.", reached_steps),
     )
     lrs: tuple[float, ...] = key(
         (),
-        "Learning rate of each stage as a factor of BASE_LR. Empty: powers of GAMMA.",
-        later=(
-            "Learning rates beyond the number of stages are dropped with a warning.",
-            reached_rates,
-        ),
+        "Learning rate of each stage as a factor of BASE_LR. Empty: powers of GAMMA. Values beyond "
+        "the number of stages are not used.",
     )
     base_lr: float = key(0.1, "Learning rate after the warm-up.", ABOVE_ZERO)
     cosine_end_lr: float = key(0.0, "Final learning rate of the cosine policy.", FROM_ZERO)

@@ -20,7 +20,7 @@ import torch
 from multigrid import Shape
 from multigrid.cost import SecondsPerIteration
 from multigrid.shapes import CostPerClip
-from slowfast_patches.config.keys import speed_keys
+from slowfast_patches.config.key_lists import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.files import write_text

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slowfast_patches.config.keys import changes_scores, may_differ
+from slowfast_patches.config.key_lists import changes_scores, may_differ
 from slowfast_patches.config.recipe import (
     KEYS,
     Recipe,

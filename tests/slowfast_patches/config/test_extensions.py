@@ -1,21 +1,18 @@
 """Modules of the user: what they register, and the messages about failed imports."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from multigrid import Shape
 from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.metrics import metric_names
-from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
@@ -26,7 +23,6 @@ from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
     MODELS,
     DatasetFamily,
-    ModelFamily,
     TaskFamily,
     register_augmentation,
     register_dataset,
@@ -55,35 +51,17 @@ def write(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("text", "said"),
     [
-        ("yours", "", "IMPORTS yours: there is no such module in .* add the folder to PYTHONPATH"),
-        ("mine.py", "", "IMPORTS mine.py: .* no such module .* For my_model.py, write"),
-        (
-            "mine",
-            "import no_such_package",
-            "ModuleNotFoundError: No module named 'no_such_package'",
-        ),
-        ("mine", "import mi", "ModuleNotFoundError: No module named 'mi'"),
-        ("mine", "raise SystemExit(3)", r"SystemExit: 3 \(.*mine.py, line 2\)"),
-        ("mine", "raise OSError('one\\ntwo')", r"OSError: one \(.*mine.py, line 2\)"),
-        ("mine", "\n1 / 0", r"ZeroDivisionError: division by zero \(.*mine.py, line 3\)"),
-        ("mine", "1 +", r"SyntaxError: invalid syntax \(mine.py, line 2\)"),
-        ("mine", "register_model('tsm')(int)", r"a model named 'tsm'.*\(.*mine.py, line 2\)"),
-        ("mine", "register_dataset('SSv2', DatasetFamily())", "already a data set named 'ssv2'"),
+        ("import no_such_package", "IMPORTS mine: No module named 'no_such_package'.*PYTHONPATH"),
+        ("raise SystemExit(3)", r"SystemExit: 3 \(.*mine.py, line 2\)"),
+        ("register_model('tsm')(int)", "IMPORTS mine: .*already a model named 'tsm'"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_a_mistake_with_a_way_out(
-    name: str, text: str, said: str, load_program: Callable[[str], ModuleType], capsys
-):
+def test_a_module_that_cannot_be_imported_is_a_mistake_of_the_user(text: str, said: str):
     write(text)
-    plan = load_program("tools/plan.py")
-    recipe = "configs/Demo/SLOWFAST_DEMO.yaml"
-    assert plan.main(["--cfg", recipe, "--dataset-size", "64", "--import", name]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
     with pytest.raises(ValueError, match=said):
-        raise ValueError(err)
+        load_recipe(None, ["IMPORTS", "mine"])
 
 
 def test_options_name_several_modules_beside_other_keys():
@@ -113,21 +91,10 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
 # What they register.
 
 
-@pytest.mark.parametrize(
-    ("register", "said"),
-    [
-        (lambda: register_model("my net")(int), "'my net' cannot be the name of a model"),
-        (lambda: register_model("net", ModelFamily(pathways=3)), "must have 1 or 2"),
-        (lambda: register_task("multi_label")(int), "already a task named 'multi_label'"),
-        (lambda: [register_augmentation("a")(same) for _ in "ab"], "already"),
-        (lambda: register_augmentation("a")(lambda clip, rng: None), "uint8, not None"),
-        (lambda: register_augmentation("a")(lambda clip, rng: clip / 2), "uint8, not .*0."),
-        (lambda: register_augmentation("a")(lambda clip, rng: clip[:1]), "uint8, not "),
-    ],
-)
-def test_what_contradicts_itself_is_refused_at_registration(register, said):
-    with pytest.raises(ValueError, match=said):
-        register()
+def test_names_are_taken_once():
+    for name in ("my net", "tsm"):
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            register_model(name)(int)
 
 
 class Logits(nn.Module):
@@ -141,10 +108,6 @@ class Logits(nn.Module):
         return self.head(pathways[0].mean((2, 3, 4)))
 
 
-def same(clip: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    return clip
-
-
 class Clips:
     """Data set of one clip."""
 
@@ -156,30 +119,18 @@ class Clips:
         pass
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (("MODEL.HEAD_ACT", "softmax"), "HEAD_ACT 'softmax' does not match DATA.MULTI_LABEL True"),
-        (("MODEL.LOSS_FUNC", "cross_entropy"), "LOSS_FUNC 'cross_entropy' does not match"),
-        (
-            ("DATA.MULTI_LABEL", False),
-            "set DATA.MULTI_LABEL True, because the videos of train have sev",
-        ),
-        (
-            ("TRAIN.DATASET", "kinetics"),
-            "set DATA.MULTI_LABEL True, because the videos of test have sev",
-        ),
-    ],
-)
-def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax(keys, said):
+def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax():
     register_dataset("tags", DatasetFamily(task="multi_label", build=Clips))
-    tags = ("TRAIN.DATASET", "tags", "TEST.DATASET", "tags")
+    tags = ("TRAIN.DATASET", "tags")
     recipe = load_with_classes(None, tags)
     check_recipe(recipe)
     assert recipe.model.head_act == "sigmoid"
     assert isinstance(task_of(recipe), MultiLabel)
-    with pytest.raises(ValueError, match=said):
-        check_and_build(load_with_classes(None, [*tags, *keys]))
+    with pytest.raises(ValueError, match="HEAD_ACT softmax is not possible"):
+        check_recipe(load_with_classes(None, [*tags, "MODEL.HEAD_ACT", "softmax"]))
+    other = load_with_classes(None, [*tags, "DATA.MULTI_LABEL", False])
+    with pytest.raises(ValueError, match="because the videos of train have several labels"):
+        build_dataset(other, "train")
 
 
 def test_a_registered_task_is_selected_by_its_data_set():
@@ -192,16 +143,6 @@ def test_a_registered_task_is_selected_by_its_data_set():
     assert recipe.data.task == recipe.task == "ranked"
     assert metric_names(recipe) == ("spearman",)
     assert isinstance(task_of(recipe), Ranked)
-    register_dataset("others", DatasetFamily(task="rank"))
-    with pytest.raises(ValueError, match="the registered tasks are single_label, multi_label, det"):
-        load_with_classes(None, ("TRAIN.DATASET", "others"))
-
-
-def check_and_build(recipe: Recipe) -> None:
-    check_recipe(recipe)
-    for split in ("train", "test"):
-        if recipe.train.dataset == "tags" or split == "test":
-            build_dataset(recipe, split)
 
 
 def test_random_numbers_of_a_registered_model_depend_on_the_clip_alone():
@@ -219,13 +160,10 @@ def test_random_numbers_of_a_registered_model_depend_on_the_clip_alone():
 
 def test_a_registered_model_is_checked_at_the_shapes_of_its_schedule():
     register_model("net")(lambda recipe: Logits(5))
-    register_model("none")(lambda recipe: None)
     overrides = ("MODEL.NUM_CLASSES", 5, "MODEL.ARCH", "net")
     check_shapes(load_recipe(None, overrides), [Shape(1, 4, 32)])
     with pytest.raises(ValueError, match=r"net must return logits.* \(1, 5\) instead of \(1, 6\)"):
         check_shapes(load_recipe(None, [*overrides, "MODEL.NUM_CLASSES", 6]), [Shape(1, 4, 32)])
-    with pytest.raises(ValueError, match=r"none must return a torch.nn.Module"):
-        build_model(load_recipe(None, ["MODEL.ARCH", "none"]))
 
 
 def test_augmentations_are_applied_in_order_as_often_as_they_are_named():
@@ -236,5 +174,3 @@ def test_augmentations_are_applied_in_order_as_often_as_they_are_named():
     keys = load_recipe(None, [*off, "AUG.CUSTOM", "dark, light, dark"]).aug
     Augmentation(keys, (0.5,) * 3, 0)(clip, 0, 0)
     assert (clip == 30).all()
-    with pytest.raises(ValueError, match=r"AUG.CUSTOM must be .* that modules of IMP"):
-        load_recipe(None, [*off, "AUG.CUSTOM", "grey"])

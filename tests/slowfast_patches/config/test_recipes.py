@@ -13,7 +13,7 @@ import pytest
 from multigrid import GENTLE, Schedule, Shape, Video, clip_generator
 from multigrid import PAPER as PAPERS_CYCLES
 from slowfast_patches.config import check_recipe, load_recipe
-from slowfast_patches.config.keys import speed_keys
+from slowfast_patches.config.key_lists import speed_keys
 from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.schedule import cycles_of, without_multigrid
 from slowfast_patches.datasets.sampling import sampling_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.keys import changes_scores
+from slowfast_patches.config.key_lists import changes_scores
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.resume import check_same_scores

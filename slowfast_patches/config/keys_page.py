@@ -1,7 +1,11 @@
-"""Lists of keys with a given property, and the text of docs/keys.md."""
+"""Text of docs/keys.md, generated from the fields of the recipe.
+
+To add a key, see config/recipe.py. The page then includes the key.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from slowfast_patches.config.later_releases import IGNORED
@@ -31,8 +35,6 @@ _COMMON = (
 )
 """Keys that most users change, in the order in which users need them."""
 
-_SCORED = ("MODEL", "SLOWFAST", "TSM", "HF", "RESNET", "NONLOCAL", "DETECTION", "DATA")
-"""Sections of keys that determine how a model reads and scores a video."""
 _HEADER = """# Keys
 
 All keys of a recipe, with their defaults. Set a key in a YAML file or at the end of a command line:
@@ -51,8 +53,8 @@ _FOOTER = """
 This page is generated from the fields in slowfast_patches/config:
 
 ```bash
-python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md
-```"""
+python -c "from slowfast_patches.config.keys_page import format_keys as f; print(f())" > docs/keys.md
+```"""  # noqa: E501
 
 _LATER = """
 ## Keys of other PySlowFast releases
@@ -63,48 +65,19 @@ this package does anyway.
 """
 
 
-def may_differ(name: str) -> bool:
-    """Return whether a run may be resumed with a different value of a key.
-
-    Such a key changes results by rounding errors at most, or sets a limit that stops a run because
-    of unreadable videos.
-    """
-    return name in KEYS and KEYS[name].may_differ
-
-
-def changes_scores(name: str) -> bool:
-    """Return whether the value of a key changes the scores that a trained model gives a video.
-
-    The keys of TEST, such as the number of views, do not count. They describe a test, not a model.
-    """
-    section = name.partition(".")[0]
-    if section not in _SCORED or may_differ(name):
-        return False
-    return name not in KEYS or not KEYS[name].only_training
-
-
-def speed_keys() -> tuple[str, ...]:
-    """Return the keys that affect how long an iteration with a given shape takes."""
-    return tuple(name for name, key in KEYS.items() if key.speed or key.switch)
-
-
-def speed_switches() -> tuple[str, ...]:
-    """Return the keys whose value True makes iterations faster and has no other effect."""
-    return tuple(name for name, key in KEYS.items() if key.switch)
-
-
 def format_keys() -> str:
     """Return the text of docs/keys.md."""
-    lines = [_HEADER, "", "## Keys you will change", "", _format_rows(_COMMON)]
-    sections: dict[str, list[str]] = {}
+    sections = defaultdict[str, list[str]](list)
+    sections["Keys you will change"] += _COMMON
     for name in KEYS:
         section = name.partition(".")[0] if "." in name else "Machines and files"
-        sections.setdefault(section, []).append(name)
-    for section, names in sections.items():
-        lines += ["", f"## {section}", "", _format_rows(names)]
-    rows = [(f"`{name}`", key.later[0]) for name, key in KEYS.items() if key.later]
-    rows += [(f"`{name}`", note) for name, (note, _) in IGNORED.items()]
-    return "\n".join([*lines, _LATER, _format_table(("key", "what happens"), rows), _FOOTER])
+        sections[section].append(name)
+    later = [(f"`{name}`", key.later[0]) for name, key in KEYS.items() if key.later]
+    later += [(f"`{name}`", note) for name, (note, _) in IGNORED.items()]
+    parts = [f"\n## {section}\n\n{_format_rows(names)}" for section, names in sections.items()]
+    return "\n".join(
+        [_HEADER, *parts, _LATER, _format_table(("key", "what happens"), later), _FOOTER]
+    )
 
 
 def _format_rows(names: Iterable[str]) -> str:

@@ -1,0 +1,39 @@
+"""Keys with a given property: those that a resumed run may change, that change scores or the speed.
+
+The properties are in the fields of the recipe. To add a key, see config/recipe.py.
+"""
+
+from __future__ import annotations
+
+from slowfast_patches.config.recipe import KEYS
+
+_SCORED = ("MODEL", "SLOWFAST", "TSM", "HF", "RESNET", "NONLOCAL", "DETECTION", "DATA")
+"""Sections of keys that determine how a model reads and scores a video."""
+
+
+def may_differ(name: str) -> bool:
+    """Return whether a run may be resumed with a different value of a key.
+
+    Such a key changes results by rounding errors at most, or sets a limit that stops a run because
+    of unreadable videos.
+    """
+    return KEYS[name].may_differ
+
+
+def changes_scores(name: str) -> bool:
+    """Return whether the value of a key changes the scores that a trained model gives a video.
+
+    The keys of TEST, such as the number of views, do not count. They describe a test, not a model.
+    """
+    key = KEYS[name]
+    return name.partition(".")[0] in _SCORED and not key.may_differ and not key.only_training
+
+
+def speed_keys() -> tuple[str, ...]:
+    """Return the keys that affect how long an iteration with a given shape takes."""
+    return tuple(name for name, key in KEYS.items() if key.speed or key.switch)
+
+
+def speed_switches() -> tuple[str, ...]:
+    """Return the keys whose value True makes iterations faster and has no other effect."""
+    return tuple(name for name, key in KEYS.items() if key.switch)

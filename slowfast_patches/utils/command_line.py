@@ -229,7 +229,7 @@ def split_pairs(words: Sequence[Any]) -> list[Any]:
 
 
 def option_of(name: str) -> str:
-    """Return the command-line option for an argparse attribute: `at_once` becomes `--at-once`."""
+    """Return the command-line option for an argparse attribute: `step_times` becomes `--step-times`."""
     return "--" + name.replace("_", "-")
 
 
@@ -271,15 +271,6 @@ def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], floa
         raise ValueError(f"{option_of(name)} takes numbers, not {words[0]}")
     args.overrides = split_pairs(words[count:]) + args.overrides
     setattr(args, name, [kind(word) for word in words[:count]])
-
-
-def add_at_once(group: argparse._ActionsContainer) -> None:
-    """Add the option --at-once, the number of runs to train at the same time."""
-    text = (
-        "number of runs to train at the same time (default: %(default)s). Simultaneous runs slow "
-        "each other down. To report the times of single runs, give --step-times"
-    )
-    add_option(group, "--at-once", "N", text, at_least_one, 1)
 
 
 def at_least_one(text: str) -> int:

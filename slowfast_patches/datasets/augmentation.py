@@ -111,31 +111,28 @@ def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:
             operations that have two directions, such as rotations.
         fill: Colour (R, G, B) of pixels that a geometric operation moves in from outside the frame.
     """
-    strength = abs(level)
     values = np.arange(256)
-    match name:
-        case "identity":
-            return clip
-        case "autocontrast" | "equalize":
-            return _looked_up(clip, _stretched(clip, by_rank=name == "equalize"))
-        case "solarize":
-            return _looked_up(clip, np.where(values < 256 * (1 - strength), values, 255 - values))
-        case "posterize":
-            return _looked_up(clip, values & -(1 << round(4 * strength)))
-        case "brightness" | "contrast" | "colour" | "sharpness":
-            return _enhanced(name, clip, 1 + 0.9 * level)
-    matrix = np.eye(2)
-    shift = np.zeros(2)
-    axis = 1 if name.endswith("y") else 0
-    if name == "rotate":
-        angle = math.radians(30 * level)
-        matrix = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    elif name.startswith("shear"):
-        matrix[axis, 1 - axis] = 0.3 * level
-    else:
-        assert name.startswith("translate"), name
-        shift[axis] = 0.45 * level * clip.shape[1]
-    return _warped(clip, matrix, shift, fill)
+    if name == "identity":
+        return clip
+    if name in ("autocontrast", "equalize"):
+        return _looked_up(clip, _stretched(clip, by_rank=name == "equalize"))
+    if name == "solarize":
+        inverted = values >= 256 * (1 - abs(level))
+        return _looked_up(clip, np.where(inverted, 255 - values, values))
+    if name == "posterize":
+        return _looked_up(clip, values & -(1 << round(4 * abs(level))))
+    if name in ("brightness", "contrast", "colour", "sharpness"):
+        return _enhanced(name, clip, 1 + 0.9 * level)
+    cos, sin = math.cos(math.radians(30 * level)), math.sin(math.radians(30 * level))
+    shear, shift = 0.3 * level, 0.45 * level * clip.shape[1]
+    *matrix, across, down = {
+        "rotate": (cos, -sin, sin, cos, 0, 0),
+        "shear_x": (1, shear, 0, 1, 0, 0),
+        "shear_y": (1, 0, shear, 1, 0, 0),
+        "translate_x": (1, 0, 0, 1, shift, 0),
+        "translate_y": (1, 0, 0, 1, 0, shift),
+    }[name]
+    return _warped(clip, np.reshape(matrix, (2, 2)), np.array([across, down]), fill)
 
 
 def _enhanced(name: str, clip: Clip, factor: float) -> Clip:
@@ -166,17 +163,9 @@ def _stretched(clip: Clip, *, by_rank: bool) -> NDArray[np.float64]:
     tables = list[NDArray[np.float64]]()
     for channel in range(3):
         counts = cv2.calcHist([rows], [channel], None, [256], [0, 256]).ravel()
-        used = np.flatnonzero(counts)
-        low = used[0]
-        if len(used) == 1:
-            places = np.arange(256) / 255
-        elif by_rank:
-            places = (np.cumsum(counts, dtype=np.float64) - counts[low]) / (
-                rows[..., 0].size - counts[low]
-            )
-        else:
-            places = (np.arange(256) - low) / (used[-1] - low)
-        tables.append(255 * places)
+        places = np.cumsum(counts, dtype=np.float64) if by_rank else np.arange(256.0)
+        low, high = places[np.flatnonzero(counts)[[0, -1]]]
+        tables.append(255 * ((places - low) / (high - low)) if low < high else np.arange(256.0))
     return np.stack(tables, 1)
 
 

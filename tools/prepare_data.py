@@ -21,9 +21,8 @@ From folders named after the classes:
 The videos are in videos/<class>/*.mp4 or videos/{train,val,test}/<class>/*.mp4. docs/data.md lists
 the other suffixes. Classes are numbered in alphabetical order, so class10 comes before class2. If
 there are no folders train, val and test, a fraction of the videos of each class is held out for
-validation, always the same videos. Folders inside a class folder are reported and skipped. Without
---output, no video is encoded, and only the lists and classes.json (from class name to class index)
-are written to the folder of the videos.
+validation, always the same videos. Folders inside a class folder are reported and skipped. The
+class names are written to classes.json (from class name to class index).
 
 Lists, videos and --output may be in a bucket (docs/data.md):
 
@@ -45,17 +44,14 @@ Exit status: 0 if all videos are prepared, 1 if some cannot be read, 2 for an er
 """
 
 import argparse
-import json
-import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
 from functools import partial
 
 from slowfast_patches.utils.command_line import (
-    add_json,
+    above_zero,
     add_option,
+    at_least_one,
     command_parser,
     start_program,
     tool,
@@ -66,16 +62,14 @@ if __name__ == "__main__":
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.list_checks import repeated_videos
-from slowfast_patches.datasets.preparing.prepare import format_report, prepare
+from slowfast_patches.datasets.preparing.prepare import prepare
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
     find_classes,
-    list_overlaps,
     read_lists,
     read_ssv2_lists,
-    write_class_lists,
 )
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
+from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.storage import as_path
 
 
@@ -89,18 +83,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "folder with the JSON files of Something-Something V2"
     add_option(data, "--ssv2", "DIR", text, as_path)
     add = partial(add_option, parser)
-    add("--output", "DIR", "folder or s3://... address for the prepared data set", as_path)
-    add_json(parser, "; requires --output")
-    add("--workers", "N", "number of processes (default: one per core)", int)
+    text = "folder or s3://... address for the prepared data set"
+    add("--output", "DIR", text, as_path, required=True)
+    text = "number of processes (default: one per core)"
+    add("--workers", "N", text, at_least_one, available_cores())
     text = "resize larger frames to this short side (default: %(default)s)"
-    add("--short-side", "PIXELS", text, int, 256)
+    add("--short-side", "PIXELS", text, at_least_one, 256)
     text = "write this many frames per second (default: the frames and times of the source)"
-    add("--fps", "N", text, float)
-    text = (
-        "treat videos whose frames have more pixels as unreadable, like DATA.MAX_FRAME_PIXELS "
-        "(default: %(default)s)"
-    )
-    add("--max-frame-pixels", "N", text, int, LIMITS.pixels)
+    add("--fps", "N", text, above_zero)
     text = "folder to which the paths in a list are relative (default: the folder of the list)"
     add("--prefix", "DIR", text, default="")
     text = r'separator between path and label in the lists; \t is a tab (default: " ")'
@@ -108,10 +98,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "fraction of the videos of each class to hold out for validation (default: 0.1)"
     add("--val-fraction", "F", text, float)
     args = parser.parse_args(argv)
-    if args.output is None and (args.json or not args.folder):
-        parser.error(
-            "--output is required. It may be omitted only with --folder and without --json"
-        )
     if args.folder and args.prefix:
         parser.error("--prefix has no effect with --folder")
     if args.val_fraction is not None and not args.folder:
@@ -121,29 +107,19 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 @tool
 def main(argv: list[str] | None = None) -> int:
-    """Prepare the data set or write its lists, and return the exit status."""
+    """Prepare the data set, and return the exit status."""
     args = parse_args(argv)
-    with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        lists, classes = find_lists(args)
-        if args.output is None:
-            write_class_lists(lists, classes, args.folder, args.separator)
-            for overlap in list_overlaps(lists):
-                print(f"warning: {overlap}", file=sys.stderr)
-            keys = ["DATA.PATH_TO_DATA_DIR", str(args.folder.absolute())]
-            keys += ["MODEL.NUM_CLASSES", str(len(classes))]
-            print(f"To train on this data set, add these keys: {shlex.join(keys)}")
-            return 0
-        report = prepare(
-            lists,
-            args.output,
-            short_side=args.short_side,
-            fps=args.fps,
-            limits=ReadingLimits(pixels=args.max_frame_pixels),
-            workers=args.workers,
-            separator=args.separator,
-            classes=classes,
-        )
-    print(json.dumps(asdict(report), indent=2) if args.json else format_report(report))
+    lists, classes = find_lists(args)
+    report = prepare(
+        lists,
+        args.output,
+        workers=args.workers,
+        short_side=args.short_side,
+        fps=args.fps,
+        separator=args.separator,
+        classes=classes,
+    )
+    print(report)
     return 1 if report.unreadable else 0
 
 

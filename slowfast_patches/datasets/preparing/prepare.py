@@ -12,18 +12,17 @@ lists. A run holds the lock run.lock in the output folder, so that no other run 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import random
 import shlex
 import shutil
-import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import av
@@ -37,27 +36,18 @@ from slowfast_patches.datasets.preparing.sources import (
     not_prepared,
     prepared_size,
 )
-from slowfast_patches.datasets.preparing.video_lists import (
-    VideoList,
-    format_csv,
-    list_overlaps,
-    write_classes,
-)
+from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv, list_overlaps
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import open_index, publish_index
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import locked
-from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 from slowfast_patches.utils.storage import absolute, as_path, is_remote
-from slowfast_patches.utils.tables import format_duration
 
 logger = logging.getLogger(__name__)
 
-_MAX_FPS = 1000
 _MOST_REASONS = 10
 _SAMPLE = 8
 _SAFETY = 1.1
@@ -70,52 +60,49 @@ class Report:
 
     Attributes:
         keys: Configuration keys for training on the data set.
-        videos: Number of prepared files in all lists.
-        lists: Maps the name of each csv file to the number of videos in the file.
-        from_earlier_runs: Number of prepared files that an earlier run had written.
-        unreadable: `path` and `reason` of each video that is left out because it cannot be read.
-        overlaps: Warnings about videos that are in several lists, also as copies of the same
-            content.
-        source_size: Total size of the source files in bytes.
-        size: Total size of the prepared files in bytes.
-        seconds: Duration of this run in seconds.
+        lists: Maps the name of each new list to its number of videos.
+        kept: Number of prepared files that an earlier run had written.
+        unreadable: Maps the path of each video that is left out to the reason.
     """
 
-    keys: dict[str, str | int]
-    videos: int
-    lists: dict[str, int]
-    from_earlier_runs: int
-    unreadable: Sequence[dict[str, str]]
-    overlaps: Sequence[str]
-    source_size: int
-    size: int
-    seconds: float
+    keys: Mapping[str, str | int]
+    lists: Mapping[str, int]
+    kept: int
+    unreadable: Mapping[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {count} videos" for name, count in self.lists.items()]
+        lines.append(f"videos that an earlier run had prepared: {self.kept}")
+        if count := len(self.unreadable):
+            lines.append(f"{count} videos cannot be read and are left out (see unreadable.txt):")
+            named = islice(self.unreadable.items(), _MOST_REASONS)
+            lines += [f"  {path}: {reason}" for path, reason in named]
+        keys = shlex.join(str(part) for pair in self.keys.items() for part in pair)
+        return "\n".join([*lines, f"To train on this data set, add these keys: {keys}"])
 
 
 def prepare(
     lists: Sequence[VideoList],
     out: Path,
     *,
+    workers: int,
     short_side: int = 256,
     fps: float | None = None,
-    limits: ReadingLimits = LIMITS,
-    workers: int | None = None,
     separator: str = " ",
     classes: Sequence[str] = (),
 ) -> Report:
     """Prepare all videos in the lists, and write lists of the prepared files.
 
-    Files that an earlier run prepared are kept. Unreadable videos, which include videos that exceed
-    a limit, are left out of the new lists and named in unreadable.txt with the reason.
+    Files that an earlier run prepared are kept. Unreadable videos are left out of the new lists and
+    named in unreadable.txt with the reason.
 
     Args:
         lists: The videos and their labels.
         out: The output folder.
+        workers: Number of processes that encode videos.
         short_side: Frames with a larger short side are resized to this short side, in pixels.
         fps: Frame rate of the prepared files. By default they have the frames and times of their
             sources.
-        limits: Limits on the videos that may be read.
-        workers: Number of processes that encode videos. By default one per core.
         separator: The separator between path and label in the new lists.
         classes: The class names to write to classes.json. If empty, the file is not written.
 
@@ -126,17 +113,8 @@ def prepare(
         OSError: Writing to `out` fails, for example because the disk is full. All prepared files
             that exist are complete.
     """
-    workers = available_cores() if workers is None else workers
-    if workers < 1 or short_side < 16 or limits.pixels < 1:
-        raise ValueError(
-            f"--workers ({workers}) and --max-frame-pixels ({limits.pixels}) must be at least 1, "
-            f"and --short-side ({short_side}) must be at least 16"
-        )
-    if fps is not None and not 0 < fps <= _MAX_FPS:
-        raise ValueError(f"--fps is {fps:g}, but it must be above 0 and at most {_MAX_FPS}")
     out = absolute(out)
     _check_apart(lists, out)
-    start = time.perf_counter()
     root = os.path.commonpath([local_form(str(videos.root)) for videos in lists])
     with nullcontext() if is_remote(out) else locked(out, "--output"):
         _claim(out, lists, {"format": TAG, "short_side": short_side, "fps": fps, "root": root})
@@ -144,55 +122,29 @@ def prepare(
         sources = list(dict.fromkeys(of_path.values()))
         # Raise errors about paths before the long work.
         format_csv(((source.target, 0) for source in sources), separator)
-        if classes:
-            write_classes(classes, out)
-        overlaps = [str(overlap) for overlap in list_overlaps(lists)]
-        for text in overlaps:
-            logger.warning("warning: %s", text)
+        for overlap in list_overlaps(lists):
+            logger.warning("warning: %s", overlap)
         left = not_prepared(out, sources)
-        work = partial(_prepare_one, out, short_side, fps, limits)
         try:
-            reasons = _prepare_all(left, work, out, workers)
+            reasons = _prepare_all(left, partial(_prepare_one, out, short_side, fps), out, workers)
         finally:
             if not is_remote(out):
                 for path in (out / "videos").rglob(f"*{TEMPORARY}"):
                     path.unlink(missing_ok=True)
-        counts = _write_lists(lists, of_path, reasons, out, separator, workers)
-    made = [source for source in sources if source not in reasons]
+        made = {path: source.target for path, source in of_path.items() if source not in reasons}
+        _write_reasons(out, reasons)
+        counts = _write_lists(lists, made, out, separator, workers)
+        if classes:
+            numbers = {name: number for number, name in enumerate(classes)}
+            text = json.dumps(numbers, ensure_ascii=False, indent=2)
+            write_text(out / "classes.json", text + "\n")
     keys: dict[str, str | int] = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": ""}
     if separator != " ":
         keys["DATA.PATH_LABEL_SEPARATOR"] = separator
     largest = max(label for listed in lists for _, label in listed.videos)
-    return Report(
-        keys=keys | {"MODEL.NUM_CLASSES": len(classes) or 1 + largest},
-        videos=len(made),
-        lists=counts,
-        from_earlier_runs=len(sources) - len(left),
-        unreadable=[{"path": s.path, "reason": reasons[s]} for s in sources if s in reasons],
-        overlaps=overlaps,
-        source_size=sum(source.size for source in made),
-        size=prepared_size(out, made),
-        seconds=time.perf_counter() - start,
-    )
-
-
-def format_report(report: Report) -> str:
-    """Format a report as a table, followed by the unreadable videos and the keys for training."""
-    rows = {
-        "videos": f"{report.videos:,}",
-        **{f"  in {name}": f"{count:,}" for name, count in report.lists.items()},
-        "of these from earlier runs": f"{report.from_earlier_runs:,}",
-        "unreadable, left out": f"{len(report.unreadable):,}",
-        "source": _size(report.source_size),
-        "prepared": _size(report.size),
-        "time of this run": format_duration(report.seconds),
-    }
-    lines = [f"{name:28}{value:>10}" for name, value in rows.items()]
-    if bad := report.unreadable:
-        lines += [f"{len(bad)} videos cannot be read and are left out (see unreadable.txt):"]
-        lines += ["  {path}: {reason}".format(**video) for video in bad[:_MOST_REASONS]]
-    keys = shlex.join(f"{part}" for pair in report.keys.items() for part in pair)
-    return "\n".join([*lines, f"To train on this data set, add these keys: {keys}"])
+    keys["MODEL.NUM_CLASSES"] = len(classes) or 1 + largest
+    unreadable = {source.path: reason for source, reason in reasons.items()}
+    return Report(keys, counts, len(sources) - len(left), unreadable)
 
 
 def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
@@ -235,7 +187,7 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
 
 
 def _prepare_all(
-    sources: Sequence[Source], work: partial[str], out: Path, workers: int
+    sources: Sequence[Source], work: Callable[[Source], str], out: Path, workers: int
 ) -> dict[Source, str]:
     """Prepare the sources in random order.
 
@@ -247,11 +199,11 @@ def _prepare_all(
             videos can be read.
     """
     jobs = random.Random(0).sample(sources, len(sources))
-    done = list[Source]()
     reasons = dict[Source, str]()
+    done = list[Source]()
     total = sum(source.size for source in sources)
     bar = tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None)
-    with bar, contextlib.closing(run_each(work, jobs, workers)) as outcomes:
+    with bar, closing(run_each(work, jobs, workers)) as outcomes:
         for source, reason in outcomes:
             done.append(source)
             if isinstance(reason, WorkerCrashed):
@@ -260,23 +212,23 @@ def _prepare_all(
                 reasons[source] = reason
             bar.update(source.size)
             if len(done) == max(_SAMPLE, 2 * workers) < len(jobs):
-                _check_room(done, reasons, [job for job in jobs if job not in set(done)], out)
+                _check_sample(done, reasons, total, out)
     return reasons
 
 
-def _check_room(
-    done: Sequence[Source], reasons: dict[Source, str], rest: Sequence[Source], out: Path
+def _check_sample(
+    done: Sequence[Source], reasons: Mapping[Source, str], total: int, out: Path
 ) -> None:
     """Check the first results, and estimate whether the remaining videos fit on the disk.
 
     Args:
         done: The sources that have been processed.
         reasons: The unreadable sources among `done`, with the reasons.
-        rest: The sources that have not been processed.
+        total: Size of all sources in bytes.
         out: The output folder.
 
     Raises:
-        ValueError: None of the sources in `done` can be read, or the prepared files of `rest` are
+        ValueError: None of the sources in `done` can be read, or the other prepared files are
             estimated not to fit on the disk.
     """
     made = [source for source in done if source not in reasons]
@@ -288,18 +240,17 @@ def _check_room(
     if is_remote(out):
         return
     free = shutil.disk_usage(out).free
-    share = sum(source.size for source in rest) / max(1, sum(source.size for source in made))
-    size = share * prepared_size(out, made)
+    rest = total - sum(source.size for source in done)
+    size = rest * prepared_size(out, made) / max(1, sum(source.size for source in made))
     if size > _SAFETY * free:
         raise ValueError(
-            f"the remaining {len(rest):,} videos will need about {_size(size)}, but only "
-            f"{_size(free)} are free on the disk of {out}. Free some space and repeat the command"
+            f"the remaining videos will need about {size / 1e9:.3g} GB, but only "
+            f"{free / 1e9:.3g} GB are free on the disk of {out}. Free some space and repeat the "
+            "command"
         )
 
 
-def _prepare_one(
-    out: Path, short_side: int, fps: float | None, limits: ReadingLimits, source: Source
-) -> str:
+def _prepare_one(out: Path, short_side: int, fps: float | None, source: Source) -> str:
     """Prepare one video. This function runs in a worker process.
 
     Returns:
@@ -310,7 +261,7 @@ def _prepare_one(
     """
     target = out / source.target
     try:
-        scanned = scan(source.path, limits)
+        scanned = scan(source.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_prepared(
             source.path,
@@ -318,7 +269,6 @@ def _prepare_one(
             target,
             short_side=short_side,
             fps=fps,
-            limits=limits,
             modified=source.modified,
         )
     except UnreadableVideoError as error:
@@ -331,42 +281,40 @@ def _prepare_one(
     return ""
 
 
+def _write_reasons(out: Path, reasons: Mapping[Source, str]) -> None:
+    """Write the reasons why videos are left out to unreadable.txt, or remove this file."""
+    (out / "unreadable.txt").unlink(missing_ok=True)
+    if reasons:
+        lines = (f"{s.path}\t{' '.join(reason.split())}\n" for s, reason in reasons.items())
+        write_text(out / "unreadable.txt", "".join(lines))
+
+
 def _write_lists(
-    lists: Sequence[VideoList],
-    of_path: dict[str, Source],
-    reasons: dict[Source, str],
-    out: Path,
-    separator: str,
-    workers: int,
+    lists: Sequence[VideoList], made: Mapping[str, str], out: Path, separator: str, workers: int
 ) -> dict[str, int]:
-    """Write the lists of prepared videos, their indexes, and unreadable.txt.
+    """Write the lists of prepared videos and their indexes.
+
+    Args:
+        lists: The original lists.
+        made: Maps the path of each original video to its prepared file.
+        out: The output folder.
+        separator: The separator between path and label.
+        workers: Number of processes that read the prepared files.
 
     Returns:
         The number of videos in each new list, by the name of the list.
     """
-    unreadable = out / "unreadable.txt"
-    unreadable.unlink(missing_ok=True)
-    if reasons:
-        lines = (f"{s.path}\t{' '.join(reason.split())}\n" for s, reason in reasons.items())
-        write_text(unreadable, "".join(lines))
-    rows = dict[str, list[tuple[str, int]]]()
+    counts = dict[str, int]()
     for listed in lists:
-        videos = ((of_path[path], label) for path, label in listed.videos)
-        rows[listed.name] = [(s.target, label) for s, label in videos if s not in reasons]
-        if not rows[listed.name]:
+        rows = [(made[path], label) for path, label in listed.videos if path in made]
+        if not rows:
             raise ValueError(
                 f"none of the videos that {listed.origin} lists for {listed.name} can be read"
             )
-    for name, made in rows.items():
-        write_text(out / name, format_csv(made, separator))
-    for name, made in rows.items():
-        open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
+        csv = out / listed.name
+        write_text(csv, format_csv(rows, separator))
+        open_index(csv, [str(out / target) for target, _ in rows], workers=workers)
         if is_remote(out):
-            publish_index(out / name)
-    return {name: len(made) for name, made in rows.items()}
-
-
-def _size(size: float) -> str:
-    """Format a number of bytes with three digits and a unit, such as 1.25GB."""
-    text: str = tqdm.format_sizeof(size, "B")
-    return text
+            publish_index(csv)
+        counts[listed.name] = len(rows)
+    return counts

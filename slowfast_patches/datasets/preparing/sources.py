@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.utils.storage import is_remote, list_status
 
 
@@ -17,7 +16,7 @@ class Source(NamedTuple):
     Attributes:
         path: The video file, or the folder of JPEG files.
         target: Path of the prepared file, relative to the output folder.
-        size: Size in bytes of the file, or of all JPEG files. 0 if the path does not exist.
+        size: Size in bytes. 0 if the path does not exist.
         modified: Modification time in seconds. None if the path does not exist.
     """
 
@@ -40,7 +39,7 @@ def find_sources(listed: Iterable[str], root: str) -> dict[str, Source]:
         ValueError: Two different files would be written to the same prepared file.
     """
     paths = dict.fromkeys(listed)
-    remote = list_status(filter(is_remote, paths))
+    found = list_status(paths)
     of_path = dict[str, Source]()
     of_target = dict[str, str]()
     for path in paths:
@@ -54,26 +53,15 @@ def find_sources(listed: Iterable[str], root: str) -> dict[str, Source]:
                 f"{file} and {of_target[target]} would both be written to {target}. Prepare the "
                 "lists that contain them into separate folders"
             )
-        there = remote.get(path)
-        state = (there.size, int(there.modified or 0)) if there else _state(file)
-        of_path[path] = Source(file, target, *state)
+        there = found.get(path)
+        size, modified = (there.size, int(there.modified or 0)) if there else (0, None)
+        of_path[path] = Source(file, target, size, modified)
     return of_path
 
 
 def local_form(path: str) -> str:
     """Return an absolute path, in which the scheme of a remote path has become a folder."""
     return "/" + path.replace("://", "/", 1) if is_remote(path) else path
-
-
-def _state(path: str) -> tuple[int, int | None]:
-    """Return `Source.size` and `Source.modified` of a file or of a folder of JPEG files."""
-    try:
-        status = [os.stat(path)]
-        if os.path.isdir(path):
-            status += [os.stat(os.path.join(path, name)) for name in frame_files(path)]
-    except OSError:
-        return 0, None
-    return sum(s.st_size for s in status), int(max(s.st_mtime for s in status))
 
 
 def not_prepared(out: Path, sources: Sequence[Source]) -> list[Source]:

@@ -7,7 +7,6 @@ per class.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import sys
@@ -19,8 +18,7 @@ from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, sp
 from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.video_file import video_files
-from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.storage import absolute, is_remote
+from slowfast_patches.utils.storage import absolute
 from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
@@ -141,27 +139,19 @@ def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoLi
             class in val or test is not in train, there is no train split, or `val_fraction` is
             given although there are folders of splits.
     """
-    if is_remote(folder):
-        raise ValueError(f"--folder {folder} is not on a local disk. List the videos in csv files")
     folder = absolute(folder)
-    if not folder.is_dir():
-        raise ValueError(f"--folder {folder} does not exist")
+    if not os.path.isdir(folder):
+        raise ValueError(f"--folder {folder} is not a folder on a local disk")
     names = _folders(folder)
     if not names or not set(names) <= set(_SPLITS):
         splits = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
     elif val_fraction is not None:
-        raise ValueError(
-            f"--val-fraction has no effect, because {folder} is already split into "
-            f"{', '.join(names)}. Remove this option"
-        )
+        raise ValueError(f"--val-fraction has no effect, because {folder} is already split")
     else:
         splits = {split: _classes(folder / split) for split in names}
     evaluated = splits.get("val") or splits.get("test")
     if "train" not in splits or evaluated is None:
-        raise ValueError(
-            f"{folder} contains only {', '.join(names)}, but train and one of val and test are "
-            "needed. Add the missing folder"
-        )
+        raise ValueError(f"{folder} must contain the folder train, and val or test")
     splits = {"val": evaluated, "test": evaluated} | splits
     classes = sorted(splits["train"])
     lists = list[VideoList]()
@@ -177,43 +167,6 @@ def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoLi
         ]
         lists.append(VideoList(f"{split}.csv", folder, folder, videos))
     return lists, classes
-
-
-def write_class_lists(
-    lists: Sequence[VideoList], classes: Sequence[str], folder: Path, separator: str
-) -> None:
-    """Write csv files and classes.json into the folder that contains the class folders.
-
-    Raises:
-        ValueError: A file to write exists with other content, or a path cannot be written to a csv
-            file.
-    """
-    texts = dict[Path, str]()
-    for videos in lists:
-        rows = ((os.path.relpath(path, videos.root), label) for path, label in videos.videos)
-        texts[folder / videos.name] = format_csv(rows, separator)
-    for path, text in texts.items():
-        _check_same(path, text)
-    write_classes(classes, folder)
-    for path, text in texts.items():
-        write_text(path, text)
-
-
-def write_classes(classes: Sequence[str], folder: Path) -> None:
-    """Write classes.json, a JSON object from class name to class index.
-
-    Raises:
-        ValueError: The file exists with other content.
-    """
-    numbers = {name: number for number, name in enumerate(classes)}
-    text = json.dumps(numbers, ensure_ascii=False, indent=2) + "\n"
-    _check_same(folder / "classes.json", text)
-    write_text(folder / "classes.json", text)
-
-
-def _check_same(path: Path, text: str) -> None:
-    if path.exists() and path.read_text(encoding="utf-8-sig") != text:
-        raise ValueError(f"{path} already exists with other content. Move or delete the file first")
 
 
 def _folders(folder: Path) -> list[str]:

@@ -1,59 +1,12 @@
 """Tests of class folders: their lists, the held-out videos, and unusable folders."""
 
 import json
+import os
 
 import pytest
 
-from tests.slowfast_patches.datasets.made_videos import (
-    noise,
-    rows,
-    times,
-    write_video,
-)
-
-
-@pytest.fixture
-def classes(tmp_path):
-    folder = tmp_path / "classes"
-    for name, count in {"sit down": 12, "żółw": 3, "jump": 2, "once": 1}.items():
-        endings = ("AVI" if number == 1 else "mp4" for number in range(count))
-        write_empty(folder, *(f"{name}/{n}.{ending}" for n, ending in enumerate(endings)))
-    (folder / "jump/notes.txt").write_text("")
-    (folder / "jump/.hidden.mp4").write_text("")
-    return folder
-
-
-def test_lists_are_made_of_folders(run, classes, caplog):
-    (classes / "jump/old").mkdir()
-    status, output = run("--folder", classes)
-    assert (status, "MODEL.NUM_CLASSES 4" in output) == (0, True)
-    assert all(f"jump/{name}" in caplog.text for name in ("notes.txt", "old"))
-    assert "videos: 15 for train.csv, 3 for val.csv, 3 for test.csv\n" in output
-    numbers = json.loads((classes / "classes.json").read_text(encoding="utf-8"))
-    assert numbers == {"jump": 0, "once": 1, "sit down": 2, "żółw": 3}
-    train, val, test = (rows(classes / f"{split}.csv") for split in ("train", "val", "test"))
-    assert val == test
-    assert sorted(label for _, label in val) == [0, 2, 3]
-    assert sorted(label for _, label in train) == [0, 1, *[2] * 11, 3, 3]
-    assert not {name for name, _ in train} & {name for name, _ in val}
-    for name, label in train + val:
-        assert (classes / name).is_file()
-        assert numbers[name.split("/")[0]] == label
-
-
-def test_more_videos_leave_the_split_much_as_it_was(run, classes):
-    def split():
-        assert run("--folder", classes, "--val-fraction", 0.5)[0] == 0
-        return set(rows(classes / "val.csv"))
-
-    before = split()
-    assert split() == before
-    (classes / "sit down/new.mp4").touch()
-    status, output = run("--folder", classes, "--val-fraction", 0.5)
-    assert (status, "exists with other content" in output) == (2, True)
-    for csv in classes.glob("*.csv"):
-        csv.unlink()
-    assert len(split() ^ before) <= 2
+from slowfast_patches.datasets.preparing.video_lists import find_classes
+from tests.slowfast_patches.datasets.made_videos import noise, rows, times, write_video
 
 
 def write_empty(folder, *names):
@@ -63,33 +16,71 @@ def write_empty(folder, *names):
     return folder
 
 
+@pytest.fixture
+def classes(tmp_path):
+    folder = tmp_path / "classes"
+    for name, count in {"sit down": 12, "żółw": 3, "jump": 2, "once": 1}.items():
+        endings = ("AVI" if number == 1 else "mp4" for number in range(count))
+        write_empty(folder, *(f"{name}/{n}.{ending}" for n, ending in enumerate(endings)))
+    return write_empty(folder, "jump/notes.txt", "jump/.hidden.mp4")
+
+
+def found(folder, fraction=None):
+    """Return the (path, label) pairs of each split, and the class names."""
+    lists, names = find_classes(folder, fraction)
+    videos = {
+        listed.name.removesuffix(".csv"): [
+            (os.path.relpath(p, folder), n) for p, n in listed.videos
+        ]
+        for listed in lists
+    }
+    return videos, names
+
+
+def test_lists_are_made_of_folders(classes, caplog):
+    (classes / "jump/old").mkdir()
+    videos, names = found(classes)
+    assert names == ["jump", "once", "sit down", "żółw"]
+    assert all(f"jump/{name}" in caplog.text for name in ("notes.txt", "old"))
+    assert videos["val"] == videos["test"]
+    assert sorted(label for _, label in videos["val"]) == [0, 2, 3]
+    assert sorted(label for _, label in videos["train"]) == [0, 1, *[2] * 11, 3, 3]
+    assert not set(videos["train"]) & set(videos["val"])
+    for name, label in videos["train"] + videos["val"]:
+        assert name.split("/")[0] == names[label]
+
+
+def test_more_videos_leave_the_split_much_as_it_was(classes):
+    before = set(found(classes, 0.5)[0]["val"])
+    assert set(found(classes, 0.5)[0]["val"]) == before
+    (classes / "sit down/new.mp4").touch()
+    assert len(set(found(classes, 0.5)[0]["val"]) ^ before) <= 2
+
+
 @pytest.mark.parametrize(("given", "missing"), [("val", "test"), ("test", "val")])
-def test_a_split_that_is_given_is_kept(run, tmp_path, given, missing):
+def test_a_split_that_is_given_is_kept(tmp_path, given, missing):
     folder = write_empty(tmp_path / "set", "train/a/1.mp4", "train/b/2.webm", f"{given}/b/3.mp4")
-    status, output = run("--folder", folder, "--val-fraction", 0.2)
-    assert (status, "is already split into" in output) == (2, True)
-    assert run("--folder", folder)[0] == 0
-    assert rows(folder / "train.csv") == [("train/a/1.mp4", 0), ("train/b/2.webm", 1)]
-    assert rows(folder / f"{given}.csv") == [(f"{given}/b/3.mp4", 1)]
-    assert rows(folder / f"{missing}.csv") == [(f"{given}/b/3.mp4", 1)]
+    with pytest.raises(ValueError, match="is already split"):
+        find_classes(folder, 0.2)
+    videos, _ = found(folder)
+    assert videos["train"] == [("train/a/1.mp4", 0), ("train/b/2.webm", 1)]
+    assert videos[given] == videos[missing] == [(f"{given}/b/3.mp4", 1)]
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "does not exist"),
+        ([], "is not a folder"),
         (["1.mp4"], "has no subfolders"),
         (["train/a/1.mp4", "val/b/1.mp4"], "b has no corresponding class folder in train/"),
-        (["train/a/1.mp4"], "contains only train"),
+        (["train/a/1.mp4"], "must contain the folder train, and val or test"),
         (["a/1.mp4", "b/1.mp4"], "no video can be held out"),
-        (["a/1\n.mp4", "a/2.mp4"], "cannot be written to a csv file"),
+        (["a/1.txt", "b/1.mp4"], "a has no videos"),
     ],
 )
-def test_folders_that_do_not_serve_are_named(run, tmp_path, names, message):
-    folder = write_empty(tmp_path / "set", *names)
-    status, output = run("--folder", folder)
-    assert (status, message in output) == (2, True)
-    assert not list(folder.glob("*.csv"))
+def test_folders_that_do_not_serve_are_named(tmp_path, names, message):
+    with pytest.raises(ValueError, match=message):
+        find_classes(write_empty(tmp_path / "set", *names), None)
 
 
 def test_folders_are_prepared(run, tmp_path):
@@ -101,6 +92,6 @@ def test_folders_are_prepared(run, tmp_path):
     assert len(times(out)) == 4
     assert sorted(label for _, label in rows(out / "train.csv")) == [0, 1]
     assert {path.name for path in folder.iterdir()} == {"b", "ä"}
-    write_empty(folder, "a/x.mp4")
+    write_empty(folder, "b/1\n.mp4")
     status, output = run("--folder", folder, "--output", out)
-    assert (status, "classes.json already exists" in output) == (2, True)
+    assert (status, "cannot be written to a csv file" in output) == (2, True)

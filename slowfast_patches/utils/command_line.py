@@ -229,7 +229,7 @@ def split_pairs(words: Sequence[Any]) -> list[Any]:
 
 
 def option_of(name: str) -> str:
-    """Return the command-line option for an argparse attribute: `step_times` becomes `--step-times`."""
+    """Return the option of an argparse attribute: `step_times` becomes `--step-times`."""
     return "--" + name.replace("_", "-")
 
 

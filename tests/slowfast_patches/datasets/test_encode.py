@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import Video
-from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.preparing.encode import X264, write_prepared
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.scan import scan
@@ -108,6 +108,12 @@ def test_single_frames_are_those_of_a_full_decode(prepared, wanted):
     assert sorted(frames) == wanted
     for number, frame in frames.items():
         assert np.array_equal(frame.to_ndarray(), whole[number].to_ndarray())
+
+
+def test_the_file_is_the_same_on_every_cpu(source, prepared, tmp_path, monkeypatch):
+    monkeypatch.setitem(X264, "asm", 0)  # no SIMD instructions
+    write_prepared(str(source), scan(str(source)), tmp_path / "plain.mp4")
+    assert (tmp_path / "plain.mp4").read_bytes() == prepared.read_bytes()
 
 
 # Sources of all kinds.

@@ -10,7 +10,7 @@ from functools import partial
 from torch import nn
 
 from multigrid import FollowsGrid
-from slowfast_patches.models.pretrained import HEAD as TRANSFORMER_HEAD
+from slowfast_patches.models.pretrained_transformer import HEAD as TRANSFORMER_HEAD
 from slowfast_patches.utils.tables import format_list
 
 logger = logging.getLogger(__name__)

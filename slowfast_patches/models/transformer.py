@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from multigrid import FollowsGrid, convert_positions
 from multigrid.positions import check_transformers
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.pretrained import (
+from slowfast_patches.models.pretrained_transformer import (
     MODEL_TYPES,
     configuration,
     has_weights,

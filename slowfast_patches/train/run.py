@@ -30,7 +30,7 @@ from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.freeze import frozen_names
-from slowfast_patches.models.pretrained import has_start_weights
+from slowfast_patches.models.pretrained_transformer import has_start_weights
 from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip

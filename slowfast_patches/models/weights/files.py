@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -81,10 +80,7 @@ def format_of(path: Path) -> str:
         return "pytorch"
     if head.startswith(b"\x80"):
         return "caffe2"  # a plain pickle
-    raise ValueError(
-        f"{path} is neither a file of PyTorch, nor of safetensors, nor a pickle of Caffe2. It "
-        f"starts with {head[:16]!r}"
-    )
+    raise ValueError(f"{path} is neither a file of PyTorch, nor of safetensors, nor of Caffe2")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -101,15 +97,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return {
             name: torch.from_numpy(blob.astype(blob.dtype.newbyteorder("=")))
             for name, blob in read_blobs(path).items()
-            if isinstance(blob, np.ndarray) and not _OPTIMIZER_BLOB.fullmatch(name)
+            if not _OPTIMIZER_BLOB.fullmatch(name)
         }
     if form == "safetensors":
         with mistake_in(f"{path} cannot be read as safetensors"):
             return load_file(path)
     content = _load_torch(path)
-    content = content if isinstance(content, Mapping) else {}
-    state = next((content[k] for k in _STATES if isinstance(content.get(k), Mapping)), content)
-    tensors = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    content = content if isinstance(content, dict) else {}
+    state = next((content[key] for key in _STATES if key in content), content)
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise ValueError(
             f"{path} has no weights, neither at the top level nor under {', '.join(_STATES)}"
@@ -119,13 +115,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def _load_torch(path: Path) -> Any:
     check_archive(path)
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        if refused := re.search(r"GLOBAL ([\w.]+) was not", str(error)):
+    with mistake_in(f"{path} cannot be read as a PyTorch checkpoint"):
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            refused = re.search(r"GLOBAL ([\w.]+) was not", str(error))
             raise ValueError(
-                f"{path} is refused: the file has more than weights ({refused[1]}), and only "
+                f"the file has more than weights ({refused[1] if refused else error}), and only "
                 "tensors and plain containers are safe to load. Save the state dict alone"
             ) from error
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{path} cannot be read as a PyTorch checkpoint: {why}") from error

@@ -20,7 +20,6 @@ from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
-_HEAD = "head."
 _COUNTER = ".num_batches_tracked"
 """Suffix of BN's counters. They are not reported, because old files lack them and nothing uses
 them."""
@@ -74,19 +73,12 @@ def load_weights(
         here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
         if shifted is not None and shifted != here:
             # A comparison of tensors cannot find this, because a shift has no parameters.
-            fit.problems[f"The file's model shifts channels in {len(shifted)} blocks"] = (
-                f"{len(here)} blocks of this model do (MODEL.ARCH tsm shifts in every block, or in "
-                "no block with TSM.SHIFT_DIV 0)"
-            )
+            fit.problems["Temporal shift"] = f"in {len(shifted)} blocks, not in {len(here)} blocks"
         if problem := _problem(fit, model, inflate, complete) or not_finite(fit.values.items()):
             raise ValueError(f"{path} {problem}")
     model.load_state_dict(fit.values, strict=False)
     if inflate and not fit.inflated:
-        logger.warning(
-            "TRAIN.CHECKPOINT_INFLATE True has no effect, because %s has no 2-D convolution that "
-            "fits the model. Remove the key.",
-            path,
-        )
+        logger.warning("TRAIN.CHECKPOINT_INFLATE True has no effect: %s has no 2-D kernels.", path)
     logger.info("%s: %s", path, fit.report())
 
 
@@ -101,26 +93,28 @@ def _name_key_in_errors(section: str) -> Iterator[None]:
         ) from error
 
 
-def _problem(fit: Fit, model: nn.Module, inflate: bool, complete: bool) -> str | None:
-    """Return why the weights in a file do not fit the model, or None if they fit."""
-    if fit.inflated and not inflate:
-        remedy = "" if complete else ". Set TRAIN.CHECKPOINT_INFLATE True to repeat 2-D kernels"
-        return f"has weights of an image model: the kernel of {fit.inflated[0]} is 2-D{remedy}"
-    wrong = [f"{name}: {problem}" for name, problem in fit.problems.items()]
+def _problem(fit: Fit, model: nn.Module, inflate: bool, complete: bool) -> str:
+    """Return why the weights in a file do not fit the model, or "" if they fit."""
+    problems = [f"{name}: {problem}" for name, problem in fit.problems.items()]
     if not fit.loaded:
-        return f"is from another model: no tensor fits ({', '.join(wrong[:3])}, ...)"
-    if complete and wrong:
+        return f"is from another model: no tensor fits ({shorten_list(problems)})"
+    if fit.inflated and not inflate:
         return (
-            f"is not from this model: {shorten_list(wrong, 1)}. Give the recipe that the weights "
-            "were trained with"
+            f"has weights of an image model: the kernel of {fit.inflated[0]} is 2-D. Set "
+            "TRAIN.CHECKPOINT_INFLATE True to repeat 2-D kernels"
+        )
+    if complete and problems:
+        return (
+            f"is not from this model: {shorten_list(problems, 1)}. Give the recipe that the "
+            "weights were trained with"
         )
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    if random := [f"{n} ({problem})" for n, problem in fit.problems.items() if n in frozen]:
+    if random := sorted(frozen & fit.problems.keys()):
         return (
             f"lacks parameters that TRAIN.FREEZE freezes: {shorten_list(random, 1)} would stay "
             "random. Freeze fewer parameters"
         )
-    return None
+    return ""
 
 
 @dataclass
@@ -148,12 +142,9 @@ class Fit:
         names = defaultdict[str, list[str]](list)
         for name, problem in self.problems.items():
             names[problem].append(name)
-        return "\n  ".join(
-            [
-                f"{len(self.loaded)} tensors loaded, {len(self.inflated)} repeated along time",
-                *(f"{len(of)} {problem}: {shorten_list(of)}" for problem, of in names.items()),
-            ]
-        )
+        lines = [f"{len(self.loaded)} tensors loaded, {len(self.inflated)} repeated along time"]
+        lines += [f"{len(of)} {problem}: {shorten_list(of)}" for problem, of in names.items()]
+        return "\n  ".join(lines)
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -170,25 +161,21 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
       (Carreira and Zisserman, 2017).
     - A convolution after a lateral connection may have more input channels in the model than in the
       file. The weights of the additional channels keep their initial values.
-    - A head is loaded completely or not at all. The head of an image model is never loaded.
 
     Args:
         given: Tensors under PySlowFast's names.
         wanted: State dict of the model with its initial values.
     """
     fit = Fit()
-    fit.inflated += [
-        n for n, w in wanted.items() if n in given and (given[n].ndim, w.ndim) == (4, 5)
-    ]
-    usable = {n: v for n, v in given.items() if not (fit.inflated and n.startswith(_HEAD))}
     for name, initial in wanted.items():
-        if name not in usable:
+        if name not in given:
             if not name.endswith(_COUNTER):
                 fit.problems[name] = "not in the file"
             continue
-        value = usable[name].to(initial)
-        if name in fit.inflated:
+        value = given[name].to(initial)
+        if (value.ndim, initial.ndim) == (4, 5):
             value = value.unsqueeze(2).repeat(1, 1, initial.shape[2], 1, 1) / initial.shape[2]
+            fit.inflated.append(name)
         channels = _channels_before_fusion(name, wanted)
         if value.shape == initial.shape:
             fit.values[name] = value
@@ -196,15 +183,9 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
             fit.values[name] = torch.cat([value, initial[:, channels:]], 1)
             fit.problems[name] = f"loaded for {channels} of {initial.shape[1]} input channels"
         else:
-            shapes = tuple(usable[name].shape), tuple(initial.shape)
+            shapes = tuple(given[name].shape), tuple(initial.shape)
             fit.problems[name] = f"of shape {shapes[0]} in the file, {shapes[1]} in the model"
-    # Do not load a bias of a head without the weights.
-    if any(name.startswith(_HEAD) for name in fit.problems):
-        for name in [name for name in fit.values if name.startswith(_HEAD)]:
-            del fit.values[name]
-            fit.problems[name] = "not loaded because the rest of the head is not"
-    unused = [name for name in given if name not in wanted]
-    fit.problems |= dict.fromkeys(unused, "not in the model")
+    fit.problems |= {name: "not in the model" for name in given if name not in wanted}
     return fit
 
 

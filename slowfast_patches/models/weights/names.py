@@ -26,10 +26,6 @@ _TSM_CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
 _TSM_SHIFTED = re.compile(r"(layer\d\.\d+\.conv1)\.net\.weight")
 """Name of the first convolution of a block, inside a module that shifts the block's input."""
 
-_TSM_OTHERS = re.compile(r"layer\d\.(?:\d+\.)?(?:net|block)\..+")
-"""Names of tensors inside other modules of the TSM authors, which shift, pool or add a non-local
-block elsewhere. These modules are not supported."""
-
 
 def host_names(
     tensors: Mapping[str, Tensor],
@@ -48,8 +44,7 @@ def host_names(
         model. The latter is None if the names in the file do not show this.
 
     Raises:
-        ValueError: The file has a ResNet of basic blocks (18 or 34 layers). Or the file has a TSM
-            with other modules than shifts before the first convolution of a block.
+        ValueError: The file has a ResNet of basic blocks (18 or 34 layers).
     """
     if "pred_w" in tensors or "conv1_w" in tensors:  # Caffe2
         from slowfast.utils.c2_model_loading import get_name_convert_func
@@ -85,11 +80,6 @@ def _torchvision_of_tsm(
     shifted = set[str]()
     for name, value in tensors.items():
         new = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
-        if _TSM_OTHERS.fullmatch(new):
-            raise ValueError(
-                f"the file has a TSM with {name}, which is not supported: only shifts before the "
-                "first convolution of a block (conv1.net) are, and no pooling or non-local blocks"
-            )
         if match := _TSM_SHIFTED.fullmatch(new):
             new = f"{match[1]}.weight"
             shifted.add(_from_torchvision(new).removesuffix(".weight"))
@@ -115,30 +105,22 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Later PySlowFast releases store a split BN layer X with C channels as these tensors:
 
     - X.weight and X.bias: scale and shift (C).
-    - X.bn.running_mean and X.bn.running_var: statistics of the whole layer (C).
+    - X.bn.*: statistics of the whole layer (C), which training does not update.
     - X.split_bn.running_mean and X.split_bn.running_var: concatenated statistics of n splits (n·C).
-
-    Training only updates X.split_bn. If X.split_bn exists, its statistics are used, and X.bn is
-    ignored.
     """
     plain = dict(tensors)
     for name in tensors:
-        layer, suffix, _ = name.rpartition(".bn.running_mean")
-        scale = tensors.get(f"{layer}.weight")
-        if not suffix or scale is None or tensors[name].numel() % (channels := scale.numel()):
+        layer, is_split, _ = name.rpartition(".split_bn.running_mean")
+        if not is_split:
             continue
-        source = (
-            f"{layer}.split_bn" if f"{layer}.split_bn.running_mean" in tensors else f"{layer}.bn"
-        )
-        parts = ("running_mean", "running_var", "num_batches_tracked")
-        for part in parts:
-            plain.pop(f"{layer}.bn.{part}", None)
-            plain.pop(f"{layer}.split_bn.{part}", None)
         # Combine the n splits, which have equal size. By the law of total variance, the variance of
         # the layer is the mean of the variances plus the variance of the means.
-        means, variances = (tensors[f"{source}.{p}"].reshape(-1, channels) for p in parts[:2])
+        shape = (-1, tensors[f"{layer}.weight"].numel())
+        means = tensors[name].reshape(shape)
+        variances = tensors[f"{layer}.split_bn.running_var"].reshape(shape)
+        for other in tensors:
+            if other.startswith((f"{layer}.bn.", f"{layer}.split_bn.")):
+                del plain[other]
         plain[f"{layer}.running_mean"] = means.mean(0)
         plain[f"{layer}.running_var"] = variances.mean(0) + means.var(0, correction=0)
-        if f"{source}.{parts[2]}" in tensors:
-            plain[f"{layer}.{parts[2]}"] = tensors[f"{source}.{parts[2]}"]
     return plain

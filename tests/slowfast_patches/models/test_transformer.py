@@ -1,6 +1,5 @@
 """Video transformers: building, loading, operation counts and learning rates of layers."""
 
-import json
 import logging
 import runpy
 import shutil
@@ -19,7 +18,7 @@ from slowfast_patches.models import transformer
 from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.layers.dropout import seed_dropout
-from slowfast_patches.models.pretrained import has_start_weights
+from slowfast_patches.models.pretrained_transformer import has_start_weights
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 
@@ -136,7 +135,7 @@ def test_a_folders_weights_are_taken_and_another_number_of_classes_has_a_new_hea
         torch.testing.assert_close(same(clips(2)), expected, rtol=0, atol=1e-5)
     with caplog.at_level(logging.INFO):
         other = built(folder, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 48)
-    assert "randomly: classifier.bias (of shape (5,), not (3,)), classifier.weight" in caplog.text
+    assert "randomly: classifier.bias and classifier.weight" in caplog.text
     state = other.state_dict()
     assert all(
         torch.equal(state[name], value)
@@ -177,29 +176,17 @@ def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "config", "said"),
+    ("kind", "config", "said"),
     [
-        (("vit",), {}, "neither a folder with a config.json, nor one of timesformer, videomae"),
-        ((), {"hiden_size": 8}, "HF.CONFIG.hiden_size is not in the model's configuration"),
-        ((), {"image_size": 8}, "HF.CONFIG.image_size has no effect. Set DATA.TRAIN_CROP_SIZE"),
-        ((), {"hidden_size": "wide"}, "expected int, got str"),
-        (("videomae", "DATA.TRAIN_CROP_SIZE", 40), {}, "multiple of 16, the pixels of a patch"),
+        ("vit", {}, "neither a folder with a config.json, nor one of timesformer, videomae"),
+        ("videomae", {"hiden_size": 8}, "HF.CONFIG.hiden_size is not in the model's configuration"),
+        ("videomae", {"image_size": 8}, "follows from another key: DATA.TRAIN_CROP_SIZE"),
+        ("videomae", {"hidden_size": "wide"}, "expected int, got str"),
     ],
 )
-def test_what_cannot_be_built_is_said_in_a_line(arguments, config, said):
-    with pytest.raises(ValueError, match=said) as error:
-        build_on_meta(recipe(*arguments, **config))
-    assert "\n" not in str(error.value)
-
-
-def test_another_type_of_model_or_no_package_is_said(folder, tmp_path, monkeypatch):
-    content = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": "vit"}))
-    with pytest.raises(ValueError, match=r"vit, which is not supported.* vivit or vjepa2"):
-        build_on_meta(recipe(tmp_path))
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ValueError, match=r"pip install 'slowfast-multigrid\[transformers\]'"):
-        build_on_meta(recipe())
+def test_what_cannot_be_built_is_said(kind, config, said):
+    with pytest.raises(ValueError, match=said):
+        build_on_meta(recipe(kind, **config))
 
 
 @pytest.fixture
@@ -223,9 +210,8 @@ def test_a_models_name_stands_for_the_folder_that_was_fetched(folder, hub, tmp_p
         assert torch.equal(named.state_dict()[name], value), name
     assert has_start_weights(recipe("some-org/videomae"))
     (hub / "model.safetensors").rename(hub / "pytorch_model.bin")
-    for name in ("some-org/videomae", hub):
-        with pytest.raises(ValueError, match=rf"{name} has no \*.safetensors. Pickles are not"):
-            built(name)
+    with pytest.raises(ValueError, match=r"some-org/videomae has no \*.safetensors. Pickles are"):
+        built("some-org/videomae")
     with pytest.raises(ValueError, match=r"^HF.MODEL no-org/x is not a folder, and.*"):
         built("no-org/x")
 
@@ -233,9 +219,9 @@ def test_a_models_name_stands_for_the_folder_that_was_fetched(folder, hub, tmp_p
 def test_weights_of_another_model_or_none_are_refused(folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    with pytest.raises(ValueError, match=r"weights, videomae.* is of shape \(8,.*\), not \(16,"):
+    with pytest.raises(ValueError, match=r"weights lack videomae.*, or have them in another shape"):
         built(folder, hidden_size=16)
-    with pytest.raises(ValueError, match=r"weights, videomae.encoder.layer.2.* is missing\."):
+    with pytest.raises(ValueError, match=r"weights lack videomae.encoder.layer.2"):
         built(folder, num_hidden_layers=3)
     broken = shutil.copytree(folder, tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
@@ -243,9 +229,6 @@ def test_weights_of_another_model_or_none_are_refused(folder, tmp_path):
     weights[name][0] = torch.nan
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=f"broken has values that are not finite in {name}"):
-        built(broken)
-    (broken / "model.safetensors").write_bytes(b"0" * 99)
-    with pytest.raises(ValueError, match=r"HF.MODEL .*broken: "):
         built(broken)
 
 
@@ -258,19 +241,15 @@ def test_a_models_configuration_is_a_mapping_whose_values_can_be_set_one_by_one(
     found = load_recipe(tmp_path / "delta.yaml", ["HF.CONFIG.patch_size", "8"])
     expected = {"hidden_size": 16, "layer_norm_eps": 1e-6, "patch_size": 8}
     assert dict(found.hf.config) == expected
-    assert dict(found.replaced({"HF.DROP_PATH": 0.5}).hf.config) == expected
-    nested = load_recipe(None, ["HF.CONFIG", "{'rope': {'theta': [1, 2]}}"])
-    assert parse_recipe(nested.text, "its text") == nested
+    assert parse_recipe(found.text, "its text").hf == found.hf
 
 
 def test_what_transformers_do_not_have_is_said(caplog):
     keys = ["BN.USE_PRECISE_STATS", True, "DATA.TRAIN_JITTER_SCALES", [32, 40]]
     check_recipe(recipe("videomae", *keys))
-    assert caplog.messages == [
-        "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN. Remove it, "
-        "or set False.",
-    ]
-    with pytest.raises(ValueError, match=r"COMPILE True is not possible with MODEL\.ARCH hf: "):
+    [said] = caplog.messages
+    assert "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN." in said
+    with pytest.raises(ValueError, match=r"COMPILE True is not possible with MODEL\.ARCH hf, "):
         check_recipe(recipe("videomae", *keys, "TRAIN.COMPILE", True))
 
 
@@ -278,14 +257,12 @@ def test_a_shape_that_is_no_whole_number_of_patches_is_refused_with_the_way_out(
     check_shapes(recipe(), [Shape(8, 2, 48)])
     with pytest.raises(ValueError, match=r"8×4×45²: .* multiple of 16,.*SIZE_DIVISOR 16"):
         check_shapes(recipe(), [Shape(8, 4, 45)])
-    with pytest.raises(ValueError, match=r"×4×40²"):
-        check_shapes(recipe("videomae", "DATA.TEST_CROP_SIZE", 40), [])
 
 
 # Operation counts.
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["videomae", "timesformer"])
 def test_eager_and_fused_attention_are_counted_alike_at_every_shape(kind):
     """The counter of fvcore sees the products of eager attention one by one."""
     from fvcore.nn import FlopCountAnalysis
@@ -293,7 +270,7 @@ def test_eager_and_fused_attention_are_counted_alike_at_every_shape(kind):
     counted, model = flops_per_clip(recipe(kind)), built(kind).eval()
     if kind != "timesformer":  # it only has eager attention
         model.set_attn_implementation("eager")
-    for frames, crop in ((4, 32), (2, 48), (8, 64)):
+    for frames, crop in ((4, 32), (2, 48)):
         theirs = FlopCountAnalysis(model, (clips(1, frames, crop),)).by_operator()
         products = theirs["conv"] + theirs["linear"] + theirs["matmul"]
         assert counted(frames, crop) == pytest.approx(6 * products, rel=0.02)
@@ -332,3 +309,5 @@ def test_no_other_recipe_needs_transformers(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     runpy.run_path(transformer.__file__)
     build_on_meta(load_recipe(None, ["MODEL.ARCH", "c2d"]))
+    with pytest.raises(ValueError, match=r"pip install 'slowfast-multigrid\[transformers\]'"):
+        build_on_meta(recipe())

@@ -67,14 +67,11 @@ def test_a_published_model_is_taken_whole(published, tmp_path: Path):
     assert torch.equal(after["head.projection.bias"], state["new_fc.bias"])
 
 
-# Models that shift elsewhere or have other parts.
-
-
 @pytest.mark.parametrize(
     ("every", "arch", "counts"),
     [
-        (2, "tsm", "9 blocks: 16 blocks of this model do"),  # as in their ResNet-101
-        (1, "c2d", "16 blocks: 0 blocks of this model do"),
+        (2, "tsm", "in 9 blocks, not in 16 blocks"),  # as in their ResNet-101
+        (1, "c2d", "in 16 blocks, not in 0 blocks"),
     ],
 )
 def test_shifts_elsewhere_are_said_and_refused_for_a_test(
@@ -82,22 +79,9 @@ def test_shifts_elsewhere_are_said_and_refused_for_a_test(
 ):
     model, path = made(arch=arch), saved(published(every=every), tmp_path)
     before = model.head.projection.weight.clone()
-    with pytest.raises(ValueError, match=f"not from this model: .* shifts channels in {counts}"):
+    with pytest.raises(ValueError, match=f"not from this model: .*{counts}"):
         load_weights(model, path, complete=True, section="TEST")
     assert torch.equal(model.head.projection.weight, before)
     load_weights(model, path)
-    assert counts.split(":")[1].strip() in report()
+    assert counts in report()
     assert "267 tensors loaded" in report()
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (r"layer2\.0\.", "layer2.0.block."),  # with a non-local block behind it
-        (r"layer2\.", "layer2.net."),  # pooled before it
-    ],
-)
-def test_networks_with_other_parts_are_refused(published, old: str, new: str, tmp_path: Path):
-    state = {re.sub(old, new, name): value for name, value in published().items()}
-    with pytest.raises(ValueError, match=r"the file has a TSM with base_model\.l"):
-        load_weights(made(), saved(state, tmp_path))

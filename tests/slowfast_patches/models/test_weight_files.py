@@ -28,14 +28,10 @@ def torch_bytes(content: object, folder: Path) -> bytes:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (
-            lambda f: b"\n<!DOCTYPE html>",
-            r"is neither a file of PyTorch.* with b'\\n<!DOCTYPE html",
-        ),
+        (lambda f: b"\n<!DOCTYPE html>", "is neither a file of PyTorch"),
         (lambda f: torch_bytes({"a": Evil()}, f), "more than weights"),
         (lambda f: torch_bytes({"a": torch.ones(999)}, f)[:900], "is damaged: "),
         (lambda f: torch_bytes({"epoch": 3}, f), "has no weights, neither"),
-        (lambda f: b"\x80\x02no pickle", "cannot be read as a Caffe2 checkpoint: "),
         (lambda f: b"\x80\x02cos\nsystem\n.", "it contains os.system, but only arrays"),
     ],
 )
@@ -63,30 +59,26 @@ def test_an_old_file_of_pytorch_is_read_as_safely(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"no such file. .*, change TEST\.CHECKPOINT_FILE_PATH"):
-        check_file(tmp_path / "gone", section="TEST")
-
-
 def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeypatch):
     """Later reads do not need the server."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("FVCORE_CACHE", str(cache))
-    model, fetched = nn.Linear(2, 2), list[Path]()
+    fetched = list[Path]()
 
     def fetch(address: str, file: str) -> None:
         if address.endswith("gone"):
             raise URLError("no such host")
         fetched.append(Path(file))
-        written(model.state_dict(), Path(file))
+        written(nn.Linear(2, 2).state_dict(), Path(file))
 
     monkeypatch.setattr(files, "download_url_to_file", fetch)
-    for path in ("a/../../../b.pyth", "..", "%2e%2e%2fb", "", 300 * "x") * 2:
+    for path in ("a/../../../b.pyth", "..", 300 * "x") * 2:
         load_weights(nn.Linear(2, 2), f"https://host/{path}")
     assert {file.resolve().parent for file in fetched} == {cache}
-    assert len(fetched) == len(set(fetched)) == 5
-    with pytest.raises(ValueError, match=r"host/gone cannot be downloaded.*, change TRAIN.CHECK"):
-        check_file("https://host/gone")
+    assert len(fetched) == len(set(fetched)) == 3
+    for path in ("https://host/gone", tmp_path / "gone"):
+        with pytest.raises(ValueError, match=r"gone.*, change TRAIN.CHECKPOINT_FILE_PATH"):
+            check_file(path)
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):

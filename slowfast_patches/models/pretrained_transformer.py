@@ -1,22 +1,21 @@
-"""Configurations and weights of the package transformers, from folders and the Hugging Face Hub."""
+"""Pretrained models of the package transformers, from folders and the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from slowfast_patches.config.data_keys import Data
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.weights.load import not_finite
 from slowfast_patches.utils.errors import mistake_in
-from slowfast_patches.utils.tables import format_list
+from slowfast_patches.utils.tables import format_list, shorten_list
 
 logger = logging.getLogger(__name__)
 
@@ -71,22 +70,25 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     from transformers import AutoConfig
 
     name = recipe.hf.model
-    values = dict(recipe.hf.config)
     folder = _folder(name)
-    if folder is None:
-        default = AutoConfig.for_model(name)
-    else:
-        with mistake_in(f"HF.MODEL {name}"):
-            default = AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+    with mistake_in(f"HF.MODEL {name}"):
+        default = (
+            AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            if folder
+            else AutoConfig.for_model(name)
+        )
     if (model_type := MODEL_TYPES.get(default.model_type)) is None:
-        supported = format_list(list(MODEL_TYPES), "or")
         raise ValueError(
             f"HF.MODEL {name} has the type {default.model_type}, which is not supported. Set "
-            f"HF.MODEL to a model of the type {supported}."
+            f"HF.MODEL to a model of the type {format_list(MODEL_TYPES, 'or')}."
         )
-    _check_names(values, type(default)().to_dict(), model_type)
+    values = dict(recipe.hf.config)
+    of_recipe = {model_type.crop, model_type.frames, "num_labels", "drop_path_rate"}
+    if wrong := values.keys() - (default.to_dict().keys() - of_recipe):
+        raise ValueError(
+            f"HF.CONFIG.{wrong.pop()} is not in the model's configuration, or follows from "
+            "another key: DATA.TRAIN_CROP_SIZE, DATA.NUM_FRAMES, MODEL.NUM_CLASSES or HF.DROP_PATH."
+        )
     if folder is None:
         values[model_type.crop] = recipe.data.train_crop_size
         values[model_type.frames] = recipe.data.num_frames
@@ -94,21 +96,6 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
         config = type(default).from_dict(default.to_dict(), **values)
     config.num_labels = recipe.model.num_classes
     return config, folder
-
-
-def _check_names(values: Iterable[str], known: Iterable[str], model_type: ModelType) -> None:
-    """Check that each name in HF.CONFIG exists in the model's configuration and has an effect."""
-    own_keys = {
-        model_type.crop: "DATA.TRAIN_CROP_SIZE",
-        model_type.frames: "DATA.NUM_FRAMES",
-        "num_labels": "MODEL.NUM_CLASSES",
-        "drop_path_rate": "HF.DROP_PATH",
-    }
-    for name in values:
-        if name in own_keys:
-            raise ValueError(f"HF.CONFIG.{name} has no effect. Set {own_keys[name]} instead.")
-        if name not in known:
-            raise ValueError(f"HF.CONFIG.{name} is not in the model's configuration.")
 
 
 def has_start_weights(recipe: Recipe) -> bool:
@@ -162,9 +149,11 @@ def load_folder(folder: Path, config: Any, data: Data) -> Any:
         ValueError: The weights cannot be read, or do not fit the configuration.
     """
     from transformers import AutoModelForVideoClassification
+    from transformers.utils import logging as transformers_logging
 
     _warn_of_normalisation(folder, data)
-    with mistake_in(f"HF.MODEL {folder}"), _quiet():
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    with mistake_in(f"HF.MODEL {folder}"):
         model, info = AutoModelForVideoClassification.from_pretrained(
             folder,
             config=config,
@@ -175,24 +164,18 @@ def load_folder(folder: Path, config: Any, data: Data) -> Any:
             ignore_mismatched_sizes=True,  # checked below, with a clearer message
             output_loading_info=True,
         )
-    new = dict.fromkeys(info["missing_keys"], "missing")
-    new |= {
-        name: f"of shape {tuple(found)}, not {tuple(wanted)}"
-        for name, found, wanted in info["mismatched_keys"]
-    }
-    new = {name: new[name] for name in sorted(new) if not name.startswith(_PREDICTOR)}
-    for name, problem in new.items():
-        if not name.startswith(HEAD):
-            raise ValueError(
-                f"HF.MODEL {folder}: in the weights, {name} is {problem}. Correct HF.CONFIG or "
-                "config.json, which describe a different model."
-            )
+    mismatched = {name for name, *_ in info["mismatched_keys"]}
+    new = sorted(n for n in mismatched | info["missing_keys"] if not n.startswith(_PREDICTOR))
+    if unfit := [name for name in new if not name.startswith(HEAD)]:
+        raise ValueError(
+            f"HF.MODEL {folder}: the weights lack {shorten_list(unfit)}, or have them in another "
+            "shape. Correct HF.CONFIG or config.json, which describe a different model."
+        )
     if problem := not_finite(model.named_parameters()):
         raise ValueError(f"HF.MODEL {folder} {problem}")
-    random = ", ".join(f"{name} ({problem})" for name, problem in new.items()) or "none"
-    unused = ", ".join(sorted(info["unexpected_keys"])[:3]) or "none"
+    random, unused = shorten_list(new), shorten_list(sorted(info["unexpected_keys"]))
     text = "Weights loaded from %s. Initialised randomly: %s. Unused: %s."
-    logger.info(text, folder, random, unused)
+    logger.info(text, folder, random or "none", unused or "none")
     return model
 
 
@@ -203,26 +186,10 @@ def _warn_of_normalisation(folder: Path, data: Data) -> None:
     for file in sorted(folder.glob("*preprocessor_config.json"), reverse=True)[:1]:
         with mistake_in(str(file)):
             content = json.loads(file.read_text(encoding="utf-8"))
-            trained_with = processor_colours(content) if "image_mean" in content else ()
-        pairs = zip(("MEAN", "STD"), (data.mean, data.std), trained_with, strict=False)
-        for key, ours, theirs in pairs:
-            wanted = [round(value, 4) for value in theirs]
-            if [round(value, 4) for value in ours] != wanted:
+            known = processor_colours(content) if "image_mean" in content else ()
+        for key, ours, theirs in zip(("MEAN", "STD"), (data.mean, data.std), known, strict=False):
+            if not np.allclose(ours, theirs, atol=1e-4):
                 logger.warning(
                     f"DATA.{key} is {list(ours)}, but the model in {folder} was trained with "
-                    f"{wanted}. Set DATA.{key} to these values."
+                    f"{list(theirs)}. Set DATA.{key} to these values."
                 )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the loading report of transformers."""
-    from transformers.utils import logging
-
-    settings: Any = logging
-    verbosity = settings.get_verbosity()
-    settings.set_verbosity_error()
-    try:
-        yield
-    finally:
-        settings.set_verbosity(verbosity)

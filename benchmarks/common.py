@@ -9,7 +9,6 @@ import random
 import shlex
 import statistics
 import sys
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -171,7 +170,7 @@ def write_result(
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:
     """Call a function, and return the seconds that its work takes on a device."""
     wait_for(device)
-    clock = StepClock(device, time.perf_counter)
+    clock = StepClock(device)
     clock.start()
     action()
     clock.mark("all")

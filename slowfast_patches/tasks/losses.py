@@ -65,10 +65,4 @@ def class_weights(
             "SOLVER.CLASS_WEIGHTS %s has no effect, because all weights are equal. Remove the key.",
             given,
         )
-    low = int(weights.argmin())
-    high = int(weights.argmax())
-    logger.info(
-        "Class weights range from %.3g (class %d, %d videos) to %.3g (class %d, %d videos).",
-        *(weights[low], low, counts[low], weights[high], high, counts[high]),
-    )
     return weights.float()

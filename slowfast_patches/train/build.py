@@ -40,7 +40,6 @@ from slowfast_patches.train.hooks import (
     KeepBest,
     SaveCheckpoint,
     StopOnSignal,
-    UserHook,
     Validate,
     WrapInDDP,
     restore,
@@ -104,7 +103,7 @@ def build_trainer(
         WrapInDDP(),
         log,
         ProgressBar(log, closes_after=evaluated),
-        *map(UserHook, hooks),
+        *hooks,
         save,  # before the validation, which may fail
         StopOnSignal(),
         Validate(evaluated, partial(validation, stepper.models), log.log_evaluation),

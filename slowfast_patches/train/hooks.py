@@ -1,9 +1,8 @@
-"""Hooks that save checkpoints, stop, validate, keep the best weights, and run a user's hook."""
+"""Hooks that wrap the network in DDP, save checkpoints, stop, validate, and keep the best."""
 
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -23,49 +22,9 @@ from slowfast_patches.train.checkpoint import (
 from slowfast_patches.train.step import Outcome, in_parallel
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects
-from slowfast_patches.utils.errors import RunError
 
 Facts = Callable[[ScheduleStep], Mapping[str, Any]]
 """Function from an iteration to the fields of `Checkpoint` that describe the run and its data."""
-
-
-class UserHook(Hook):
-    """A hook of the user, whose errors end the training with the name of the hook.
-
-    With a single process, a checkpoint is saved before the training ends. With several processes,
-    no checkpoint is saved: all processes must save together, but the hook may have failed in only
-    one of them.
-    """
-
-    def __init__(self, hook: Hook) -> None:
-        self._hook = hook
-
-    @property
-    def name(self) -> str:
-        return self._hook.name
-
-    def before_train(self, trainer: Trainer) -> None:
-        self._hook.before_train(trainer)
-
-    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
-        try:
-            self._hook.after_step(trainer, step, outcome)
-        except RunError:
-            raise
-        except Exception as error:
-            trainer.should_save = trainer.should_save or trainer.world.size == 1
-            text = "".join(traceback.format_exception(error)).rstrip()
-            done = trainer.progress.iteration
-            raise RunError(f"{self.name} failed after iteration {done}:\n{text}") from error
-
-    def after_train(self, trainer: Trainer) -> None:
-        self._hook.after_train(trainer)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._hook.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._hook.load_state_dict(state)
 
 
 class WrapInDDP(Hook):
@@ -127,10 +86,6 @@ class SaveCheckpoint(Hook):
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         self._save_if_due(trainer)
-
-    def after_train(self, trainer: Trainer) -> None:
-        if trainer.should_save:  # a hook has failed
-            self._save(trainer)
 
     def _save_if_due(self, trainer: Trainer) -> None:
         if _position(trainer) != self._saved and is_due(trainer, self._after):

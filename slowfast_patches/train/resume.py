@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,31 +68,29 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
         logger.warning(
             "TRAIN.AUTO_RESUME False: starting over. Earlier checkpoints moved to %s.", kept
         )
-    damaged = dict[Path, ValueError]()
+    damaged = dict[Path, DamagedError]()
     for path in reversed(all_checkpoints(recipe.output_dir)):
         try:
             checkpoint = load(path)
+            break
         except DamagedError as error:
             damaged[path] = error
-            continue
-        finished = Path(recipe.output_dir, "result.json").exists()
-        if rates := check_same_recipe(checkpoint.cfg, recipe, path, rates_may_differ=not finished):
-            change = f"after iteration {checkpoint.iteration}: {rates}"
-            logger.warning("The learning rate changes %s.", change)
-            checkpoint = replace(checkpoint, rate_changes=[*checkpoint.rate_changes, change])
-        for torn, reason in damaged.items():
-            aside = torn.replace(f"{torn}.damaged")
-            logger.warning(
-                "Renamed a damaged checkpoint to %s, continuing from %s: %s",
-                *(aside.name, path.name, reason),
+    else:
+        for path, reason in damaged.items():
+            raise ValueError(
+                f"No checkpoint in {path.parent} can be read. {_START_OVER} Error of the newest: "
+                f"{reason}"
             )
-        return Resumable(path, checkpoint)
-    for path, reason in damaged.items():
-        raise ValueError(
-            f"No checkpoint in {path.parent} can be read. {_START_OVER} Error of the newest: "
-            f"{reason}"
-        )
-    return None
+        return None
+    finished = Path(recipe.output_dir, "result.json").exists()
+    if rates := check_same_recipe(checkpoint.cfg, recipe, path, rates_may_differ=not finished):
+        change = f"after iteration {checkpoint.iteration}: {rates}"
+        logger.warning("The learning rate changes %s.", change)
+        checkpoint = replace(checkpoint, rate_changes=[*checkpoint.rate_changes, change])
+    for torn, reason in damaged.items():
+        torn.replace(f"{torn}.damaged")
+        logger.warning("Renamed a damaged checkpoint, continuing from %s: %s", path.name, reason)
+    return Resumable(path, checkpoint)
 
 
 def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, Any]) -> None:
@@ -105,26 +102,21 @@ def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, A
         facts: "num_videos", "list_digest" and "phases" in the checkpoints of this run.
 
     Raises:
-        ValueError: The lists or the schedules differ. The message names the first phase that
-            differs.
+        ValueError: The lists or the schedules differ.
     """
     path, checkpoint = resumable
-    names = ("num_videos", "list_digest")
-    if any(getattr(checkpoint, name) != facts[name] for name in names):
+    if checkpoint.list_digest != facts["list_digest"]:
         raise ValueError(
             f"{path} was trained on another list of videos. The checkpoint has "
             f"{checkpoint.num_videos} videos, and {list_path} has {facts['num_videos']}. If the "
             "numbers are equal, then paths, labels or the order differ. Restore the list to "
             f"resume. {_START_OVER}"
         )
-    both = zip_longest(checkpoint.phases, facts["phases"], fillvalue="none")
-    for number, (old, new) in enumerate(both, start=1):
-        if old != new:
-            raise ValueError(
-                f"{path} was trained with another schedule. Phase {number} was {old}, and is now "
-                f"{new}. To resume, use the version of this package that wrote the checkpoint. "
-                f"{_START_OVER}"
-            )
+    if checkpoint.phases != facts["phases"]:
+        raise ValueError(
+            f"{path} was trained with another schedule. To resume, use the version of this package "
+            f"that wrote the checkpoint. {_START_OVER}"
+        )
 
 
 def check_same_recipe(

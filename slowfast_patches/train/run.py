@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
         ValueError: The list cannot be parsed, or none of the first videos in the list exists.
     """
     videos = read_list(recipe, split)
-    different = (path for path, _ in groupby(getattr(v, "path", "") for v in videos) if path)
-    paths = list(islice(different, _LOOKED_AT))
+    paths = list(islice(dict.fromkeys(v.path for v in videos if hasattr(v, "path")), _LOOKED_AT))
     if paths and not any(as_path(path).exists() for path in paths):
         raise ValueError(
             f"None of the first {len(paths)} videos in {list_path(recipe, split)} exists, for "

@@ -119,8 +119,8 @@ class Stepper:
         Args:
             step: The shape, learning rate and BN group size of the iteration.
             batch: The mini-batch of this process, from the loader.
-            clips: Indices of the clips in the data stream, which seed dropout and mixing. If None,
-                dropout uses torch's global generator.
+            clips: Indices of the clips in the data stream, which seed dropout and mixing. By
+                default, those from `step.first_clip` on.
             mark: Function to call with the name of each stage whose kernels have been queued. The
                 names are "input", "forward" and "backward" for each micro-batch, then "optimizer".
 
@@ -154,16 +154,16 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         rows = self._task.mean_rows(batch, self.device)
         count = len(batch["clips"])
+        clips = clips or range(step.first_clip, step.first_clip + count)
         size = step.bn_size if self.recipe.model.has_batchnorm else None
         outcomes = list[tuple[Tensor, Tensor, Tensor]]()
         for part in divide(batch, count, size, self.parts, self.model):
             micro = part.batch
-            numbers = None if clips is None else [clips[i] for i in part.clips]
+            numbers = [clips[i] for i in part.clips]
             arguments = self._task.arguments(micro, self.transform, self.device)
             targets = self._task.targets(micro, self.device)
             if self._mixing is not None:
-                positions = numbers or [step.first_clip + i for i in part.clips]
-                targets = self._mixing(arguments[0], targets, positions)
+                targets = self._mixing(arguments[0], targets, numbers)
             seed_dropout(self.model, numbers, self.device, self._task.rows_of_clips(micro))
             coverage = micro.get("coverage")  # for the position embeddings of transformers
             if coverage is not None:

@@ -45,14 +45,12 @@ class StepClock:
 
     On a GPU, the clock records CUDA events in the current stream and does not wait for them. The
     times are those of the work on the GPU, including gaps in which the GPU waits for the CPU. On
-    the CPU, the clock calls `now`, which returns seconds. By default, this is the wall-clock time.
-    With a single thread, it is the CPU time, which excludes waits for a core on a busy machine.
+    the CPU, the clock calls `now`, which returns seconds.
     """
 
-    def __init__(self, device: torch.device, now: Callable[[], float] | None = None) -> None:
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._on_gpu = device.type == "cuda"
-        alone = torch.get_num_threads() == 1
-        self._now = now or (time.process_time if alone else time.perf_counter)
+        self._now = now
         self._steps = list[list[tuple[str, Any]]]()
 
     def start(self) -> None:
@@ -96,7 +94,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def time_step(
-    take: Callable[[ScheduleStep, Batch, Mark], object],
+    take: Callable[..., object],
     step: ScheduleStep,
     batch: Batch,
     iterations: int,
@@ -105,8 +103,8 @@ def time_step(
     """Repeat a training step, and return the mean time of the step and of its parts.
 
     Args:
-        take: Function that trains for one iteration, and calls its last argument with the name of
-            each part when the work of the part has been queued.
+        take: Function (step, batch, mark) that trains for one iteration, and calls `mark` with the
+            name of each part when the work of the part has been queued.
         step: The iteration.
         batch: The mini-batch.
         iterations: Number of repetitions.
@@ -116,7 +114,7 @@ def time_step(
     clock = StepClock(device)
     for _ in range(iterations):
         clock.start()
-        take(step, batch, clock.mark)
+        take(step, batch, mark=clock.mark)
     wait_for(device)
     return clock.read()
 
@@ -152,10 +150,6 @@ def time_steps(
     Raises:
         ValueError: A shape does not fit into the memory of the device, or cannot be compiled.
     """
-
-    def take(step: ScheduleStep, batch: Batch, mark: Mark) -> None:
-        stepper(step, batch, mark=mark)
-
     expect_graphs(2 * len(kinds))
     times: dict[tuple[Shape, int | None], list[float]] = defaultdict(list)
     for _ in range(_ROUNDS):
@@ -165,6 +159,6 @@ def time_steps(
             batch = made_up_batch(stepper.recipe, clips, shape)
             with explain_failures(stepper, step):
                 stepper(step, batch)
-                timed = time_step(take, step, batch, _STEPS, stepper.device)
+                timed = time_step(stepper, step, batch, _STEPS, stepper.device)
             times[shape, bn_size].append(timed.seconds)
     return {kind: median(seconds) for kind, seconds in times.items()}

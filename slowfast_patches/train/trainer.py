@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +20,6 @@ class Hook:
     Override the methods that you need. To end the training, raise `RunError` in all
     processes at the same iteration. The same command resumes from the last checkpoint.
     """
-
-    @property
-    def name(self) -> str:
-        """Name of the hook in checkpoints and error messages."""
-        return type(self).__qualname__
 
     def before_train(self, trainer: Trainer) -> None:
         """Run before the first iteration of a new or resumed training."""
@@ -158,9 +154,11 @@ class Trainer:
                 hook.load_state_dict(states[name])
 
     def _named_hooks(self) -> dict[str, Hook]:
-        """Return the hooks by name. Hooks of the same name are numbered: "Mine", "Mine 2"."""
+        """Return the hooks by class name. Hooks of one class are numbered: "Mine", "Mine 2"."""
         named = dict[str, Hook]()
+        counts = Counter[str]()
         for hook in self.hooks:
-            count = sum(other.name == hook.name for other in named.values())
-            named[f"{hook.name} {count + 1}" if count else hook.name] = hook
+            name = type(hook).__qualname__
+            counts[name] += 1
+            named[name if counts[name] == 1 else f"{name} {counts[name]}"] = hook
         return named

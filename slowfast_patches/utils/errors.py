@@ -26,7 +26,10 @@ INTERRUPTED_STATUS = 75
 BY_HAND_STATUS = 130
 """Exit status after Ctrl-C. Shells use the same status."""
 EARLY = "stopped by {} before the training began. Repeat the command to start it."
-_BUG = "This is a bug in slowfast-multigrid. Please report it, and include the lines above."
+_BUG = (
+    "This is a bug in slowfast-multigrid, or in your own code, such as a hook. If it is ours, "
+    "please report it, and include the lines above."
+)
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Matches control characters except tabs and line ends, and file-name bytes that are not UTF-8."""
 

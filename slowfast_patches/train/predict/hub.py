@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,19 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
     recipe = predictor.recipe.replaced({key: defaults[key] for key in _PRIVATE})
     if Path(recipe.hf.model).is_dir():
         recipe = recipe.replaced({"HF.MODEL": Path(recipe.hf.model).name})
-    model = next(predictor.children())
-    folder.mkdir(parents=True, exist_ok=True)
-    added = {"recipe": yaml.safe_load(recipe.text), "class_names": predictor.class_names}
+    model: Any = next(predictor.children())
+    names = predictor.class_names
+    config = {"recipe": yaml.safe_load(recipe.text), "class_names": names}
+    has_pipeline = False
     if recipe.model.family.is_transformer:
-        _write_transformer(model, recipe, added, folder)
-    else:
-        write_text(folder / "config.json", json.dumps(added, indent=2) + "\n")
+        _check_size(model, recipe)
+        config = _config_of_transformer(model, recipe, names) | config
+        has_pipeline = model.config.model_type in _WITH_IMAGE_PROCESSOR
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "config.json", json.dumps(config, indent=2, default=str) + "\n")
+    if has_pipeline:
+        processor = json.dumps(_image_processor(recipe), indent=2) + "\n"
+        write_text(folder / "preprocessor_config.json", processor)
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     with atomic_write(folder / WEIGHTS_FILE) as file:
         file.write(save(tensors, metadata={"format": "pt"}))
@@ -68,79 +75,96 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
     if (metrics := run / "metrics.jsonl").exists():
         shutil.copyfile(metrics, folder / metrics.name)
     if not (folder / "README.md").exists():
-        write_text(folder / "README.md", _card(model, recipe, checkpoint, predictor.class_names))
+        facts = _facts(model, recipe, checkpoint, names)
+        write_text(folder / "README.md", _card(recipe, facts, has_pipeline=has_pipeline))
 
 
-def _write_transformer(model: Any, recipe: Recipe, added: Mapping[str, Any], folder: Path) -> None:
-    """Write config.json and the image processor of a model of the package transformers."""
-    data = recipe.data
-    wanted = (data.num_frames, data.test_crop_size)
-    if (size := input_size(model)) != wanted:
+def _check_size(model: Any, recipe: Recipe) -> None:
+    """Raise ValueError if the test clips do not have the model's own input size."""
+    frames, crop = size = input_size(model)
+    wanted = (recipe.data.num_frames, recipe.data.test_crop_size)
+    if size != wanted:
         raise ValueError(
-            f"The model itself takes {size[0]} frames of {size[1]}² pixels, but the test has "
-            f"{wanted[0]} frames of {wanted[1]}². For --hub, set DATA.NUM_FRAMES {size[0]} and "
-            f"DATA.TEST_CROP_SIZE {size[1]}."
+            f"The model itself takes {frames} frames of {crop}² pixels, but the test has "
+            f"{wanted[0]} frames of {wanted[1]}². For --hub, set DATA.NUM_FRAMES {frames} and "
+            f"DATA.TEST_CROP_SIZE {crop}."
         )
-    config = model.config.to_dict() | added | {"architectures": [type(model).__name__]}
-    if names := added["class_names"]:
+
+
+def _config_of_transformer(
+    model: Any, recipe: Recipe, names: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return the configuration from which the package transformers builds the model."""
+    kind = "multi" if recipe.model.head_act == "sigmoid" else "single"
+    config: dict[str, Any] = model.config.to_dict() | {
+        "architectures": [type(model).__name__],
+        "problem_type": f"{kind}_label_classification",
+    }
+    if names:
         config["id2label"] = dict(enumerate(names))
         config["label2id"] = {name: number for number, name in enumerate(names)}
-    sigmoid = recipe.model.head_act == "sigmoid"
-    config["problem_type"] = f"{'multi' if sigmoid else 'single'}_label_classification"
-    write_text(folder / "config.json", json.dumps(config, indent=2, default=str) + "\n")
-    if not _has_pipeline(model):
-        return
-    crops = recipe.test.num_spatial_crops
-    short = sampling_of(recipe, "test").evaluation_short_side(data.test_crop_size, crops)
-    processor = {
+    return config
+
+
+def _image_processor(recipe: Recipe) -> dict[str, Any]:
+    """Return the configuration of an image processor that prepares clips as in the test."""
+    data = recipe.data
+    crop = data.test_crop_size
+    sampling = sampling_of(recipe, "test")
+    short = sampling.evaluation_short_side(crop, recipe.test.num_spatial_crops)
+    return {
         "image_processor_type": "VideoMAEImageProcessor",
         "do_resize": True,
         "size": {"shortest_edge": short},
         "do_center_crop": True,
-        "crop_size": {"height": data.test_crop_size, "width": data.test_crop_size},
+        "crop_size": {"height": crop, "width": crop},
         "do_rescale": True,
         "do_normalize": True,
         "image_mean": list(data.mean),
         "image_std": list(data.std),
     }
-    write_text(folder / "preprocessor_config.json", json.dumps(processor, indent=2) + "\n")
 
 
-def _has_pipeline(model: Any) -> bool:
-    config = getattr(model, "config", None)
-    return getattr(config, "model_type", None) in _WITH_IMAGE_PROCESSOR
-
-
-def _card(model: nn.Module, recipe: Recipe, checkpoint: Path, names: tuple[str, ...] | None) -> str:
-    """Return the text of README.md with the facts of the training."""
+def _facts(
+    model: nn.Module, recipe: Recipe, checkpoint: Path, names: Sequence[str] | None
+) -> dict[str, str]:
+    """Return the facts of the model card, from the recipe, the checkpoint and result.json."""
     data = recipe.data
-    size = f"{data.num_frames} frames of {data.test_crop_size}² pixels"
     count = sum(parameter.numel() for parameter in model.parameters())
     facts = {
         "model": f"MODEL.ARCH {recipe.model.arch}, {count:,} parameters",
-        "input": f"clips of {size}, DATA.CLIP_SAMPLING {data.clip_sampling}",
+        "input": f"clips of {data.num_frames} frames of {data.test_crop_size}² pixels",
         "classes": ", ".join(names) if names else str(recipe.model.num_classes),
         "training data": _FILL_IN,
-        **_facts_of_run(checkpoint, recipe),
-        "seed": str(recipe.rng_seed),
-        "multigrid": str(recipe.uses_multigrid),
     }
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    stride = data.sampling_rate
-    code = (
-        f"""from transformers import pipeline
+    with suppress(ValueError):  # not a checkpoint of the trainer
+        state = load(checkpoint)
+        facts["training videos"] = f"{state.num_videos:,}"
+        facts["trained for"] = f"{state.iteration:,} iterations, {state.epoch:.1f} epochs"
+    if (file := checkpoint.parent.parent / "result.json").exists():
+        result = json.loads(file.read_text(encoding="utf-8"))
+        metrics = {name: result[name] for name in metric_names(recipe)}
+        facts["accuracy in the test"] = format_metrics(metrics)
+        facts["date"] = result["date"][:10]
+    return facts
 
-classify = pipeline("video-classification", model="PATH_OR_NAME")
-classify("video.mp4", num_frames={data.num_frames}, frame_sampling_rate={stride})"""
-        if _has_pipeline(model)
-        else """from slowfast_patches import load_model
+
+def _card(recipe: Recipe, facts: Mapping[str, str], *, has_pipeline: bool) -> str:
+    """Return the text of README.md."""
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    code = """from slowfast_patches import load_model
 
 model = load_model("PATH")
 model.scores("video.mp4")"""
-    )
+    if has_pipeline:
+        data = recipe.data
+        code = f"""from transformers import pipeline
+
+classify = pipeline("video-classification", model="PATH_OR_NAME")
+classify("video.mp4", num_frames={data.num_frames}, frame_sampling_rate={data.sampling_rate})"""
     return f"""---
 license: other  # {_FILL_IN}
-library_name: {"transformers" if _has_pipeline(model) else "slowfast-multigrid"}
+library_name: {"transformers" if has_pipeline else "slowfast-multigrid"}
 pipeline_tag: video-classification
 ---
 # {_FILL_IN}
@@ -161,25 +185,3 @@ To repeat the training:
 multigrid-train --cfg recipe.yaml DATA.PATH_TO_DATA_DIR DATA OUTPUT_DIR RUN
 ```
 """
-
-
-def _facts_of_run(checkpoint: Path, recipe: Recipe) -> dict[str, str]:
-    """Return facts from a checkpoint and the result.json of its run, as far as they exist."""
-    facts = dict[str, str]()
-    try:
-        state = load(checkpoint)
-    except ValueError:  # not a checkpoint of the trainer
-        return facts
-    facts["training videos"] = f"{state.num_videos:,}"
-    facts["trained for"] = f"{state.iteration:,} iterations, {state.epoch:.1f} epochs"
-    result_file = checkpoint.parent.parent / "result.json"
-    if not result_file.exists():
-        return facts
-    result = json.loads(result_file.read_text(encoding="utf-8"))
-    metrics = {name: result[name] for name in metric_names(recipe)}
-    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
-    return facts | {
-        "accuracy in the test": format_metrics(metrics),
-        "seconds of training": f"{result['seconds']['training']:,.0f}",
-        "date and versions": f"{result['date'][:10]}, {versions}",
-    }

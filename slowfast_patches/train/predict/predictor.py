@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from multigrid import empty_clips
 from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe, stored_keys
 from slowfast_patches.config.yaml_text import dump_yaml
+from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.damage import find_damage
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.launch.device import with_precision
@@ -121,8 +122,7 @@ def _stored(path: Path) -> tuple[str, tuple[str, ...] | None]:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config["class_names"]
         # Published folders outlive keys, so leave out removed keys.
-        recipe = dump_yaml(stored_keys(config["recipe"]))
-        return recipe, names and tuple(map(str, names))
+        return dump_yaml(stored_keys(config["recipe"])), names and tuple(names)
 
 
 class Predictor(nn.Module):
@@ -190,9 +190,8 @@ class Predictor(nn.Module):
     def scores(self, path: str) -> Tensor:
         """Return the probability of each class for a video, (classes,) float64.
 
-        The video is scored on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips. Return the
-        mean over the clips, or the maximum if DATA.ENSEMBLE_METHOD is "max". Unreadable clips are
-        left out, as in the test.
+        The video is scored on `clips(path)`. Return the mean over the clips, or the maximum if
+        DATA.ENSEMBLE_METHOD is "max".
 
         Args:
             path: A video file or a folder of JPEG frames.
@@ -200,14 +199,45 @@ class Predictor(nn.Module):
         Raises:
             UnreadableVideoError: None of the clips can be read. The message states the reason.
         """
-        recipe = self.recipe
-        at_once = max(1, recipe.test.batch_size // max(1, recipe.num_gpus))
-        device = self._transform.device
-        parts = [
-            self(clips.to(device)) for clips in torch.split(self._readable_clips(path), at_once)
-        ]
+        test = self.recipe.test
+        at_once = max(1, test.batch_size // max(1, self.recipe.num_gpus))
+        parts = [self(clips.to(self._device)) for clips in torch.split(self.clips(path), at_once)]
         scores = torch.cat(parts).double().cpu()
-        return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
+        return scores.mean(0) if self.recipe.data.ensemble_method == "sum" else scores.amax(0)
+
+    def clips(self, path: str) -> Tensor:
+        """Read the clips of a video on which the test scores the video.
+
+        Args:
+            path: A video file or a folder of JPEG frames.
+
+        Returns:
+            Input of `forward` on the CPU: TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips.
+            Unreadable clips are left out, as in the test.
+
+        Raises:
+            UnreadableVideoError: None of the clips can be read. The message states the reason.
+        """
+        recipe = self.recipe
+        reader = ClipReader.of_recipe(recipe)
+        scanned = scan(path, reader.limits)
+        if dataset_of(recipe, "test").counts_frames:
+            video = scanned.video._replace(fps=float(recipe.data.target_fps))
+            scanned = dataclasses.replace(scanned, video=video)
+        dataset = ClipDataset(
+            [_ScannedFile(path, scanned)],
+            None,
+            sampling_of(recipe, "test"),
+            seed=0,
+            views=(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
+            evaluation_crop=recipe.data.test_crop_size,
+            reader=reader,
+            split="test",
+        )
+        batch = dataset.__getitems__(range(len(dataset)))
+        if not len(batch["clips"]):
+            raise UnreadableVideoError(batch["failures"][0][1])
+        return batch["clips"].permute(0, 4, 1, 2, 3)
 
     def warnings(self, path: str) -> list[str]:
         """Describe which part of a video cannot be decoded, and whether it has too few frames.
@@ -225,43 +255,13 @@ class Predictor(nn.Module):
             texts.append(f"has a frame every {gap:.3g} s, so its clips have few distinct frames")
         return texts
 
-    def _readable_clips(self, path: str) -> Tensor:
-        try:
-            return self.clips(path)
-        except UnreadableVideoError:
-            test = self.recipe.test
-            readable = list[Tensor]()
-            for part in range(test.num_ensemble_views * test.num_spatial_crops):
-                with suppress(UnreadableVideoError):
-                    readable.append(self.clips(path, [part]))
-            if not readable:
-                raise
-            return torch.cat(readable)
 
-    def clips(self, path: str, parts: Sequence[int] | None = None) -> Tensor:
-        """Read the clips of a video on which the test scores the video.
+class _ScannedFile(NamedTuple):
+    """A video that is in no list."""
 
-        Args:
-            path: A video file or a folder of JPEG frames.
-            parts: Indices of the clips to read. None means all views × crops.
+    path: str
+    result: ScannedVideo
+    label: int = 0
 
-        Returns:
-            Input of `forward`: (len(parts), 3, T, S, S) uint8, on the CPU.
-
-        Raises:
-            UnreadableVideoError: One of the clips cannot be read.
-        """
-        recipe = self.recipe
-        reader = ClipReader.of_recipe(recipe)
-        scanned = scan(path, reader.limits)
-        views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
-        video = scanned.video
-        if dataset_of(recipe, "test").counts_frames:
-            video = video._replace(fps=float(recipe.data.target_fps))
-        sampling = sampling_of(recipe, "test")
-        crop = recipe.data.test_crop_size
-        parts = range(views[0] * views[1]) if parts is None else parts
-        clips = empty_clips(len(parts), recipe.data.num_frames, crop)
-        plans = [sampling.evaluation_plan(video, part, views, crop) for part in parts]
-        reader.read_clips(path, scanned, plans, [clip.numpy() for clip in clips])
-        return clips.permute(0, 4, 1, 2, 3)
+    def scanned(self) -> ScannedVideo:
+        return self.result

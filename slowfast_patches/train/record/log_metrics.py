@@ -132,8 +132,6 @@ class LogMetrics(Hook):
 
     def after_train(self, trainer: Trainer) -> None:
         """Close the files."""
-        if trainer.should_save and self._steps:  # a hook has failed
-            self._report(trainer, self._steps[-1][0])
         for file in self._files or ():
             file.close()
 

@@ -39,7 +39,7 @@ def no_pictures() -> Iterator[None]:
 
 
 class At(Hook):
-    """Acts once so many iterations are done: `hooked(At(7, save_and_die))`."""
+    """Acts once so many iterations are done: `hooked(At(7, die))`."""
 
     def __init__(self, done: int, act: Callable[[Trainer], object]) -> None:
         self.done, self.act = done, act
@@ -49,10 +49,16 @@ class At(Hook):
             self.act(trainer)
 
 
-def save_and_die(trainer: Trainer) -> None:
-    """Stands in for whatever ends a process."""
-    trainer.should_save = True
-    raise SystemExit
+class SaveAndDie(Hook):
+    """Saves once so many iterations are done, and ends the process after the next."""
+
+    def __init__(self, done: int) -> None:
+        self.done = done
+
+    def after_step(self, trainer: Trainer, step: object, outcome: object) -> None:
+        trainer.should_save = trainer.progress.iteration == self.done
+        if trainer.progress.iteration > self.done:
+            raise SystemExit
 
 
 def hooked(hook: Hook) -> AbstractContextManager[object]:

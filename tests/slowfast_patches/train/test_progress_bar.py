@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slowfast_patches.train.conftest import At, hooked, save_and_die
+from tests.slowfast_patches.train.conftest import SaveAndDie, hooked
 from tests.slowfast_patches.train.test_stops import PLAIN, SHORT
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def on_screen(written: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("index of")]
 
 
-class SlowUntil(At):
+class SlowUntil(SaveAndDie):
     """Waits after each step, as bars are drawn ten times a second at most."""
 
     def after_step(self, trainer, step, outcome) -> None:
@@ -71,7 +71,7 @@ def test_on_a_terminal_a_bar_shows_the_iterations_and_leaves_the_log_whole(
     keys = (*PLAIN, *SHORT, "LOG_PERIOD", 2)
     with (
         terminal(monkeypatch) as first,
-        hooked(SlowUntil(4, save_and_die)),
+        hooked(SlowUntil(4)),
         pytest.raises(SystemExit),
     ):
         train(tmp_path, *keys)

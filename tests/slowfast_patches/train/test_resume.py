@@ -2,14 +2,12 @@
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from multigrid import Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_digest, read_list
 from slowfast_patches.train import checkpoint as checkpoints
@@ -34,19 +32,12 @@ def test_what_changes_the_training_is_listed(tiny_config: Callable[..., Recipe],
 
 
 def test_a_run_on_another_list_or_by_another_schedule_is_not_continued(tmp_path: Path):
-    rate = SteppedRate((6.0, 12.0), (0.1, 0.01))
-    there = make_schedule(Shape(8, 16, 64), 400, rate)
-    facts = {"num_videos": 24, "list_digest": "abc", "phases": there.phase_lines()}
+    facts = {"num_videos": 24, "list_digest": "abc", "phases": ("0 to 8", "8 to 12")}
     found = resume.Resumable(tmp_path / "c.pyth", made(**facts))
     resume.check_same_data(found, tmp_path / "train.csv", facts)
-    *same, last = there.phases
-    longer = replace(there, phases=(*same, replace(last, stop=last.stop + 1)))
-    count = len(longer.phases)
     for changed, said in (
-        ({"num_videos": 25}, r"trained on another list.* 24 videos, .*csv has 25"),
-        ({"list_digest": "abd"}, "trained on another list"),
-        ({"phases": longer.phase_lines()}, rf"Phase {count} .* to {last.stop + 1}: 8×16"),
-        ({"phases": facts["phases"][:-1]}, rf"Phase {count} .* is now none"),
+        ({"num_videos": 25, "list_digest": "a"}, r"on another list.* 24 videos, .*csv has 25"),
+        ({"phases": ("0 to 8", "8 to 13")}, "another schedule"),
     ):
         with pytest.raises(ValueError, match=said):
             resume.check_same_data(found, tmp_path / "train.csv", facts | changed)

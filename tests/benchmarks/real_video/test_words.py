@@ -1,8 +1,7 @@
-"""Tests of words that are cut from sentences: frames, pixels, lists, and skipped videos."""
+"""Tests of words that are cut from sentences: frames, pixels, and lists."""
 
 import contextlib
 import io
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import av
 import cv2
 import numpy as np
 import pytest
-from make_words import CLASSES, Sentence, main, read_alignment, split
+from make_words import CLASSES, Sentence, main, read_sentence, split
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from tests.slowfast_patches.datasets.made_videos import rows, write_video
@@ -59,7 +58,7 @@ def write_corpus(folder: Path, pictures, names=tuple(SENTENCES)) -> Path:
 def command(folder: Path, *more: object) -> list[str]:
     options = {"videos": "s1", "alignments": "align", "output": "words"}
     words = [x for name, to in options.items() for x in (f"--{name}", folder / to)]
-    return list(map(str, [*words, "--workers", 1, *more]))
+    return list(map(str, [*words, *more]))
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +71,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, said.getvalue()
 
 
-@pytest.fixture
-def corpus(made: tuple[Path, str], tmp_path: Path) -> Path:
-    """Copy the speaker, without the data set, so that a test may change it."""
-    for part in ("s1", "align"):
-        shutil.copytree(made[0] / part, tmp_path / part)
-    return tmp_path
-
-
 def test_an_alignment_says_six_words_and_their_frames(tmp_path: Path) -> None:
     path = tmp_path / "bbaf2n.align"
     text = (
@@ -87,12 +78,12 @@ def test_an_alignment_says_six_words_and_their_frames(tmp_path: Path) -> None:
         "35500 41000 f\n41000 47250 two\n47250 53000 now\n53000 74500 sil\n"
     )
     path.write_text(text)
-    words = read_alignment(path)
-    assert [word.text for word in words.values()] == ["bin", "blue", "at", "f", "two", "now"]
-    assert words["command"][1:] == (23.75, 29.5)
-    path.write_text(text.replace("blue", "two"))
-    with pytest.raises(ValueError, match="'two' is not a valid color"):
-        read_alignment(path)
+    words = read_sentence(Path("bbaf2n.mpg"), tmp_path).words
+    assert [word.text for word in words] == ["bin", "blue", "at", "f", "two", "now"]
+    assert words[0][1:] == (23.75, 29.5)
+    path.write_text(text.replace("blue", "to"))
+    with pytest.raises(ValueError, match=r"bbaf2n\.align is not an alignment"):
+        read_sentence(Path("bbaf2n.mpg"), tmp_path)
 
 
 def test_a_clip_is_centred_on_its_word_and_repeats_the_border_frames(tmp_path: Path) -> None:
@@ -141,44 +132,8 @@ def test_the_set_has_four_clips_of_each_sentence_in_one_list(made) -> None:
     assert (labels["bin"], labels["now"], labels["zero"], len(labels)) == (2, 2, 1, 17)
 
 
-def test_only_what_is_missing_is_cut_again(made) -> None:
-    clips = made[0] / "words" / "clips"
-    times = {path: path.stat().st_mtime_ns for path in clips.iterdir()}
-    (clips / "bbaf2n_digit.mp4").unlink()
-    assert main(command(made[0])) == 0
-    again = {path.name[:6] for path in times if path.stat().st_mtime_ns != times[path]}
-    assert again == {"bbaf2n"}
-
-
-def test_videos_that_cannot_be_used_are_left_out_and_named(corpus, capsys) -> None:
-    (corpus / "align" / "bbaf3s.align").unlink()
-    (corpus / "s1" / "swbazn.mpg").write_bytes(b"nothing")
-    assert main(command(corpus)) == 1
-    said = capsys.readouterr().out
-    assert f"left out: {corpus}/s1/bbaf3s.mpg: {corpus}/align/bbaf3s.align: " in said
-    assert f"left out: {corpus}/s1/swbazn.mpg: cannot be opened" in said
-    listed = [
-        row for split in ("train", "val", "test") for row in rows(corpus / f"words/{split}.csv")
-    ]
-    assert {path[6:12] for path, _ in listed} == {"bbaf2n", "lrwe4a", "pgiz9p"}
-
-
-def test_videos_without_motion_need_the_mouth(tmp_path: Path, capsys) -> None:
-    write_corpus(tmp_path, lambda t: np.full((72, 96, 3), 90, np.uint8))
-    assert main(command(tmp_path)) == 2
-    assert (
-        "nothing moves in the lower middle of the frames. Give --mouth" in capsys.readouterr().err
-    )
-
-
-def test_a_thousand_sentences_are_split_as_published_and_few_move_when_some_go() -> None:
-    sentences = [Sentence(Path(f"{n:06d}.mpg"), {}) for n in range(1000)]
-
-    def parts(sentences: list[Sentence], seed: int = 0) -> dict[str, list[Sentence]]:
-        return split(sentences, 0.05, 0.2, seed)
-
-    found = parts(sentences)
+def test_a_thousand_sentences_are_split_as_published() -> None:
+    sentences = [Sentence(Path(f"{n:06d}.mpg"), []) for n in range(1000)]
+    found = split(sentences, 0)
     assert [len(found[name]) for name in ("train", "val", "test")] == [750, 50, 200]
-    assert found != parts(sentences, seed=1)
-    moved = {s.video for s in parts(sentences[10:])["train"]} - {s.video for s in found["train"]}
-    assert len(moved) <= 10
+    assert found != split(sentences, 1)

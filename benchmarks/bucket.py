@@ -1,6 +1,5 @@
 """Measure the reading of clips from a bucket, beside local files.
 
-    python benchmarks/bucket.py                                  # on videos that it renders
     python benchmarks/bucket.py --csv /data/kinetics/val.csv --videos 40 --latency 20
 
 The videos and their prepared copies are uploaded to an S3 server on this machine (moto), which

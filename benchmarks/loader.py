@@ -1,6 +1,5 @@
 """Measure the reading of clips by PySlowFast and by this package, at every shape of a schedule.
 
-    python benchmarks/loader.py                                  # on videos that it renders
     python benchmarks/loader.py --csv /data/kinetics/val.csv --videos 40
 
 One core reads clips of the same videos in several ways, in interleaved rounds:
@@ -26,13 +25,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import torch
 from common import (
@@ -57,7 +54,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.plan.recipe_schedule import schedule_of
@@ -69,19 +65,6 @@ HOST = "pyslowfast 1.0"
 OURS = ("files", "prepared")
 KINETICS = 240_000
 """Number of training videos. The shapes of a schedule do not depend on it."""
-RENDERED = [
-    f"mandelbrot=size=340x256:rate=30:start_x={x}:start_y={y},noise=alls={noise}:allf=t"
-    for x, y, noise in (
-        (-0.743643887, -0.131825904, 4),
-        (-0.7269, 0.1889, 8),
-        (-1.4012, 0.0, 2),
-        (0.2925755, -0.0149977, 6),
-        (-0.1011, 0.9563, 3),
-        (-0.74529, 0.113075, 5),
-    )
-]
-"""Sources of ten-second zooms with noise, used without --csv."""
-
 Result = dict[str, Any]
 Read = Callable[[int, int], object]
 """Function that reads a clip, given a video and a round."""
@@ -99,7 +82,7 @@ def new_source_parser(doc: str | None, folder: str, videos: int) -> argparse.Arg
     """
     parser = new_parser(doc, rounds=5, folder=folder)
     add = partial(add_option, parser)
-    add("--csv", "FILE", "list of 'path label' lines", Path)
+    add("--csv", "FILE", "list of 'path label' lines", Path, required=True)
     add("--prefix", "DIR", "DATA.PATH_PREFIX of the list", default="")
     add("--videos", "N", "number of videos to choose at random (%(default)s)", int, videos)
     recipe = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
@@ -127,10 +110,7 @@ def make_sets(args: argparse.Namespace) -> tuple[Path, Path]:
     Returns:
         The folder for the videos, and the folder for the copies.
     """
-    if args.csv is None:
-        files = _rendered_videos(args.output / "rendered")
-    else:
-        files = _choose_videos(args.csv, args.prefix, args.videos)
+    files = _choose_videos(args.csv, args.prefix, args.videos)
     prepared = args.output / "prepared"
     prepared.mkdir(parents=True, exist_ok=True)
     copies = [prepared / f"{path.stem}.mp4" for path in files]
@@ -141,46 +121,11 @@ def make_sets(args: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _choose_videos(csv: Path, prefix: str, count: int) -> list[Path]:
-    """Choose readable videos with different names from a list at random.
-
-    Raises:
-        ValueError: No video of the list can be read.
-    """
+    """Choose videos with different names from a list at random."""
     listed = read_csv(csv, prefix=prefix, separator=" ", num_classes=10**9)
     order = np.random.default_rng(0).permutation(len(listed))
     by_name = {Path(listed[number].path).stem: Path(listed[number].path) for number in order}
-    chosen = sorted(islice(filter(_is_readable, by_name.values()), count))
-    if not chosen:
-        raise ValueError(f"none of the videos in {csv} can be read. Check --prefix")
-    return chosen
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        scan(str(path))
-    except UnreadableVideoError:
-        return False
-    return True
-
-
-def _rendered_videos(folder: Path) -> list[Path]:
-    """Render videos of 340×256 pixels, unless they exist."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{number}.mp4" for number in range(len(RENDERED))]
-    for path, source in zip(paths, RENDERED, strict=True):
-        if path.exists():
-            continue
-        with av.open(source, format="lavfi") as zoom, av.open(str(path), "w") as container:
-            stream = container.add_stream("libx264", rate=Fraction(30))
-            stream.width = 340
-            stream.height = 256
-            for number, frame in enumerate(islice(zoom.decode(video=0), 300)):
-                picture = frame.reformat(format="yuv420p")
-                picture.pts = number
-                picture.time_base = Fraction(1, 30)
-                container.mux(stream.encode(picture))
-            container.mux(stream.encode(None))
-    return paths
+    return sorted(list(by_name.values())[:count])
 
 
 def _write_list(paths: Sequence[Path], folder: Path) -> Path:
@@ -192,8 +137,7 @@ def _write_list(paths: Sequence[Path], folder: Path) -> Path:
 
 def use_one_core() -> None:
     """Bind the process to one core, and limit torch to one thread."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
 
 
@@ -333,9 +277,6 @@ def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
             way: quartiles([1 / s for s in took]) for way, took in seconds.items()
         },
         "times": times_the,
-        "reading_seconds_per_iteration": {
-            way: shape.batch * statistics.median(took) for way, took in seconds.items()
-        },
     }
 
 
@@ -347,8 +288,6 @@ def format_result(result: Result) -> str:
     speeds = {
         f"{way}, clips/s": (f"clips_per_second|{way}|median", "{:.1f}".format) for way in ways
     }
-    seconds = "reading_seconds_per_iteration"
-    speeds |= {f"{way}, s an iteration": (f"{seconds}|{way}", "{:.2f}".format) for way in ways}
     ratio = partial(spread_text, digits=2)
     times = {
         f"{way} / {other}": (f"times|{other}|{way}", ratio) for other in ways[:-2] for way in OURS

@@ -15,11 +15,12 @@ The videos have 10 frames per second. AVA's first key frame, at second 902, is f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slowfast_patches.datasets.demo.scenes import (
     GROUND,
@@ -58,35 +59,16 @@ _PERIOD = (8.0, 12.0)
 """Range of the period of a swing, in frames."""
 
 
-@dataclass(frozen=True)
-class _Actor:
-    """Moving object with its labels.
-
-    Attributes:
-        sprite: Picture of the object, (S, S, 4).
-        start: X and y in pixels, angle in radians, and size phase at frame 0. The size phase is
-            from 0 (smallest) to 1 (largest).
-        turn: Change of the angle in radians per frame.
-        zoom: Change of the size phase per frame.
-        swing: Amplitude of the swing in x and in y, in pixels.
-        phase: Phase of the swing at frame 0, and change of this phase per frame, in radians.
-        labels: Label ids, which count from 1.
-    """
+class _Actor(NamedTuple):
+    """Moving object with its labels."""
 
     sprite: Image
-    start: tuple[float, float, float, float]
-    turn: float
-    zoom: float
-    swing: tuple[float, float]
-    phase: tuple[float, float]
+    """Picture of the object, (S, S, 4)."""
+    states: NDArray[np.float64]
+    """X and y in pixels, angle in radians, and size phase from 0 (smallest) to 1 (largest) at each
+    frame, (T, 4)."""
     labels: tuple[int, ...]
-
-    def at(self, frame: int) -> tuple[float, float, float, float]:
-        """Return x and y in pixels, the angle and the size phase at a frame."""
-        x, y, angle, size = self.start
-        away = np.sin(self.phase[0] + self.phase[1] * frame)
-        place = (x + self.swing[0] * away, y + self.swing[1] * away)
-        return (*place, angle + self.turn * frame, (size + self.zoom * frame) % 1.0)
+    """Label ids, which count from 1."""
 
 
 def make_ava_form(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
@@ -140,7 +122,7 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
     for frame in range(spec.frames):
         canvas = ground.copy()
         for actor in actors:
-            paint(canvas, actor.sprite, *actor.at(frame), _RADII)
+            paint(canvas, actor.sprite, *actor.states[frame].tolist(), _RADII)
         clip[frame] = np.rint(canvas * 255.0)
     write_clip(output / _path(*job), clip, _FPS, ENCODER)
 
@@ -150,7 +132,7 @@ def _annotations(spec: DemoSpec, job: tuple[str, int]) -> Iterator[str]:
     _, actors = _draw(spec, job)
     for second in _seconds(spec):
         for number, actor in enumerate(actors):
-            x, y, _, size = actor.at((second - FIRST_SECOND) * _FPS)
+            x, y, _, size = actor.states[(second - FIRST_SECOND) * _FPS].tolist()
             reach = radius_at(size, _RADII, min(spec.width, spec.height))
             corners = np.array([(x - reach, y - reach), (x + reach, y + reach)])
             sides = (corners / (spec.width, spec.height)).clip(0, 1).flatten()
@@ -184,12 +166,15 @@ def _draw_actor(rng: np.random.Generator, spec: DemoSpec, number: int, count: in
     zoom = rng.uniform(*_ZOOM) * (0, 0, 1, -1)[label]
     # An object of constant size must be clearly visible. Growing objects may start at any size.
     size = rng.random() if zoom else rng.uniform(0.2, 0.8)
-    return _Actor(
-        draw_sprite(rng),
-        ((number + x) / count * spec.width, y * spec.height, 2 * np.pi * rng.random(), size),
-        turn,
-        zoom,
-        (reach * (swing == 1), reach * (swing == 2)),
-        (2 * np.pi * rng.random(), 2 * np.pi / rng.uniform(*_PERIOD)),
-        (1 + label, *([4 + swing] if swing else [])),
-    )
+    sprite = draw_sprite(rng)
+    angle = 2 * np.pi * rng.random()
+    phase = 2 * np.pi * rng.random()
+    frames = np.arange(spec.frames)
+    away = reach * np.sin(phase + 2 * np.pi / rng.uniform(*_PERIOD) * frames)
+    states = [
+        (number + x) / count * spec.width + away * (swing == 1),
+        y * spec.height + away * (swing == 2),
+        angle + turn * frames,
+        (size + zoom * frames) % 1.0,
+    ]
+    return _Actor(sprite, np.stack(states, 1), (1 + label, *([4 + swing] if swing else [])))

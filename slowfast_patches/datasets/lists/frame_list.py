@@ -11,13 +11,14 @@ of the format. A list has millions of lines, so it is read in one pass and store
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from multigrid import Video
 from slowfast_patches.config.recipe import Recipe
@@ -32,18 +33,6 @@ HEADER = "original_vido_id video_id frame_id path labels"
 _HEADERS = (HEADER.split(), HEADER.replace("vido", "video").split())
 
 
-class LabelledFrames(NamedTuple):
-    """Run of consecutive frames of a video with the same labels.
-
-    Attributes:
-        end: Index of the frame after the last frame of the run.
-        labels: Class indices.
-    """
-
-    end: int
-    labels: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class FrameVideo:
     """Video of a frame list."""
@@ -53,7 +42,8 @@ class FrameVideo:
     """Folder to which the frame paths are relative."""
     packed: bytes
     """Frame paths, separated by line feeds and compressed with zlib."""
-    runs: tuple[LabelledFrames, ...]
+    labels: tuple[tuple[int, ...], ...]
+    """Class indices of each frame. Equal tuples are one object, so that pickles are small."""
     fps: float
 
     @property
@@ -70,26 +60,19 @@ class FrameVideo:
     @property
     def label(self) -> int:
         """The label of a video all of whose frames have the same single label."""
-        ((_, (label,)),) = self.runs
-        return label
+        return self.labels[0][0]
 
     @property
     def annotation(self) -> str:
         """Text that contains the labels of all frames. `list_digest` hashes it."""
-        return str(self.runs)
+        return str(self.labels)
 
     def classes(self, first: int = 0, last: int | None = None) -> set[int]:
         """Return the set of all labels of the frames from `first` to `last` inclusive.
 
         If `last` is None, use all frames from `first` to the end of the video.
         """
-        starts = [0, *(run.end for run in self.runs)]
-        return {
-            label
-            for start, run in zip(starts, self.runs, strict=False)
-            if run.end > first and (last is None or start <= last)
-            for label in run.labels
-        }
+        return set().union(*self.labels[first : None if last is None else last + 1])
 
     def scanned(self) -> ScannedVideo:
         """Return the video in the form in which clips are read from it.
@@ -164,32 +147,29 @@ def _parse(path: Path, folder: str, fps: float, places: dict[int, str]) -> Itera
             try:
                 if name in seen:
                     raise ValueError("the lines of the video are not consecutive")
-                paths, runs = _read_video(list(group))
+                paths, labels = _read_video(list(group))
             except ValueError as error:
                 raise ValueError(f"{path}, video {name}: {error}") from None
             seen.add(name)
-            for label in {label for run in runs for label in run.labels} - places.keys():
+            for label in set().union(*labels) - places.keys():
                 places[label] = f"video {name}"
             packed = zlib.compress(os.fsencode("\n".join(paths)), 1)
-            yield FrameVideo(name, folder, packed, runs, fps)
+            yield FrameVideo(name, folder, packed, labels, fps)
 
 
-def _read_video(rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], tuple[LabelledFrames, ...]]:
-    """Return the paths and the labels in the lines of one video.
+def _read_video(
+    rows: Sequence[Sequence[str]],
+) -> tuple[Sequence[str], tuple[tuple[int, ...], ...]]:
+    """Return the path and the labels of each frame of a video.
 
     Raises:
         ValueError: A line has a wrong number of fields, or the frame ids do not increase.
     """
     if set(map(len, rows)) != {len(_HEADERS[0])}:
         raise ValueError(f"a line does not have the fields '{HEADER}'")
-    _, _, ids, paths, labels = zip(*rows, strict=True)
+    _, _, ids, paths, fields = zip(*rows, strict=True)
     numbers = list(map(int, ids))
     if not all(map(lt, numbers, numbers[1:])):
         raise ValueError("the frame ids are not in ascending order")
-    runs = list[LabelledFrames]()
-    end = 0
-    for field, group in groupby(labels):
-        end += len(list(group))
-        given = field.strip('"')
-        runs.append(LabelledFrames(end, tuple(map(int, given.split(","))) if given else ()))
-    return paths, tuple(runs)
+    labels = {field: tuple(map(int, re.findall(r"[^,\"]+", field))) for field in set(fields)}
+    return paths, tuple(map(labels.__getitem__, fields))

@@ -25,7 +25,6 @@ from slowfast_patches.datasets.lists.class_names import in_order, read_json
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, check_labels, read_kinetics
 from slowfast_patches.datasets.lists.frame_list import (
     FrameVideo,
-    LabelledFrames,
     is_frame_list,
     read_charades,
 )
@@ -38,8 +37,6 @@ _NAME = "something-something-v2-{}.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "validation"}
 _WEBM_FOLDER = "20bn-something-something-v2"
 """Name of the folder that is created when the distributed archives are unpacked."""
-_TRIED = 20
-"""Number of videos to look for when searching the folder of the video files."""
 
 
 def labels_file(folder: Path, split: str) -> Path:
@@ -79,8 +76,7 @@ def read_ssv2(
             f"files: {shorten_list(odd)}"
         )
     return SharedList(
-        replace(video, runs=(LabelledFrames(video.runs[-1].end, (labels[video.name],)),))
-        for video in videos
+        replace(video, labels=((labels[video.name],),) * len(video.labels)) for video in videos
     )
 
 
@@ -90,19 +86,16 @@ def webm_videos(file: Path, prefix: str, num_classes: int) -> Sequence[LabelledV
     Args:
         file: The json file of a split.
         prefix: Folder of the WebM files. By default, the folder "20bn-something-something-v2"
-            beside the json file if one of the first videos is there, and otherwise the folder of
-            the json file.
+            beside the json file if it exists, and otherwise the folder of the json file.
         num_classes: Number of classes. Class indices must be smaller.
 
     Raises:
         ValueError: A json file is missing or invalid.
     """
-    labels = _read_ids(file, num_classes)
-    folder = as_path(prefix) if prefix else file.parent
     unpacked = file.parent / _WEBM_FOLDER
-    if not prefix and any((unpacked / f"{name}.webm").exists() for name in [*labels][:_TRIED]):
-        folder = unpacked
-    return [LabelledVideo(str(folder / f"{name}.webm"), n) for name, n in labels.items()]
+    folder = as_path(prefix) if prefix else unpacked if unpacked.is_dir() else file.parent
+    ids = _read_ids(file, num_classes).items()
+    return [LabelledVideo(str(folder / f"{name}.webm"), label) for name, label in ids]
 
 
 def ssv2_classes(folder: Path) -> tuple[str, ...] | None:

@@ -10,7 +10,6 @@ from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.lists.frame_list import (
     HEADER,
     FrameVideo,
-    LabelledFrames,
     read_frame_list,
 )
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
@@ -42,9 +41,10 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
     one, other = read(tmp_path, TWO_VIDEOS)
     assert (one.name, other.name) == ("46GP8", "N11GT")
     assert one.files == tuple(f"{tmp_path}/46GP8/46GP8-00000{n}.jpg" for n in range(1, 6))
-    assert one.runs == ((2, ()), (4, (92, 147)), (5, (147,)))
+    assert one.labels == ((), (), (92, 147), (92, 147), (147,))
     assert (one.path, one.fps) == (f"{tmp_path}/46GP8", 24.0)
-    assert other.runs == ((1, (5,)), (2, ()))
+    assert other.labels == ((5,), ())
+    assert (one.classes(), one.classes(3, 4), one.classes(0, 1)) == ({92, 147}, {92, 147}, set())
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_makes_no_difference(tmp_path, old, new):
 def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
     lines = [f'{v} 0 {f} {v}/{v}_{f:06}.jpg "{v % 9}"' for v in range(200) for f in range(100)]
     frames = read(tmp_path, "\n".join([HEADER, *lines]))
-    assert len(frames._data) < 6 * 200 * 100
+    assert len(frames._data) < 7 * 200 * 100
     assert frames[150].files[42] == f"{tmp_path}/150/150_000042.jpg"
     assert frames[150].classes() == {6}
 
@@ -84,7 +84,7 @@ def frames(tmp_path_factory):
 
 def video_of(*files):
     packed = zlib.compress("\n".join(map(str, files)).encode())
-    return FrameVideo("a", "", packed, (LabelledFrames(len(files), (0,)),), 25.0)
+    return FrameVideo("a", "", packed, ((0,),) * len(files), 25.0)
 
 
 def plan(*positions):

@@ -1,6 +1,5 @@
 """Tests of the lists of each data set: files, numbers of videos, and class names."""
 
-import re
 from contextlib import nullcontext
 
 import pytest
@@ -189,26 +188,18 @@ def test_a_test_on_the_validation_list_is_recognised(tmp_path, ssv2):
 # Machines with lists of their own.
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("b.mp4 1\na.mp4 0", "2 videos"),
-        ("a.mp4 0\nb.mp4 1", ""),
-    ],
-)
-def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, text, told):
+@pytest.mark.parametrize("text", ["b.mp4 1\na.mp4 0", "a.mp4 0\nb.mp4 1"])
+def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, text):
     """Equal lists may be in different folders."""
     gathered = []
     monkeypatch.setattr(run_module, "gather_objects", lambda own: gathered.append(own) or gathered)
-    lists = [tmp_path / name / "train.csv" for name in ("0", "1")]
-    refused = nullcontext()
-    for rank, (path, content) in enumerate(zip(lists, ("a.mp4 0\nb.mp4 1", text), strict=True)):
-        path.parent.mkdir()
-        path.write_text(content)
-        if rank and told:
-            message = f"{path} of rank 1 ({told}) differs from the list {lists[0]}"
-            refused = pytest.raises(RunError, match=re.escape(message))
+    same = "a.mp4 0\nb.mp4 1"
+    for rank, content in enumerate((same, text)):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        (folder / "train.csv").write_text(content)
         world = World(rank, 2, torch.device("cpu"))
-        with refused:
-            run_module._check_lists(recipe(path.parent, "kinetics"), ["train"], world)
+        differs = pytest.raises(RunError, match="of rank 1 differs from the list")
+        with differs if rank and text != same else nullcontext():
+            run_module._check_lists(recipe(folder, "kinetics"), ["train"], world)
     assert len(gathered) == 2

@@ -122,7 +122,8 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
     for frame in range(spec.frames):
         canvas = ground.copy()
         for actor in actors:
-            paint(canvas, actor.sprite, *actor.states[frame].tolist(), _RADII)
+            x, y, angle, size = actor.states[frame].tolist()
+            paint(canvas, actor.sprite, x, y, angle, size, _RADII)
         clip[frame] = np.rint(canvas * 255.0)
     write_clip(output / _path(*job), clip, _FPS, ENCODER)
 

@@ -20,8 +20,9 @@ import os
 import stat
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ _VERSION = 5
 _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be
 killed before the end."""
+_PROBLEMS = ".problems.txt"
 _STOPPED = "while videos were scanned; repeat the command to continue"
 
 
@@ -60,6 +62,14 @@ class Entry(NamedTuple):
     damage: str = ""  # `ScannedVideo.damage`
     timing: str = ""  # `ScannedVideo.timing`
     gap: float = 0.0  # `typical_gap`; 0 if the video is unreadable
+
+    @classmethod
+    def of_scan(cls, status: tuple[int, int], scanned: ScannedVideo | str) -> Entry:
+        """Return the entry of a video from its size, its version, and a result of `scan_each`."""
+        if isinstance(scanned, str):
+            return cls(*status, "", scanned)
+        gap = round(typical_gap(scanned.video), 4)
+        return cls(*status, scanned.packed(), "", scanned.damage, scanned.timing, gap)
 
     @property
     def is_final(self) -> bool:
@@ -82,16 +92,15 @@ class VideoIndex:
 
     Attributes:
         unreadable: (path, reason) of each unreadable video.
-        damaged: (path, damage) of each video that can be read only in part.
-        timing: (path, description) of each video with an unusual frame rate.
+        is_prepared: Whether the first readable video was written by multigrid-prepare.
     """
 
     def __init__(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
         self._entries = SharedList((entry.scanned, entry.reason) for entry in entries)
-        both = list(zip(paths, entries, strict=True))
+        both = zip(paths, entries, strict=True)
         self.unreadable = [(path, entry.reason) for path, entry in both if entry.reason]
-        self.damaged = [(path, entry.damage) for path, entry in both if entry.damage]
-        self.timing = [(path, entry.timing) for path, entry in both if entry.timing]
+        first = next((entry.scanned for entry in entries if not entry.reason), "")
+        self.is_prepared = bool(first) and ScannedVideo.unpacked(first).kind == Kind.PREPARED
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -106,13 +115,6 @@ class VideoIndex:
         if reason:
             raise UnreadableVideoError(reason)
         return ScannedVideo.unpacked(scanned)
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether the first readable video was written by multigrid-prepare."""
-        readable = (n for n, (_, reason) in enumerate(self._entries) if not reason)
-        first = next(readable, None)
-        return first is not None and self[first].kind == Kind.PREPARED
 
 
 def open_index(
@@ -145,19 +147,28 @@ def open_index(
         names = _names(csv, paths)
         entries = _scan_new(csv, dict(zip(names, paths, strict=True)), workers, limits)
         listed = [entries[name] for name in names]
-        index = VideoIndex(listed, paths)
-        slow = {p: e.gap for p, e in zip(paths, listed, strict=True) if has_few_frames(e.gap, step)}
-        _report(csv, index, slow, step)
-        return index
+        _report(csv, dict(zip(paths, listed, strict=True)), step)
+        return VideoIndex(listed, paths)
 
     return broadcast_from_main(open_here)
+
+
+def _names(csv: Path, paths: Sequence[str]) -> list[str]:
+    """Return the name of each video in the index.
+
+    For videos below the folder of the list, the name is the path relative to that folder, so that
+    the index stays valid if the data set is moved. For other videos, it is the absolute path.
+    """
+    here = os.getcwd()
+    folder = os.path.join(str(absolute(csv.parent)), "")
+    full = (path if is_remote(path) else os.path.join(here, path) for path in paths)
+    return [path.removeprefix(folder) for path in full]
 
 
 def _scan_new(
     csv: Path, path_of: Mapping[str, str], workers: int | None, limits: ReadingLimits
 ) -> dict[str, Entry]:
     """Return the entries of all videos by name. Scan videos without a valid entry."""
-    began = saved = time.monotonic()
     remote = list_status(filter(is_remote, path_of.values()))
     status = map_files(lambda name: _status(path_of[name], remote), list(path_of))
     known = dict[str, Entry]()
@@ -167,10 +178,11 @@ def _scan_new(
     logger.info("%d videos of %s must be scanned", len(left), csv)
     each = scan_each(list(left), workers=workers, limits=limits)
     bar = tqdm(each, f"index of {csv.name}", len(left), unit="video", disable=None)
+    saved = time.monotonic()
     try:
         with contextlib.closing(each):
             for path, scanned in bar:
-                known[left[path]] = _entry(status[left[path]], scanned)
+                known[left[path]] = Entry.of_scan(status[left[path]], scanned)
                 stop_if_asked(_STOPPED)
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     _save(csv, known)
@@ -178,15 +190,19 @@ def _scan_new(
     finally:
         if left:
             _save(csv, known)
-    logger.info("Opened the index of %s in %.1f s", csv, time.monotonic() - began)
     return known
 
 
-def _entry(status: tuple[int, int], scanned: ScannedVideo | str) -> Entry:
-    if isinstance(scanned, str):
-        return Entry(*status, "", scanned)
-    gap = round(typical_gap(scanned.video), 4)
-    return Entry(*status, scanned.packed(), "", scanned.damage, scanned.timing, gap)
+def _status(path: str, remote: Mapping[str, Status]) -> tuple[int, int]:
+    """Return `Entry.size` and `Entry.modified` of a video. `remote` has those of remote videos."""
+    if is_remote(path):
+        return remote[path][:2] if path in remote else (-1, -1)
+    try:
+        status = os.stat(path)
+        size = len(frame_files(path)) if stat.S_ISDIR(status.st_mode) else status.st_size
+    except (OSError, ValueError):  # ValueError: the path is not a valid file name
+        return -1, -1
+    return size, status.st_mtime_ns
 
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
@@ -195,13 +211,6 @@ def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     beside = path.with_name(f"{csv.stem}.index{suffix}")
     return [beside, _cache_folder() / f"{digest}.index{suffix}"]
-
-
-def publish_index(csv: Path) -> None:
-    """Copy the index of a remote list from the user's cache folder to the folder of the list."""
-    beside, cached = index_files(csv)
-    if cached.is_file():
-        upload(cached, str(beside))
 
 
 def unlisted(paths: Sequence[str]) -> Path:
@@ -221,6 +230,42 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or cache) / "multigrid"
 
 
+def publish_index(csv: Path) -> None:
+    """Copy the index of a remote list from the user's cache folder to the folder of the list."""
+    beside, cached = index_files(csv)
+    if cached.is_file():
+        upload(cached, str(beside))
+
+
+def _load(csv: Path) -> Iterator[dict[str, Entry]]:
+    """Yield the entries of each existing index file. The file beside the list comes last."""
+    for file in reversed(index_files(csv)):
+        try:
+            if file.is_file():
+                yield load_index(file)
+        except ValueError as error:
+            logger.warning("The index %s will be rebuilt: %s", file, error)
+
+
+def load_index(file: Path) -> dict[str, Entry]:
+    """Read an index file.
+
+    Returns:
+        The entries by video name, which is an absolute path or a path relative to the folder of the
+        list.
+
+    Raises:
+        ValueError: The file is not an index, is damaged, or has another version.
+    """
+    try:
+        content = json.loads(gzip.decompress(file.read_bytes()))
+        if content["version"] != _VERSION:
+            raise ValueError(f"the version is not {_VERSION}")
+        return {name: Entry(*entry) for name, entry in content["videos"].items()}
+    except Exception as error:  # zlib, json and wrong fields raise errors without a common base
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
 def _save(csv: Path, entries: Mapping[str, Entry]) -> None:
     """Write the index file if at least one video can be read.
 
@@ -228,14 +273,8 @@ def _save(csv: Path, entries: Mapping[str, Entry]) -> None:
     """
     if any(entry.is_final for entry in entries.values()):
         content = json.dumps({"version": _VERSION, "videos": entries}).encode()
-        if file := _write(csv, ".json.gz", gzip.compress(content, 1)):
-            logger.info("The index of %s is saved in %s", csv, file)
-        else:
-            logger.warning(
-                "The index of %s cannot be saved, neither beside the list nor in the user's cache "
-                "folder. The next run will scan all videos again",
-                csv,
-            )
+        if not _write(csv, ".json.gz", gzip.compress(content, 1)):
+            logger.warning("The index of %s cannot be saved. The next run scans all videos", csv)
 
 
 def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
@@ -256,93 +295,37 @@ def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
     return None
 
 
-def _load(csv: Path) -> Iterator[dict[str, Entry]]:
-    """Yield the entries of each existing index file. The file beside the list comes last."""
-    for file in reversed(index_files(csv)):
-        try:
-            if file.is_file():
-                yield load_index(file)
-        except ValueError as error:
-            logger.warning("The index %s will be rebuilt, because %s", file, error)
-
-
-def load_index(file: Path) -> dict[str, Entry]:
-    """Read an index file.
-
-    Returns:
-        The entries by video name, which is an absolute path or a path relative to the folder of the
-        list.
-
-    Raises:
-        ValueError: The file is not an index, is damaged, or has another version.
-    """
-    try:
-        content = json.loads(gzip.decompress(file.read_bytes()))
-        if content["version"] != _VERSION:
-            raise ValueError(f"the version is not {_VERSION}")
-        return {name: Entry(*entry) for name, entry in content["videos"].items()}
-    except Exception as error:  # zlib, json and wrong fields raise errors without a common base
-        raise ValueError(f"it cannot be used ({type(error).__name__}: {error})") from error
-
-
-def _report(csv: Path, index: VideoIndex, slow: Mapping[str, float], step: float) -> None:
-    """Warn about unreadable, damaged and unusual videos, and list the first two kinds in files.
+def _report(csv: Path, entries: Mapping[str, Entry], step: float) -> None:
+    """Warn about unreadable, damaged and unusual videos, and list all of them in a file.
 
     Args:
         csv: The path of the list.
-        index: The index.
-        slow: Maps the paths of videos with few distinct frames per clip to their `typical_gap`.
+        entries: The entries by the path of the video.
         step: Time between the frames of a clip, in seconds.
     """
-
-    def warn(videos: Sequence[str], text: str, *more: object) -> None:
-        if videos:
-            found = (len(videos), len(index), csv)
-            logger.warning(f"%d of the %d videos of %s {text}", *found, shorten_list(videos), *more)
-
-    for suffix, text, videos in (
-        (".unreadable.txt", "cannot be read: %s. The full list is in %s", index.unreadable),
-        (".damaged.txt", "can be read only in part: %s. The full list is in %s", index.damaged),
-    ):
-        for file in filterfalse(is_remote, index_files(csv, suffix)):
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
-        rows = [(path, " ".join(reason.split())) for path, reason in videos]
-        content = "".join(map("{0[0]}\t{0[1]}\n".format, rows)).encode("utf-8", "backslashreplace")
-        written = _write(csv, suffix, content) if rows else None
-        warn([*map(" ".join, rows)], text, written or "no file, because no folder is writable")
-    warn(
-        [" ".join(video) for video in index.timing],
-        "have a variable frame rate, or a rate other than FFmpeg reports. Their clips are sampled "
-        "by timestamp: %s",
-    )
-    warn(
-        [f"{path} ({gap:.3g} s)" for path, gap in slow.items()],
-        "show each frame so long that most of their clips have few distinct frames: %s. A clip "
-        "takes a frame every %.3g s. Remove these videos, or set a longer stride",
-        step,
-    )
+    rows = defaultdict[str, list[str]](list)
+    for path, entry in entries.items():
+        for problem, detail in _problems(entry, step):
+            rows[problem].append(f"{path} {detail}")
+    for old in filterfalse(is_remote, index_files(csv, _PROBLEMS)):
+        with contextlib.suppress(OSError):
+            old.unlink(missing_ok=True)
+    lines = "".join(f"{row}\n" for row in chain(*rows.values()))
+    file = _write(csv, _PROBLEMS, lines.encode("utf-8", "backslashreplace")) if rows else None
+    for problem, videos in rows.items():
+        found = (len(videos), len(entries), csv, problem, shorten_list(videos))
+        where = file or "no file, because no folder is writable"
+        logger.warning("%d of the %d videos of %s %s: %s. All are listed in %s", *found, where)
 
 
-def _names(csv: Path, paths: Sequence[str]) -> list[str]:
-    """Return the name of each video in the index.
-
-    For videos below the folder of the list, the name is the path relative to that folder, so that
-    the index stays valid if the data set is moved. For other videos, it is the absolute path.
-    """
-    here = os.getcwd()
-    folder = os.path.join(str(absolute(csv.parent)), "")
-    full = (path if is_remote(path) else os.path.join(here, path) for path in paths)
-    return [path.removeprefix(folder) for path in full]
-
-
-def _status(path: str, remote: Mapping[str, Status]) -> tuple[int, int]:
-    """Return `Entry.size` and `Entry.modified` of a video. `remote` has those of remote videos."""
-    if is_remote(path):
-        return remote[path][:2] if path in remote else (-1, -1)
-    try:
-        status = os.stat(path)
-        size = len(frame_files(path)) if stat.S_ISDIR(status.st_mode) else status.st_size
-    except (OSError, ValueError):  # ValueError: the path is not a valid file name
-        return -1, -1
-    return size, status.st_mtime_ns
+def _problems(entry: Entry, step: float) -> Iterator[tuple[str, str]]:
+    """Yield each problem of a video, in words for several videos, and its details."""
+    if entry.reason:
+        yield "cannot be read", entry.reason
+    if entry.damage:
+        yield "can be read only in part", entry.damage
+    if entry.timing:
+        yield "have a frame rate other than FFmpeg reports, or a variable one", entry.timing
+    if has_few_frames(entry.gap, step):
+        few = f"have few distinct frames in most clips, which take a frame every {step:.3g} s"
+        yield few, f"shows a frame for {entry.gap:.3g} s"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from slowfast_patches.config.fields import (
-    ABOVE_ZERO,
     AT_LEAST_ONE,
     AUTO_OR_COUNT,
     CROP,
@@ -229,21 +228,6 @@ class Data:
     ensemble_method: str = key(
         "sum", "How the scores of all views of a video are combined.", one_of("sum", "max")
     )
-    max_frame_pixels: int = key(
-        1 << 26,
-        "Maximum number of pixels of a frame. Larger frames are not decoded, because they could "
-        "exhaust the memory. The default is 8192 × 8192, almost twice the largest picture of any "
-        "level of H.264, HEVC and AV1.",
-        AT_LEAST_ONE,
-        may_differ=True,
-    )
-    max_read_seconds: float = key(
-        30.0,
-        "Treat a video as unreadable if its scan or one of its clips takes more processor time "
-        "than this many seconds plus 0.1 s per frame.",
-        ABOVE_ZERO,
-        may_differ=True,
-    )
     max_bad_fraction: float = key(
         0.05,
         "Stop the run if more than this fraction of the videos of an epoch or of an evaluation "
@@ -373,3 +357,8 @@ class DataLoading:
     enable_multi_thread_decode: bool = key(
         False, "Decode videos with several threads.", may_differ=True
     )
+
+    @property
+    def decoder_threads(self) -> int:
+        """Number of threads that decode a video. 0 lets the codec choose."""
+        return 0 if self.enable_multi_thread_decode else 1

@@ -20,7 +20,7 @@ from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
-from slowfast_patches.datasets.reading.reader import READER, ClipReader
+from slowfast_patches.datasets.reading.reader import read_clips
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.sampling import Sampling, Shown, sampling_of
 from slowfast_patches.registry import TASKS
@@ -100,7 +100,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: Seed of the random clips.
         views: Number of temporal views and of spatial crops per video in evaluation.
         evaluation_crop: Side of an evaluation clip in pixels. By default the crop of the baseline.
-        reader: Reads the clips, within limits on the videos.
+        threads: Number of decoder threads. 0 lets the codec choose.
         augment: Function that changes a training clip in place. Its arguments are the clip, the
             epoch and the index of the video.
         split: "train", or the name of another split.
@@ -118,7 +118,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: int,
         views: tuple[int, int] = (1, 1),
         evaluation_crop: int | None = None,
-        reader: ClipReader = READER,
+        threads: int = 1,
         augment: Callable[[NDArray[np.uint8], int, int], None] | None = None,
         split: str = "train",
         classes: int = 0,
@@ -132,7 +132,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._views = views
         self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
         self._augment = augment
-        self._reader = reader
+        self._threads = threads
         self.split = split
         self._classes = classes
         self._multi_label = multi_label
@@ -148,31 +148,28 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         videos = read_list(recipe, split)
         sources = cls._read_sources(recipe, split, videos)
         sampling = sampling_of(recipe, split)
-        reader = ClipReader.of_recipe(recipe)
         path = list_path(recipe, split)
         index = None
         if not hasattr(sources[0], "scanned"):  # videos of a frame list need no index
             paths = [video.path for video in sources]
-            index = open_index(path, paths, step=sampling.step, limits=reader.limits)
+            index = open_index(path, paths, step=sampling.step)
         options: dict[str, Any] = {}
         if split == "train" and recipe.aug.enable:
             options["augment"] = Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)
         if split == "test":
             options["views"] = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
             options["evaluation_crop"] = recipe.data.test_crop_size
-        taken = f"{sampling.base.frames} frames at a stride of {sampling.stride}"
-        if sampling.options.segments:
-            taken = (
-                f"one frame from each of {sampling.base.frames} segments of the video "
-                f"(DATA.SAMPLING_RATE {sampling.stride} has no effect)"
-            )
-        logger.info("%s: %d videos of %s; clips are %s", split, len(videos), path, taken)
+        steps = "segments" if sampling.options.segments else f"stride {sampling.stride}"
+        logger.info(
+            *("%s: %d videos of %s; clips have %d frames (%s)", split, len(videos), path),
+            *(sampling.base.frames, steps),
+        )
         return cls(
             videos,
             index,
             sampling,
             seed=recipe.rng_seed,
-            reader=reader,
+            threads=recipe.data_loader.decoder_threads,
             split=split,
             classes=recipe.model.num_classes,
             multi_label=TASKS[dataset_of(recipe, split).task].multi_label,
@@ -290,7 +287,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 scanned = self._scanned(index)
                 draw = partial(self.sampling.training_plan, rng, request.shape, scanned.video)
                 plan, targets = self._aim(index, scanned.video, draw)
-                self._reader.read_clip(video.path, scanned, plan, out)
+                read_clips(video.path, scanned, [plan], [out], threads=self._threads)
             except UnreadableVideoError as error:
                 failures.append((video.path, str(error)))
                 index = int(rng.integers(len(self.videos)))
@@ -336,7 +333,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
                     self._aim(index, scanned.video, partial(self.sampling.evaluation_plan, *which))
                 )
             plans = [plan for plan, _ in aimed]
-            self._reader.read_clips(video.path, scanned, plans, [out for _, out in parts])
+            outs = [out for _, out in parts]
+            read_clips(video.path, scanned, plans, outs, threads=self._threads)
         except UnreadableVideoError as error:
             if len(parts) > 1:  # retry the clips one by one, because some may be readable
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]

@@ -16,7 +16,7 @@ from multigrid import ClipRequest, MultigridBatchSampler, Schedule, ScheduleStep
 from multigrid.shared_memory import fit_workers
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset, list_path
+from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset
 from slowfast_patches.datasets.protocol import VideoDataset, clip_bytes, clips_per_video
 from slowfast_patches.registry import TASKS
 from slowfast_patches.utils.machine import cores_of_process, local_processes, num_workers
@@ -86,25 +86,6 @@ def evaluation_bytes(recipe: Recipe, dataset: VideoDataset, batch_size: int) -> 
     """Return the bytes of the largest mini-batch that `evaluation_loader` yields."""
     clip = clip_bytes(dataset, 3 * recipe.data.num_frames * recipe.data.test_crop_size**2)
     return clip * max(batch_size, min(clips_per_video(dataset), _MAX_BYTES // clip))
-
-
-def loading_advice(recipe: Recipe, dataset: VideoDataset) -> str:
-    """Return advice on how to speed up data loading, for a run that waits for its data."""
-    workers = _num_workers(recipe)
-    cores = cores_of_process(recipe.num_gpus)
-    index = getattr(dataset, "index", None)
-    ways = []
-    if index is not None and not index.is_prepared:
-        path = list_path(recipe, "train")
-        source = f"--csv {path}" if path.suffix == ".csv" else f"--ssv2 {path.parent}"
-        prepare = f"multigrid-prepare {source} --output DIR"
-        ways.append(f"{prepare} writes a data set that reads several times faster (docs/data.md)")
-    if workers < max(1, cores - 1):
-        ways.append(
-            f"raise DATA_LOADER.NUM_WORKERS (now {workers}; there are {cores} cores for this "
-            "process)"
-        )
-    return ", and ".join(ways) or "a faster disk or more cores would help"
 
 
 def training_loader(

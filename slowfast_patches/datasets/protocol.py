@@ -16,8 +16,7 @@ class VideoDataset(Protocol):
     clip index. Every video has the same number of evaluation clips, and the clips of one video are
     consecutive.
 
-    A data set may also have two attributes: `clip_bytes`, the size of one evaluation clip in bytes,
-    and `index`, the `VideoIndex` of its videos.
+    A data set may also have the attribute `clip_bytes`, the size of one evaluation clip in bytes.
     """
 
     videos: Sequence[Any]

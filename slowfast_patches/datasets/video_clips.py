@@ -118,14 +118,15 @@ class VideoClips(ClipDataset):
         self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
     ) -> list[dict[str, Any]]:
         self.videos[index]  # raises an IndexError, which ends a loop over the data set
+        return [self._read_first(index, part) for part in parts]
+
+    def _read_first(self, index: int, part: tuple[int, NDArray[np.uint8]]) -> dict[str, Any]:
+        """Read a clip of the first readable video from `index` on, and return its item."""
         failures = list[tuple[str, str]]()
-        first, *others = parts  # one for each time that the mini-batch contains the video
         while len(failures) < TRIES:
-            (item,) = super()._read_evaluation((index + len(failures)) % len(self.videos), [first])
+            (item,) = super()._read_evaluation((index + len(failures)) % len(self.videos), [part])
             if not item.pop("unread", False):
-                for _, clip in others:
-                    clip[:] = first[1]
-                return [item | {"failures": failures}, *(item | {"failures": []} for _ in others)]
+                return item | {"failures": failures}
             failures += item["failures"]
         raise self._too_many(failures)
 
@@ -143,14 +144,12 @@ def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
             )
         return file, read_csv(file)
     try:
-        videos = list(videos)
-        paths = [os.fspath(path) for path, _ in videos]
-        labels = np.asarray([label for _, label in videos])
+        paths, labels = zip(*videos, strict=True)
+        array = np.asarray(labels)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{_PAIRS}: {error}") from error
-    are_classes = labels.ndim == 1 and labels.dtype.kind in "iu" and bool((labels >= 0).all())
-    if not paths or not (are_classes or (labels.ndim == 2 and labels.dtype == np.float32)):
+    is_class = array.ndim == 1 and array.dtype.kind in "iu" and bool((array >= 0).all())
+    if not is_class and (array.ndim != 2 or array.dtype != np.float32):
         raise ValueError(_PAIRS)
-    return unlisted(paths), list(
-        map(LabelledVideo, paths, labels.tolist() if are_classes else labels)
-    )
+    files = [os.fspath(path) for path in paths]
+    return unlisted(files), [*map(LabelledVideo, files, array.tolist() if is_class else array)]

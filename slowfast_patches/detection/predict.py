@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_file import video_name
 from slowfast_patches.datasets.sampling import sampling_of
@@ -39,19 +38,18 @@ def predict_boxes(predictor: Any, path: str, file: Path) -> list[Prediction]:
     boxes = _boxes_by_video(file, recipe.model.num_classes).get(name)
     if not boxes:
         raise UnreadableVideoError(f"has no box in {file}")
-    reader = ClipReader.of_recipe(recipe)
     key_frames = [
         KeyFrame(path, 0, name, second, tuple(of_frame), ((),) * len(of_frame))
         for second, of_frame in sorted(boxes.items())
     ]
     dataset = KeyFrameClips(
         key_frames,
-        [scan(path, reader.limits)],
+        [scan(path)],
         sampling_of(recipe, "test"),
         seed=0,
         views=(1, recipe.test.num_spatial_crops),
         evaluation_crop=recipe.data.test_crop_size,
-        reader=reader,
+        threads=recipe.data_loader.decoder_threads,
         split="test",
         classes=recipe.model.num_classes,
     )

@@ -18,7 +18,6 @@ from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_dig
 from slowfast_patches.datasets.loader import (
     build_dataset,
     limit_workers,
-    loading_advice,
     training_bytes,
     training_loader,
 )
@@ -95,7 +94,7 @@ def build_trainer(
     saved = checkpoint_iterations(recipe, schedule) | evaluated
     validation = Validation(loading, world, stop, dataset, schedule)
     facts = _facts(recipe, schedule, dataset, resumable)
-    log = LogMetrics(recipe, saved, loading_advice(recipe, dataset))
+    log = LogMetrics(recipe, saved)
     save = SaveCheckpoint(folder, saved, facts, train.checkpoints_kept, phase_ends(schedule))
     metric = metric_names(recipe)[0] + EMA * (stepper.average is not None)
     in_order: list[Hook] = [

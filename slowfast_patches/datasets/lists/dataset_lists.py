@@ -80,7 +80,7 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
     `ClipDataset` needs videos with a `path` of a file or folder, and with a `label` or a method
     `classes(first, last)`, which returns the set of all labels of these frames. Other members are
     optional: `annotation` is a text that contains all labels, `name` identifies a video if the path
-    does not, and `scanned(limits)` returns the `ScannedVideo` of a video that is stored as frames.
+    does not, and `scanned()` returns the `ScannedVideo` of a video that is stored as frames.
 
     Raises:
         ValueError: The data set is unknown or contradicts the recipe, or the list is missing or

@@ -19,7 +19,6 @@ from multigrid import Video
 from multigrid.sampling import frames_at
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.pixels import UPRIGHT
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
@@ -75,7 +74,6 @@ def write_prepared(
     *,
     short_side: int = 256,
     fps: float | None = None,
-    limits: ReadingLimits = LIMITS,
     modified: float | None = None,
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
@@ -87,7 +85,7 @@ def write_prepared(
     `modified` is given, it becomes the modification time of the target, in seconds since the epoch.
 
     Raises:
-        UnreadableVideoError: The source cannot be decoded, or the source or target exceeds a limit.
+        UnreadableVideoError: The source cannot be decoded.
         OSError: The target cannot be written.
     """
     video = scanned.video
@@ -104,7 +102,7 @@ def write_prepared(
             stream = container.add_stream("libx264", rate=rate, options=options)
             stream.pix_fmt = "yuv420p"
             stream.codec_context.time_base = tick
-            pictures = source_pictures(source, scanned, short_side, limits)
+            pictures = source_pictures(source, scanned, short_side)
             for count, picture in zip(chain(copies, repeat(0)), pictures, strict=False):
                 frame = VideoFrame.from_ndarray(picture, format="yuv420p")
                 frame.time_base = tick
@@ -149,9 +147,7 @@ def _timeline(
     return 1 / rate, np.bincount(shown, minlength=video.frames).tolist(), np.arange(count)
 
 
-def source_pictures(
-    source: str, scanned: ScannedVideo, short_side: int, limits: ReadingLimits
-) -> Iterator[Picture]:
+def source_pictures(source: str, scanned: ScannedVideo, short_side: int) -> Iterator[Picture]:
     """Yield all frames of the source, rotated and mirrored as for display, and resized.
 
     All frames have the same width and height, which are both even numbers.
@@ -168,7 +164,7 @@ def source_pictures(
         return cast(NDArray[np.uint8], resized.to_ndarray())
 
     with translate_decode_errors():
-        for frame in _decoded(source, scanned, limits):
+        for frame in _decoded(source, scanned):
             if scanned.orientation == UPRIGHT and _is_plain(frame):
                 yield to(frame, "yuv420p")
                 continue
@@ -186,11 +182,11 @@ def _is_plain(frame: VideoFrame) -> bool:
     )
 
 
-def _decoded(source: str, scanned: ScannedVideo, limits: ReadingLimits) -> Iterator[VideoFrame]:
+def _decoded(source: str, scanned: ScannedVideo) -> Iterator[VideoFrame]:
     if scanned.kind == Kind.FRAMES:
         for name in frame_files(source):
-            picture = read_jpeg(source, name, limits=limits)
+            picture = read_jpeg(source, name)
             yield VideoFrame.from_ndarray(picture, format="bgr24")
     else:
-        with open_video(source, limits) as file:
+        with open_video(source) as file:
             yield from file.frames()

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import av
 from av.packet import Packet
-from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.errors import (
-    UnreadableVideoError,
-    translate_decode_errors,
-)
-from slowfast_patches.datasets.reading.limits import ReadingLimits
-from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
-from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
+from slowfast_patches.datasets.reading.video_file import VideoFile
 
-_MAX_DECODED_FRAMES = 3000
-"""Maximum number of frames of a video that `find_damage` decodes. Decoding them takes seconds."""
 _LENGTH_SIZES = {"h264": 4, "hevc": 21}
 """Offset of the header byte that contains the size of the length fields, by the name of the codec.
 
@@ -56,13 +46,6 @@ def _has_whole_units(data: memoryview, size: int) -> bool:
     return position == len(data)
 
 
-def describe_damage(damaged: int, frames: int) -> str:
-    """Describe how many frames of a video are damaged or missing. Return "" if none are."""
-    if damaged <= 0:
-        return ""
-    return f"cannot be decoded completely: {damaged} of {frames} frames are damaged"
-
-
 def describe_truncation(file: VideoFile, count: int, end: float) -> str:
     """Describe how many frames a truncated file still has. Return "" if the file looks complete.
 
@@ -91,31 +74,3 @@ def _stated_duration(file: VideoFile) -> float:
     if stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
     return (file.container.duration or 0) / av.time_base
-
-
-def find_damage(path: str, scanned: ScannedVideo, limits: ReadingLimits) -> str:
-    """Describe which part of a scanned video cannot be decoded.
-
-    Decode a video file of up to 3,000 frames completely. For longer videos, prepared files and
-    JPEG files, return the damage that `scan` found.
-
-    Returns:
-        A description, or an empty string if no damage was found.
-    """
-    total = scanned.video.frames
-    if scanned.damage or scanned.kind != Kind.VIDEO or total > _MAX_DECODED_FRAMES:
-        return scanned.damage
-    intact = 0
-    with (
-        contextlib.suppress(UnreadableVideoError),
-        translate_decode_errors(),
-        open_video(path, limits) as file,
-    ):
-        for packet in file.packets():
-            intact += sum(map(is_intact, file.decode(packet)))
-    return describe_damage(total - intact, total)
-
-
-def is_intact(frame: VideoFrame | None) -> bool:
-    """Return whether a frame was decoded without errors. None stands for a damaged packet."""
-    return frame is not None and not frame.is_corrupt

@@ -30,9 +30,8 @@ from tqdm import tqdm
 
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.jpeg import frame_files
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
-from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
+from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
 from slowfast_patches.utils.distributed import broadcast_from_main
@@ -92,15 +91,12 @@ class VideoIndex:
 
     Attributes:
         unreadable: (path, reason) of each unreadable video.
-        is_prepared: Whether the first readable video was written by multigrid-prepare.
     """
 
     def __init__(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
         self._entries = SharedList((entry.scanned, entry.reason) for entry in entries)
         both = zip(paths, entries, strict=True)
         self.unreadable = [(path, entry.reason) for path, entry in both if entry.reason]
-        first = next((entry.scanned for entry in entries if not entry.reason), "")
-        self.is_prepared = bool(first) and ScannedVideo.unpacked(first).kind == Kind.PREPARED
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -123,15 +119,14 @@ def open_index(
     *,
     step: float = 0.0,
     workers: int | None = None,
-    limits: ReadingLimits = LIMITS,
 ) -> VideoIndex:
     """Load the index of a list of videos, scan videos without a valid entry, and save the index.
 
     In a distributed run, all processes must call this function. Rank 0 scans the videos and sends
     the index to the other ranks, which wait without a timeout.
 
-    Unreadable videos, which include videos that exceed the limits, do not raise an error. Instead,
-    a warning gives their number and the first of them, and a file beside the index lists them all.
+    Unreadable videos do not raise an error. Instead, a warning gives their number and the first of
+    them, and a file beside the index lists them all.
 
     Args:
         csv: The path of the list. It determines where the index is saved.
@@ -140,12 +135,11 @@ def open_index(
         step: Time between the frames of a clip, in seconds. If it is above 0, warn about videos in
             which most clips have few distinct frames.
         workers: Number of processes that scan videos. By default one per core.
-        limits: Limits on the videos that may be read.
     """
 
     def open_here() -> VideoIndex:
         names = _names(csv, paths)
-        entries = _scan_new(csv, dict(zip(names, paths, strict=True)), workers, limits)
+        entries = _scan_new(csv, dict(zip(names, paths, strict=True)), workers)
         listed = [entries[name] for name in names]
         _report(csv, dict(zip(paths, listed, strict=True)), step)
         return VideoIndex(listed, paths)
@@ -165,9 +159,7 @@ def _names(csv: Path, paths: Sequence[str]) -> list[str]:
     return [path.removeprefix(folder) for path in full]
 
 
-def _scan_new(
-    csv: Path, path_of: Mapping[str, str], workers: int | None, limits: ReadingLimits
-) -> dict[str, Entry]:
+def _scan_new(csv: Path, path_of: Mapping[str, str], workers: int | None) -> dict[str, Entry]:
     """Return the entries of all videos by name. Scan videos without a valid entry."""
     remote = list_status(filter(is_remote, path_of.values()))
     status = map_files(lambda name: _status(path_of[name], remote), list(path_of))
@@ -176,7 +168,7 @@ def _scan_new(
         known |= {n: e for n, e in entries.items() if n in status and e.fits(*status[n])}
     left = {path: name for name, path in path_of.items() if name not in known}
     logger.info("%d videos of %s must be scanned", len(left), csv)
-    each = scan_each(list(left), workers=workers, limits=limits)
+    each = scan_each(list(left), workers)
     bar = tqdm(each, f"index of {csv.name}", len(left), unit="video", disable=None)
     saved = time.monotonic()
     try:
@@ -325,7 +317,7 @@ def _problems(entry: Entry, step: float) -> Iterator[tuple[str, str]]:
     if entry.damage:
         yield "can be read only in part", entry.damage
     if entry.timing:
-        yield "have a frame rate other than FFmpeg reports, or a variable one", entry.timing
+        yield "have an unusual frame rate", entry.timing
     if has_few_frames(entry.gap, step):
         few = f"have few distinct frames in most clips, which take a frame every {step:.3g} s"
         yield few, f"shows a frame for {entry.gap:.3g} s"

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.limits import ReadingLimits
-from slowfast_patches.datasets.reading.video_file import check_regular
+from slowfast_patches.datasets.reading.video_file import check_pixels, check_regular
 from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.storage import is_remote, list_files, open_file, read_range
 
@@ -42,22 +41,19 @@ def _natural(name: str) -> tuple[list[str | int], str]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
 
-def read_jpeg(
-    folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, limits: ReadingLimits
-) -> NDArray[np.uint8]:
+def read_jpeg(folder: str, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[np.uint8]:
     """Decode a JPEG file, and rotate and mirror the picture according to its Exif orientation.
 
     Args:
         folder: The folder of the file.
         name: The name of the file in the folder.
         mode: An OpenCV read mode, which may request a reduced size.
-        limits: Limits on the number of pixels.
 
     Returns:
         The picture, (H, W, 3) uint8 BGR.
 
     Raises:
-        UnreadableVideoError: The file is not a JPEG, is truncated, or exceeds a limit.
+        UnreadableVideoError: The file is not a JPEG, is truncated, or has too many pixels.
     """
     path = os.path.join(folder, name)
     check_regular(path, f"{name} ")
@@ -69,7 +65,7 @@ def read_jpeg(
         image = cv2.imdecode(np.frombuffer(content, np.uint8), mode)
     if image is None:
         raise UnreadableVideoError(f"cannot be decoded: {name} is not a complete JPEG file")
-    limits.check_pixels(image.shape[1], image.shape[0])
+    check_pixels(image.shape[1], image.shape[0])
     return cast(NDArray[np.uint8], image)
 
 

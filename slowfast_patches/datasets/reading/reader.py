@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, count, pairwise
 from operator import lt
 from typing import Any, cast
@@ -30,14 +29,15 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
+from slowfast_patches.datasets.reading.errors import (
+    UnreadableVideoError,
+    translate_decode_errors,
+)
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
-from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
+from slowfast_patches.datasets.reading.video_file import VideoFile, check_pixels, open_video
 
 Clip = NDArray[np.uint8]
 _Frames = Iterator[tuple[int, VideoFrame | Clip]]
@@ -56,154 +56,67 @@ _REDUCED = {
 }
 
 
-@dataclass(frozen=True)
-class ClipReader:
-    """Reads planned clips from videos.
+def read_clip(path: str, scanned: ScannedVideo, plan: ClipPlan, *, threads: int = 1) -> Clip:
+    """Read a planned clip from a video. Arguments and errors are those of `read_clips`.
 
-    Positions beyond the end of a video give its last frame. Clips are not flipped, even if their
-    plan has `flip`.
-
-    Attributes:
-        limits: Limits on the videos that may be read.
-        threads: Number of decoder threads. 0 lets the codec choose.
+    Returns:
+        The clip, (T, crop, crop, 3) uint8 RGB.
     """
+    out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
+    read_clips(path, scanned, [plan], [out], threads=threads)
+    return out
 
-    limits: ReadingLimits = LIMITS
-    threads: int = 1
 
-    @classmethod
-    def of_recipe(cls, recipe: Recipe) -> ClipReader:
-        """Return the reader with the limits DATA.MAX_... and the decoder threads of a recipe."""
-        data = recipe.data
-        limits = ReadingLimits(
-            pixels=data.max_frame_pixels,
-            seconds=data.max_read_seconds,
+def read_clips(
+    path: str,
+    scanned: ScannedVideo,
+    plans: Sequence[ClipPlan],
+    outs: Sequence[Clip],
+    *,
+    threads: int = 1,
+) -> None:
+    """Read planned clips of a video in one pass.
+
+    Each frame is decoded once and written to all clips that contain it. Apart from the clips, only
+    one decoded frame is kept in memory. Positions beyond the end of a video give its last frame.
+    Clips are not flipped, even if their plan has `flip`.
+
+    Args:
+        path: The video file or folder of JPEG files. Ignored if `scanned` names the files.
+        scanned: The result of `scan(path)`.
+        plans: The frame positions of each clip, in ascending order, and the window to read.
+        outs: Array of each clip, (T, crop, crop, 3) uint8, to which RGB is written.
+        threads: Number of decoder threads. 0 lets the codec choose.
+
+    Raises:
+        UnreadableVideoError: The file is missing or does not match `scanned`, or a frame is too
+            large or does not decode. The content of the arrays is then undefined.
+    """
+    video = scanned.video
+    check_pixels(video.width, video.height)
+    clips = list[_Clip]()
+    for plan, out in zip(plans, outs, strict=True):
+        shown = (video.width, video.height)
+        cropper = Cropper(plan.window(video), shown, plan.crop, scanned.orientation)
+        clips.append(_Clip(cropper, out, plan.positions.clip(max=video.frames - 1).tolist()))
+    missing = {number for clip in clips for number in clip.rows}
+    wanted = sorted(missing)
+    with translate_decode_errors():
+        if scanned.kind == Kind.PREPARED:
+            frames: _Frames = decode_prepared(path, scanned, wanted)
+        elif scanned.kind == Kind.FRAMES:
+            shrinks = min(clip.cropper.shrinks for clip in clips)
+            frames = _decode_files(path, scanned, wanted, shrinks)
+        else:
+            frames = _decode_video(path, scanned, wanted, threads)
+        for number, frame in frames:
+            for clip in clips:
+                clip.write(number, frame)
+            missing.discard(number)
+    if missing:
+        raise UnreadableVideoError(
+            f"cannot be decoded: the decoder did not return frame {min(missing)}"
         )
-        return cls(limits, threads=0 if recipe.data_loader.enable_multi_thread_decode else 1)
-
-    def read_clip(
-        self, path: str, scanned: ScannedVideo, plan: ClipPlan, out: Clip | None = None
-    ) -> Clip:
-        """Read a planned clip from a video.
-
-        Args:
-            path: The video file or folder of JPEG files. Ignored if `scanned` names the files.
-            scanned: The result of `scan(path)`.
-            plan: The frame positions, in ascending order, and the window to read.
-            out: Array into which the clip is written. By default a new array is allocated.
-
-        Returns:
-            The clip, (T, crop, crop, 3) uint8 RGB.
-
-        Raises:
-            UnreadableVideoError: The file is missing or does not match `scanned`, or a frame is too
-                large or does not decode.
-        """
-        if out is None:
-            out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
-        self.read_clips(path, scanned, [plan], [out])
-        return out
-
-    def read_clips(
-        self, path: str, scanned: ScannedVideo, plans: Sequence[ClipPlan], outs: Sequence[Clip]
-    ) -> None:
-        """Read several clips of a video in one pass.
-
-        Each frame is decoded once and written to all clips that contain it. Apart from the clips,
-        only one decoded frame is kept in memory.
-
-        Raises:
-            UnreadableVideoError: As for `read_clip`. The content of the output arrays is then
-                undefined.
-        """
-        video = scanned.video
-        self.limits.check_pixels(video.width, video.height)
-        clock = TimeLimit(self.limits)
-        clips = list[_Clip]()
-        for plan, out in zip(plans, outs, strict=True):
-            shown = (video.width, video.height)
-            cropper = Cropper(plan.window(video), shown, plan.crop, scanned.orientation)
-            clips.append(_Clip(cropper, out, plan.positions.clip(max=video.frames - 1).tolist()))
-        missing = {number for clip in clips for number in clip.rows}
-        wanted = sorted(missing)
-        with translate_decode_errors():
-            if scanned.kind == Kind.PREPARED:
-                frames: _Frames = decode_prepared(path, scanned, wanted)
-            elif scanned.kind == Kind.FRAMES:
-                frames = self._decode_files(path, scanned, wanted, clips)
-            else:
-                frames = self._decode_video(path, scanned, wanted, clock)
-            for number, frame in frames:
-                clock.check()
-                for clip in clips:
-                    clip.write(number, frame)
-                missing.discard(number)
-        if missing:
-            raise UnreadableVideoError(
-                f"cannot be decoded: the decoder did not return frame {min(missing)}"
-            )
-
-    def _decode_files(
-        self, path: str, scanned: ScannedVideo, wanted: list[int], clips: Sequence[_Clip]
-    ) -> _Frames:
-        """Yield the wanted pictures of a video that is stored as JPEG files.
-
-        Decode at a half, a quarter or an eighth of the image size if that is large enough for the
-        crops.
-        """
-        folder = "" if scanned.files is not None else path
-        files = scanned.files if scanned.files is not None else frame_files(path)
-        if len(files) != scanned.video.frames:
-            raise UnreadableVideoError(
-                f"has {len(files)} frames, but the index says {scanned.video.frames}"
-            )
-        shrinks = min(clip.cropper.shrinks for clip in clips)
-        mode = next((m for by, m in _REDUCED.items() if shrinks >= by), cv2.IMREAD_COLOR)
-        for number in wanted:
-            yield number, read_jpeg(folder, files[number], mode, limits=self.limits)
-
-    def _decode_video(
-        self, path: str, scanned: ScannedVideo, wanted: list[int], clock: TimeLimit
-    ) -> _Frames:
-        """Yield all wanted frames of a video file, and possibly other frames."""
-        assert scanned.keys is not None
-        entries = scanned.keys[np.searchsorted(scanned.keys, wanted, "right") - 1]
-        gaps = (entry - before for before, entry in zip(wanted, entries[1:], strict=False))
-        starts = [number for number, gap in enumerate(gaps, start=1) if gap > _SEEK_GAP]
-        for start, stop in pairwise([0, *starts, len(wanted)]):
-            yield from self._decode_run(path, scanned, wanted[start:stop], clock)
-
-    def _decode_run(
-        self, path: str, scanned: ScannedVideo, wanted: list[int], clock: TimeLimit
-    ) -> _Frames:
-        """Seek to the key frame before the first wanted frame, and yield the frames from there on.
-
-        The yielded frames include all wanted frames and may include others. In a container without
-        an index, such as an MPEG program stream, a seek may land after the requested key frame. In
-        that case, go back by 1, 2, 4, ... further key frames until the seek lands early enough, at
-        most to the beginning of the file.
-        """
-        assert scanned.keys is not None
-        entry = int(np.searchsorted(scanned.keys, wanted[0], "right")) - 1
-        back = 1
-        while True:
-            opened = open_video(path, self.limits, threads=self.threads, streams=scanned.streams)
-            with opened as file:
-                packets = file.packets()
-                if entry > 0:
-                    assert scanned.timestamps is not None
-                    packets = _seek(file, int(scanned.timestamps[scanned.keys[entry]]))
-                frames = _decode_from_here(file, packets, scanned, wanted, clock)
-                first = next(frames, None)
-                if entry == 0 or (first is not None and first[0] <= wanted[0]):
-                    yield from chain([first] if first else [], frames)
-                    return
-            entry = max(0, entry - back)
-            back = 2 * back
-
-
-READER = ClipReader()
-"""Reader with the default limits and a single decoder thread."""
 
 
 class _Clip:
@@ -223,12 +136,62 @@ class _Clip:
 
     def write(self, number: int, frame: VideoFrame | Clip) -> None:
         """Write a frame of the video to all places in the clip that show it."""
-        first, *others = self.rows.get(number, [-1])
-        if first < 0:
-            return
-        self.cropper(frame, self._out[first])
-        for row in others:
-            self._out[row] = self._out[first]
+        if rows := self.rows.get(number):
+            self.cropper(frame, self._out[rows[0]])
+            self._out[rows[1:]] = self._out[rows[0]]
+
+
+def _decode_files(path: str, scanned: ScannedVideo, wanted: list[int], shrinks: float) -> _Frames:
+    """Yield the wanted pictures of a video that is stored as JPEG files.
+
+    Decode at a half, a quarter or an eighth of the image size if that is large enough for crops
+    that are downscaled by the factor `shrinks`.
+    """
+    folder = "" if scanned.files is not None else path
+    files = scanned.files if scanned.files is not None else frame_files(path)
+    if len(files) != scanned.video.frames:
+        raise UnreadableVideoError(
+            f"has {len(files)} frames, but the index says {scanned.video.frames}"
+        )
+    mode = next((m for by, m in _REDUCED.items() if shrinks >= by), cv2.IMREAD_COLOR)
+    for number in wanted:
+        yield number, read_jpeg(folder, files[number], mode)
+
+
+def _decode_video(path: str, scanned: ScannedVideo, wanted: list[int], threads: int) -> _Frames:
+    """Yield all wanted frames of a video file, and possibly other frames."""
+    assert scanned.keys is not None
+    entries = scanned.keys[np.searchsorted(scanned.keys, wanted, "right") - 1]
+    gaps = (entry - before for before, entry in zip(wanted, entries[1:], strict=False))
+    starts = [number for number, gap in enumerate(gaps, start=1) if gap > _SEEK_GAP]
+    for start, stop in pairwise([0, *starts, len(wanted)]):
+        yield from _decode_run(path, scanned, wanted[start:stop], threads)
+
+
+def _decode_run(path: str, scanned: ScannedVideo, wanted: list[int], threads: int) -> _Frames:
+    """Seek to the key frame before the first wanted frame, and yield the frames from there on.
+
+    The yielded frames include all wanted frames and may include others. In a container without an
+    index, such as an MPEG program stream, a seek may land after the requested key frame. In that
+    case, go back by 1, 2, 4, ... further key frames until the seek lands early enough, at most to
+    the beginning of the file.
+    """
+    assert scanned.keys is not None
+    entry = int(np.searchsorted(scanned.keys, wanted[0], "right")) - 1
+    back = 1
+    while True:
+        with open_video(path, threads=threads, streams=scanned.streams) as file:
+            packets = file.packets()
+            if entry > 0:
+                assert scanned.timestamps is not None
+                packets = _seek(file, int(scanned.timestamps[scanned.keys[entry]]))
+            frames = _decode_from_here(file, packets, scanned, wanted)
+            first = next(frames, None)
+            if entry == 0 or (first is not None and first[0] <= wanted[0]):
+                yield from chain([first] if first else [], frames)
+                return
+        entry = max(0, entry - back)
+        back = 2 * back
 
 
 def _seek(file: VideoFile, timestamp: int) -> Iterator[Packet[VideoStream]]:
@@ -256,7 +219,6 @@ def _decode_from_here(
     packets: Iterator[Packet[VideoStream]],
     scanned: ScannedVideo,
     wanted: list[int],
-    clock: TimeLimit,
 ) -> _Frames:
     """Decode packets, and yield the frames.
 
@@ -265,8 +227,8 @@ def _decode_from_here(
     """
     decoder = file.stream.codec_context
     counted = count()
-    stamps: Sequence[int] = range(scanned.video.frames)
     by_count = scanned.timestamps is None
+    stamps: Sequence[int] = range(scanned.video.frames)
     if scanned.timestamps is not None:
         stamps = scanned.timestamps.tolist()
     numbers = dict(zip(stamps, count(), strict=False))
@@ -279,7 +241,6 @@ def _decode_from_here(
     missing = set(wanted)
     began = False
     for packet in packets:
-        clock.check()
         if skips:
             decoder.skip_frame = "NONREF" if began and packet.pts not in due else "DEFAULT"
         left.discard(cast(int, packet.pts))

@@ -16,18 +16,12 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.damage import (
-    describe_damage,
-    describe_truncation,
-    is_intact,
-    looks_whole,
-)
+from slowfast_patches.datasets.reading.damage import describe_truncation, looks_whole
 from slowfast_patches.datasets.reading.errors import (
     UnreadableVideoError,
     translate_decode_errors,
 )
 from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.pixels import orientation_of
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
 from slowfast_patches.datasets.reading.scanned_video import Ints, Kind, ScannedVideo
@@ -62,20 +56,20 @@ _Stamps = list[tuple[int | None, bool]]
 """Timestamp of each frame, and whether the frame is a key frame."""
 
 
-def scan(path: str, limits: ReadingLimits = LIMITS) -> ScannedVideo:
+def scan(path: str) -> ScannedVideo:
     """Scan a video file or a folder of JPEG files.
 
     Read all packets of a video file, but decode only the key frames. If the container does not
     store presentation timestamps, decode all frames.
 
     Raises:
-        UnreadableVideoError: The path is not a video, or the video is damaged or exceeds a limit.
+        UnreadableVideoError: The path is not a video, or the video is damaged or too large.
     """
     with translate_decode_errors():
         if as_path(path).is_dir():
-            scanned = _scan_folder(path, limits)
+            scanned = _scan_folder(path)
         else:
-            with open_video(path, limits) as file:
+            with open_video(path) as file:
                 is_prepared = file.container.metadata.get("comment") == TAG
                 scanned = _scan_prepared(file) if is_prepared else _scan_video(file)
     if scanned.video.frames == 1:
@@ -84,7 +78,7 @@ def scan(path: str, limits: ReadingLimits = LIMITS) -> ScannedVideo:
 
 
 def scan_each(
-    paths: Sequence[str], *, workers: int | None, limits: ReadingLimits
+    paths: Sequence[str], workers: int | None = None
 ) -> Generator[tuple[str, ScannedVideo | str]]:
     """Scan videos in several processes, and yield the results in any order.
 
@@ -94,22 +88,20 @@ def scan_each(
     Args:
         paths: The videos.
         workers: Number of processes. None stands for one per core.
-        limits: Limits on the videos that may be read.
 
     Yields:
         The path of a video, and either the scanned video or the reason why it cannot be read.
     """
     others = 0 if len(paths) < FEW else workers or available_cores()
-    try_scan = partial(_try_scan, limits=limits)
-    with contextlib.closing(run_each(try_scan, paths, others, jobs_per_worker=4)) as each:
+    with contextlib.closing(run_each(_try_scan, paths, others, jobs_per_worker=4)) as each:
         for path, scanned in each:
             yield path, KILLER if isinstance(scanned, WorkerCrashed) else scanned
 
 
-def _try_scan(path: str, limits: ReadingLimits) -> ScannedVideo | str:
+def _try_scan(path: str) -> ScannedVideo | str:
     """Scan a video. If it is unreadable, return the reason instead."""
     try:
-        return scan(path, limits)
+        return scan(path)
     except UnreadableVideoError as error:
         return str(error)
 
@@ -120,19 +112,18 @@ def _scan_video(file: VideoFile) -> ScannedVideo:
     Take the timestamps from the packets if they are reliable. Otherwise decode the video, and
     include only frames that can be decoded.
     """
-    clock = TimeLimit(file.limits)
-    packets = _read_packets(file, clock)
+    packets = _read_packets(file)
     container = file.container.format.name
     is_trusted = container in _TRUSTED
     # In other containers, the number of streams is known only after reading part of the file.
     streams = len(file.container.streams) if is_trusted else 0
-    again = partial(open_video, file.path, file.limits, streams=streams)
+    again = partial(open_video, file.path, streams=streams)
     damage = ""
     if is_trusted and packets.are_sound and packets.are_in_order(file.stream.codec_context):
         shown = sorted(packets.stamps)
     else:
         with again() as decoded:
-            shown, damage = _decode_stamps(decoded, clock)
+            shown, damage = _decode_stamps(decoded)
     timestamps: Ints | None = None  # then identify frames by counting from the beginning
     if _are_distinct(shown):
         timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
@@ -144,7 +135,7 @@ def _scan_video(file: VideoFile) -> ScannedVideo:
         if timestamps is not None and packets.palettes <= 1:  # a seek skips the latest palette
             marked = np.flatnonzero([is_key for _, is_key in shown])
             if len(marked) < len(shown):
-                marked = _entries(decoded, timestamps, marked, clock)
+                marked = _entries(decoded, timestamps, marked)
             keys = np.union1d(keys, marked)
     times = timestamps
     if container == "avi" and timestamps is not None:
@@ -197,7 +188,7 @@ class _Packets(NamedTuple):
         return is_reordered or not decoder.has_b_frames
 
 
-def _read_packets(file: VideoFile, clock: TimeLimit) -> _Packets:
+def _read_packets(file: VideoFile) -> _Packets:
     """Read all packets of a video stream."""
     stamps: _Stamps = []
     decoding_times = list[int | None]()
@@ -207,7 +198,6 @@ def _read_packets(file: VideoFile, clock: TimeLimit) -> _Packets:
     has_palettes = file.stream.pix_fmt == "pal8"
     try:
         for packet in file.container.demux(file.stream):
-            clock.check()
             last = max(last, packet.pts or 0, packet.dts or 0)
             if not packet.size or packet.is_discard:
                 continue
@@ -220,7 +210,7 @@ def _read_packets(file: VideoFile, clock: TimeLimit) -> _Packets:
     return _Packets(stamps, decoding_times, last, palettes, are_sound)
 
 
-def _decode_stamps(file: VideoFile, clock: TimeLimit) -> tuple[_Stamps, str]:
+def _decode_stamps(file: VideoFile) -> tuple[_Stamps, str]:
     """Decode a video to get the timestamps of its frames.
 
     Returns:
@@ -229,12 +219,13 @@ def _decode_stamps(file: VideoFile, clock: TimeLimit) -> tuple[_Stamps, str]:
     shown: _Stamps = []
     total = damaged = 0
     for frame in chain.from_iterable(map(file.decode, file.packets())):
-        clock.check()
         total += 1
-        damaged += not is_intact(frame)
+        damaged += frame is None or frame.is_corrupt
         if frame is not None:
             shown.append((frame.pts, frame.key_frame))
-    return shown, describe_damage(damaged, total)
+    if not damaged:
+        return shown, ""
+    return shown, f"cannot be decoded completely: {damaged} of {total} frames are damaged"
 
 
 def _are_distinct(stamps: _Stamps) -> bool:
@@ -255,12 +246,12 @@ def _timing(file: VideoFile, timestamps: Ints | None) -> Timing:
     return timing
 
 
-def _entries(file: VideoFile, timestamps: Ints, keys: Ints, clock: TimeLimit) -> Ints:
+def _entries(file: VideoFile, timestamps: Ints, keys: Ints) -> Ints:
     """Return the key frames at which decoding can start, except the first frame."""
-    return np.array([k for k in keys if k and _is_entry(file, int(timestamps[k]), clock)], np.int64)
+    return np.array([k for k in keys if k and _is_entry(file, int(timestamps[k]))], np.int64)
 
 
-def _is_entry(file: VideoFile, timestamp: int, clock: TimeLimit) -> bool:
+def _is_entry(file: VideoFile, timestamp: int) -> bool:
     """Return whether decoding can start at the key frame with this timestamp.
 
     In some files, frames that depend on earlier frames are marked as key frames. Test the frame
@@ -277,7 +268,6 @@ def _is_entry(file: VideoFile, timestamp: int, clock: TimeLimit) -> bool:
     with contextlib.suppress(av.InvalidDataError):
         file.container.seek(timestamp, stream=file.stream)
         for packet in file.container.demux(file.stream):
-            clock.check(frames=0)
             for frame in decoder.decode(packet):
                 return not frame.is_corrupt
     return False
@@ -310,9 +300,9 @@ def _scan_prepared(file: VideoFile) -> ScannedVideo:
     )
 
 
-def _scan_folder(path: str, limits: ReadingLimits) -> ScannedVideo:
+def _scan_folder(path: str) -> ScannedVideo:
     files = frame_files(path)
     if not files:
         raise UnreadableVideoError("is a folder that contains no JPEG files")
-    height, width = read_jpeg(path, files[0], limits=limits).shape[:2]
+    height, width = read_jpeg(path, files[0]).shape[:2]
     return ScannedVideo(Kind.FRAMES, Video(len(files), _FRAMES_PER_SECOND, width, height))

@@ -18,7 +18,6 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError, reason_of
-from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.utils.storage import is_remote, open_file
 
 _FORMATS = {
@@ -62,8 +61,9 @@ _LENIENT: dict[str, Any] = (
 accepts such metadata."""
 _DEFAULT_FLAG = 5_000_000
 """Number of pixels that the default flag of a stream is worth in FFmpeg's choice of a stream."""
-_FFMPEG_MAX_PIXELS = 2**31 - 1
-"""Largest value of FFmpeg's `max_pixels` option. Its default is lower."""
+MAX_PIXELS = 1 << 26
+"""Maximum number of pixels of a frame, 8192 × 8192. Larger frames could exhaust the memory. It is
+almost twice the largest picture of any level of H.264, HEVC and AV1."""
 
 
 def is_video_name(path: str) -> bool:
@@ -94,13 +94,11 @@ class VideoFile:
 
     Attributes:
         path: The file.
-        limits: Limits on what may be decoded.
         container: The container.
         stream: The video stream that the ffmpeg program would choose.
     """
 
     path: str
-    limits: ReadingLimits
     container: InputContainer
     stream: VideoStream
 
@@ -127,7 +125,7 @@ class VideoFile:
         try:
             return [*decoder.decode(packet)]
         except av.InvalidDataError:
-            self.limits.check_pixels(decoder.width, decoder.height)
+            check_pixels(decoder.width, decoder.height)
             return [None]
 
     def frames(self) -> Iterator[VideoFrame]:
@@ -136,17 +134,14 @@ class VideoFile:
 
 
 @contextlib.contextmanager
-def open_video(
-    path: str, limits: ReadingLimits = LIMITS, *, threads: int = 1, streams: int = 0
-) -> Iterator[VideoFile]:
+def open_video(path: str, *, threads: int = 1, streams: int = 0) -> Iterator[VideoFile]:
     """Open a video file. All streams except the chosen video stream are discarded.
 
-    FFmpeg accepts only known formats and does not open other files. Frames with more pixels than
-    `limits` allows are not decoded, even if the frame size changes within the stream.
+    FFmpeg accepts only known formats and does not open other files. Frames with more than
+    `MAX_PIXELS` pixels are not decoded, even if the frame size changes within the stream.
 
     Args:
         path: The video file.
-        limits: Limits on what may be decoded.
         threads: Number of decoder threads. 0 lets the codec choose.
         streams: Number of streams in the file, or 0 if unknown. If the number is known, FFmpeg does
             not decode frames to find the streams. For large frames, this saves as much time as
@@ -157,7 +152,7 @@ def open_video(
             frames.
     """
     check_regular(path)
-    bound = {"max_pixels": str(min(limits.pixels, _FFMPEG_MAX_PIXELS))}
+    bound = {"max_pixels": str(MAX_PIXELS)}
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(_FORMATS)}
     # This option affects only the decoders with which FFmpeg probes the streams.
     probing = {"skip_frame": "all"} if streams else {}
@@ -180,10 +175,10 @@ def open_video(
         for other in container.streams:
             if other is not stream:
                 other.discard = Discard.all
-        limits.check_pixels(stream.width, stream.height)
+        check_pixels(stream.width, stream.height)
         stream.codec_context.thread_count = threads
         stream.codec_context.options = bound
-        yield VideoFile(path, limits, container, stream)
+        yield VideoFile(path, container, stream)
 
 
 def _preference(stream: VideoStream) -> tuple[bool, int]:
@@ -221,3 +216,15 @@ def check_regular(path: str, name: str = "") -> None:
         raise UnreadableVideoError(f"{name}cannot be opened: {reason_of(error)}") from error
     if not is_regular:
         raise UnreadableVideoError(f"{name}cannot be opened: the path is not a regular file")
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Check the size of a frame.
+
+    Raises:
+        UnreadableVideoError: The frame has more than `MAX_PIXELS` pixels.
+    """
+    if width * height > MAX_PIXELS:
+        raise UnreadableVideoError(
+            f"has frames of {width}×{height} pixels, more than the maximum of {MAX_PIXELS}"
+        )

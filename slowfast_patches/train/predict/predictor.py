@@ -16,9 +16,7 @@ from slowfast_patches.config.recipe import Recipe, stored_keys
 from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
-from slowfast_patches.datasets.reading.damage import find_damage
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
@@ -219,8 +217,7 @@ class Predictor(nn.Module):
             UnreadableVideoError: None of the clips can be read. The message states the reason.
         """
         recipe = self.recipe
-        reader = ClipReader.of_recipe(recipe)
-        scanned = scan(path, reader.limits)
+        scanned = scan(path)
         if dataset_of(recipe, "test").counts_frames:
             video = scanned.video._replace(fps=float(recipe.data.target_fps))
             scanned = dataclasses.replace(scanned, video=video)
@@ -231,7 +228,7 @@ class Predictor(nn.Module):
             seed=0,
             views=(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
             evaluation_crop=recipe.data.test_crop_size,
-            reader=reader,
+            threads=recipe.data_loader.decoder_threads,
             split="test",
         )
         batch = dataset.__getitems__(range(len(dataset)))
@@ -245,11 +242,10 @@ class Predictor(nn.Module):
         Raises:
             UnreadableVideoError: The video cannot be read.
         """
-        limits = ClipReader.of_recipe(self.recipe).limits
-        scanned = scan(path, limits)
+        scanned = scan(path)
         texts = list[str]()
-        if damage := find_damage(path, scanned, limits):
-            texts.append(f"{damage}. Only the readable part is used")
+        if scanned.damage:
+            texts.append(f"{scanned.damage}. Only the readable part is used")
         gap = typical_gap(scanned.video)
         if has_few_frames(gap, sampling_of(self.recipe, "test").step):
             texts.append(f"has a frame every {gap:.3g} s, so its clips have few distinct frames")

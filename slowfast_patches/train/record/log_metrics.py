@@ -71,17 +71,15 @@ class LogMetrics(Hook):
     Args:
         recipe: The recipe of the training.
         after: Numbers of finished iterations after which to report, besides LOG_PERIOD.
-        advice: Advice to log if a phase spends too much time on waiting for data.
 
     Attributes:
         latest: The last loss and learning rate, for the progress bar.
     """
 
-    def __init__(self, recipe: Recipe, after: Collection[int], advice: str) -> None:
+    def __init__(self, recipe: Recipe, after: Collection[int]) -> None:
         self._recipe = recipe
         self._task = task_of(recipe)
         self._after = after
-        self._advice = advice
         self.latest = ""
         # The steps since the last report, with loss, correct clips, and numbers of videos that
         # could not be read and of clips that were drawn again.
@@ -273,7 +271,11 @@ class LogMetrics(Hook):
             f"{100 * share:.0f} % waiting for data"
         )
         if share > _LIMIT and spent.seconds > _SECONDS:
-            logger.warning("Data loading limited the speed of %s: %s", name, self._advice)
+            logger.warning(
+                "Data loading limited the speed of %s. Prepare the data set with multigrid-prepare "
+                "(docs/data.md), or raise DATA_LOADER.NUM_WORKERS (%s)",
+                *(name, self._recipe.data_loader.num_workers),
+            )
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._files is None:

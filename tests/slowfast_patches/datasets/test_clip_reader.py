@@ -15,7 +15,7 @@ from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.reading import reader
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.pixels import Cropper
-from slowfast_patches.datasets.reading.reader import READER
+from slowfast_patches.datasets.reading.reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
@@ -46,7 +46,7 @@ def plan(positions):
 
 
 def read(path, positions):
-    return numbers(READER.read_clip(str(path), scan(str(path)), plan(positions)))
+    return numbers(read_clip(str(path), scan(str(path)), plan(positions)))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
     path = str(write_video(folder / "gradient.mp4", [image] * 3, options=SHARP))
     width, height, x, y, crop = (scale * side for side in (WIDTH, HEIGHT, 10, 20, 16))
     cut = ClipPlan(np.array([0, 2]), (width, height), (x, y), crop, flip=True)
-    clip = READER.read_clip(path, scan(path), cut)
+    clip = read_clip(path, scan(path), cut)
     assert (clip.shape, clip.dtype) == ((2, crop, crop, 3), np.uint8)
     shown = clip[1] / 4
     assert shown[..., 0].mean(0) == pytest.approx(np.linspace(10, 25, crop), abs=1.5)
@@ -105,7 +105,7 @@ def test_a_file_that_changed_after_it_was_indexed_is_one_error(folder, video):
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(UnreadableVideoError, match="cannot be"):
-            READER.read_clip(str(path), record, plan(list(range(FRAMES))))
+            read_clip(str(path), record, plan(list(range(FRAMES))))
     with pytest.raises(UnreadableVideoError, match="decode"):
         scan(str(path))
 
@@ -134,14 +134,14 @@ def overlapping():
 
 def read_as_one(path, plans):
     clips = [np.zeros((len(p.positions), p.crop, p.crop, 3), np.uint8) for p in plans]
-    READER.read_clips(str(path), scan(str(path)), plans, clips)
+    read_clips(str(path), scan(str(path)), plans, clips)
     return clips
 
 
 @pytest.mark.parametrize("source", ["video", "jpegs"])
 def test_clips_that_are_read_together_are_those_read_alone(source, request):
     path = request.getfixturevalue(source)
-    alone = [READER.read_clip(str(path), scan(str(path)), plan) for plan in overlapping()]
+    alone = [read_clip(str(path), scan(str(path)), plan) for plan in overlapping()]
     assert all(map(np.array_equal, read_as_one(path, overlapping()), alone))
 
 
@@ -187,7 +187,7 @@ def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
     record = scan(str(jpegs))
     assert (record.kind, record.video) == (Kind.FRAMES, Video(60, 30.0, 256, 192))
     wanted = ClipPlan(np.array([0, 7, 7, 50, 70]), (256, 192), (0, 0), 64, False)
-    clip = READER.read_clip(str(jpegs), record, wanted)
+    clip = read_clip(str(jpegs), record, wanted)
     assert clip[:, 40, 40].tolist() == [[4 * n] * 3 for n in (0, 7, 7, 50, 59)]
     assert clip[3, 4, 4, 0] > 200  # red comes first
     assert clip[3, 4, 4, 2] < 60
@@ -197,7 +197,7 @@ def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
 def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, short_side, reduced):
     plan = ClipPlan(np.array([50]), (short_side * 4 // 3, short_side), (0, 0), 24, False)
     with mock.patch.object(Cropper, "image", autospec=True, side_effect=Cropper.image) as crop:
-        clip = READER.read_clip(str(jpegs), scan(str(jpegs)), plan)
+        clip = read_clip(str(jpegs), scan(str(jpegs)), plan)
     assert crop.call_args.args[1].shape == (192 // reduced, 256 // reduced, 3)
     assert clip[0, 23, 23].tolist() == [200] * 3
 
@@ -242,7 +242,7 @@ def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
     count, frames = decoded(path, {*chain(*shown)})
     assert record.video.frames == count
     for plan, numbers in zip(plans, shown, strict=True):
-        clip, (x, y) = READER.read_clip(str(path), record, plan).astype(np.int16), plan.corner
+        clip, (x, y) = read_clip(str(path), record, plan).astype(np.int16), plan.corner
         expected = np.stack([frames[n][y : y + crop, x : x + crop] for n in numbers])
         difference = np.abs(clip - expected)
         limit = DEEP.get(path.name, 0)

@@ -8,9 +8,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from multigrid import ClipRequest, Shape, collate
+from slowfast_patches.datasets import clips
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.datasets.reading.reader import ClipReader
 from slowfast_patches.train.predict import Predictor
 from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json, write_video
@@ -150,8 +150,7 @@ def test_test_items_are_views_by_crops_of_a_video_read_in_one_pass(videos):
     """The clips are equal to those that are read one by one."""
     data = ClipDataset.of_recipe(recipe_of(videos, *SIX_VIEWS), "test")
     assert (len(data), data.num_clips) == (VIDEOS * 6, 6)
-    reads = ClipReader.read_clips
-    with patch.object(ClipReader, "read_clips", autospec=True, side_effect=reads) as read:
+    with patch.object(clips, "read_clips", side_effect=clips.read_clips) as read:
         batch = data.__getitems__(range(4, 14))
     assert [len(call.args[3]) for call in read.call_args_list] == [2, 6, 2]
     assert batch["videos"].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 2, 2]
@@ -178,16 +177,6 @@ def test_an_unreadable_video_is_replaced_by_the_same_other_and_reported(spoilt):
     others = {item["video"] for item in replaced}
     assert len(others) > 1
     assert 2 not in others
-
-
-def test_the_bound_on_pixels_holds_for_a_new_index_and_an_old_one(spoilt):
-    folder, bound = spoilt(), ("DATA.MAX_FRAME_PIXELS", 96 * 64 - 1)
-    assert len(ClipDataset.of_recipe(recipe_of(folder, *bound), "val").index.unreadable) == VIDEOS
-    assert ClipDataset.of_recipe(recipe_of(folder), "val")[0]["failures"] == []
-    old = ClipDataset.of_recipe(recipe_of(folder, *bound), "val")
-    assert old.index.unreadable == []
-    ((_, reason),) = old[0]["failures"]
-    assert "96×64 pixels, more than DATA.MAX_FRAME_PIXELS 6143" in reason
 
 
 def test_a_mini_batch_of_evaluation_is_without_unreadable_clips(spoilt):

@@ -13,7 +13,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     read_frame_list,
 )
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.reader import READER
+from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scanned_video import Kind
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
 
@@ -96,7 +96,7 @@ def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_
     files = [frames / "4.jpg", frames / "2.jpg", tmp_path / "other.jpg", frames / "0.jpg"]
     record = video_of(*files).scanned()
     assert (record.kind, record.video) == (Kind.FRAMES, Video(4, 25.0, 96, 64))
-    clip = READER.read_clip("nowhere", record, plan(0, 1, 1, 2, 3, 7))
+    clip = read_clip("nowhere", record, plan(0, 1, 1, 2, 3, 7))
     assert clip[:, 32, 32, 0].tolist() == [80, 40, 40, 180, 0, 0]
 
 
@@ -115,4 +115,4 @@ def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path, name, rea
     os.mkfifo(tmp_path / "fifo")
     record = video_of(frames / "1.jpg", tmp_path / name).scanned()  # by the head of the first
     with pytest.raises(UnreadableVideoError, match=f"{name} {reason}"):
-        READER.read_clip("", record, plan(0, 1))
+        read_clip("", record, plan(0, 1))

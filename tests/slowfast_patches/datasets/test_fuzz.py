@@ -12,7 +12,7 @@ import pytest
 from multigrid import Shape, make_grid, plan_train
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.reader import READER
+from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
 from tests.slowfast_patches.datasets.made_videos import noise as moving
@@ -59,7 +59,7 @@ def attempt(path, record, rng):
         record = record or scan(str(path))
         base = Shape(1, FRAMES, CROP)
         plan = plan_train(rng, make_grid(base, base, 4, (CROP, 2 * CROP)), record.video)
-        clip = READER.read_clip(str(path), record, plan)
+        clip = read_clip(str(path), record, plan)
     except UnreadableVideoError as error:
         assert re.fullmatch(".+", str(error)), error  # noqa: PT017
         return "error"

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from multigrid import ClipPlan
-from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import scan as scanning
+from slowfast_patches.datasets.reading import video_file
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.limits import ReadingLimits
-from slowfast_patches.datasets.reading.reader import READER, ClipReader
+from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
 
@@ -72,7 +71,7 @@ def test_what_leads_elsewhere_is_refused(tmp_path, video, kind):
         path.write_text(HOSTILE[kind].format(video))
     for call in (
         lambda: scan(str(path)),
-        lambda: READER.read_clip(str(path), record, plan()),
+        lambda: read_clip(str(path), record, plan()),
         lambda: write_prepared(str(path), record, tmp_path / "o"),
     ):
         assert reason in refusal(call)
@@ -88,56 +87,31 @@ def test_a_name_is_no_pattern_and_no_protocol(tmp_path, name, monkeypatch):
     assert "cannot be opened" in refusal(lambda: scan(name))
 
 
-# Limits.
+# Frames that are too large.
 
 
-def test_the_limits_of_the_config_are_those_of_the_reader():
-    assert ClipReader.of_recipe(default_recipe()) == ClipReader()
-
-
-@pytest.mark.parametrize("kind", ["video", "frames"])
-def test_videos_and_folders_of_frames_have_a_bound_on_pixels(tmp_path, video, kind):
-    path = str(video if kind == "video" else tmp_path)
+@pytest.mark.parametrize("kind", ["video", "frames", "growing"])
+def test_frames_of_too_many_pixels_are_refused(tmp_path, video, monkeypatch, kind):
+    """In the growing file, the frames become as large only after a while."""
+    path, position = str(tmp_path), 0
     cv2.imwrite(str(tmp_path / "0.jpg"), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+    if kind == "video":
+        path = str(video)
+    elif kind == "growing":
+        path, position = str(tmp_path / "grows.h264"), FRAMES + 3
+        small = write_video(Path(path), grey(FRAMES, 32, 32)).read_bytes()
+        large = write_video(Path(path), grey(FRAMES, WIDTH, HEIGHT)).read_bytes()
+        Path(path).write_bytes(small + large)
     record = scan(path)
     for call in (
-        lambda **bound: scan(path, **bound),
-        lambda **bound: ClipReader(**bound).read_clip(path, record, plan(0)),
-        lambda **bound: write_prepared(path, record, tmp_path / "bounded.mp4", **bound),
+        lambda: scan(path),
+        lambda: read_clip(path, record, plan(position)),
+        lambda: write_prepared(path, record, tmp_path / "o"),
     ):
-        call(limits=ReadingLimits(pixels=PIXELS))
-        said = refusal(lambda call=call: call(limits=ReadingLimits(pixels=PIXELS - 1)))
-        assert said == f"has frames of 64×48 pixels, more than DATA.MAX_FRAME_PIXELS {PIXELS - 1}"
-
-
-def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
-    path, bound = tmp_path / "grows.h264", {"limits": ReadingLimits(pixels=PIXELS)}
-    content = b""
-    for size in ((WIDTH, HEIGHT), (256, 192)):
-        content += write_video(path, grey(FRAMES, *size)).read_bytes()
-    path.write_bytes(content)
-    record = scan(str(path))
-    assert (record.video.width, record.video.frames) == (WIDTH, 2 * FRAMES)
-    for call in (
-        lambda: scan(str(path), **bound),
-        lambda: ClipReader(**bound).read_clip(str(path), record, plan(FRAMES + 3)),
-    ):
-        assert "has frames of 256×192 pixels, more than" in refusal(call)
-
-
-@pytest.mark.parametrize("kind", ["video.mp4", "video.avi", "prepared"])
-def test_a_reading_beyond_its_time_is_ended(tmp_path, video, kind):
-    path = tmp_path / kind
-    if kind == "prepared":
-        write_prepared(str(video), scan(str(video)), path)
-    else:
-        write_video(path, grey(FRAMES))
-    record = scan(str(path))
-    over = ReadingLimits(seconds=-99.0)  # as if so many had passed
-    message = "takes too long to decode: more processor time than DATA.MAX_READ_SECONDS"
-    assert message in refusal(lambda: ClipReader(over).read_clip(str(path), record, plan(0)))
-    if kind.startswith("video"):
-        assert message in refusal(lambda: scan(str(path), over))
+        monkeypatch.setattr(video_file, "MAX_PIXELS", PIXELS)
+        call()
+        monkeypatch.setattr(video_file, "MAX_PIXELS", PIXELS - 1)
+        assert "has frames of 64×48 pixels, more than" in refusal(call)
 
 
 def test_a_scan_opens_a_file_as_often_whatever_its_key_frames(tmp_path):

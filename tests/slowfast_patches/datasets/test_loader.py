@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace as Named
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.loader import (
     build_dataset,
-    loading_advice,
     training_loader,
 )
 from slowfast_patches.launch import launch
@@ -87,24 +85,6 @@ def test_training_on_the_cpu_leaves_the_workers_their_cores(cores, monkeypatch):
     for value in ("auto", 3, 0, 9):
         launch.launch(config("DATA_LOADER.NUM_WORKERS", value), None, lambda cfg, world: None)
     assert threads == [6, 5, 8, 1]
-
-
-# What to do where loading is the limit.
-
-
-def test_the_advice_fits_the_data_set_and_the_cores(cores):
-    cores(8)
-    folder = ("DATA.PATH_TO_DATA_DIR", "/data/k400")
-    few, all_but_one = (config(*folder, "DATA_LOADER.NUM_WORKERS", workers) for workers in (2, 7))
-    raw, prepared = (Named(index=Named(is_prepared=value)) for value in (False, True))
-    prepare = "multigrid-prepare --csv /data/k400/train.csv --output DIR writes"
-    more = "raise DATA_LOADER.NUM_WORKERS (now 2; there are 8 cores for this process)"
-    assert prepare in loading_advice(few, raw)
-    assert more in loading_advice(few, raw)
-    assert loading_advice(few, prepared) == more
-    assert prepare in loading_advice(all_but_one, raw)
-    assert "NUM_WORKERS" not in loading_advice(all_but_one, raw)
-    assert loading_advice(all_but_one, prepared) == "a faster disk or more cores would help"
 
 
 # The order of mini-batches.

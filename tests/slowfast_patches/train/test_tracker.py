@@ -59,7 +59,7 @@ def train(folder: Path, start: int, stop: int) -> None:
     def die(trainer: Trainer) -> None:
         raise SystemExit
 
-    log, world = LogMetrics(recipe, (), "advice"), World(0, 1, torch.device("cpu"))
+    log, world = LogMetrics(recipe, ()), World(0, 1, torch.device("cpu"))
     saved = (4, 8, 12)
     validate = Validate(saved, lambda s: {"top1": s.iteration + 1.0}, log.log_evaluation)
     hooks = [log, At(stop, die), validate, Tracker(recipe, saved)]

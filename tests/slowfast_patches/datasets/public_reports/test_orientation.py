@@ -11,7 +11,7 @@ import pytest
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.jpeg import jpeg_size
-from slowfast_patches.datasets.reading.reader import READER
+from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from tests.slowfast_patches.datasets.public_reports.numbered import write
 
@@ -63,7 +63,7 @@ def quarters(path, size):
         for column in (1, 3):
             corner = (size[0] * column // 4 - CROP // 2, size[1] * row // 4 - CROP // 2)
             plan = ClipPlan(np.array([1]), size, corner, CROP, False)
-            colour = READER.read_clip(str(path), scan(str(path)), plan).mean((0, 1, 2))
+            colour = read_clip(str(path), scan(str(path)), plan).mean((0, 1, 2))
             found += min(COLOURS, key=lambda letter: np.abs(colour - COLOURS[letter]).sum())
     return found
 

@@ -17,7 +17,7 @@ from av.stream import Disposition
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.reader import READER
+from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from tests.slowfast_patches.datasets.public_reports.numbered import (
     FRAMES,
@@ -160,7 +160,7 @@ def test_what_a_report_was_about_is_read_right(tmp_path, report):
 
 def read(path, positions):
     plan = ClipPlan(np.array(positions), (SIDE, SIDE), (0, 0), SIDE, False)
-    return numbers(READER.read_clip(path, scan(path), plan))
+    return numbers(read_clip(path, scan(path), plan))
 
 
 SAID = (

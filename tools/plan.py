@@ -30,9 +30,9 @@ from slowfast_patches.config import check_recipe
 from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.plan.clips import clips_figure
-from slowfast_patches.plan.picture import plot_plan
+from slowfast_patches.plan.clips_picture import clips_figure
 from slowfast_patches.plan.plan import format_plan, plan_of
+from slowfast_patches.plan.schedule_picture import plot_plan
 from slowfast_patches.plan.step_times import find_timing
 from slowfast_patches.utils.pictures import save_figure
 
@@ -59,11 +59,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def show_plan(args: argparse.Namespace) -> str:
     """Return the plan as text or JSON. With --plot or --clips, also draw pictures."""
-    for option, path in pictures(args).items():
-        if not path.parent.is_dir():
-            raise ValueError(
-                f"{option} {path}: the folder {path.parent} does not exist. Create it first."
-            )
     recipe = resolve(load_with_classes(args.cfg, args.overrides))
     check_recipe(recipe)
     if recipe.data.path_to_data_dir:
@@ -78,19 +73,13 @@ def show_plan(args: argparse.Namespace) -> str:
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
 
 
-def pictures(args: argparse.Namespace) -> dict[str, Path]:
-    """Return the files of the pictures to write, by option."""
-    paths = {"--plot": args.plot, "--clips": args.clips}
-    return {option: path for option, path in paths.items() if path is not None}
-
-
 @command_line.tool
 def main(argv: list[str] | None = None) -> int:
     """Print the plan, and return the exit status."""
     args = parse_args(argv)
     print(show_plan(args))
     if not args.json:
-        for path in pictures(args).values():
+        for path in filter(None, [args.plot, args.clips]):
             print(f"\nPicture: {path}")
     return 0
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from multigrid.cost import (
-    MIN_FINAL_ITERATIONS,
     Cost,
     FlopsPerClip,
     baseline_cost,
@@ -17,7 +16,7 @@ from multigrid.cost import (
     schedule_cost,
     short_ends,
 )
-from multigrid.schedule import Schedule
+from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size
@@ -44,25 +43,52 @@ class Plan:
 
     Attributes:
         schedule: The schedule.
+        flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
         timing: Seconds per iteration, or `UNTIMED` if they are unknown.
-        cost: Iterations, epochs, clips, FLOPs and seconds of the training. The seconds exclude data
-            loading and evaluation.
-        baseline: Cost of training the baseline.
-        phases: Dicts of plain data, one for each phase.
-        evaluations: Result of `evaluation_share`, or None if it is unknown.
+        evaluations: Result of `evaluation_share`.
     """
 
     schedule: Schedule
-    timing: Timing
-    cost: Cost
-    baseline: Cost
-    phases: Sequence[Mapping[str, Any]]
-    evaluations: tuple[int, float] | None = None
+    flops_per_clip: FlopsPerClip
+    timing: Timing = UNTIMED
+    evaluations: tuple[int, float] = (0, 0.0)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Cost of the training. The seconds exclude data loading and evaluation."""
+        return schedule_cost(self.schedule, self.flops_per_clip, self.timing.ours)
+
+    @cached_property
+    def baseline(self) -> Cost:
+        """Cost of training the baseline."""
+        return baseline_cost(self.schedule, self.flops_per_clip, self.timing.baseline)
 
     @property
     def speed_up(self) -> float | None:
         """Seconds of the baseline divided by seconds of the schedule. None without step times."""
-        return _ratio(self.baseline.seconds, self.cost.seconds)
+        ours, baseline = self.cost.seconds, self.baseline.seconds
+        return baseline / ours if ours and baseline else None
+
+    @cached_property
+    def phases(self) -> list[dict[str, Any]]:
+        """Plain data of each phase."""
+        return [self._phase(number, phase) for number, phase in enumerate(self.schedule.phases, 1)]
+
+    def _phase(self, number: int, phase: Phase) -> dict[str, Any]:
+        schedule = self.schedule
+        flops = partial(iteration_flops, flops_per_clip=self.flops_per_clip)
+        cost = schedule_cost(schedule, self.flops_per_clip, self.timing.ours, [phase])
+        return {
+            "number": number,
+            "stage": phase.stage + 1,
+            "fine_tuning": phase.fine_tuning,
+            "shapes": [asdict(shape) for shape in phase.shapes],
+            "start": phase.start,
+            **asdict(cost),
+            "relative_flops": [flops(shape) / flops(schedule.base) for shape in phase.shapes],
+            "lr": (schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
+            "bn_sizes": phase.bn_sizes,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data for JSON.
@@ -70,32 +96,18 @@ class Plan:
         FLOPs include the forward and backward pass. Times are None without step times.
         """
         return {
-            **_cost_json(self.cost, ""),
-            **_cost_json(self.baseline, "baseline_"),
+            **asdict(self.cost),
+            "baseline": asdict(self.baseline),
             "iteration_factor": self.baseline.iterations / self.cost.iterations,
-            "flops_factor": _ratio(self.baseline.flops, self.cost.flops),
             "speed_up": self.speed_up,
             "seconds_source": self.timing.source,
-            "global_batch": self.schedule.base.batch,
             "base_shape": asdict(self.schedule.base),
             "num_videos": self.schedule.num_videos,
-            "min_final_iterations": MIN_FINAL_ITERATIONS,
-            "evaluations": self.evaluations and self.evaluations[0],
-            "evaluation_share": self.evaluations and self.evaluations[1],
+            "evaluations": self.evaluations[0],
+            "evaluation_share": self.evaluations[1],
             "warnings": plan_warnings(self.schedule),
             "phases": self.phases,
         }
-
-
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above and below else None
-
-
-def _cost_json(cost: Cost, prefix: str) -> dict[str, Any]:
-    values = asdict(cost)
-    seconds = values.pop("seconds")
-    values["hours"] = None if seconds is None else seconds / 3600
-    return {prefix + name: value for name, value in values.items()}
 
 
 def dataset_size(recipe: Recipe, given: int | None = None) -> int:
@@ -138,49 +150,7 @@ def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTI
     check_shapes(recipe, schedule.shapes)
     check_world_size(recipe, schedule)
     flops = flops_per_clip(recipe)
-    return make_plan(schedule, flops, timing, evaluation_share(recipe, schedule, flops))
-
-
-def make_plan(
-    schedule: Schedule,
-    flops_per_clip: FlopsPerClip,
-    timing: Timing = UNTIMED,
-    evaluations: tuple[int, float] | None = None,
-) -> Plan:
-    """Return the plan of a schedule.
-
-    Args:
-        schedule: The schedule.
-        flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
-        timing: Seconds per iteration.
-        evaluations: Result of `evaluation_share`, or None to leave it out of the plan.
-    """
-    cost = schedule_cost(schedule, flops_per_clip, timing.ours)
-    baseline = baseline_cost(schedule, flops_per_clip, timing.baseline)
-    flops = partial(iteration_flops, flops_per_clip=flops_per_clip)
-    costs = [
-        schedule_cost(schedule, flops_per_clip, timing.ours, [phase]) for phase in schedule.phases
-    ]
-    phases = [
-        {
-            "number": number,
-            "stage": phase.stage + 1,
-            "fine_tuning": phase.fine_tuning,
-            "shapes": [asdict(shape) for shape in phase.shapes],
-            "base_shape": asdict(phase.base_shape),
-            "start": phase.start,
-            "iterations": phase.iterations,
-            "epochs": part.epochs,
-            "clips": part.clips,
-            "flops": part.flops,
-            "relative_flops": [flops(shape) / flops(schedule.base) for shape in phase.shapes],
-            "lr": (schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
-            "bn_sizes": phase.bn_sizes,
-            "seconds": part.seconds,
-        }
-        for number, (phase, part) in enumerate(zip(schedule.phases, costs, strict=True), start=1)
-    ]
-    return Plan(schedule, timing, cost, baseline, phases, evaluations)
+    return Plan(schedule, flops, timing, evaluation_share(recipe, schedule, flops))
 
 
 def plan_warnings(schedule: Schedule) -> list[str]:
@@ -223,6 +193,7 @@ def format_plan(plan: Plan) -> str:
         if (ours := getattr(plan.cost, name)) is not None
         if (baseline := getattr(plan.baseline, name)) is not None
     ]
+    count, share = plan.evaluations
     notes = [
         "Shapes are clips × frames × crop², over all machines. BN clips and FLOPs are in the order "
         "of the shapes. FLOPs are the FLOPs of an iteration divided by the FLOPs of an iteration "
@@ -231,8 +202,7 @@ def format_plan(plan: Plan) -> str:
         "TRAIN.BATCH_SIZE, which is per machine, times NUM_SHARDS. The LR is for the global batch.",
         f"Training set: {schedule.num_videos:,} videos.",
     ]
-    if plan.evaluations is not None and plan.evaluations[1]:
-        count, share = plan.evaluations
+    if share:
         notes.append(
             f"Evaluations: {count}. Together with the test, they take {100 * share:.0f} % of the "
             "training FLOPs in addition."

@@ -34,9 +34,9 @@ from slowfast_patches.models.pretrained_transformer import has_start_weights
 from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.picture import plot_plan
-from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
+from slowfast_patches.plan.plan import Plan, format_plan, plan_summary, plan_warnings
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.schedule_picture import plot_plan
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.checkpoint import describe_last, last_checkpoint
@@ -240,7 +240,7 @@ def _write_plan(recipe: Recipe, trainer: Trainer, folder: Path) -> None:
     """Write the plan as text, JSON and a picture, and log a summary of the plan."""
     schedule = trainer.schedule
     flops = flops_per_clip(recipe)
-    plan = make_plan(schedule, flops, evaluations=evaluation_share(recipe, schedule, flops))
+    plan = Plan(schedule, flops, evaluations=evaluation_share(recipe, schedule, flops))
     write_text(folder / "plan.txt", format_plan(plan) + "\n")
     write_text(folder / "plan.json", json.dumps(plan.to_json(), indent=2))
     plot_plan(schedule, learning_rate_of(recipe), folder / "plan.png")

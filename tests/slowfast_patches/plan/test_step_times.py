@@ -1,7 +1,6 @@
 """Tests of files of step times: which recipes they fit, and the hours of a plan by hand."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,29 +145,6 @@ def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config,
     assert found[0] == (Shape(4, 8, 32), None)
     assert {shape for shape, _ in found} == set(schedule_of(cfg, 10**4).shapes)
     assert dict(found[1:])[Shape(32, 4, 16)] == 8
-
-
-@pytest.mark.slow
-def test_what_the_benchmark_writes_gives_the_plan_its_hours(
-    load_program: Callable, tiny_recipe: Path, tmp_path: Path, capsys
-):
-    path = tmp_path / "new" / "times.json"
-    recipe = ["--cfg", str(tiny_recipe)]
-    short = ["--rounds", "2", "--seconds", "0.01", "--output", str(path), "--dataset-size", "240"]
-    pairs = ["MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.5]"]
-    assert load_program("benchmarks/step_time.py").main([*recipe, *short, *pairs]) == 0
-    capsys.readouterr()
-    written = json.loads(path.read_text())
-    assert [row["shape"] for row in written["shapes"]] == [[4, 8, 32], [16, 8, 16], [4, 8, 32]]
-    assert [row["bn_size"] for row in written["shapes"]] == [None, 16, 4]
-    plan = [*recipe, "--json", "--dataset-size", "240", "--step-times", str(path)]
-    assert load_program("tools/plan.py").main([*plan, *pairs]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["baseline_hours"] == pytest.approx(
-        found["baseline_iterations"] * written["shapes"][0]["seconds"]["median"] / 3600
-    )
-    totals = written["variants"][0]["totals"]
-    assert found["speed_up"] == pytest.approx(totals["speed_up"]["median"])
 
 
 def test_step_times_depend_on_the_keys_of_their_own_architecture():

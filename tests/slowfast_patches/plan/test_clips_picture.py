@@ -8,7 +8,7 @@ import pytest
 from multigrid import ClipRequest, Video, Window, stream
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.datasets.sampling import Shown
-from slowfast_patches.plan.clips import _caption, _draw, _label, clips_figure
+from slowfast_patches.plan.clips_picture import _caption, _draw, clips_figure
 from slowfast_patches.plan.recipe_schedule import schedule_of
 
 
@@ -28,13 +28,15 @@ def rows(recipe, schedule):
     return [panels[i : i + 3] for i in range(0, len(panels), 3)]
 
 
-def first_and_last(item):
+def check_drawn(axes, item):
+    """Check that the first and last of the frames side by side are those of the clip."""
     clip = item["clip"][:, :, ::-1] if item["flip"] else item["clip"]
-    return clip[0], clip[-1]
-
-
-def drawn(axes):
-    return [np.asarray(image.get_array()) for image in axes.images]
+    [image] = axes.images
+    size = clip.shape[1]
+    picture = np.asarray(image.get_array())
+    assert picture.shape == (size, min(4, len(clip)) * size, 3)
+    np.testing.assert_array_equal(picture[:, :size], clip[0])
+    np.testing.assert_array_equal(picture[:, -size:], clip[-1])
 
 
 def test_each_shape_has_a_row_of_the_first_clips_of_the_training(recipe, schedule, rows):
@@ -46,10 +48,7 @@ def test_each_shape_has_a_row_of_the_first_clips_of_the_training(recipe, schedul
         for axes, (video, epoch) in zip(row, stream(1, 24, 0, 3), strict=True):
             item = train[ClipRequest(video, epoch, shape, 0)]
             flips.add(item["flip"])
-            frames = drawn(axes)
-            assert len(frames) == min(4, shape.frames)
-            np.testing.assert_array_equal(frames[0], first_and_last(item)[0])
-            np.testing.assert_array_equal(frames[-1], first_and_last(item)[1])
+            check_drawn(axes, item)
             assert ("flipped" in axes.get_xlabel()) == item["flip"]
     assert flips == {True, False}
 
@@ -60,25 +59,18 @@ def test_the_last_row_has_the_evaluation_clips(recipe, schedule, rows):
     assert len(rows) == len(schedule.shapes) + 1
     assert rows[-1][0].get_ylabel() == "evaluation\n8 frames\n32² pixels"
     for axes, number in zip(rows[-1], (0, 4, 7), strict=True):
-        for found, wanted in zip(drawn(axes)[::3], first_and_last(val[number]), strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        check_drawn(axes, val[number])
         assert axes.get_xlabel().endswith("\n0.53 s, 36×36 of 48×40 pixels")
 
 
-def test_classes_have_names_and_several_labels_are_all_named():
-    names = ("up", "down", "left")
-    assert _label([0, 2], names) == "up and left"
-    assert _label([0, 1], None) == "class 0 and class 1"
-    assert _label([], names) == "no label"
-    assert len(_label([0], ["a name that takes more than a line " * 9])) <= 65
-
-
-def test_the_span_of_a_video_without_a_frame_rate_is_in_frames():
+def test_captions_name_all_labels_and_what_is_known_of_the_clip():
+    """The second clip is of a video without a frame rate, and the third of a user's data set."""
     shown = Shown(9, Window(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
-    item = {"classes": [1], "flip": False, "shown": shown}
-    assert _caption(item, ("up", "down")) == "down\n9 frames, 30×30 of 48×40 pixels"
-    del item["shown"]  # of a user's data set
-    assert _caption(item, None) == "class 1\n"
+    item = {"classes": [0, 2], "flip": True, "shown": shown}
+    names = ("up", "down", "left")
+    assert _caption(item, names) == "up, left\n9 frames, 30×30 of 48×40 pixels, flipped"
+    del item["shown"]
+    assert _caption(item, None) == "class 0, class 2\nflipped"
 
 
 def test_a_class_name_is_not_read_as_a_formula():

@@ -41,14 +41,9 @@ def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
         panels[0].text(phase.start, 1.02, name, color=MUTED, fontsize=9, transform=above)
     add_legend(figure, panels[0], "", 3)
     epochs = schedule.clips / schedule.num_videos
-    title = f"{schedule.iterations:,} iterations, {epochs:.1f} epochs"
-    x_label = "iteration"
-    if schedule.cycles:
-        whole = f"{schedule.baseline_iterations:,}"
-        title += f" (baseline: {whole} iterations)"
-        x_label += f" (the baseline's {whole} are drawn over the same width)"
-    figure.suptitle(title, fontsize=11)
-    panels[-1].set_xlabel(x_label)
+    figure.suptitle(f"{schedule.iterations:,} iterations, {epochs:.1f} epochs", fontsize=11)
+    whole = f"{schedule.baseline_iterations:,}"
+    panels[-1].set_xlabel(f"iteration (the baseline's {whole} are drawn over the same width)")
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlim(0, schedule.iterations)
     save_figure(figure, path)

@@ -15,10 +15,8 @@ from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.datasets.protocol import VideoDataset, clips_per_video
 from slowfast_patches.tasks import task_of
 from slowfast_patches.utils.pictures import new_figure
-from slowfast_patches.utils.tables import shorten_list
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _CLIPS = 3
@@ -27,8 +25,6 @@ _FRAMES = 4
 """Maximum number of frames that are drawn of a clip, evenly spaced from the first to the last."""
 _LABEL = 65
 """Maximum number of characters of a label."""
-_PITCH = 1.05
-"""Distance between the frames of a clip, in widths of a frame."""
 
 
 def clips_figure(recipe: Recipe, schedule: Schedule) -> Figure:
@@ -77,29 +73,20 @@ def _draw(rows: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str] 
     columns = max(map(len, rows.values()))
     figure, panels = new_figure(len(rows), 4.2 * columns + 1, 1.5 * len(rows), columns=columns)
     figure.suptitle(f"up to {_FRAMES} frames of each clip, from the first to the last", fontsize=9)
+    for axes in panels:
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        axes.set_xticks([])
+        axes.set_yticks([])
     for row, (title, items) in enumerate(rows.items()):
         cells = panels[row * columns : (row + 1) * columns]
-        for axes in cells:
-            axes.grid(visible=False)
-            axes.spines[:].set_visible(False)
-            axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
         cells[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
         for axes, item in zip(cells, items, strict=False):
-            _draw_clip(axes, item, names)
+            clip = np.asarray(item["clip"])[:, :, :: -1 if item["flip"] else 1]
+            frames = clip[_evenly(len(clip), _FRAMES)]
+            axes.imshow(np.concatenate(frames, axis=1), extent=(0, len(frames), 0, 1))
+            axes.set_xlabel(_caption(item, names), fontsize=8, loc="left", parse_math=False)
     return figure
-
-
-def _draw_clip(axes: Axes, item: Mapping[str, Any], names: Sequence[str] | None) -> None:
-    """Draw frames of a clip next to each other, with a caption below."""
-    clip = np.asarray(item["clip"])
-    if item["flip"]:
-        clip = clip[:, :, ::-1]
-    for place, frame in enumerate(clip[_evenly(len(clip), _FRAMES)]):
-        left = place * _PITCH
-        axes.imshow(frame, extent=(left, left + 1, 0, 1), interpolation="nearest")
-    axes.set_xlim(0, _FRAMES * _PITCH)
-    axes.set_ylim(0, 1)
-    axes.set_xlabel(_caption(item, names), fontsize=8, loc="left", parse_math=False)
 
 
 def _evenly(count: int, most: int) -> list[int]:
@@ -114,19 +101,11 @@ def _caption(item: Mapping[str, Any], names: Sequence[str] | None) -> str:
     """
     if item.get("unread"):
         return "unreadable video"
-    parts = []
+    labels = ", ".join(names[c] if names else f"class {c}" for c in item["classes"])
+    parts = ["flipped"] * bool(item["flip"])
     if "shown" in item:
         frames, window, video = item["shown"]
-        parts.append(f"{frames / video.fps:.2g} s" if video.fps else f"{frames} frames")
-        parts.append(
-            f"{window.width:.0f}×{window.height:.0f} of {video.width}×{video.height} pixels"
-        )
-    if item["flip"]:
-        parts.append("flipped")
-    return f"{_label(item['classes'], names)}\n{', '.join(parts)}"
-
-
-def _label(classes: Sequence[int], names: Sequence[str] | None) -> str:
-    """Return the names of some classes."""
-    text = shorten_list([names[c] if names else f"class {c}" for c in classes]) or "no label"
-    return textwrap.shorten(text, _LABEL, placeholder="…")
+        span = f"{frames / video.fps:.2g} s" if video.fps else f"{frames} frames"
+        crop = f"{window.width:.0f}×{window.height:.0f} of {video.width}×{video.height} pixels"
+        parts = [span, crop, *parts]
+    return f"{textwrap.shorten(labels, _LABEL, placeholder='…')}\n{', '.join(parts)}"

@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +18,9 @@ SHAPES = (Shape(64, 32, 224), Shape(16, 8, 64), Shape(8, 16, 90))
 STAGES = (((94.0, 154.0, 196.0), (0.8, 0.08, 0.008)), ((30.0, 40.0), (0.1, 0.01)))
 LONG_CYCLE = PAPER.long_cycle
 SHORT_CYCLE = PAPER.short_cycle
-CYCLES = ((LONG_CYCLE, SHORT_CYCLE), (LONG_CYCLE, ()), ((), SHORT_CYCLE))
 CASES = [
-    *(
-        (shape, 24_000, *stages, *cycles, 1.5, 1.0)
-        for shape, stages, cycles in product(SHAPES, STAGES, CYCLES)
-    ),
+    *((shape, 24_000, *STAGES[0], LONG_CYCLE, SHORT_CYCLE, 1.5, 1.0) for shape in SHAPES),
+    (SHAPES[0], 24_000, *STAGES[1], (), SHORT_CYCLE, 1.5, 1.0),
     (SHAPES[0], 24_000, *STAGES[0], (), (), 1.0, 1.0),
     (SHAPES[1], 5_000, *STAGES[1], LONG_CYCLE, SHORT_CYCLE, 0.75, 0.5),
     (SHAPES[2], 5_000, *STAGES[1], LONG_CYCLE, (), 2.0, 0.3),
@@ -81,12 +77,6 @@ def test_presets_have_the_iterations_of_their_recipes(page: MiniRacer, number: i
     assert drawn["iterations"] == pytest.approx(schedule.iterations, abs=3)
     last = schedule.at(schedule.iterations - 1)
     assert drawn["phases"][-1]["rate"] == pytest.approx(last.lr)
-
-
-def test_a_training_that_is_too_short_is_told(page: MiniRacer):
-    options = {"base": vars(SHAPES[0]), "videos": 100, "ends": [2, 3], "rates": [0.1, 0.01]}
-    with pytest.raises(Exception, match="too short"):
-        page.eval(f"makeSchedule({json.dumps(options)})")
 
 
 def test_the_data_set_of_own_dataset_returns_the_wanted_clip(tmp_path: Path):

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from multigrid import GENTLE, Schedule, Shape, Video, clip_generator
+from multigrid import GENTLE, Schedule, Shape
 from multigrid import PAPER as PAPERS_CYCLES
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.key_lists import speed_keys
 from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.config.schedule import cycles_of, without_multigrid
-from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of
 
@@ -80,22 +79,13 @@ def test_a_recipe_loads_and_passes_the_check_without_a_warning(name, caplog):
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_header_has_the_command_with_keys_that_exist_and_what_was_published(name):
+def test_the_header_has_the_command_with_keys_that_exist(name):
     lines = (CONFIGS / name).read_text().splitlines()
     text = " ".join(line.strip("# ") for line in takewhile(lambda line: line[0] == "#", lines))
-    assert "published" in text.split("Expect:")[1]
-    assert "easured by us" in text
-    assert "Hardware:" in text
     command = text.split("Hardware:")[0].replace("\\", "").split("multigrid-train ")[1]
     option, path, *pairs = shlex.split(command.replace("[", "").replace("]", ""))
     assert (option, path) == ("--cfg", f"configs/{name}")
-    given = dict(zip(pairs[::2], pairs[1::2], strict=True))
-    assert ("TRAIN.CHECKPOINT_FILE_PATH" in given) == starts_from_weights(name)
     assert load(name, *pairs).data.path_to_data_dir.startswith("/data/")
-
-
-def starts_from_weights(name: str) -> bool:
-    return any(word in name for word in ("IMAGENET", "I3D", "TSM", "SSv2", "Charades"))
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -124,17 +114,6 @@ def test_recipes_have_the_named_cycles(name, cycles):
     assert cycles_of(load(name)) == cycles
 
 
-@pytest.mark.parametrize("name", ["Demo/OWN_VIDEOS", "Demo/OWN_VIDEOS_R50"])
-@pytest.mark.parametrize("cycle", ["GENTLE", "PAPER"])
-def test_cycles_are_inherited_beside_a_base_whatever_it_had(name, cycle, tmp_path):
-    path = tmp_path / "mine.yaml"
-    for base in (name, f"{name}_MULTIGRID"):
-        path.write_text(f"_BASE_: [configs/{base}.yaml, configs/Cycles/{cycle}.yaml]\n")
-        recipe = load_recipe(path)
-        assert cycles_of(recipe) == cycles_of(load(f"Cycles/{cycle}"))
-        assert without_multigrid(recipe).solver.steps == load(name).solver.steps
-
-
 @pytest.mark.slow
 def test_every_model_takes_every_shape_of_its_recipes():
     """Build each model once. The number of clips of a shape makes no difference."""
@@ -145,10 +124,6 @@ def test_every_model_takes_every_shape_of_its_recipes():
         built = repr([values_by_key(recipe)[key] for key in speed_keys() if key.startswith(layers)])
         _, shapes = models.setdefault(built, (recipe, set()))
         shapes |= {Shape(1, shape.frames, shape.crop) for shape in schedule(name).shapes}
-    sizes = {recipe.model.arch: shapes for recipe, shapes in models.values()}
-    # I3D-NL comes last: of 16 × 224², T, T/2, T/4 and H, H/√2, H/2, but never T/4 and H.
-    every = {Shape(1, frames, crop) for frames in (4, 8, 16) for crop in (112, 158, 224)}
-    assert sizes["i3d"] == every - {Shape(1, 4, 224)}
     for recipe, shapes in models.values():
         check_shapes(recipe, shapes)
     # SlowFast R50 with α of 4 and 2, R101, I3D, I3D-NL, I3D without pool, TSM, VideoMAE-B
@@ -181,22 +156,6 @@ def test_iterations_drops_and_rates_are_the_published_ones(name):
         assert lr == pytest.approx([0.002, 0.401, 0.8], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "ends", "rate"),
-    [
-        (CHARADES, Shape(16, 64, 224), (41, 49, 57), 0.0375),
-        (TSM, Shape(64, 8, 224), (40, 80, 100), 0.01),  # Lin, Gan and Han, ICCV 2019, section 5.1
-    ],
-)
-def test_charades_and_tsm_are_given_in_epochs(name, base, ends, rate):
-    run = schedule(name)
-    assert (run.base, run.epochs) == (base, ends[-1])
-    stops = [phase.stop * base.batch / run.num_videos for phase in run.phases]
-    assert stops == pytest.approx(ends, abs=0.002)
-    rates = [run.at(phase.stop - 1).lr for phase in run.phases]
-    assert rates == pytest.approx([rate, rate / 10, rate / 100])
-
-
 # Baseline iterations / multigrid iterations at 1.0, 1.5 and 2.0 × the epochs. The paper prints 3.4,
 # 3.3 and 5.2, 3.4, 2.6 and 5.3, 3.5, 2.6; the third digit follows from its numbers of iterations.
 FACTORS = {
@@ -223,12 +182,6 @@ def test_the_iteration_factors_to_three_digits(name):
 # Table 1 and Figure 3.
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_the_rows_of_table_1_have_the_iterations_of_the_default(name):
-    default = schedule(f"{SLOWFAST}_MULTIGRID").iterations
-    assert schedule(name).iterations == pytest.approx(default, rel=0.01)
-
-
 def test_the_rows_of_table_1_drop_the_coarsest_shapes():
     shapes = [(512, 8, 158), (256, 16, 158), (128, 16, 224), (64, 32, 224)]
     for count in (1, 2, 3):
@@ -253,26 +206,6 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
     rates = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR")
     assert [recipe[key] / base[key] for key in rates] == pytest.approx([clips, clips])
     assert recipe.bn.group_size == 8
-
-
-@pytest.mark.parametrize(
-    ("in_epochs", "iterations", "phases", "mean", "most"),
-    [(False, 37355, 1.45, 0.276, 0.551), (True, 12001, 0.47, 0.613, 0.8)],
-)
-def test_the_deviation_of_the_warm_up(in_epochs, iterations, phases, mean, most):
-    """A phase has 25,735 iterations. The long cycle's factors of the first two are 8 and 4.
-
-    The recipe follows the authors' later releases: its warm-up has the epochs of the baseline's.
-    """
-    assert load(f"{SLOWFAST}_MULTIGRID").multigrid.warmup_in_epochs
-    made = paper_schedule(load(f"{SLOWFAST}_MULTIGRID", "MULTIGRID.WARMUP_IN_EPOCHS", in_epochs))
-    first, second = made.phases[:2]
-    rates = [made.at(i).lr for i in range(second.stop)]
-    warm = next(i for i, lr in enumerate(rates) if lr / (8 if i < first.stop else 4) >= 0.1 - 1e-9)
-    assert warm == pytest.approx(iterations, abs=2)
-    assert warm / first.iterations == pytest.approx(phases, abs=0.01)
-    assert sum(rates[: first.stop]) / first.stop == pytest.approx(mean, abs=0.001)
-    assert max(rates[: first.stop]) == pytest.approx(most, abs=0.001)
 
 
 # Tables 2 to 6.
@@ -320,49 +253,3 @@ def test_the_commands_for_128_gpus_have_the_papers_batch_rates_and_iterations():
         (512, 112_000, 32_685, [0.002, 0.401, 0.8]),
         (256, 100_000, 30_637, [0.04] * 3),
     ]
-
-
-def test_warm_up_of_the_other_data_sets_starts_from_1e_4():
-    """The warm-ups take 0.19 and 4 epochs. In the middle, the rate is the mean of both ends."""
-    for name, epochs, middle in ((SSV2, 0.19, 0.01505), (CHARADES, 4, 0.0188)):
-        run = schedule(name)
-        assert run.at(0).lr == pytest.approx(1e-4)
-        half = run.first_iteration_after(epochs / 2 * run.num_videos)
-        assert run.at(half).lr == pytest.approx(middle, rel=0.002)
-
-
-STRIDE = ("DATA.CLIP_SAMPLING", "stride")
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides", "frames", "most"),
-    [
-        (SLOWFAST, (), 32, 2),
-        (SLOWFAST, (), 8, 8),
-        (I3DS[0], (), 4, 16),
-        (ONE_GPU, (), 2, 32),  # section 5: 8 to 32
-        (SSV2, STRIDE, 16, 8),
-        (CHARADES, (), 16, 8),
-    ],
-)
-def test_strides_are_the_papers(name, overrides, frames, most):
-    """Strides are integers, from the baseline's stride to the one with the span of the baseline."""
-    recipe = load(name, *overrides)
-    sampling = sampling_of(recipe, "train")
-    video, found = Video(5000, 30.0, 340, 256), set[int]()
-    for n in range(60 * most):
-        plan = sampling.training_plan(clip_generator(0, 0, n), Shape(8, frames, 112), video)
-        found |= {int(x) for x in plan.positions[1:] - plan.positions[:-1]}
-    assert found == set(range(recipe.data.sampling_rate, most + 1))
-
-
-@pytest.mark.parametrize(("fps", "reach"), [(24.0, 49), (30.0, 62), (60.0, 124)])
-def test_the_deviation_of_strides_in_seconds_from_strides_in_frames(fps, reach):
-    """31 strides of 2 are 62 frames of the video in the paper (footnote 5), and 62/30 s here."""
-    video = Video(1000, fps, 340, 256)
-    for overrides, expected in (((), reach), (("DATA.TARGET_FPS", 0), 62)):
-        recipe = load(SLOWFAST, *overrides)
-        plan = sampling_of(recipe, "train").training_plan(
-            clip_generator(0, 0, 0), Shape(64, 32, 224), video
-        )
-        assert plan.positions[-1] - plan.positions[0] == pytest.approx(expected, abs=1)

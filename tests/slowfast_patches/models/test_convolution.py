@@ -1,7 +1,6 @@
 """`PlanarConv3d` has the values and gradients of `nn.Conv3d`, and replaces the right kernels."""
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,13 +11,10 @@ from slowfast_patches.models.layers.convolution import PlanarConv3d, convert_con
 # Convolutions of PySlowFast's models: (channels in, out), kernel, stride. Padding keeps the size.
 KERNELS = {
     "1×1×1": ((6, 9), (1, 1, 1), (1, 1, 1)),
-    "1×1×1, shortcut": ((6, 9), (1, 1, 1), (1, 2, 2)),
     "1×1×1, every other frame": ((6, 9), (1, 1, 1), (2, 3, 4)),
     "3×1×1": ((6, 9), (3, 1, 1), (1, 1, 1)),
-    "3×1×1, thin": ((6, 4), (3, 1, 1), (1, 1, 1)),
     "fusion": ((6, 9), (5, 1, 1), (4, 1, 1)),
     "thin stem": ((3, 2), (5, 7, 7), (1, 2, 2)),
-    "stem of 15": ((3, 15), (5, 7, 7), (1, 2, 2)),
     "1×3×3": ((6, 9), (1, 3, 3), (1, 2, 2)),
     "wide stem": ((3, 16), (5, 7, 7), (1, 2, 2)),
     "every other frame": ((3, 2), (3, 3, 3), (2, 1, 1)),
@@ -46,90 +42,49 @@ def passed(module: nn.Conv3d, x: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], weights)]
 
 
-def assert_same(plain: nn.Conv3d, x: Tensor) -> nn.Conv3d:
-    """Compare a convolution with its replacement, and return the replacement."""
+def assert_same(plain: nn.Conv3d, x: Tensor) -> None:
+    """Compare a convolution with its replacement."""
     planar = convert_convolutions(copy.deepcopy(plain))
     assert type(planar) is PlanarConv3d
     for ours, wanted in zip(passed(planar, x), passed(plain, x), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12 * wanted.abs().max())
-    return planar
+    assert planar(x).is_contiguous()  # BN of small clips is ten times as slow in another format
 
 
-@pytest.fixture
-def kernels_given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[torch.Size]]:
-    """Provide `kernels_given(module, x)`: shapes of the kernels given to torch's conv3d."""
-
-    def given(module: nn.Module, x: Tensor) -> list[torch.Size]:
-        kernels = list[torch.Size]()
-        convolve = nn.functional.conv3d
-
-        def recorded(x: Tensor, weight: Tensor, *rest: object) -> Tensor:
-            kernels.append(weight.shape)
-            return convolve(x, weight, *rest)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(nn.functional, "conv3d", recorded)
-            module(x)
-        return kernels
-
-    return given
-
-
-@pytest.mark.parametrize(("frames", "bias"), [(1, True), (3, False), (8, True)])
+@pytest.mark.parametrize("size", [(1, 9, 8), (3, 9, 8), (8, 9, 8), (2, 1, 1), (2, 2, 3)])
 @pytest.mark.parametrize("name", KERNELS)
-def test_values_and_gradients_are_those_in_three_dimensions(name, bias, frames):
-    plain = convolution(name, bias=bias)
-    assert_same(plain, clips(plain.in_channels, frames))
-
-
-@pytest.mark.parametrize("size", [(1, 1, 1), (1, 2, 2), (2, 1, 1), (4, 9, 8)])
-@pytest.mark.parametrize("name", KERNELS)
-def test_outputs_are_contiguous(name, size):
-    """BN of small clips takes ten times as long in another memory format."""
-    module = convert_convolutions(convolution(name))
-    assert module(clips(module.in_channels, *size)).is_contiguous()
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 3)])
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_that_are_larger_than_the_clip(name, size, kernels_given):
-    """Only the weights that meet a pixel are given to torch. The others have no gradient."""
-    plain = convolution(name, bias=False)
-    x = clips(plain.in_channels, 2, *size)
-    for shape in kernels_given(assert_same(plain, x), x):
-        assert all(side < 2 * clip for side, clip in zip(shape[2:], (2, *size), strict=True))
+def test_values_and_gradients_are_those_in_three_dimensions(name, size):
+    """Some kernels are larger than the clip."""
+    plain = convolution(name, bias=size[0] != 3)
+    assert_same(plain, clips(plain.in_channels, *size))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("3×1×1", (1, 2, 2)), ("thin stem", (4, 9, 8))])
-def test_they_compile_into_one_graph(name, size):
-    module = convert_convolutions(convolution(name))
-    x = clips(module.in_channels, *size)
+def test_the_stem_compiles_into_one_graph():
+    module = convert_convolutions(convolution("thin stem"))
+    x = clips(3, 4)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     ours, wanted = (torch.autograd.grad(m(x).sum(), module.weight)[0] for m in (compiled, module))
     torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_only_kernels_that_gain_by_it_are_replaced(name, kernels_given):
+def test_only_kernels_that_gain_by_it_are_replaced(name, monkeypatch):
     module = convert_convolutions(convolution(name))
-    replaced = not kernels_given(module, clips(module.in_channels, 4))
-    assert replaced == (name not in ("1×3×3", "wide stem", "every other frame"))
+    monkeypatch.delattr(nn.functional, "conv3d")
+    x = clips(module.in_channels, 4)
+    if name in ("1×3×3", "wide stem", "every other frame"):
+        with pytest.raises(AttributeError, match="conv3d"):
+            module(x)
+    else:
+        assert module(x).shape[0] == 2
 
 
-@pytest.mark.parametrize(
-    "plain",
-    [
-        convolution("3×1×1", groups=3),
-        convolution("3×1×1", dilation=(2, 1, 1)),
-        nn.Conv3d(6, 2, (3, 2, 2), padding=(1, 1, 1), dtype=torch.float64),
-    ],
-)
-def test_other_convolutions_stay_torchs_own(plain, kernels_given):
+@pytest.mark.parametrize("options", [{"groups": 3}, {"dilation": (2, 1, 1)}])
+def test_other_convolutions_stay_torchs_own(options):
+    plain = convolution("3×1×1", **options)
     x = clips(6, 8)
-    planar = convert_convolutions(copy.deepcopy(plain))
-    assert torch.equal(planar(x), plain(x))
-    assert kernels_given(planar, x)
+    assert torch.equal(convert_convolutions(copy.deepcopy(plain))(x), plain(x))
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,9 @@ def dropped(clips: list[int], p: float = 0.5, seed: int = 0):
 
 
 def test_a_clip_keeps_its_mask_in_any_company_and_order():
-    together = dropped([7, 2, 10**12])
+    together = dropped([10**12, 7, 2])
     for place, number in ((0, 10**12), (1, 7), (2, 2)):
-        shuffled = dropped([10**12, 7, 2])
-        assert torch.equal(shuffled[place], dropped([number])[0])
-    assert torch.equal(together[1], dropped([2, 3])[0])
+        assert torch.equal(together[place], dropped([number])[0])
 
 
 def test_clips_and_seeds_have_their_own_masks():

@@ -59,9 +59,6 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
     assert changed == {name for name in before if not name.startswith("s1.")}
-    plain = nn.Sequential(*list(Net().s1)).eval()
-    plain.load_state_dict({k.removeprefix("s1."): v for k, v in before.items() if "s1" in k})
-    torch.testing.assert_close(net.s1(x), plain(x))
 
 
 TWO_LAYERS = ("MODEL.ARCH", "hf", "HF.CONFIG", {"num_hidden_layers": 2})
@@ -70,7 +67,6 @@ TWO_LAYERS = ("MODEL.ARCH", "hf", "HF.CONFIG", {"num_hidden_layers": 2})
 @pytest.mark.parametrize(
     ("keys", "patterns", "learning"),
     [
-        (("MODEL.ARCH", "slowfast"), "backbone", {"head": 2}),
         # Three blocks of three convolutions and a shortcut, each with its norm, in two pathways.
         (("MODEL.ARCH", "slowfast"), "s1,s1_fuse,s[2-4]*", {"s5": 60, "head": 2}),
         (TWO_LAYERS, "backbone", {"fc_norm": 2, "classifier": 2}),

@@ -2,12 +2,10 @@
 
 import pytest
 
-from multigrid import Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.plan.flops import flops_per_clip
-from slowfast_patches.plan.recipe_schedule import schedule_of
 
 SLOWFAST = "SLOWFAST_8x8_R50"
 R101 = "SLOWFAST_8x8_R101"
@@ -51,35 +49,12 @@ def test_multiply_adds_of_a_clip_are_the_published_ones(name, frames, crop, publ
 
 
 @pytest.mark.slow
-def test_videomae_b_has_the_published_parameters_and_operations_and_its_cooldown_is_cheap():
-    """Table 6 of Tong et al., NeurIPS 2022, has 87 M parameters and 180 G operations.
-
-    The first phase of V-JEPA 2 has a quarter of the frames and two thirds of the side, which is a
-    ninth of the pixels. Because of attention it costs less than a ninth.
-    """
+def test_videomae_b_has_the_published_parameters_and_operations():
+    """Table 6 of Tong et al., NeurIPS 2022, has 87 M parameters and 180 G operations."""
     assert parameters(VIDEOMAE) == pytest.approx(87e6, rel=0.01)
     assert multiply_adds(VIDEOMAE, 16, 224) == pytest.approx(180, rel=0.01)
-    recipe = load(f"{VIDEOMAE}_COOLDOWN")
-    *low, late, falling, fallen = schedule_of(recipe, recipe.data.num_train_videos).phases
-    assert {phase.base_shape for phase in low} == {Shape(64, 4, 144)}
-    assert {phase.base_shape for phase in (late, falling, fallen)} == {Shape(64, 16, 224)}
-    assert multiply_adds(VIDEOMAE, 4, 144) < 180 * (4 * 144**2) / (16 * 224**2)
 
 
 def test_slowfast_r50_has_the_published_parameters():
     """The model is PySlowFast's SLOWFAST_8x8_R50 with 400 classes."""
     assert parameters(SLOWFAST) == 34_566_488
-
-
-def test_the_parameters_of_i3d_by_hand():
-    """A ResNet-50 has 25,557,032, of which 1000 · 2049 are its 1000 classes'.
-
-    A temporal kernel of k repeats a convolution's weights k times. conv1 (3 · 64 · 7²) has 5. These
-    first convolutions of blocks have 3: 64 · 64 and twice 256 · 64 in res2, 256 · 128 and 512 · 128
-    in res3, 512 · 256 and twice 1024 · 256 in res4, 2048 · 512 in res5.
-    """
-    image = 25_557_032 - 1000 * 2049 + 400 * 2049
-    res2, res3 = 64 * 64 + 2 * 256 * 64, 256 * 128 + 512 * 128
-    res4, res5 = 512 * 256 + 2 * 1024 * 256, 2048 * 512
-    inflated = image + 4 * 3 * 64 * 49 + 2 * (res2 + res3 + res4 + res5)
-    assert parameters(I3D) == parameters(I3D_1GPU) == inflated == 28_043_472

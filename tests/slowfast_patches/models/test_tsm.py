@@ -10,7 +10,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
+from slowfast_patches.models.tsm import temporal_shift
 
 THIN = (
     *("MODEL.ARCH", "tsm", "RESNET.WIDTH_PER_GROUP", 8, "MODEL.NUM_CLASSES", 4),
@@ -60,7 +60,7 @@ def clips() -> Tensor:
 
 
 def shift_by_loop(x: Tensor, channels: int) -> Tensor:
-    out = torch.zeros_like(x)
+    out = 0 * x
     for n in range(x.shape[0]):
         for c in range(x.shape[1]):
             for t in range(x.shape[2]):
@@ -81,24 +81,11 @@ def test_a_shift_is_the_plain_loops_in_memory_of_its_own_in_the_same_format(
     assert torch.equal(found, shift_by_loop(x, shifted))
     assert found.stride() == x.stride()
     assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-    (gradient,) = torch.autograd.grad(found, x, torch.ones_like(found))
-    assert gradient.stride() == x.stride()
-
-
-@pytest.mark.parametrize("shifted", [0, 2])
-def test_the_gradients_of_a_shift_are_its_derivatives(shifted: int):
-    x = torch.randn(2, 5, 3, 2, 1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: temporal_shift(x, shifted), x)
-
-
-def test_a_shifted_convolution_is_the_convolution_of_the_shift():
-    convolution = nn.Conv3d(9, 6, (1, 3, 3), (1, 2, 2), (0, 2, 2), (1, 2, 2), groups=3)
-    shifted = ShiftedConv3d(convolution, 4)
-    assert shifted.weight is convolution.weight
-    assert shifted.bias is convolution.bias
-    x = torch.randn(2, 9, 4, 7, 7)
-    expected = convolution(shift_by_loop(x, 2))
-    torch.testing.assert_close(shifted(x), expected, rtol=0, atol=0)
+    gradients = torch.rand_like(found)
+    (ours,) = torch.autograd.grad(found, x, gradients)
+    (wanted,) = torch.autograd.grad(shift_by_loop(x, shifted), x, gradients)
+    assert torch.equal(ours, wanted)
+    assert ours.stride() == x.stride()
 
 
 # The network.

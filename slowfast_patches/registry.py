@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slowfast_patches.utils.tables import format_list
-
 __all__ = [
     "DatasetFamily",
     "ModelFamily",
@@ -61,15 +59,10 @@ class Registry(Mapping[str, T]):
         Raises:
             ValueError: The name is taken, or has invalid characters.
         """
-        if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+        if name in self.entries or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
             raise ValueError(
-                f"{name!r} cannot be the name of a {self.kind}. Use letters, digits, '_', '.' and "
-                "'-', with a letter first."
-            )
-        if name in self.entries:
-            raise ValueError(
-                f"there is already a {self.kind} named {name!r}. Use a name other than "
-                f"{format_list(list(self.entries), 'or')}."
+                f"{name!r} cannot be the name of a new {self.kind}: it is taken, or has characters "
+                "other than letters, digits, '_', '.' and '-', with a letter first."
             )
         self.entries[name] = entry
 
@@ -237,17 +230,9 @@ def register_model(
         family: Properties of the model. By default, the model has one pathway.
 
     Raises:
-        ValueError: The name is taken or invalid, or `family` does not have 1 or 2 pathways.
+        ValueError: The name is taken or invalid.
     """
-    family = family or ModelFamily()
-    if family.pathways not in (1, 2):
-        raise ValueError(f"the model {name!r} has {family.pathways} pathways, but must have 1 or 2")
-
-    def decorate(build: _Decorated) -> _Decorated:
-        MODELS.add(name, replace(family, build=build))
-        return build
-
-    return decorate
+    return _registering(MODELS, name, family or ModelFamily())
 
 
 def register_dataset(name: str, dataset: DatasetFamily) -> None:
@@ -279,15 +264,9 @@ def register_task(
         ValueError: The name is taken or invalid.
     """
     family = family or TaskFamily()
-    key, value = family.switch
-
-    def decorate(build: _Decorated) -> _Decorated:
-        TASKS.add(
-            name, replace(family, build=build, switch=(key, value if key != "DATA.TASK" else name))
-        )
-        return build
-
-    return decorate
+    if family.switch[0] == "DATA.TASK":
+        family = replace(family, switch=("DATA.TASK", name))
+    return _registering(TASKS, name, family)
 
 
 def register_augmentation(name: str) -> Callable[[Augment], Augment]:
@@ -297,33 +276,26 @@ def register_augmentation(name: str) -> Callable[[Augment], Augment]:
         name: Name of the augmentation in AUG.CUSTOM.
 
     Raises:
-        ValueError: The name is taken or invalid, or the function does not return a clip of the
-            same shape and type.
+        ValueError: The name is taken or invalid.
     """
 
     def decorate(augment: Augment) -> Augment:
-        change_clip(name, augment, np.zeros((2, 32, 32, 3), np.uint8), np.random.default_rng(0))
         AUGMENTATIONS.add(name, augment)
         return augment
 
     return decorate
 
 
-def change_clip(
-    name: str, augment: Augment, clip: NDArray[np.uint8], rng: np.random.Generator
-) -> None:
-    """Apply an augmentation and write the result into the clip.
+def _registering(
+    registry: Registry[Any], name: str, family: Any
+) -> Callable[[_Decorated], _Decorated]:
+    """Return a decorator that registers a class or function as `build` of a family."""
 
-    Raises:
-        ValueError: The augmentation does not return a clip of the same shape and type.
-    """
-    changed = augment(clip, rng)
-    found = (getattr(changed, "shape", None), getattr(changed, "dtype", type(changed)))
-    if found != (clip.shape, clip.dtype):
-        raise ValueError(
-            f"the augmentation {name!r} must return a clip {clip.shape} uint8, not {changed!r:.60}"
-        )
-    clip[...] = changed
+    def decorate(build: _Decorated) -> _Decorated:
+        registry.add(name, replace(family, build=build))
+        return build
+
+    return decorate
 
 
 def task_name(values: Any) -> str:
@@ -332,5 +304,5 @@ def task_name(values: Any) -> str:
     Args:
         values: A recipe, or a mapping from full keys to values.
     """
-    switches = {name: family.switch for name, family in TASKS.items()}
-    return next(n for n, (key, value) in reversed(switches.items()) if values[key] == value)
+    selected = [n for n, f in TASKS.items() if values[f.switch[0]] == f.switch[1]]
+    return selected[-1]  # A registered task takes precedence over DATA.MULTI_LABEL.

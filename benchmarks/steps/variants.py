@@ -15,7 +15,7 @@ from multigrid import Batch, Shape
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.key_lists import speed_switches
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_local_batches
+from slowfast_patches.config.schedule import check_world_size
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
@@ -97,7 +97,7 @@ def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
         if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
             check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
         if "TRAIN.COMPILE" in on:
-            check_local_batches(recipe, schedule_of(recipe, MANY_VIDEOS))
+            check_world_size(recipe, schedule_of(recipe, MANY_VIDEOS))
     except ValueError as error:
         return str(error)
     if "TRAIN.COMPILE" in on and (problem := compiler_problem(device)) is not None:

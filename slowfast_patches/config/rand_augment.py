@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-_PART = re.compile(r"(mstd|m|n|inc)(\d{1,4}(?:\.\d{1,8})?)")
-_MOST_OPERATIONS = 10
+_TEXT = re.compile(r"rand(-(mstd|m|n|inc)\d+(\.\d+)?)*")
+_OPTION = re.compile(r"-(mstd|m|n|inc)([\d.]+)")
 
 
 def parse_rand_augment(text: str) -> tuple[int, float, float]:
@@ -24,21 +24,12 @@ def parse_rand_augment(text: str) -> tuple[int, float, float]:
     Raises:
         ValueError: The text does not have this format.
     """
-    name, *parts = text.split("-")
     values = {"n": 2.0, "m": 9.0, "mstd": 0.0, "inc": 1.0}
-    for part in parts:
-        if (found := _PART.fullmatch(part)) is None:
-            raise ValueError(text)
-        values[found[1]] = float(found[2])
-    count = int(values["n"])
-    if (
-        name != "rand"
-        or values["inc"] != 1
-        or not 1 <= count == values["n"] <= _MOST_OPERATIONS
-        or values["m"] > 10
-    ):
+    values |= {name: float(number) for name, number in _OPTION.findall(text)}
+    fits = values["n"] in range(1, 11) and values["m"] <= 10 and values["inc"] == 1
+    if not (_TEXT.fullmatch(text) and fits):
         raise ValueError(text)
-    return count, values["m"], values["mstd"]
+    return int(values["n"]), values["m"], values["mstd"]
 
 
 def is_rand_augment(text: str) -> bool:

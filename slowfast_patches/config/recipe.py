@@ -128,15 +128,13 @@ class Recipe:
         may_differ=True,
     )
 
-    processes_per_machine: int = dataclasses.field(default=0, compare=False, metadata={"key": None})
+    processes_per_machine: int = dataclasses.field(default=0, compare=False)
     """Number of processes that a launcher started on each machine, or 0 without a launcher.
 
     This field is not a key.
     """
 
-    given: frozenset[str] = dataclasses.field(
-        default=frozenset(), compare=False, metadata={"key": None}
-    )
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
     """Keys that the command line, or the overrides of `load_recipe`, set. This is not a key."""
 
     @property
@@ -222,11 +220,10 @@ def _keys(section: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
     kinds = get_type_hints(section)
     for field in dataclasses.fields(section):
         name = prefix + field.name.upper().rstrip("_")
-        metadata = field.metadata.get("key", Key())
         if dataclasses.is_dataclass(field.default):
             yield from _keys(type(field.default), f"{name}.")
-        elif metadata is not None:
-            yield name, metadata._replace(kind=kinds[field.name])
+        elif "key" in field.metadata:
+            yield name, field.metadata["key"]._replace(kind=kinds[field.name])
 
 
 KEYS: Mapping[str, Key] = dict(_keys(Recipe))

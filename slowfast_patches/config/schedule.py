@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from multigrid import Cycles, LearningRate, Schedule, check_processes
 from multigrid.batchnorm import check_accumulation
-from multigrid.keys import (
-    cycles_from,
-    phase_keys,
-    rate_from,
-)
+from multigrid.keys import cycles_from, phase_keys, rate_from
 from slowfast_patches.config.recipe import Recipe
 
 
@@ -44,48 +40,33 @@ def cycle_keys(cycles: Cycles) -> dict[str, object]:
 
 
 def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
-    """Check that the mini-batches of a schedule can be split over the recipe's processes.
+    """Check that the processes of a recipe can train every shape of a schedule.
 
     Raises:
-        ValueError: The number of processes is not possible. The message names possible numbers.
+        ValueError: The mini-batches cannot be split over the processes, or the BN groups of a
+            process cannot be split into SOLVER.ACCUMULATION_STEPS micro-batches. Or TRAIN.COMPILE
+            is on although several processes share BN statistics.
     """
+    world_size = recipe.world_size
+    steps = recipe.solver.accumulation_steps
+    has_batchnorm = recipe.model.has_batchnorm
     try:
-        check_processes(schedule, recipe.world_size)
+        check_processes(schedule, world_size)
+        check_accumulation(schedule, world_size, steps, has_batchnorm)
     except ValueError as error:
         raise ValueError(
             f"{error} (TRAIN.BATCH_SIZE {recipe.train.batch_size}, NUM_SHARDS {recipe.num_shards}, "
-            f"{recipe.bn_key} {recipe.bn_size})"
+            f"{recipe.bn_key} {recipe.bn_size}, SOLVER.ACCUMULATION_STEPS {steps})"
         ) from None
-    check_local_batches(recipe, schedule)
-
-
-def check_local_batches(recipe: Recipe, schedule: Schedule) -> None:
-    """Check that every shape supports TRAIN.COMPILE and SOLVER.ACCUMULATION_STEPS.
-
-    Raises:
-        ValueError: TRAIN.COMPILE is on although several processes share BN statistics. Or the BN
-            groups of a process cannot be split into SOLVER.ACCUMULATION_STEPS micro-batches.
-    """
-    world_size = recipe.world_size
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
             clips = shape.batch // world_size
-            group = size if recipe.model.has_batchnorm else 1
-            if recipe.train.compile and (group or 0) > clips:
+            if recipe.train.compile and has_batchnorm and (size or 0) > clips:
                 raise ValueError(
-                    f"TRAIN.COMPILE True is not possible at {shape}: each of {world_size} "
-                    f"processes has only {clips} clips, so a BN group of {group} clips spans "
-                    "several processes. Set TRAIN.COMPILE False, use fewer processes, or set a "
-                    "larger TRAIN.BATCH_SIZE."
+                    f"TRAIN.COMPILE True is not possible at {shape}: a process has only {clips} "
+                    f"clips, so a BN group of {size} clips spans several processes. Set "
+                    "TRAIN.COMPILE False, use fewer processes, or set a larger TRAIN.BATCH_SIZE."
                 )
-    steps = recipe.solver.accumulation_steps
-    try:
-        check_accumulation(schedule, world_size, steps, recipe.model.has_batchnorm)
-    except ValueError as error:
-        raise ValueError(
-            f"SOLVER.ACCUMULATION_STEPS is {steps}, but {error} ({recipe.bn_key} "
-            f"{recipe.bn_size}, TRAIN.BATCH_SIZE {recipe.train.batch_size})"
-        ) from None
 
 
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:

@@ -8,7 +8,6 @@ from slowfast_patches.config.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
     CLASS_WEIGHTS,
-    CSV,
     FROM_ZERO,
     NO_OR_FROM_ZERO,
     RATIO,
@@ -272,6 +271,5 @@ class Test:
         "",
         "CSV file in OUTPUT_DIR for the predictions of the test: label, prediction and class "
         "probabilities of each video. An existing file is replaced. Empty: no file.",
-        CSV,
         may_differ=True,
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slowfast_patches.config.data_keys import Aug
 from slowfast_patches.config.rand_augment import parse_rand_augment
-from slowfast_patches.registry import AUGMENTATIONS, change_clip
+from slowfast_patches.registry import AUGMENTATIONS
 
 Clip = NDArray[np.uint8]
 """Clip, (T, S, S, 3) uint8 RGB."""
@@ -81,7 +81,13 @@ class Augmentation:
             for _ in range(self._keys.re_count):
                 self._erase(clip, rng)
         for name, augment in self._custom:
-            change_clip(name, augment, clip, rng)
+            changed = augment(clip, rng)
+            if np.shape(changed) != clip.shape or changed.dtype != clip.dtype:
+                raise ValueError(
+                    f"the augmentation {name!r} must return a clip {clip.shape} uint8, not "
+                    f"{changed!r:.60}"
+                )
+            clip[...] = changed
 
     def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
         """Fill a random rectangle with the mean colour or with noise.

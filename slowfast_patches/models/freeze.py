@@ -41,9 +41,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for module in _frozen_modules(model):
         # Replace the method: torch has no hook for `train`, and a wrapper would rename parameters.
         module.train = partial(_stay_in_evaluation, module)  # type: ignore[method-assign]
-    counts = [p.numel() for p in model.parameters() if not p.requires_grad]
-    total = sum(p.numel() for p in model.parameters())
-    logger.info("TRAIN.FREEZE: %d of %d parameters are frozen.", sum(counts), total)
+    logger.info("TRAIN.FREEZE: %d parameter tensors are frozen.", len(names))
 
 
 def frozen_names(model: nn.Module, patterns: Sequence[str]) -> Collection[str]:
@@ -66,8 +64,8 @@ def frozen_names(model: nn.Module, patterns: Sequence[str]) -> Collection[str]:
             parts = format_list([name for name, _ in model.named_children()])
             raise ValueError(
                 f"TRAIN.FREEZE {pattern} matches no parameter of the model. Set TRAIN.FREEZE to "
-                f"backbone, or to names of modules ({parts}) or parameters (such as "
-                f"{next(iter(names))}). Names may have the wildcards * and ?."
+                f"backbone, or to names of modules, such as {parts}, or parameters. Names may have "
+                "the wildcards * and ?."
             )
         frozen |= matched
     if not any(name.startswith(_HEAD) for name in names - frozen):

@@ -41,11 +41,10 @@ def build_optimizer(
     depths = parameter_depths(model) if by_depth else dict.fromkeys(model.parameters(), 0)
     members = defaultdict[tuple[int, int], list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # TRAIN.FREEZE
-            continue
         flat = solver.zero_wd_1d_param and parameter.ndim in (0, 1, 3)
         kind = 0 if "bn" in name else 2 if flat else 1
-        members[kind, depths[parameter]].append(parameter)
+        if parameter.requires_grad:
+            members[kind, depths[parameter]].append(parameter)
     last = max(depths.values())
     groups = [
         {
@@ -55,16 +54,14 @@ def build_optimizer(
         }
         for kind, depth in sorted(members)
     ]
-    plain: dict[str, Any] = {
-        "momentum": solver.momentum,
-        "dampening": solver.dampening,
-        "nesterov": solver.nesterov,
-    }
-    fast = {"fused": True} if solver.fused or fused else {}
+    options: dict[str, Any] = {"lr": solver.base_lr}
+    if solver.fused or fused:
+        options["fused"] = True
     if solver.optimizing_method == "sgd":
-        return torch.optim.SGD(groups, lr=solver.base_lr, **plain, **fast)
+        options |= {"momentum": solver.momentum, "dampening": solver.dampening}
+        return torch.optim.SGD(groups, nesterov=solver.nesterov, **options)
     kind_of = torch.optim.AdamW if solver.optimizing_method == "adamw" else torch.optim.Adam
-    return kind_of(groups, lr=solver.base_lr, betas=(0.9, 0.999), **fast)
+    return kind_of(groups, **options)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -94,17 +91,9 @@ def clip_gradients(recipe: Recipe, model: nn.Module) -> None:
 
 
 def is_mixed(recipe: Recipe) -> bool:
-    """Return whether a recipe uses mixed precision.
-
-    Raises:
-        ValueError: TRAIN.MIXED_PRECISION has not been resolved to True or False.
-    """
+    """Return whether a resolved recipe uses mixed precision."""
     mixed = recipe.train.mixed_precision
-    if not isinstance(mixed, bool):
-        raise ValueError(
-            f"TRAIN.MIXED_PRECISION {mixed} has not been resolved. Set TRAIN.MIXED_PRECISION to "
-            "True or False."
-        )
+    assert isinstance(mixed, bool), "launch.resolve replaces auto"
     return mixed
 
 

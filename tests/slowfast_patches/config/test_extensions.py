@@ -55,7 +55,7 @@ def write(text: str) -> None:
     [
         ("import no_such_package", "IMPORTS mine: No module named 'no_such_package'.*PYTHONPATH"),
         ("raise SystemExit(3)", r"SystemExit: 3 \(.*mine.py, line 2\)"),
-        ("register_model('tsm')(int)", "IMPORTS mine: .*already a model named 'tsm'"),
+        ("register_model('tsm')(int)", "IMPORTS mine: .*'tsm' cannot be the name of a new model"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_a_mistake_of_the_user(text: str, said: str):
@@ -89,12 +89,6 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
 
 
 # What they register.
-
-
-def test_names_are_taken_once():
-    for name in ("my net", "tsm"):
-        with pytest.raises(ValueError, match=f"'{name}'"):
-            register_model(name)(int)
 
 
 class Logits(nn.Module):
@@ -174,3 +168,7 @@ def test_augmentations_are_applied_in_order_as_often_as_they_are_named():
     keys = load_recipe(None, [*off, "AUG.CUSTOM", "dark, light, dark"]).aug
     Augmentation(keys, (0.5,) * 3, 0)(clip, 0, 0)
     assert (clip == 30).all()
+    register_augmentation("half")(lambda clip, rng: clip / 2)
+    keys = load_recipe(None, [*off, "AUG.CUSTOM", "half"]).aug
+    with pytest.raises(ValueError, match="'half' must return a clip"):
+        Augmentation(keys, (0.5,) * 3, 0)(clip, 0, 0)

@@ -176,10 +176,7 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(
-            ({f"{name}_strategy": "epoch"}, f"{name}_strategy.*Use 'steps'.*{name}_steps")
-            for name in ("eval", "save", "logging")
-        ),
+        ({"eval_strategy": "epoch"}, "Use 'steps', and eval_steps"),
         ({"gradient_accumulation_steps": 2}, "[Ll]eave it out"),
         ({"ignore_data_skip": True}, "[Ll]eave it out"),
         ({"max_steps": 3}, "max_steps differs from the 18 iterations of the schedule"),
@@ -190,17 +187,11 @@ def test_arguments_that_would_train_something_else_are_refused(tmp_path, options
         train(tmp_path, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"save_steps": 500}, "save_steps is 500, but the training has 18 iterations"),
-        ({"num_train_epochs": 7, "warmup_steps": 2}, "num_train_epochs, warmup_steps have no eff"),
-        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy have no effect"),
-    ],
-)
-def test_arguments_without_effect_are_named(tmp_path, options, message):
-    settings = arguments(tmp_path, **options)
-    with pytest.warns(UserWarning, match=message):
+def test_arguments_without_effect_are_named(tmp_path):
+    settings = arguments(tmp_path, num_train_epochs=7, train_sampling_strategy="group_by_length")
+    with pytest.warns(
+        UserWarning, match="num_train_epochs, train_sampling_strategy have no effect"
+    ):
         MultigridTrainer(schedule=SCHEDULE, model=new_model(), args=settings)
 
 
@@ -213,6 +204,5 @@ def test_a_transformers_that_loses_weights_is_refused_with_what_to_do():
 def test_vivits_processor_scales_to_minus_one_and_one_first():
     """Black is (-1 - 0.5) / 0.5 and white (1 - 0.5) / 0.5; the video processor has no offset."""
     told = transformers.VivitImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3).to_dict()
-    for values in (told, {key: value for key, value in told.items() if key != "offset"}):
-        mean, std = processor_colours(values)
-        assert [(value - mean[0]) / std[0] for value in (0, 1)] == pytest.approx([-3, 1])
+    mean, std = processor_colours({key: told[key] for key in told if key != "offset"})
+    assert [(value - mean[0]) / std[0] for value in (0, 1)] == pytest.approx([-3, 1])

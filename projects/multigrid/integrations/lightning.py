@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,8 +14,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import nn
+from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,13 +24,15 @@ from multigrid.sampler import Batch, MultigridBatchSampler
 from multigrid.schedule import Schedule
 from multigrid.training import Training
 
-_NO_ACCUMULATION = (
-    "accumulate_grad_batches would merge several iterations of the schedule into one. Leave it "
-    "out, and choose a smaller batch for make_schedule"
-)
-
 _ONE_EPOCH = "for Lightning, the whole training is one epoch"
 _BY_STEPS = "Pass val_check_interval=N to the Trainer, where N is a number of iterations"
+_UNSUITABLE = (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+"""Callbacks that act by epochs, or change the batch size or the learning rate."""
 
 
 class _WholeLoader(DataLoader[Batch]):
@@ -45,12 +46,16 @@ class _WholeLoader(DataLoader[Batch]):
     training: Training
 
     def __iter__(self) -> Any:
-        return _refuse() if self.training.model is None else super().__iter__()
+        # Raised when the first mini-batch is read. Lightning would hide an earlier error.
+        refuse(
+            self.training.model is None,
+            "the Trainer has no MultigridCallback. Pass the callback that created the loader to "
+            "the Trainer: Trainer(callbacks=[multigrid])",
+        )
+        yield from super().__iter__()
 
     def __len__(self) -> int:
-        sampler = self.batch_sampler
-        assert isinstance(sampler, MultigridBatchSampler)
-        return sampler.schedule.iterations
+        return self.training.schedule.iterations
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state.
@@ -61,18 +66,6 @@ class _WholeLoader(DataLoader[Batch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing, because `state_dict` is empty."""
-
-
-def _refuse() -> Iterator[Batch]:
-    """Raise ValueError when the first mini-batch is read.
-
-    Lightning would hide an error that is raised earlier.
-    """
-    raise ValueError(
-        "the Trainer has no MultigridCallback. Pass the callback that created the loader to the "
-        "Trainer: Trainer(callbacks=[multigrid])"
-    )
-    yield
 
 
 class MultigridCallback(Callback):
@@ -128,45 +121,32 @@ class MultigridCallback(Callback):
             _save_by_steps(trainer, self.training.schedule)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the loader, the model and the optimizers agree with the schedule.
+        """Check that the loader and the optimizers agree with the schedule.
 
         Raises:
             ValueError: One does not agree. The message says what to change.
         """
         lightning: Any = trainer
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
-        whole = self.training.schedule.iterations
         refuse(
             not isinstance(sampler, MultigridBatchSampler),
             "the data loader was not created by the callback, or Lightning has replaced its "
             "sampler. Return multigrid.loader(...) from train_dataloader, and pass "
             "use_distributed_sampler=False to the Trainer",
         )
+        is_whole = lightning.num_training_batches == self.training.schedule.iterations
         refuse(  # overfit_batches sets this limit, too.
-            lightning.num_training_batches != whole and not lightning.fast_dev_run,
+            not (is_whole or lightning.fast_dev_run),
             "limit_train_batches and overfit_batches would end the training before the end of the "
             "schedule. Leave them out. For a shorter training, pass a shorter learning rate to "
             "make_schedule",
-        )
-        refuse(
-            self.training.iteration != trainer.global_step,
-            "the callback was already used for a training. Create a new callback for each fit",
         )
         refuse(
             len(trainer.optimizers) != 1,
             "the schedule sets the learning rates of a single optimizer. Return a single optimizer "
             "from configure_optimizers",
         )
-        refuse(
-            any(isinstance(module, nn.SyncBatchNorm) for module in pl_module.modules()),
-            "sync_batchnorm would replace the BN layers of multigrid.convert_batchnorm, which "
-            "already share their statistics between devices. Leave it out",
-        )
         self.training.optimizer = trainer.optimizers[0]
-        if trainer.enable_validation and trainer.val_check_batch == whole:
-            rank_zero_warn(
-                f"{_ONE_EPOCH}, so the only validation is after the last iteration. {_BY_STEPS}"
-            )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -174,10 +154,14 @@ class MultigridCallback(Callback):
         """Call `Training.begin` for the mini-batch.
 
         Raises:
-            ValueError: Another callback has turned on gradient accumulation, or the module or a
-                callback has a learning-rate scheduler.
+            ValueError: Gradient accumulation is on, or there is a learning-rate scheduler. The
+                module or a callback may have turned them on after the start.
         """
-        refuse(trainer.accumulate_grad_batches != 1, _NO_ACCUMULATION)
+        refuse(
+            trainer.accumulate_grad_batches != 1,
+            "accumulate_grad_batches would merge several iterations of the schedule into one. "
+            "Leave it out, and choose a smaller batch for make_schedule",
+        )
         refuse(
             bool(trainer.lr_scheduler_configs),
             "a scheduler would override the learning rates of the schedule. Return only the "
@@ -233,7 +217,6 @@ class MultigridCallback(Callback):
 
 def _check_trainer(trainer: Any, iterations: int) -> None:
     """Raise ValueError if the Trainer or a callback conflicts with the schedule."""
-    refuse(trainer.accumulate_grad_batches != 1, _NO_ACCUMULATION)
     refuse(
         trainer.max_epochs != 1 and trainer.max_steps not in range(iterations + 1),
         f"{_ONE_EPOCH}. Pass max_epochs=1 to the Trainer",
@@ -243,49 +226,28 @@ def _check_trainer(trainer: Any, iterations: int) -> None:
         f"{_ONE_EPOCH}, so check_val_every_n_epoch={trainer.check_val_every_n_epoch} would never "
         f"validate. {_BY_STEPS}",
     )
-    refuse(
-        trainer.reload_dataloaders_every_n_epochs != 0,
-        f"{_ONE_EPOCH}, so reload_dataloaders_every_n_epochs has no effect. Leave it out",
-    )
     for callback in trainer.callbacks:
-        name = type(callback).__name__
+        by_epochs = isinstance(callback, ModelCheckpoint) and (callback.every_n_epochs or 0) > 1
+        at_the_end = isinstance(callback, EarlyStopping) and trainer.val_check_interval == 1.0
         refuse(
-            _acts_by_epochs(trainer, callback),
-            f"{_ONE_EPOCH}, so {name} would act only at its end, or never. Use a callback that "
-            f"acts by steps, such as ModelCheckpoint(every_n_train_steps=N). {_BY_STEPS}, so that "
-            "callbacks act after validations",
+            by_epochs or at_the_end or isinstance(callback, _UNSUITABLE),
+            f"{_ONE_EPOCH}, and the schedule sets batch size and learning rate, so "
+            f"{type(callback).__name__} cannot act as it should. Leave it out, or let it act by "
+            f"steps, as ModelCheckpoint(every_n_train_steps=N). {_BY_STEPS}, so that callbacks act "
+            "after validations",
         )
-        refuse(
-            isinstance(callback, (BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging)),
-            f"{name} would change the batch size or the learning rate, which the schedule sets. "
-            "Leave it out",
-        )
-
-
-def _acts_by_epochs(trainer: Any, callback: Any) -> bool:
-    if isinstance(callback, ModelCheckpoint):
-        return (callback.every_n_epochs or 0) > 1
-    if isinstance(callback, EarlyStopping):
-        return bool(callback._check_on_train_epoch_end) or trainer.val_check_interval == 1.0
-    starts_late = bool(getattr(callback, "update_starting_at_epoch", None))
-    return starts_late or isinstance(callback, BackboneFinetuning)
 
 
 def _save_by_steps(trainer: Any, schedule: Schedule) -> None:
     """Add a ModelCheckpoint if no other saves by steps or time, unless checkpoints are off."""
-    savers = trainer.checkpoint_callbacks
-    if not savers or any(
-        # A saver that monitors a metric waits for a validation.
-        isinstance(saver, ModelCheckpoint) and saver.every_n_epochs == 0 and saver.monitor is None
-        for saver in savers
-    ):
+    savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+    # A saver that monitors a metric waits for a validation.
+    if not savers or any(one.every_n_epochs == 0 and one.monitor is None for one in savers):
         return
     interval = max(1, round(schedule.iterations / schedule.epochs))
     trainer.callbacks.append(
         ModelCheckpoint(
-            getattr(savers[0], "dirpath", None),
-            filename="multigrid-{step}",
-            every_n_train_steps=interval,
+            savers[0].dirpath, filename="multigrid-{step}", every_n_train_steps=interval
         )
     )
     rank_zero_info(

@@ -136,7 +136,6 @@ class MultigridTrainer(Trainer):
         own_collator = options.get("data_collator")
         # Copy the arguments, because some are changed below.
         args = copy(options.get("args") or TrainingArguments("tmp_trainer"))
-        optimizers = options.get("optimizers") or (None, None)
         refuse(
             args.max_steps not in (-1, schedule.iterations),
             f"max_steps differs from the {schedule.iterations} iterations of the schedule, so "
@@ -156,16 +155,14 @@ class MultigridTrainer(Trainer):
             "with ignore_data_skip, a resumed training would repeat clips. Leave it out",
         )
         refuse(
-            optimizers[1] is not None,
-            "the schedule sets the learning rates. Pass optimizers=(optimizer, None)",
-        )
-        refuse(
             "epoch" in (args.eval_strategy, args.save_strategy, args.logging_strategy),
             "for the Trainer, the whole training is one epoch, so eval_strategy, save_strategy or "
             "logging_strategy 'epoch' would act only at its end. Use 'steps', and eval_steps, "
             "save_steps or logging_steps",
         )
-        _warn_of_arguments(args, schedule.iterations)
+        defaults = {field.name: field.default for field in fields(TrainingArguments)}
+        if unused := [name for name in _NO_EFFECT if getattr(args, name) != defaults[name]]:
+            warn(f"{', '.join(unused)} have no effect. The schedule replaces them", stacklevel=2)
         args.max_steps = schedule.iterations
         args.remove_unused_columns = False
         super().__init__(**options | {"args": args, "data_collator": own_collator or video_inputs})
@@ -173,25 +170,18 @@ class MultigridTrainer(Trainer):
         self.training = Training(schedule, self.model, seed=seed)
         name = getattr(self.model, "main_input_name", "")
         if own_collator is None and name.startswith("pixel_values"):
-            names = ("image_mean", "image_std", "rescale_factor", "offset")
             processor = options.get("processing_class")
-            values = {key: getattr(processor, key) for key in names if hasattr(processor, key)}
-            mean, std = processor_colours(values)
+            mean, std = processor_colours(vars(processor) if processor else {})
             self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return a data loader of all mini-batches.
 
         When a training resumes, the Trainer skips the mini-batches that were already trained.
-
-        Raises:
-            ValueError: There is no train_dataset.
         """
         self.training.iteration = 0
         # The optimizer of an earlier `train` is accelerate's wrapper, which has no hooks.
         self.training.optimizer = None
-        if self.train_dataset is None:
-            raise ValueError("MultigridTrainer has no train_dataset. Pass one when you create it")
         dataset: Any = self.train_dataset
         return self.training.loader(
             dataset,
@@ -260,18 +250,3 @@ class MultigridTrainer(Trainer):
             self._load_from_checkpoint(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()
-
-
-def _warn_of_arguments(args: TrainingArguments, iterations: int) -> None:
-    """Warn if the Trainer saves at its end only, or if arguments have no effect."""
-    if args.save_strategy == "steps" and args.save_steps >= iterations:
-        warn(
-            f"save_steps is {args.save_steps}, but the training has {iterations} iterations, so "
-            "the only checkpoint is at its end. Pass a smaller save_steps",
-            stacklevel=3,
-        )
-    defaults = {field.name: field.default for field in fields(TrainingArguments)}
-    if unused := [name for name in _NO_EFFECT if getattr(args, name) != defaults[name]]:
-        warn(
-            f"{', '.join(unused)} have no effect, because the schedule replaces them", stacklevel=3
-        )

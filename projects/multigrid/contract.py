@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from torch.utils.data import Dataset
 
 from multigrid.shapes import ClipRequest, Shape
@@ -48,9 +47,11 @@ class CheckedClips(Dataset[Any]):
             ) from error
         is_clip = isinstance(sample, Mapping) and "clip" in sample
         if (self.is_collated or is_clip) and not _fits(sample, request.shape):
+            values = sample.items() if isinstance(sample, Mapping) else ()
+            shapes = {key: (getattr(v, "shape", v), getattr(v, "dtype", "")) for key, v in values}
             raise ValueError(
-                f"the data set returned {_describe(sample)} for a clip of {request.shape.frames} "
-                f"frames of {request.shape.crop}² pixels. {_EXAMPLE}"
+                f"the data set returned a {type(sample).__name__} {shapes} for a clip of "
+                f"{request.shape.frames} frames of {request.shape.crop}² pixels. {_EXAMPLE}"
             )
         return sample
 
@@ -67,18 +68,7 @@ def _fits(sample: Any, shape: Shape) -> bool:
         return False
     clip = sample["clip"]
     expected = (shape.frames, shape.crop, shape.crop, 3)
-    is_number = np.asarray(sample["label"]).dtype.kind in "biuf"
-    return getattr(clip, "shape", ()) == expected and "uint8" in str(clip.dtype) and is_number
-
-
-def _describe(sample: Any) -> str:
-    """Return the type of a sample, and the shape and type of each of its values."""
-    values = sample.items() if isinstance(sample, Mapping) else ()
-    parts = [
-        f"{name}: {(*getattr(value, 'shape', ()),)} {getattr(value, 'dtype', type(value).__name__)}"
-        for name, value in values
-    ]
-    return f"a {type(sample).__name__} ({', '.join(parts)})"
+    return getattr(clip, "shape", ()) == expected and "uint8" in str(clip.dtype)
 
 
 def refuse(is_wrong: bool, message: str) -> None:

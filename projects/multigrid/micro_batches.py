@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 
 class MicroBatch(NamedTuple):
@@ -80,15 +81,12 @@ def select_clips(
     """
     if len(torch.arange(count)[clips]) == count:
         return dict(batch)
-    return {name: _select(value, clips, count) for name, value in batch.items()}
 
+    def select(value: Any) -> Any:
+        is_per_clip = isinstance(value, Tensor) and value.shape[:1] == (count,)
+        return value[clips] if is_per_clip else value
 
-def _select(value: Any, clips: Any, count: int) -> Any:
-    if isinstance(value, dict):
-        return {name: _select(item, clips, count) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_select(item, clips, count) for item in value)
-    return value[clips] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
+    return {name: tree_map(select, value) for name, value in batch.items()}
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], object]:

@@ -94,28 +94,17 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         start: The first iteration.
 
     Raises:
-        ValueError: The mini-batches cannot be divided over the processes (`check_processes`), or
-            the schedule has no iteration `start`.
+        ValueError: The mini-batches cannot be divided over the processes (`check_processes`).
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        start: int = 0,
+        self, schedule: Schedule, seed: int, rank: int = 0, world_size: int = 1, start: int = 0
     ) -> None:
         check_processes(schedule, world_size)
         self.schedule = schedule
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        if not 0 <= start <= schedule.iterations:
-            raise ValueError(
-                f"cannot start at iteration {start}, because the schedule has "
-                f"{schedule.iterations} iterations. Resume with the same schedule"
-            )
         self.start = start
 
     def batch(self, iteration: int) -> list[ClipRequest]:

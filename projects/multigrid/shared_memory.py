@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 
+_MEGA = 2**20
+
 
 def fit_workers(
     workers: int, batch_bytes: int, *, processes: int = 1, prefetch: int = 2
@@ -29,19 +31,14 @@ def fit_workers(
     except OSError:  # macOS has no /dev/shm
         return workers, ""
     needed = (workers * prefetch + 1) * batch_bytes
-    if not workers or not status.f_blocks:  # a tmpfs without a limit has 0 blocks
-        return workers, ""
     free = status.f_bavail * status.f_frsize / processes
-    if free >= needed:
+    # A tmpfs without a limit has 0 blocks.
+    if not workers or not status.f_blocks or free >= needed:
         return workers, ""
     fitting = max(0, int(free // batch_bytes) - 1) // prefetch
     return fitting, (
-        f"/dev/shm has {_mega(processes * free)} free, which is enough for {fitting} instead of "
-        f"{workers} data loader workers, because a mini-batch has up to {_mega(batch_bytes)}. "
-        "Enlarge /dev/shm, for example with docker run --shm-size "
-        f"{math.ceil(processes * needed / 2**20)}m"
+        f"/dev/shm has {processes * free / _MEGA:.2f} MB free, which is enough for {fitting} "
+        f"instead of {workers} data loader workers, because a mini-batch has up to "
+        f"{batch_bytes / _MEGA:.2f} MB. Enlarge /dev/shm, for example with docker run --shm-size "
+        f"{math.ceil(processes * needed / _MEGA)}m"
     )
-
-
-def _mega(size: float) -> str:
-    return f"{size / 2**20:,.0f} MB" if size >= 2**20 else f"{size / 2**20:.2g} MB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -14,11 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from multigrid.batchnorm import (
-    GroupedBatchNorm3d,
-    check_accumulation,
-    form_groups,
-)
+from multigrid.batchnorm import check_accumulation, form_groups
 from multigrid.contract import CheckedClips, refuse
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
 from multigrid.micro_batches import MicroBatch, divide
@@ -27,7 +23,7 @@ from multigrid.prepare import prepare_step, scaled_rates
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shared_memory import fit_workers
-from multigrid.watch import LoopWatch, check_converted, check_optimizer, unwrap
+from multigrid.watch import LoopWatch, check_converted, unwrap
 
 _CYCLES_CODE = (
     "make_schedule(..., cycles=multigrid.{name}) and "
@@ -77,10 +73,6 @@ class Training:
         world_size: int | None = None,
         accumulation_steps: int = 1,
     ) -> None:
-        refuse(
-            accumulation_steps < 1,
-            f"accumulation_steps is {accumulation_steps}, but must be 1 or more",
-        )
         self.schedule = schedule
         self.model = model
         self.optimizer = optimizer
@@ -119,11 +111,11 @@ class Training:
                 processes (`check_processes`).
         """
         videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
-        if videos != self.schedule.num_videos:
-            raise ValueError(
-                f"the schedule was made for {self.schedule.num_videos} videos, but the data set "
-                f"has {videos}. Use make_schedule(..., num_videos={videos})"
-            )
+        refuse(
+            videos != self.schedule.num_videos,
+            f"the schedule was made for {self.schedule.num_videos} videos, but the data set has "
+            f"{videos}. Use make_schedule(..., num_videos={videos})",
+        )
         rank, size = self._ranks()
         sampler = MultigridBatchSampler(self.schedule, self.seed, rank, size, self.iteration)
         if size > 1:
@@ -166,14 +158,16 @@ class Training:
                 call also raises ValueError if the model does not accept all shapes
                 (`check_patches`), or if its BN layers were not converted by `convert_batchnorm`.
         """
-        iteration = batch if isinstance(batch, int) else self._iteration_of(batch)
-        if iteration != self.iteration:
-            raise ValueError(
-                f"the mini-batch is of iteration {iteration}, but iteration {self.iteration} is "
-                "next. Call begin once for each mini-batch of training.loader(dataset), which must "
-                "not be passed to accelerator.prepare or fabric.setup_dataloaders. To resume a "
-                "training, call load_state_dict before you create the loader"
-            )
+        keys = {"iteration": batch} if isinstance(batch, int) else batch
+        iteration = int(keys.get("iteration", -1))
+        refuse(
+            iteration != self.iteration,
+            f"the mini-batch is of iteration {iteration} (-1: without the key), but iteration "
+            f"{self.iteration} is next. Call begin once for each mini-batch of "
+            "training.loader(dataset), which must not be passed to accelerator.prepare or "
+            'fabric.setup_dataloaders. A collate_fn must keep the key "iteration". To resume a '
+            "training, call load_state_dict before you create the loader",
+        )
         if self.model is None or self.optimizer is None:
             raise ValueError(
                 "Training has no model or no optimizer. Create it with both, or set the attributes "
@@ -188,17 +182,9 @@ class Training:
         )
         prepare_step(step, self.model, self.optimizer)
         self._step = step
-        self._set_coverage({} if isinstance(batch, int) else batch)
+        self._set_coverage(keys)
         self.iteration += 1
         return step
-
-    def _iteration_of(self, batch: Batch | Mapping[str, Any]) -> int:
-        if not isinstance(batch, Mapping) or "iteration" not in batch:
-            raise ValueError(
-                'the mini-batch has no "iteration". Use multigrid.collate or another collate_fn '
-                "that keeps this key, or call begin with the index of the iteration"
-            )
-        return int(batch["iteration"])
 
     def micro_batches(self, batch: Mapping[str, Any]) -> Iterator[MicroBatch]:
         """Divide the mini-batch into `accumulation_steps` micro-batches. Call this after `begin`.
@@ -219,45 +205,34 @@ class Training:
 
         Raises:
             ValueError: No iteration has begun. Or a mini-batch of the schedule has fewer BN groups
-                than micro-batches, or the model has BN layers that were not converted.
+                than micro-batches.
         """
         if self._step is None or self.model is None:
             raise ValueError("no iteration has begun. Call training.begin(batch) first")
         count = self._step.shape.batch // self._ranks()[1]
-        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.training]
+        has_norms = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
         if self.accumulation_steps > 1:
-            self._check_divisible(batch, count, norms)
-        size = self._step.bn_size if norms else None
+            steps = self.accumulation_steps
+            check_accumulation(self.schedule, self._ranks()[1], steps, has_norms)
+            refuse(
+                not any(isinstance(v, Tensor) and len(v) == count for v in batch.values()),
+                f"the mini-batch has no tensor of {count} rows, one for each clip of this process, "
+                "so it cannot be divided. Pass the mini-batch of the loader",
+            )
+        size = self._step.bn_size if has_norms else None
         for micro in divide(batch, count, size, self.accumulation_steps, self.model):
             self._set_coverage(micro.batch)
             if micro.is_last:
                 self._watch.undivided = 0
             yield micro
 
-    def _check_divisible(
-        self, batch: Mapping[str, Any], count: int, norms: Sequence[nn.Module]
-    ) -> None:
-        """Check that a mini-batch of `count` clips can be divided with the same BN statistics."""
-        refuse(
-            not all(isinstance(norm, GroupedBatchNorm3d) for norm in norms),
-            "micro-batches would change the BN statistics of layers that were not converted. Call "
-            "multigrid.convert_batchnorm(model) before you create the optimizer, or leave "
-            "accumulation_steps out",
-        )
-        check_accumulation(self.schedule, self._ranks()[1], self.accumulation_steps, bool(norms))
-        refuse(
-            not any(isinstance(rows, Tensor) and len(rows) == count for rows in batch.values()),
-            f"the mini-batch has no tensor of {count} rows, one for each clip of this process, so "
-            "it cannot be divided. Pass the mini-batch of the loader",
-        )
-
     def _ranks(self) -> tuple[int, int]:
         """Return the rank and the world size."""
         rank, size = self._place
-        distributed = dist.is_available() and dist.is_initialized()
-        rank = rank if rank is not None else dist.get_rank() if distributed else 0
-        size = size if size is not None else dist.get_world_size() if distributed else 1
-        return rank, size
+        if dist.is_available() and dist.is_initialized():
+            rank = dist.get_rank() if rank is None else rank
+            size = dist.get_world_size() if size is None else size
+        return rank or 0, size or 1
 
     def _check_parts(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Check once that a model and an optimizer suit the schedule, and attach hooks to them."""
@@ -265,7 +240,6 @@ class Training:
             check_patches(model, self.schedule.shapes)
             if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
                 check_converted(model)
-            check_optimizer(model, optimizer)
             for text in rate_rule_advice(self.schedule, type(unwrap(optimizer))):
                 warnings.warn(text, stacklevel=3)
             self._checked = (model, optimizer)
@@ -279,8 +253,8 @@ class Training:
         """
         assert self._step is not None
         assert self.model is not None
-        base = self.schedule.base
-        is_base = (self._step.shape.frames, self._step.shape.crop) == (base.frames, base.crop)
+        base, shape = self.schedule.base, self._step.shape
+        is_base = (shape.frames, shape.crop) == (base.frames, base.crop)
         set_coverage(self.model, None if is_base else batch.get("coverage"))
 
     def state_dict(self) -> dict[str, int]:
@@ -295,11 +269,11 @@ class Training:
                 or seed.
         """
         for name, local in self._identity().items():
-            if state.get(name) != local:
-                raise ValueError(
-                    f"the state has {name} {state.get(name)}, but this training has {name} "
-                    f"{local}. Resume with the same schedule and seed"
-                )
+            refuse(
+                state.get(name) != local,
+                f"the state has {name} {state.get(name)}, but this training has {name} {local}. "
+                "Resume with the same schedule and seed",
+            )
         self.iteration = state["iteration"]
         self._watch = LoopWatch()
 

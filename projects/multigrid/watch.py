@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -46,7 +45,6 @@ class LoopWatch:
         self._has_ended = False
         self._unstepped = deque[bool](maxlen=_WINDOW)
         self._rates = list[float]()
-        self._said = set[str]()
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Watch a model and an optimizer. Replace any earlier `LoopWatch` of them."""
@@ -59,7 +57,7 @@ class LoopWatch:
             optimizer.register_step_post_hook(_after_step)
         _watched[model] = _watched[optimizer] = ref(self)
 
-    def begin(self, rates: Sequence[float], *, is_last: bool, undivided: int) -> None:
+    def begin(self, rates: list[float], *, is_last: bool, undivided: int) -> None:
         """Check the previous iteration, and begin the next one before its rates are set.
 
         torch.amp.GradScaler skips the optimizer step if gradients are not finite. This is not a
@@ -81,12 +79,12 @@ class LoopWatch:
                     f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients "
                     f"without a call of optimizer.step(). {_ADVICE}"
                 )
-            self._warn_once(  # a compiled step calls no hooks
+            _warn(  # a compiled step calls no hooks
                 f"the first {_MOST_UNSTEPPED} iterations did not call step() of the optimizer that "
                 f"Training has. {_ADVICE}"
             )
         self._check_rates(rates)
-        self._rates = list(rates)
+        self._rates = rates
         self._has_begun = True
         self._has_ended = is_last
         self.undivided = undivided
@@ -120,7 +118,7 @@ class LoopWatch:
         if self._has_stepped and self._model.training:
             return
         if names := _trained_in_eval(self._model, self._optimizer):
-            self._warn_once(
+            _warn(
                 f"{len(names)} trained modules are in evaluation mode, such as {names[0]}. Their "
                 "BN statistics and dropout are those of evaluation. Call model.train() before the "
                 "loop and after each evaluation. Freeze a part that is not to be trained with "
@@ -140,21 +138,20 @@ class LoopWatch:
                 "call model.eval() or use torch.no_grad()"
             )
 
-    def _check_rates(self, rates: Sequence[float]) -> None:
-        """Warn if a learning rate is neither that set by the last `begin` nor that in `rates`."""
-        found = [float(group["lr"]) for group in self._optimizer.param_groups]
-        pairs = zip(found, self._rates, rates, strict=False)
-        if any(rate not in allowed for rate, *allowed in pairs):
-            self._warn_once(
+    def _check_rates(self, rates: list[float]) -> None:
+        """Warn if the learning rates are neither those of the last `begin` nor `rates`."""
+        known = len(self._rates)  # Groups may have been added since.
+        found = [float(group["lr"]) for group in self._optimizer.param_groups[:known]]
+        if found not in (self._rates, rates[:known]):
+            _warn(
                 "an optimizer has other learning rates than training.begin set. begin sets them in "
                 "every iteration, so remove the scheduler or other code that sets them. To scale "
                 'the rate of a parameter group, set its "lr_scale"'
             )
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            warnings.warn(text, stacklevel=4)
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
 
 
 def _watch_of(part: nn.Module | Optimizer) -> LoopWatch | None:
@@ -193,23 +190,18 @@ def _has_gradients(model: nn.Module) -> bool:
     return 0 < sum(norms) < math.inf
 
 
-def _trained(optimizer: Optimizer) -> set[int]:
-    """Return the ids of the parameters that an optimizer trains."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return {id(parameter) for parameter in parameters if parameter.requires_grad}
-
-
 def _trained_in_eval(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """Return the names of the modules in evaluation mode whose parameters are trained.
 
     Leave out BN layers, because they are often set to evaluation mode on purpose (frozen BN).
     """
-    trained = _trained(optimizer)
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    trained = {p for p in parameters if p.requires_grad}
     return [
         name or type(module).__name__
         for name, module in model.named_modules()
         if not module.training and not isinstance(module, _BatchNorm)
-        if not trained.isdisjoint(map(id, module.parameters(recurse=False)))
+        if not trained.isdisjoint(module.parameters(recurse=False))
     ]
 
 
@@ -222,14 +214,4 @@ def check_converted(model: nn.Module) -> None:
             "statistics over groups of clips. Call model = multigrid.convert_batchnorm(model) "
             "before you create the optimizer. To keep the layers and normalise the clips of each "
             "process together, use make_schedule(..., bn_size=None)"
-        )
-
-
-def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Warn if an optimizer has none of a model's parameters."""
-    if _trained(optimizer).isdisjoint(map(id, model.parameters())):
-        warnings.warn(
-            "the optimizer has none of the model's parameters. Give Training the model that is "
-            "trained, and the optimizer that was created for it",
-            stacklevel=4,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -162,45 +161,31 @@ def test_a_micro_batch_has_its_clips_of_all_tensors():
     assert torch.equal(training.model.coverage, batch["coverage"][2::3])
 
 
-def refused(model: nn.Module, parts: int, plan: Schedule, begins: bool = True, **batch) -> None:
+def divide_first(model: nn.Module, plan: Schedule, parts: int, rows: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     training = Training(plan, model, optimizer, accumulation_steps=parts)
-    if begins:
-        training.begin(0)
-    next(training.micro_batches(batch))
-
-
-def partly_converted() -> nn.Module:
-    return nn.Sequential(convert_batchnorm(Net()), nn.BatchNorm1d(2))
+    training.begin(0)
+    next(training.micro_batches({"labels": torch.zeros(rows)}))
 
 
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("parts", "bn_size", "rows", "message"),
     [
-        (lambda: refused(convert_batchnorm(Net()), 4, schedule(6)), "3 BN groups .* most 3"),
-        (lambda: refused(convert_batchnorm(Net()), 2, schedule(6, None)), "bn_size"),
-        (lambda: refused(partly_converted(), 2, schedule(6)), "layers that were not converted"),
-        (
-            lambda: refused(convert_batchnorm(Net()), 2, schedule(6), clips=torch.zeros(5)),
-            "no tensor of 96 rows",
-        ),
-        (lambda: refused(convert_batchnorm(Net()), 0, schedule(6)), "accumulation_steps is 0"),
-        (
-            lambda: refused(convert_batchnorm(Net()), 2, schedule(6), False),
-            r"Call training.begin\(batch\)",
-        ),
+        (4, 2, 96, "3 BN groups .* most 3"),
+        (2, None, 96, "bn_size"),
+        (2, 2, 5, "no tensor of 96 rows"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(attempt: Callable[[], None], message: str):
+def test_what_cannot_be_divided_is_refused(parts: int, bn_size: int, rows: int, message: str):
     with pytest.raises(ValueError, match=message):
-        attempt()
+        divide_first(convert_batchnorm(Net()), schedule(6, bn_size), parts, rows)
 
 
 def test_frozen_batchnorm_needs_no_groups():
     model = convert_batchnorm(Net())
     model.norm.eval()
     model.cumulative.eval()
-    refused(model, 5, schedule(6, None), labels=torch.zeros(96))
+    divide_first(model, schedule(6, None), 5, 96)
 
 
 def test_a_mini_batch_that_was_not_divided_is_not_stepped_on():

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Subset
 
 from multigrid import (
     PAPER,
@@ -81,17 +79,8 @@ def test_once_the_training_has_ended_model_and_optimizer_are_free():
         training.optimizer.step()
     training.model(clip_of(batch)).sum().backward()
     training.optimizer.step()
-
-
-def test_a_finished_training_that_is_resumed_leaves_model_and_optimizer_free():
-    finished = new_training()
-    finished.iteration = SCHEDULE.iterations
-    training = new_training()
-    training.load_state_dict(finished.state_dict())
     with pytest.warns(UserWarning, match="the training is complete"):
         assert list(training.loader(Clips(VIDEOS))) == []
-    training.model(torch.zeros(2, 3, 2, 4, 4))
-    training.optimizer.step()
 
 
 def test_a_model_whose_batchnorm_is_not_converted_is_refused():
@@ -123,31 +112,14 @@ class Answers(Clips):
         return self.change(super().__getitem__(request))
 
 
-def without(name: str):
-    return lambda item: {key: value for key, value in item.items() if key != name}
-
-
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
         (Indexed(VIDEOS), r"Indexed.__getitem__\(ClipRequest.*must accept a ClipRequest"),
-        (
-            Answers(lambda item: (item["clip"], item["label"])),
-            r"a tuple \(\) for a clip",
-        ),
-        (
-            Answers(without("iteration")),
-            r"\(clip: .*, flip: \(\) bool, coverage:.*\) for",
-        ),
-        (
-            Answers(lambda item: item | {"clip": item["clip"] / 255}),
-            r"clip: \(1, 4, 4, 3\) float64",
-        ),
-        (
-            Answers(lambda item: item | {"clip": item["clip"][:, :1]}),
-            r"clip: \(1, 1, 4, 3\) .* 1 frames of 4² pixels",
-        ),
-        (Answers(lambda item: item | {"label": "jump"}), "label: .* str"),
+        (Answers(lambda item: (item["clip"], item["label"])), "a tuple"),
+        (Answers(lambda item: {"clip": item["clip"], "label": 0}), r"a dict .* for a clip"),
+        (Answers(lambda item: item | {"clip": item["clip"] / 255}), "float64"),
+        (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), r"\(1, 1, 4, 3\).* 1 frames"),
     ],
 )
 def test_a_data_set_that_breaks_the_contract_is_told_what_to_write(dataset, message):
@@ -176,20 +148,6 @@ def test_begin_sets_rates_and_bn_groups_of_the_iteration():
             assert (whole, sizes) == (pytest.approx(0.8), [4])
     assert sizes == [step.bn_size for step in SCHEDULE.steps()]
     assert len(set(sizes)) > 1
-
-
-def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
-    """The fine shape has a quarter of the first 6 epochs' iterations and all of the last 2 epochs'.
-
-    These are 3.5 of 8 parts, or 28 of 62 iterations, one of them by rounding.
-    """
-    rate = SteppedRate((6.0, 8.0), (0.1, 0.01))
-    with pytest.warns(UserWarning, match="ends with 28 iterations at the baseline's shape"):
-        Training(make_schedule(Shape(4, 4, 8), 100, rate, PAPER, bn_size=2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Training(make_schedule(Shape(4, 4, 8), 1000, rate, bn_size=2))
-        Training(make_schedule(Shape(4, 4, 8), 100, rate, cycles=None, bn_size=2))
 
 
 def test_modules_that_follow_the_grid_are_told_coverage_but_at_the_baselines_own_shape():
@@ -223,8 +181,6 @@ def test_a_state_of_another_training_is_refused():
         new_training(schedule=other).load_state_dict(state)
     with pytest.raises(ValueError, match="has seed 5, but this training has seed 6"):
         new_training(seed=6).load_state_dict(state)
-    with pytest.raises(ValueError, match="the state has checksum of the phases None"):
-        new_training().load_state_dict({"iteration": 3})
 
 
 def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
@@ -245,27 +201,17 @@ def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
     assert "schedule" not in state
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ({"iteration": 1}, "iteration 1, but iteration 2 is next"),
-        (3, "iteration 3, but iteration 2 is next"),
-        ({"iteration": -1}, r"training.loader\(dataset\)"),
-        ({"clips": 0}, "collate_fn"),
-        ((0, 0), "collate_fn"),
-    ],
-)
-def test_a_mini_batch_that_is_not_the_next_is_refused(batch, message):
+@pytest.mark.parametrize("batch", [{"iteration": 1}, 3, {"clips": 0}])
+def test_a_mini_batch_that_is_not_the_next_is_refused(batch):
     training = new_training()
     training.begin(0)
     training.begin(1)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="but iteration 2 is next"):
         training.begin(batch)
     with pytest.raises(ValueError, match="model and optimizer"):
         Training(SCHEDULE).begin(0)
 
 
-@pytest.mark.parametrize("dataset", [[0] * VIDEOS, Subset(Clips(VIDEOS), range(VIDEOS)), Clips(99)])
-def test_a_data_set_that_does_not_fit_is_refused(dataset):
-    with pytest.raises((TypeError, ValueError), match=r"ClipRequest|100 videos"):
-        next(iter(new_training().loader(dataset)))
+def test_a_data_set_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="100 videos"):
+        new_training().loader(Clips(99))

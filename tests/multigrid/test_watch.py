@@ -87,8 +87,7 @@ def accumulate(training: Training, every: int, scaler: torch.amp.GradScaler) -> 
 
 
 @pytest.mark.filterwarnings("ignore:the first 4 iterations")
-@pytest.mark.parametrize("scales", [False, True])
-@pytest.mark.parametrize("every", [2, 3, 9])
+@pytest.mark.parametrize(("every", "scales"), [(2, False), (3, True), (9, False)])
 def test_gradients_accumulated_over_iterations_are_noticed(every, scales):
     training = new_training()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scales)
@@ -100,26 +99,17 @@ def test_gradients_accumulated_over_iterations_are_noticed(every, scales):
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("zeroes_at_the_end", [False, True])
-def test_steps_that_a_scaler_skips_are_not_missing_and_the_state_is_complete(zeroes_at_the_end):
+def test_steps_that_a_scaler_skips_are_not_missing():
     training = new_training()
-    model, optimizer = training.model, training.optimizer
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    states = list[int]()
     for batch in training.loader(Clips(VIDEOS)):
         step = training.begin(batch)
-        loss = loss_of(model, batch)
-        if not zeroes_at_the_end:
-            optimizer.zero_grad()
-        scaler.scale(loss).backward()
+        training.optimizer.zero_grad()
+        scaler.scale(loss_of(training.model, batch)).backward()
         if step.iteration < 6 or step.iteration == SCHEDULE.iterations - 1:
-            model[0].weight.grad[0] = torch.inf
-        scaler.step(optimizer)
+            training.model[0].weight.grad[0] = torch.inf
+        scaler.step(training.optimizer)
         scaler.update()
-        if zeroes_at_the_end:
-            optimizer.zero_grad()
-        states.append(training.state_dict()["iteration"])
-    assert states == [*range(1, SCHEDULE.iterations + 1)]
     assert training.state_dict()["iteration"] == SCHEDULE.iterations
 
 
@@ -129,12 +119,6 @@ def test_a_loop_that_steps_another_optimizer_is_warned(copies_model):
     model = copy.deepcopy(training.model) if copies_model else training.model
     with pytest.warns(UserWarning, match="the model and the optimizer that the loop trains"):
         train(training, model, SGD(model.parameters(), lr=0.1))
-
-
-def test_an_optimizer_of_another_model_is_warned_of():
-    training = Training(SCHEDULE, new_model(), SGD(new_model().parameters(), lr=0.0))
-    with pytest.warns(UserWarning, match="none of the model's parameters"):
-        training.begin(0)
 
 
 # Evaluation mode.
@@ -153,10 +137,9 @@ class Whole(nn.Module):
 
 
 @pytest.mark.parametrize("model", [new_model().eval(), Whole()])
-def test_trained_modules_in_evaluation_mode_are_warned_of_once(model):
-    with pytest.warns(UserWarning, match=r"2 trained modules .* Call model.train\(\)") as warned:
+def test_trained_modules_in_evaluation_mode_are_warned_of(model):
+    with pytest.warns(UserWarning, match=r"2 trained modules .* Call model.train\(\)"):
         train(new_training(model))
-    assert sum("trained modules" in str(warning.message) for warning in warned) == 1
 
 
 def test_a_missing_train_after_an_evaluation_is_warned_of():
@@ -210,16 +193,15 @@ def test_another_training_of_the_same_model_takes_over():
 
 
 @pytest.mark.parametrize("moment", ["before the step", "after the step"])
-def test_a_scheduler_beside_begin_is_warned_of_once(moment):
+def test_a_scheduler_beside_begin_is_warned_of(moment):
     training = new_training()
     optimizer = training.optimizer
     optimizer.param_groups[0]["lr"] = 0.1
     scheduler = ExponentialLR(optimizer, 0.5)
     if moment == "before the step":
         training.model[1].register_full_backward_hook(lambda *_: scheduler.step())
-    with pytest.warns(UserWarning, match="remove the scheduler") as warned:
+    with pytest.warns(UserWarning, match="remove the scheduler"):
         train(training, after=lambda _: moment == "after the step" and scheduler.step())
-    assert sum("remove the scheduler" in str(warning.message) for warning in warned) == 1
 
 
 @pytest.mark.usefixtures("silent")
@@ -288,17 +270,10 @@ def new_accelerator(**options: object) -> Accelerator:
     return Accelerator(cpu=True, **options)
 
 
-def train_on_prepared_loader(accelerator: Accelerator, training: Training) -> None:
-    for batch in accelerator.prepare(training.loader(Clips(VIDEOS))):
-        training.begin(batch)
-        loss_of(training.model, batch).backward()
-        training.optimizer.step()
-
-
 def train_prepared(_: int) -> None:
-    accelerator = new_accelerator()
+    loader = new_training().loader(Clips(VIDEOS))
     with pytest.raises(ValueError, match=r"Do not pass the loader to accelerator\.prepare"):
-        train_on_prepared_loader(accelerator, new_training())
+        list(new_accelerator().prepare(loader))
     dist.destroy_process_group()
 
 

@@ -30,10 +30,11 @@ def fit_workers(
         status = os.statvfs("/dev/shm")
     except OSError:  # macOS has no /dev/shm
         return workers, ""
+    if not workers or not status.f_blocks:  # a tmpfs without a limit has 0 blocks
+        return workers, ""
     needed = (workers * prefetch + 1) * batch_bytes
     free = status.f_bavail * status.f_frsize / processes
-    # A tmpfs without a limit has 0 blocks.
-    if not workers or not status.f_blocks or free >= needed:
+    if free >= needed:
         return workers, ""
     fitting = max(0, int(free // batch_bytes) - 1) // prefetch
     return fitting, (

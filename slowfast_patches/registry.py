@@ -164,7 +164,7 @@ class DatasetFamily:
     counts_frames: bool = False
     views_to_end: bool = False
     build: Callable[[Any, str], Any] | None = None
-    make_demo: Callable[[Path, Any, int | None], int] | None = None
+    make_demo: Callable[[Path, Any, int], int] | None = None
 
     @property
     def has_lists(self) -> bool:

@@ -12,13 +12,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import add_option, start_program, tool
+from slowfast_patches.utils.command_line import add_option, at_least_one, start_program, tool
 
 if __name__ == "__main__":
     start_program()
 
 from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo_data
 from slowfast_patches.registry import DATASETS
+from slowfast_patches.utils.machine import available_cores
 
 FORMS = {name: data.make_demo for name, data in DATASETS.items() if data.make_demo}
 FORMS["kinetics"] = make_demo_data
@@ -33,7 +34,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     shown |= {"seed": "seed of all videos", "frames": "frames per video"}
     for name, what in shown.items():
         text = f"{what} (default: %(default)s)"
-        add(f"--{name}", name.upper(), text, int, getattr(DemoSpec, name))
+        kind = at_least_one if name == "frames" else int
+        add(f"--{name}", "N", text, kind, getattr(DemoSpec, name))
     parser.add_argument(
         "--size",
         type=int,
@@ -44,7 +46,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     text = "format of the lists (default: %(default)s)"
     add("--form", None, text, default="kinetics", choices=FORMS)
-    add("--workers", "WORKERS", "number of processes (default: one per core)", int)
+    text = "number of processes (default: one per core)"
+    add("--workers", "N", text, at_least_one, available_cores())
     return parser.parse_args(argv)
 
 

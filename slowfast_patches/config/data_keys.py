@@ -354,11 +354,3 @@ class DataLoading:
         machine=True,
     )
     pin_memory: bool = key(True, "Load clips into pinned memory.", may_differ=True)
-    enable_multi_thread_decode: bool = key(
-        False, "Decode videos with several threads.", may_differ=True
-    )
-
-    @property
-    def decoder_threads(self) -> int:
-        """Number of threads that decode a video. 0 lets the codec choose."""
-        return 0 if self.enable_multi_thread_decode else 1

@@ -69,6 +69,9 @@ IGNORED: Mapping[str, Ignored] = {
         "which the clip spans as much time as a baseline clip. Set DATA.SAMPLING_RATE.",
         (0,),
     ),
+    "DATA_LOADER.ENABLE_MULTI_THREAD_DECODE": Ignored(
+        "Each worker decodes with one thread. Set DATA_LOADER.NUM_WORKERS.", (False,)
+    ),
     "DATA.DECODING_BACKEND": Ignored("Videos are always read with PyAV. Set pyav.", ("pyav",)),
     "MODEL.MODEL_NAME": Ignored(_MODEL, ("SlowFast", "ResNet")),
     "MODEL.SINGLE_PATHWAY_ARCH": Ignored(_MODEL),

@@ -33,8 +33,8 @@ Label = int | NDArray[np.float32]
 of the data set understands. The arrays of all clips have the same shape."""
 
 Draw = Callable[..., ClipPlan]
-"""Function (centre) that draws the plan of a clip. `centre` is the position of the frame in the
-middle of the clip. By default, the training draws a random position."""
+"""Function that draws the plan of a clip. Its last argument, `centre`, is the position of the frame
+in the middle of the clip. By default, the training draws a random position."""
 
 TRIES = 10
 """Number of consecutive unreadable videos after which the list is assumed to be wrong."""
@@ -85,7 +85,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     - `failures`: The (path, reason) of each unreadable video that this clip replaces. The request
       determines the replacement, so it does not depend on the worker.
     - `unread`: True for an unreadable evaluation clip, and otherwise missing.
-    - `coverage`: Only in training, see `ClipPlan`.
+    - `coverage`: See `ClipPlan`. Missing for an unread clip.
     - `shown`: The part of the video that the clip shows (`Shown`). Missing for an unread clip.
 
     In multi-label data sets, the label of a clip is a multi-hot vector (classes,). A training clip
@@ -100,7 +100,6 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: Seed of the random clips.
         views: Number of temporal views and of spatial crops per video in evaluation.
         evaluation_crop: Side of an evaluation clip in pixels. By default the crop of the baseline.
-        threads: Number of decoder threads. 0 lets the codec choose.
         augment: Function that changes a training clip in place. Its arguments are the clip, the
             epoch and the index of the video.
         split: "train", or the name of another split.
@@ -118,7 +117,6 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: int,
         views: tuple[int, int] = (1, 1),
         evaluation_crop: int | None = None,
-        threads: int = 1,
         augment: Callable[[NDArray[np.uint8], int, int], None] | None = None,
         split: str = "train",
         classes: int = 0,
@@ -128,12 +126,13 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.videos = videos
         self.index = index
         self.sampling = sampling
+        self.split = split
+        self.num_clips = views[0] * views[1]
+        """Number of evaluation clips per video."""
         self._seed = seed
         self._views = views
         self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
         self._augment = augment
-        self._threads = threads
-        self.split = split
         self._classes = classes
         self._multi_label = multi_label
         self._sources = videos if sources is None else sources
@@ -151,8 +150,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         path = list_path(recipe, split)
         index = None
         if not hasattr(sources[0], "scanned"):  # videos of a frame list need no index
-            paths = [video.path for video in sources]
-            index = open_index(path, paths, step=sampling.step)
+            index = open_index(path, [video.path for video in sources], step=sampling.step)
         options: dict[str, Any] = {}
         if split == "train" and recipe.aug.enable:
             options["augment"] = Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)
@@ -160,16 +158,13 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             options["views"] = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
             options["evaluation_crop"] = recipe.data.test_crop_size
         steps = "segments" if sampling.options.segments else f"stride {sampling.stride}"
-        logger.info(
-            *("%s: %d videos of %s; clips have %d frames (%s)", split, len(videos), path),
-            *(sampling.base.frames, steps),
-        )
+        clips = f"{sampling.base.frames} frames ({steps})"
+        logger.info("%s: %d videos of %s; clips have %s", split, len(videos), path, clips)
         return cls(
             videos,
             index,
             sampling,
             seed=recipe.rng_seed,
-            threads=recipe.data_loader.decoder_threads,
             split=split,
             classes=recipe.model.num_classes,
             multi_label=TASKS[dataset_of(recipe, split).task].multi_label,
@@ -216,11 +211,6 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.videos) * self.num_clips
 
     @property
-    def num_clips(self) -> int:
-        """Number of evaluation clips per video."""
-        return self._views[0] * self._views[1]
-
-    @property
     def clip_bytes(self) -> int:
         """Size of an evaluation clip in bytes."""
         frames, crop = self._sides(0)
@@ -246,10 +236,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
             redrawn=sum(item.get("redrawn", 0) for item in read),
         )
-        batch = cast(VideoBatch, _WholeBatch(batch))
-        if "coverage" in items[0]:
+        if isinstance(requests[0], ClipRequest):
             batch["coverage"] = torch.tensor([item["coverage"] for item in items])
-        return batch
+        return cast(VideoBatch, _WholeBatch(batch))
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
         """Return the number of frames of a clip and the side of its crop in pixels."""
@@ -279,29 +268,19 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         If the video is unreadable, read a clip of another video, which is drawn at random.
         """
         rng = clip_generator(self._seed, request.epoch, request.video)
+        draw = partial(self.sampling.training_plan, rng, request.shape)
         failures = list[tuple[str, str]]()
         index = request.video
         while len(failures) < TRIES:
-            video = self.videos[index]
             try:
-                scanned = self._scanned(index)
-                draw = partial(self.sampling.training_plan, rng, request.shape, scanned.video)
-                plan, targets = self._aim(index, scanned.video, draw)
-                read_clips(video.path, scanned, [plan], [out], threads=self._threads)
+                (item,) = self._read_planned(index, [(draw, out)])
             except UnreadableVideoError as error:
-                failures.append((video.path, str(error)))
+                failures.append((self.videos[index].path, str(error)))
                 index = int(rng.integers(len(self.videos)))
                 continue
             if self._augment is not None:
                 self._augment(out, request.epoch, request.video)
-            return targets | {
-                "flip": plan.flip,
-                "video": index,
-                "iteration": request.iteration,
-                "coverage": plan.coverage,
-                "shown": Shown.of_plan(plan, scanned.video),
-                "failures": failures,
-            }
+            return item | {"iteration": request.iteration, "failures": failures}
         raise self._too_many(failures)
 
     def _too_many(self, failures: Sequence[tuple[str, str]]) -> RunError:
@@ -322,25 +301,39 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             index: Index of the video in the list.
             parts: The index of each clip among the clips of the video, and its output array.
         """
-        video = self.videos[index]
-        item = {"flip": False, "video": index, "iteration": -1}
+        plan = self.sampling.evaluation_plan
+        clips = [(partial(plan, part, self._views, self._crop), out) for part, out in parts]
         try:
-            scanned = self._scanned(index)
-            aimed = list[tuple[ClipPlan, dict[str, Any]]]()
-            for part, _ in parts:
-                which = (scanned.video, part, self._views, self._crop)
-                aimed.append(
-                    self._aim(index, scanned.video, partial(self.sampling.evaluation_plan, *which))
-                )
-            plans = [plan for plan, _ in aimed]
-            outs = [out for _, out in parts]
-            read_clips(video.path, scanned, plans, outs, threads=self._threads)
+            items = self._read_planned(index, clips)
         except UnreadableVideoError as error:
             if len(parts) > 1:  # retry the clips one by one, because some may be readable
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
-            return [item | {"failures": [(video.path, str(error))], "unread": True}]
+            failure = (self.videos[index].path, str(error))
+            item = {"flip": False, "video": index, "iteration": -1, "unread": True}
+            return [item | {"failures": [failure]}]
+        return [item | {"iteration": -1, "failures": []} for item in items]
+
+    def _read_planned(
+        self, index: int, clips: Sequence[tuple[Draw, NDArray[np.uint8]]]
+    ) -> list[dict[str, Any]]:
+        """Read clips of a video, and return the fields of their items that depend on the plan.
+
+        Args:
+            index: Index of the video in the list.
+            clips: Function (video, centre) that draws the plan, and output array of each clip.
+
+        Raises:
+            UnreadableVideoError: One of the clips cannot be read.
+        """
+        scanned = self._scanned(index)
+        video = scanned.video
+        aimed = [self._aim(index, video, partial(draw, video)) for draw, _ in clips]
+        plans = [plan for plan, _ in aimed]
+        read_clips(self.videos[index].path, scanned, plans, [out for _, out in clips])
         return [
-            item | targets | {"failures": [], "shown": Shown.of_plan(plan, scanned.video)}
+            targets
+            | {"flip": plan.flip, "video": index, "coverage": plan.coverage}
+            | {"shown": Shown.of_plan(plan, video)}
             for plan, targets in aimed
         ]

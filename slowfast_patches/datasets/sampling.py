@@ -80,10 +80,10 @@ class Sampling:
 
     def evaluation_plan(
         self,
-        video: Video,
         part: int,
         views: tuple[int, int],
         crop: int,
+        video: Video,
         centre: float | None = None,
     ) -> ClipPlan:
         """Return the plan of one evaluation clip of a video.
@@ -94,10 +94,10 @@ class Sampling:
         short side is resized to the side of the crop.
 
         Args:
-            video: The video.
             part: Index of the clip among the evaluation clips of the video.
             views: The number of temporal views and the number of spatial crops.
             crop: Side of the crop in pixels.
+            video: The video.
             centre: Position of the key frame in the middle of the clip, or None.
         """
         count, crops = views

@@ -71,7 +71,7 @@ class _Actor(NamedTuple):
     """Label ids, which count from 1."""
 
 
-def make_ava_form(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
+def make_ava_form(output: Path, spec: DemoSpec, workers: int) -> int:
     """Render the videos of a data set that are missing in `output`, and write the lists.
 
     There is no test split. The test uses all key frames of the validation split.
@@ -79,7 +79,7 @@ def make_ava_form(output: Path, spec: DemoSpec, workers: int | None = None) -> i
     Args:
         output: Folder of the data set.
         spec: Number and size of the videos.
-        workers: Number of processes that render videos. By default one per core.
+        workers: Number of processes that render videos.
 
     Returns:
         The number of videos that were rendered.

@@ -49,7 +49,6 @@ def predict_boxes(predictor: Any, path: str, file: Path) -> list[Prediction]:
         seed=0,
         views=(1, recipe.test.num_spatial_crops),
         evaluation_crop=recipe.data.test_crop_size,
-        threads=recipe.data_loader.decoder_threads,
         split="test",
         classes=recipe.model.num_classes,
     )

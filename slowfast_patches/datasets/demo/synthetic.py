@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from slowfast_patches.datasets.demo.scenes import CLASSES, Clip, draw_scene, render
 from slowfast_patches.utils.files import atomic_write, write_text
-from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
 SPLITS = ("train", "val", "test")
@@ -65,15 +64,11 @@ class DemoSpec:
     height: int = 64
 
     def __post_init__(self) -> None:
-        even = self.width % 2 == self.height % 2 == 0  # required by H.264
-        if min(asdict(self).values()) < 0 or self.frames < 1 or not even:
+        sides = (self.width, self.height)
+        if min(sides) < 32 or sides[0] % 2 or sides[1] % 2:  # H.264 requires even sides
             raise ValueError(
-                f"{self} is invalid: no value may be negative, `frames` must be at least 1, and "
-                "`width` and `height` must be even"
-            )
-        if min(self.width, self.height) < 32:
-            raise ValueError(
-                f"the frame size is {self.width} × {self.height}, but both must be at least 32"
+                f"the frame size is {self.width} × {self.height}, but both must be even and at "
+                "least 32"
             )
 
 
@@ -82,7 +77,7 @@ def video_path(split: str, index: int) -> str:
     return f"{split}/{CLASSES[_label(index)]}_{index // len(CLASSES):04d}.mp4"
 
 
-def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
+def make_demo_data(output: Path, spec: DemoSpec, workers: int) -> int:
     """Render the videos of a data set that are missing in `output`, and then write the lists.
 
     Existing videos are kept, so calling the function again continues after an interruption.
@@ -90,7 +85,7 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
     Args:
         output: Folder of the data set.
         spec: Number and size of the videos.
-        workers: Number of processes that render videos. By default one per core.
+        workers: Number of processes that render videos.
 
     Returns:
         The number of videos that were rendered.
@@ -111,22 +106,18 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
 
 
 def make_videos(
-    make: Callable[[tuple[str, int]], None], jobs: Sequence[tuple[str, int]], workers: int | None
+    make: Callable[[tuple[str, int]], None], jobs: Sequence[tuple[str, int]], workers: int
 ) -> None:
     """Make videos in several processes.
 
     Args:
         make: Function that makes the video of a job.
         jobs: The (split, index) of each video.
-        workers: Number of processes. None stands for one per core.
+        workers: Number of processes.
 
     Raises:
-        ValueError: `workers` is less than 1.
         OSError: A video cannot be written.
     """
-    workers = available_cores() if workers is None else workers
-    if workers < 1:
-        raise ValueError(f"the number of workers is {workers}, but must be at least 1")
     made = run_each(make, jobs, workers if workers > 1 else 0, jobs_per_worker=4)
     for (split, index), done in tqdm(made, "render", len(jobs), unit="video", disable=None):
         if isinstance(done, WorkerCrashed):

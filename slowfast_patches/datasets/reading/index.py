@@ -230,32 +230,22 @@ def publish_index(csv: Path) -> None:
 
 
 def _load(csv: Path) -> Iterator[dict[str, Entry]]:
-    """Yield the entries of each existing index file. The file beside the list comes last."""
-    for file in reversed(index_files(csv)):
-        try:
-            if file.is_file():
-                yield load_index(file)
-        except ValueError as error:
-            logger.warning("The index %s will be rebuilt: %s", file, error)
+    """Yield the entries of each existing index file by name. The file beside the list comes last.
 
-
-def load_index(file: Path) -> dict[str, Entry]:
-    """Read an index file.
-
-    Returns:
-        The entries by video name, which is an absolute path or a path relative to the folder of the
-        list.
-
-    Raises:
-        ValueError: The file is not an index, is damaged, or has another version.
+    Warn about a file that is not an index, is damaged, or has another version.
     """
-    try:
-        content = json.loads(gzip.decompress(file.read_bytes()))
-        if content["version"] != _VERSION:
-            raise ValueError(f"the version is not {_VERSION}")
-        return {name: Entry(*entry) for name, entry in content["videos"].items()}
-    except Exception as error:  # zlib, json and wrong fields raise errors without a common base
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+    for file in reversed(index_files(csv)):
+        if not file.is_file():
+            continue
+        try:
+            content = json.loads(gzip.decompress(file.read_bytes()))
+            if content["version"] != _VERSION:
+                raise ValueError(f"the version is not {_VERSION}")
+            entries = {name: Entry(*entry) for name, entry in content["videos"].items()}
+        except Exception as error:  # zlib, json and wrong fields raise errors without a common base
+            logger.warning("The index %s will be rebuilt: %r", file, error)
+        else:
+            yield entries
 
 
 def _save(csv: Path, entries: Mapping[str, Entry]) -> None:

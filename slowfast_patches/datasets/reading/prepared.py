@@ -43,11 +43,6 @@ TAG = f"multigrid-1 group={GROUP}"
 """Value of the metadata field `comment`, by which `scan` recognizes a prepared file."""
 
 _PICTURES = (1, 5)  # nal_unit_type: slice of a picture, slice of an IDR picture
-_REMOTE_GAP = 1 << 20
-"""Maximum number of unneeded bytes to read in order to avoid another request. A request takes as
-long as the transfer of about 1 MB."""
-_REMOTE_READ = 1 << 26
-"""Maximum number of bytes of several groups that are read with one request."""
 _LENGTH = 4
 """Size in bytes of the length field of each H.264 unit. Every muxer writes 4 bytes."""
 
@@ -122,19 +117,11 @@ def decode_prepared(
 def _read_groups(path: str, offsets: Ints, wanted: list[int]) -> Iterator[tuple[int, bytes]]:
     """Yield (index, bytes) of each group that contains a wanted frame.
 
-    In a remote file, groups that are close to each other are read together, so that a clip takes
-    one request. The bytes between them are read as well.
+    From a remote file, read all groups from the first to the last with one request. A request takes
+    as long as the transfer of about 1 MB, which is many groups.
     """
-    gap, most = (_REMOTE_GAP, _REMOTE_READ) if is_remote(path) else (-1, 0)
-    runs = list[list[int]]()
-    for group in sorted({number // GROUP for number in wanted}):
-        begin, end = offsets[group : group + 2]
-        near = runs and begin - offsets[runs[-1][-1] + 1] <= gap
-        if near and end - offsets[runs[-1][0]] <= most:
-            runs[-1].append(group)
-        else:
-            runs.append([group])
-    for run in runs:
+    groups = sorted({number // GROUP for number in wanted})
+    for run in [groups] if is_remote(path) else [[group] for group in groups]:
         begin, end = int(offsets[run[0]]), int(offsets[run[-1] + 1])
         data = read_range(path, begin, end)
         if len(data) < end - begin:
@@ -158,8 +145,8 @@ def _decode_group(
             packet = av.Packet(data[picture.start : picture.stop])
             packet.pts = picture.number
             packets.append(packet)
-    for each in [*packets, None]:
-        for frame in decoder.decode(each):
+    for packet in [*packets, None]:
+        for frame in decoder.decode(packet):
             if frame.pts in wanted:
                 yield int(frame.pts), frame
     decoder.flush_buffers()

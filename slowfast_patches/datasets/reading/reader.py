@@ -56,24 +56,19 @@ _REDUCED = {
 }
 
 
-def read_clip(path: str, scanned: ScannedVideo, plan: ClipPlan, *, threads: int = 1) -> Clip:
+def read_clip(path: str, scanned: ScannedVideo, plan: ClipPlan) -> Clip:
     """Read a planned clip from a video. Arguments and errors are those of `read_clips`.
 
     Returns:
         The clip, (T, crop, crop, 3) uint8 RGB.
     """
     out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
-    read_clips(path, scanned, [plan], [out], threads=threads)
+    read_clips(path, scanned, [plan], [out])
     return out
 
 
 def read_clips(
-    path: str,
-    scanned: ScannedVideo,
-    plans: Sequence[ClipPlan],
-    outs: Sequence[Clip],
-    *,
-    threads: int = 1,
+    path: str, scanned: ScannedVideo, plans: Sequence[ClipPlan], outs: Sequence[Clip]
 ) -> None:
     """Read planned clips of a video in one pass.
 
@@ -86,7 +81,6 @@ def read_clips(
         scanned: The result of `scan(path)`.
         plans: The frame positions of each clip, in ascending order, and the window to read.
         outs: Array of each clip, (T, crop, crop, 3) uint8, to which RGB is written.
-        threads: Number of decoder threads. 0 lets the codec choose.
 
     Raises:
         UnreadableVideoError: The file is missing or does not match `scanned`, or a frame is too
@@ -108,7 +102,7 @@ def read_clips(
             shrinks = min(clip.cropper.shrinks for clip in clips)
             frames = _decode_files(path, scanned, wanted, shrinks)
         else:
-            frames = _decode_video(path, scanned, wanted, threads)
+            frames = _decode_video(path, scanned, wanted)
         for number, frame in frames:
             for clip in clips:
                 clip.write(number, frame)
@@ -158,17 +152,17 @@ def _decode_files(path: str, scanned: ScannedVideo, wanted: list[int], shrinks: 
         yield number, read_jpeg(folder, files[number], mode)
 
 
-def _decode_video(path: str, scanned: ScannedVideo, wanted: list[int], threads: int) -> _Frames:
+def _decode_video(path: str, scanned: ScannedVideo, wanted: list[int]) -> _Frames:
     """Yield all wanted frames of a video file, and possibly other frames."""
     assert scanned.keys is not None
     entries = scanned.keys[np.searchsorted(scanned.keys, wanted, "right") - 1]
     gaps = (entry - before for before, entry in zip(wanted, entries[1:], strict=False))
     starts = [number for number, gap in enumerate(gaps, start=1) if gap > _SEEK_GAP]
     for start, stop in pairwise([0, *starts, len(wanted)]):
-        yield from _decode_run(path, scanned, wanted[start:stop], threads)
+        yield from _decode_run(path, scanned, wanted[start:stop])
 
 
-def _decode_run(path: str, scanned: ScannedVideo, wanted: list[int], threads: int) -> _Frames:
+def _decode_run(path: str, scanned: ScannedVideo, wanted: list[int]) -> _Frames:
     """Seek to the key frame before the first wanted frame, and yield the frames from there on.
 
     The yielded frames include all wanted frames and may include others. In a container without an
@@ -180,7 +174,7 @@ def _decode_run(path: str, scanned: ScannedVideo, wanted: list[int], threads: in
     entry = int(np.searchsorted(scanned.keys, wanted[0], "right")) - 1
     back = 1
     while True:
-        with open_video(path, threads=threads, streams=scanned.streams) as file:
+        with open_video(path, streams=scanned.streams) as file:
             packets = file.packets()
             if entry > 0:
                 assert scanned.timestamps is not None
@@ -235,7 +229,7 @@ def _decode_from_here(
     # In AVI files with B-frames, packet timestamps are in decoding order, so they do not ascend in
     # display order. The timestamp of a packet then does not tell which frames will follow.
     ordered = not by_count and all(map(lt, stamps, stamps[1:]))
-    skips = decoder.name in _CAN_SKIP and decoder.thread_count == 1 and ordered
+    skips = decoder.name in _CAN_SKIP and ordered
     due = {stamps[number] for number in wanted}
     left = set(due)
     missing = set(wanted)

@@ -134,7 +134,7 @@ class VideoFile:
 
 
 @contextlib.contextmanager
-def open_video(path: str, *, threads: int = 1, streams: int = 0) -> Iterator[VideoFile]:
+def open_video(path: str, *, streams: int = 0) -> Iterator[VideoFile]:
     """Open a video file. All streams except the chosen video stream are discarded.
 
     FFmpeg accepts only known formats and does not open other files. Frames with more than
@@ -142,7 +142,6 @@ def open_video(path: str, *, threads: int = 1, streams: int = 0) -> Iterator[Vid
 
     Args:
         path: The video file.
-        threads: Number of decoder threads. 0 lets the codec choose.
         streams: Number of streams in the file, or 0 if unknown. If the number is known, FFmpeg does
             not decode frames to find the streams. For large frames, this saves as much time as
             reading half a clip takes.
@@ -176,7 +175,7 @@ def open_video(path: str, *, threads: int = 1, streams: int = 0) -> Iterator[Vid
             if other is not stream:
                 other.discard = Discard.all
         check_pixels(stream.width, stream.height)
-        stream.codec_context.thread_count = threads
+        stream.codec_context.thread_count = 1
         stream.codec_context.options = bound
         yield VideoFile(path, container, stream)
 

@@ -228,7 +228,6 @@ class Predictor(nn.Module):
             seed=0,
             views=(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
             evaluation_crop=recipe.data.test_crop_size,
-            threads=recipe.data_loader.decoder_threads,
             split="test",
         )
         batch = dataset.__getitems__(range(len(dataset)))

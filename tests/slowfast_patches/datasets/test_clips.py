@@ -5,15 +5,14 @@ from unittest.mock import patch
 import cv2
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
-from multigrid import ClipRequest, Shape, collate
+from multigrid import ClipRequest, Shape
 from slowfast_patches.datasets import clips
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.train.predict import Predictor
 from slowfast_patches.utils.errors import RunError
-from tests.slowfast_patches.datasets.made_videos import write_ssv2_json, write_video
+from tests.slowfast_patches.datasets.made_videos import write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
 BASE, COARSE = Shape(2, 8, 48), Shape(16, 2, 32)
@@ -65,7 +64,7 @@ def spoilt(videos, tmp_path):
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory):
-    """Three videos of JPEG files, of 48, 24 and 48 frames, listed for Charades and SSv2."""
+    """Three videos of JPEG files, of 48, 24 and 48 frames, listed as in Charades."""
     folder, lines = tmp_path_factory.mktemp("frames"), [HEADER]
     for name, labels in (("AA", LABELS), ("BB", [set()] * 24), ("CC", [{5}] * 48)):
         for number, image in enumerate(pictures(len(labels))):
@@ -75,9 +74,6 @@ def frames(tmp_path_factory):
             lines.append(f'{name} 0 {number} {path} "{",".join(map(str, sorted(labels[number])))}"')
     for split in ("train", "val"):
         (folder / f"{split}.csv").write_text("\n".join(lines))
-    entries = [{"id": name, "template": name[0]} for name in ("AA", "BB", "CC")]
-    labels = {name: str(n) for n, name in enumerate("ABCDEF")}
-    write_ssv2_json(folder, labels=labels, train=entries, validation=entries)
     return folder
 
 
@@ -97,8 +93,6 @@ def test_the_same_request_gives_the_same_item_and_another_epoch_another(videos):
         assert repeated == item
     for one, other in zip(clips[::2], clips[1::2], strict=True):
         assert not np.array_equal(one, other)
-    seeded = ClipDataset.of_recipe(recipe_of(videos, "RNG_SEED", 7), "train")
-    assert not all(map(np.array_equal, clips, [seeded[r]["clip"] for r in requests]))
 
 
 @pytest.mark.parametrize(
@@ -124,23 +118,6 @@ def test_where_the_frames_of_a_clip_are(videos, keys, taken):
         assert first < 12 <= second
     else:
         assert second - first in ({2, 3, 4, 5, 6, 7, 8} if keys else {3, 5, 7, 9, 11, 13, 15})
-
-
-def test_a_coarse_clip_can_keep_the_baselines_field_of_view(videos):
-    """Measure the field of view by the brightness of the crop.
-
-    From left to right, the frame rises from 0 to 255. The crop's 64 of 96 pixels span 170 of it,
-    and 165 from the centre of the first pixel to that of the last.
-    """
-    keys = ("DATA.TRAIN_JITTER_SCALES", [48, 48], "MULTIGRID.LONG_CYCLE", True)
-    shown = []
-    for keep in (True, False):
-        recipe = recipe_of(videos, *keys, "MULTIGRID.KEEP_FIELD_OF_VIEW", keep)
-        data = ClipDataset.of_recipe(recipe, "train")
-        clips = [data[ClipRequest(0, e, COARSE, 0)]["clip"][..., 0] for e in range(20)]
-        shown.append([np.ptp(clip.mean((0, 1))) for clip in clips])
-    assert shown[0] == pytest.approx([163] * 20, abs=7)
-    assert min(shown[1]) < 130  # 32 pixels of a frame 72 wide
 
 
 # Testing.
@@ -192,36 +169,12 @@ def test_a_mini_batch_of_evaluation_is_without_unreadable_clips(spoilt):
     assert (alone["video"], alone["clip"].any()) == (1, False)  # black
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(spoilt, workers):
+def test_a_list_of_unreadable_videos_stops_with_a_message(spoilt):
     folder = spoilt(*range(VIDEOS))
-    batches = [[ClipRequest(4, 0, COARSE, 0)]]
     data = ClipDataset.of_recipe(recipe_of(folder), "train")
-    loader = DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=collate)
     first = f"{folder}/4.mp4: cannot"
-    said = rf"^10 videos in a row could not be read. The first is {first}.*DATA.PATH_PREFIX.*$"
-    with pytest.raises(RunError, match=said):
-        next(iter(loader))
-
-
-# Something-Something: segments of the whole video.
-
-
-@pytest.mark.parametrize("shape", [BASE, COARSE])
-@pytest.mark.parametrize(("video", "count"), [(0, 48), (1, 24)])
-def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(frames, shape, video, count):
-    """The stride has no effect."""
-    keys = ("DATA.SAMPLING_RATE", 8, "DATA.TARGET_FPS", 12)
-    data, seen = ClipDataset.of_recipe(recipe_of(frames, *keys, dataset="ssv2"), "train"), set()
-    for epoch in range(12):
-        item = data[ClipRequest(video, epoch, shape, 3)]
-        taken = numbers(item["clip"])
-        assert [n * shape.frames // count for n in taken] == list(range(shape.frames))
-        assert (item["label"], item["flip"], item["video"]) == (video, False, video)
-        assert item["clip"][:, :, -5:, 0].mean() > item["clip"][:, :, :5, 0].mean()  # unmirrored
-        seen.add(tuple(taken))
-    assert len(seen) > 6
+    with pytest.raises(RunError, match=f"^10 videos in a row .* first is {first}.*PATH_PREFIX"):
+        data[ClipRequest(4, 0, COARSE, 0)]
 
 
 # Charades: several labels a clip, those of its span in training and of the video in testing.
@@ -262,10 +215,9 @@ def test_a_clip_of_evaluation_has_the_labels_of_the_whole_video(frames, split, c
     assert labels == [{0, 1, 2, 3, 4}] * count + [set()] * count + [{5}] * count
 
 
-@pytest.mark.parametrize("fps", [0, 24, 30])
-def test_the_views_of_a_test_reach_the_end_of_the_video(frames, tmp_path, fps):
+def test_the_views_of_a_test_reach_the_end_of_the_video(frames, tmp_path):
     """48 frames and a span of 16 at any frame rate: the three views start 16 frames apart."""
-    keys = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "DATA.TARGET_FPS", fps)
+    keys = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "DATA.TARGET_FPS", 24)
     recipe = recipe_of(frames, *keys, dataset="charades")
     data = ClipDataset.of_recipe(recipe, "test")
     taken = [numbers(data[number]["clip"]) for number in range(3)]

@@ -113,20 +113,9 @@ def test_other_arguments_are_refused_and_nothing_is_touched(made):
     assert contents(made) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--train", "2", "--val", "1", "--test", "0"], 0, "data: 3 videos made"),
-        (["--size", "95", "80"], 2, "95 × 80"),
-        (["--output", "file/below"], 2, "file/below"),
-    ],
-)
-def test_the_tool_makes_a_data_set_or_names_the_mistake(
-    load_program, tmp_path, monkeypatch, capsys, options, status, message
-):
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    command = ["--output", "data", "--frames", "3", "--size", "36", "32", "--workers", "1"]
-    assert load_program("tools/make_demo_data.py").main([*command, *options]) == status
-    assert message in "".join(capsys.readouterr())
-    assert status or decode("data/train/right_0000.mp4").shape == (3, 32, 36, 3)
+def test_the_tool_makes_a_data_set(load_program, tmp_path, capsys):
+    command = ["--output", str(tmp_path), "--frames", "3", "--size", "36", "32", "--workers", "1"]
+    command += ["--train", "2", "--val", "1", "--test", "0"]
+    assert load_program("tools/make_demo_data.py").main(command) == 0
+    assert "3 videos made" in capsys.readouterr().out
+    assert decode(tmp_path / "train/right_0000.mp4").shape == (3, 32, 36, 3)

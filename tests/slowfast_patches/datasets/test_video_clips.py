@@ -65,21 +65,18 @@ def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     assert [n for batch in batches for n in batch["videos"]] == list(range(8))
     clips = [clip for batch in batches for clip in batch["clips"]]
     assert np.array_equal(clips, [theirs[n]["clip"] for n in range(8)])
-    assert "coverage" not in batches[0]
 
 
 def test_it_is_a_sequence_that_ends_and_may_be_drawn_from_with_repetition(demo_data):
-    clips = VideoClips(demo_data / "val.csv", BASE, stride=2, short_sides=[37, 46])
-    assert len(list(clips)) == 8
-    assert np.array_equal(clips[-1]["clip"], clips[7]["clip"])
+    clips = VideoClips(demo_data / "val.csv", BASE, stride=2)
+    every = [item["clip"] for item in clips]
+    assert len(every) == 8
     [batch] = DataLoader(clips, 4, sampler=[0, 0, 1, 0], collate_fn=collate)
     assert batch["videos"].tolist() == [0, 0, 1, 0]
-    for clip, n in zip(batch["clips"], (0, 0, 1, 0), strict=True):
-        assert np.array_equal(clip, clips[n]["clip"])
-    assert clips[REQUESTS[0]]["clip"].shape == (8, 32, 32, 3)
+    assert np.array_equal(batch["clips"], [every[n] for n in (0, 0, 1, 0)])
 
 
-def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
+def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, caplog):
     listed = VideoClips(demo_data / "train.csv", BASE)
     pairs = [(Path(video.path), np.int64(video.label)) for video in listed.videos]
     with caplog.at_level(logging.INFO):
@@ -89,7 +86,6 @@ def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
     assert np.array_equal(clips[REQUESTS[0]]["clip"], listed[REQUESTS[0]]["clip"])
     scanned = [line for line in caplog.messages if line.endswith("must be scanned")]
     assert [line.split()[0] for line in scanned] == ["24", "0"]
-    assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize(("labels", "classes"), [((4, 0), 5), (np.eye(8, dtype=np.float32), 8)])
@@ -121,25 +117,20 @@ def test_torchs_own_collate_function_is_refused(demo_data):
         next(iter(DataLoader(VideoClips(demo_data / "val.csv", BASE), 2)))
 
 
+PAIRS = r"videos must be \(path, label\) pairs"
+
+
 @pytest.mark.parametrize(
     ("videos", "options", "message"),
     [
-        ("gone.csv", {}, "gone.csv does not exist. Give the path of a csv file, or"),
-        ([], {}, r"videos must be \(path, label\) pairs"),
-        ([("a.mp4", 0), ("b.mp4", "left")], {}, r"videos must be \(path, label\) pairs"),
-        (
-            [("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))],
-            {},
-            r"videos must be \(path, label\) pairs",
-        ),
-        (
-            [("a.mp4", 0)],
-            {"stride": 0},
-            r"stride is 0, target_fps 30.0 and short_sides \(37, 46\), but",
-        ),
-        ([("a.mp4", 0)], {"short_sides": (50, 40)}, r"short_sides \(50, 40\), but"),
+        ("gone.csv", {}, "gone.csv does not exist"),
+        ([], {}, PAIRS),
+        ([("a.mp4", 0), ("b.mp4", "left")], {}, PAIRS),
+        ([("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))], {}, PAIRS),
+        ([("a.mp4", 0)], {"stride": 0}, "stride is 0"),
+        ([("a.mp4", 0)], {"short_sides": (50, 40)}, r"short_sides \(50, 40\)"),
     ],
 )
-def test_what_makes_no_clips_is_refused_in_a_line(videos, options, message):
-    with pytest.raises(ValueError, match=rf"\A.*{message}.*\Z"):
+def test_what_makes_no_clips_is_refused(videos, options, message):
+    with pytest.raises(ValueError, match=message):
         VideoClips(videos, BASE, **options)

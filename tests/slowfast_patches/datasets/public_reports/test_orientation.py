@@ -1,9 +1,7 @@
 """How pictures are shown. FFMS2 317: rotated or mirrored, by a display matrix or by Exif."""
 
 import struct
-from fractions import Fraction
 
-import av
 import cv2
 import numpy as np
 import pytest
@@ -82,19 +80,3 @@ def test_all_eight_orientations_are_shown_upright(tmp_path, make, orientation):
     write_prepared(str(path), record, prepared)
     assert scan(str(prepared)).video[2:4] == size
     assert quarters(prepared, size) == ORIENTATIONS[orientation][1]
-
-
-def test_pixels_are_taken_for_squares_and_opaque(tmp_path):
-    path = tmp_path / "a.mov"
-    image = np.dstack([picture(), np.zeros((HEIGHT, WIDTH), np.uint8)])
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("png", rate=25)
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "rgba"
-        stream.codec_context.sample_aspect_ratio = Fraction(2, 1)
-        for number in range(3):
-            frame = av.VideoFrame.from_ndarray(image, format="rgba")
-            frame.pts, frame.time_base = number, Fraction(1, 25)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    assert scan(str(path)).video[2:4] == (WIDTH, HEIGHT)
-    assert quarters(path, (WIDTH, HEIGHT)) == STORED

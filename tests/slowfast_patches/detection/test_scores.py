@@ -85,27 +85,13 @@ def test_crops_count_by_what_they_show_of_a_box(folder):
     assert made.result().probabilities[:, 0].tolist() == pytest.approx([expected, 0.2])
 
 
-def test_files_of_the_evaluation_are_checked_in_advance(folder):
-    keys = (*KEYS, "AVA.EXCLUSION_FILE", "absent.csv")
-    task_of(recipe_of(folder, *keys)).check_files()
-    recipe = recipe_of(folder, *keys, "AVA.LABEL_MAP_FILE", "none.pbtxt")
-    with pytest.raises(ValueError, match=r"annotations cannot be read: .*none\.pbtxt"):
-        task_of(recipe).check_files()
-
-
 def test_what_cannot_be_judged_is_said(folder):
+    keys = (*KEYS, *ANNOTATED, "AVA.GROUNDTRUTH_FILE", "none.csv")
     with pytest.raises(ValueError, match=r"AVA.s annotations cannot be read: .*none\.csv"):
-        judged(
-            folder,
-            "AVA.GROUNDTRUTH_FILE",
-            "none.csv",
-            "AVA.TEST_PREDICT_BOX_LISTS",
-            ["ava_val_v2.2.csv"],
-            "AVA.DETECTION_SCORE_THRESH",
-            0,
-        )
-    diverged = build_dataset(recipe_of(folder, *KEYS, *ANNOTATED), "test")
-    made = BoxScores(recipe_of(folder, *KEYS, *ANNOTATED), diverged, torch.device("cpu"))
+        task_of(recipe_of(folder, *keys)).check_files()
+    recipe = recipe_of(folder, *KEYS, *ANNOTATED)
+    diverged = build_dataset(recipe, "test")
+    made = BoxScores(recipe, diverged, torch.device("cpu"))
     made.add(diverged.__getitems__(range(6)), torch.full((6, 3), torch.nan))
     with pytest.raises(ValueError, match="diverged"):
         made.result()

@@ -11,10 +11,9 @@ The pilot prints the scores, advice for or against multigrid, the probability th
 better, and the expected speed-up. It writes the same results to pilot.md and pilot.json in the
 output folder. It writes the recipe with the best cycle to multigrid.yaml.
 
-By default, the pilot takes a tenth of the time of a full training of the baseline, but at least the
-time of about 600 iterations of the baseline. If --minutes is too short for a result, the pilot
-stops with an error before training. If a full training takes no longer than the pilot, the pilot
-only prints the command that trains both recipes in full.
+By default, the pilot takes a tenth of the time of a full training of the baseline. It takes at
+least the time that a result needs, about 600 iterations of the baseline. If a full training takes
+no longer than the pilot, the pilot only prints the command that trains both recipes in full.
 
 To continue an interrupted pilot, or to add seeds, repeat the command. Finished runs are not
 repeated.
@@ -56,8 +55,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line.command_parser(__doc__)
     command_line.add_cfg(parser)
     text = (
-        "approximate time of the pilot per seed, in minutes (default: a tenth of a full training "
-        "of the baseline, or the minimum for a result if that is longer)"
+        "approximate time of the pilot per seed, in minutes, if it is enough for a result "
+        "(default: a tenth of a full training of the baseline)"
     )
     command_line.add_option(parser, "--minutes", "M", text, command_line.above_zero)
     command_line.add_seeds(parser)

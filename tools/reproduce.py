@@ -53,7 +53,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/reproduce")
-    command_line.add_list(parser, "--add", "recipe of an additional row; can be repeated")
 
     group = parser.add_argument_group("how to run")
     ways = group.add_mutually_exclusive_group()
@@ -88,8 +87,9 @@ def main(argv: list[str] | None = None) -> int:
     """Print the costs, train the missing runs if requested, and write and print the tables."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
-    check_study(args.add, args.overrides)
-    experiments = reproduce.experiments_of(PAPER if args.name == "all" else [args.name], args.add)
+    check_study([], args.overrides)
+    names = PAPER if args.name == "all" else [args.name]
+    experiments = {name: EXPERIMENTS[name] for name in names}
     rows = [row for experiment in experiments.values() for row in experiment.rows]
     data = {name: getattr(args, name) for name in _DATA}
     weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}

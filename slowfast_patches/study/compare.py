@@ -27,7 +27,6 @@ from slowfast_patches.study.report import (
     origin,
     study_json,
     study_warnings,
-    title_of,
 )
 from slowfast_patches.study.runs import Study, mean
 from slowfast_patches.study.score import CLEAR, Score, chance_of, score_of
@@ -71,10 +70,11 @@ def make_arms(
         raise ValueError("A comparison needs at least two configs: --cfg A.yaml --cfg B.yaml")
     check_study(cfg_files, overrides)
     arms = [make_arm(path.stem, path.stem, path, overrides) for path in cfg_files]
-    names = {arm.name: title_of(metric_names(arm.recipe)) for arm in arms}
-    if len(set(names.values())) > 1:
-        judged = ", ".join(f"{name} uses {metrics}" for name, metrics in names.items())
-        raise ValueError(f"The configs cannot be compared, because their metrics differ: {judged}.")
+    metrics = {arm.name: ", ".join(metric_names(arm.recipe)) for arm in arms}
+    if len(set(metrics.values())) > 1:
+        raise ValueError(
+            f"The metrics of the configs differ, so they cannot be compared: {metrics}"
+        )
     if equal_iterations:
         arms.insert(1, _shortened(arms[0], arms[1]))
     if lengths:
@@ -121,18 +121,20 @@ def compare(
         step_times: Names of the step-time files that `Study.step_seconds` is computed from. None if
             speed-ups are computed from wall-clock times.
     """
-    metric, *others = metric_names(study.arms[0].recipe)
+    first = study.arms[0]
+    metric, *others = metric_names(first.recipe)
     scores = {name: score_of(runs, name, metric) for name in runs["arm"].unique()}
-    chance = chance_of(study.arms[0].recipe)
+    chance = chance_of(first.recipe)
     verdict = _verdict(study, runs, scores, chance)
-    warnings = [*_warnings(study, runs, scores, chance or 0.0), *study_warnings(runs)]
+    warnings = [*_warnings(study, scores, chance or 0.0), *study_warnings(runs)]
     times = f"iterations × the step times of {step_times}" if step_times else "wall-clock times"
     columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", metric, *others]
     tables: list[str | Table] = [arms_table(study, runs, columns)]
-    has_curves = _has_curves(study, runs)
-    if has_curves:
-        curves = curves_of(runs, "seconds", metric)
-        tables = [levels_table(runs, metric, metric_title(metric)), leads_table(curves), *tables]
+    several = any(arm.length != 1 for arm in study.arms) and first.label in set(runs["label"])
+    levels = levels_of(runs, metric) if several else []
+    if levels:
+        leads = leads_table(curves_of(runs, "seconds", metric))
+        tables = [levels_table(levels, metric_title(metric)), leads, *tables]
     return Report(
         name="report",
         title="Comparison",
@@ -141,22 +143,16 @@ def compare(
             *[f"Verdict: {verdict}"] * bool(verdict),
         ],
         tables=tables,
-        notes=[_explain(study.arms[0].baseline, times), *origin(runs, command)],
+        notes=[_explain(first.baseline, times), *origin(runs, command)],
         content={
             **study_json(study, runs, command, chance),
             "seconds": times,
             "verdict": verdict or None,
             "warnings": warnings,
-            "levels": levels_of(runs, metric) if has_curves else [],
+            "levels": levels,
         },
-        figure=_figure(study, runs, chance, times),
+        figure=_figure(runs, metric, chance, times, has_lengths=bool(levels)),
     )
-
-
-def _has_curves(study: Study, runs: pd.DataFrame) -> bool:
-    """Return whether there are several lengths, and finished runs of the first recipe."""
-    several = any(arm.length != 1 for arm in study.arms)
-    return several and study.arms[0].label in set(runs["label"])
 
 
 def _verdict(
@@ -189,9 +185,7 @@ def _verdict(
     return f"Compared with {baseline.name}, {'; '.join([*clauses, *last])}."
 
 
-def _warnings(
-    study: Study, runs: pd.DataFrame, scores: Mapping[str, Score], chance: float
-) -> list[str]:
+def _warnings(study: Study, scores: Mapping[str, Score], chance: float) -> list[str]:
     """Return warnings about speed-ups and accuracies that may be misleading."""
     texts = [f"{arm.name}: {text}." for arm in study.arms for text in short_ends(arm.schedule)]
     low = [name for name, each in scores.items() if each.mean - CLEAR * each.error <= chance]
@@ -218,30 +212,28 @@ def _explain(baseline: str, times: str) -> str:
     )
 
 
-def _figure(study: Study, runs: pd.DataFrame, chance: float | None, times: str) -> Figure:
+def _figure(
+    runs: pd.DataFrame, metric: str, chance: float | None, times: str, *, has_lengths: bool
+) -> Figure:
     """Draw the primary metric against the training time.
 
     With --lengths, additional panels show the metric against iterations and FLOPs. Without
     --lengths, a thin line shows the validations of each run, as in Figure 1 of the paper.
     """
-    metric = metric_names(study.arms[0].recipe)[0]
-    has_curves = _has_curves(study, runs)
     titles = {"seconds": f"seconds of training ({times})"}
-    explained = "marks: final results, mean ± standard deviation over n seeds"
-    if has_curves:
+    if has_lengths:
         titles |= {"iterations": "iterations", "flops": "training FLOPs"}
-        explained += "; numbers: × the recipe's length"
     figure, panels = new_figure(1, 4 + 4 * len(titles), 5, columns=len(titles))
     for axes, (kind, title) in zip(panels, titles.items(), strict=True):
         axes.set_xlabel(title)
         curves = curves_of(runs, kind, metric)
-        colours = draw_curves(axes, curves, runs, logarithmic=has_curves)
+        colours = draw_curves(axes, curves, runs, logarithmic=has_lengths)
         if chance is not None:
             axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
-        for run in [] if has_curves else runs.itertuples():
+        for run in [] if has_lengths else runs.itertuples():
             points = pd.DataFrame(run.result["evaluations"])
             seconds = points["seconds"] * run.clock / run.seconds
             axes.plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
     panels[0].set_ylabel(f"{metric_title(metric)} (%)")
-    add_legend(figure, panels[0], explained, 2)
+    add_legend(figure, panels[0], "mean ± standard deviation over n seeds", 2)
     return figure

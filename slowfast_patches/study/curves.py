@@ -6,7 +6,7 @@ neighbouring lengths, accuracy is interpolated linearly in the logarithm of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -106,15 +106,13 @@ def levels_of(runs: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
     ]
 
 
-def levels_table(runs: pd.DataFrame, metric: str, title: str) -> Table:
-    """Return a table of the training times at which each recipe reaches the levels of `levels_of`.
+def levels_table(levels: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Return a table of the training times at which each recipe reaches each level.
 
     Args:
-        runs: Table returned by `Study.runs`.
-        metric: Name of the metric.
+        levels: Result of `levels_of`.
         title: Title of the metric.
     """
-    levels = levels_of(runs, metric)
     baseline, *others = levels[0]["seconds"]
     headers = [baseline, f"{title}, %", "time"]
     headers += [text for label in others for text in (f"{label},\ntime", "speed-up")]

@@ -32,7 +32,7 @@ class Row:
 
     Attributes:
         label: Name of the row in its table.
-        recipe: Config file, relative to configs/. The path of a user's own recipe is absolute.
+        recipe: Config file, relative to configs/.
         baseline: Config file of the baseline, relative to configs/.
         start: Initial weights: `SCRATCH`, "imagenet" or "kinetics".
         factor: Number of epochs as a multiple of the baseline's. None keeps the recipe's epochs.
@@ -64,8 +64,7 @@ class Row:
     @property
     def folder(self) -> str:
         """Name of the arm and of its folder. Rows with the same training have the same name."""
-        path = Path(self.recipe)
-        name = str(Path("own", path.stem) if path.is_absolute() else path.with_suffix(""))
+        name = self.recipe.removesuffix(".yaml")
         name += f"_{self.variant}" if self.variant else ""
         factor = self.factor
         if self.as_long_as is not None:

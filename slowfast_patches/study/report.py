@@ -186,8 +186,3 @@ def origin(runs: pd.DataFrame, command: str) -> list[str]:
         for name in ("machine", "versions")
     ]
     return [*where, f"To reproduce:\n\n    {command}"]
-
-
-def title_of(metrics: Iterable[str]) -> str:
-    """Join the titles of metrics, for example to "top-1 and top-5"."""
-    return " and ".join(map(metric_title, metrics))

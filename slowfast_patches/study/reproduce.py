@@ -5,8 +5,7 @@ Each report shows the measured numbers next to the published numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +13,13 @@ import pandas as pd
 
 from multigrid import Cost, schedule_cost
 from multigrid.cost import FlopsPerClip
-from slowfast_patches.config.load import recipe_path
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.step_time_file import MisfitError
 from slowfast_patches.plan.step_times import UNTIMED, measured_timing
 from slowfast_patches.study.arms import Arm, hidden_files
 from slowfast_patches.study.curves import curves_of, draw_curves, make_curve
-from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
+from slowfast_patches.study.paper import SCRATCH, Experiment, Row
 from slowfast_patches.study.report import (
     COLUMNS,
     MISSING,
@@ -32,44 +29,12 @@ from slowfast_patches.study.report import (
     format_cell,
     origin,
     study_warnings,
-    title_of,
 )
 from slowfast_patches.study.runs import Study
 from slowfast_patches.utils.pictures import add_legend, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Experiment]:
-    """Return experiments with the user's recipes as additional rows.
-
-    Args:
-        names: Keys of `EXPERIMENTS`.
-        own: Config files of the user's recipes. They are compared with the baseline of the first
-            row.
-
-    Returns:
-        Maps the names to the experiments.
-
-    Raises:
-        ValueError: A recipe and an experiment have different metrics.
-    """
-    experiments = {name: EXPERIMENTS[name] for name in names}
-    for path in map(recipe_path, own):
-        metrics = metric_names(load_with_classes(path))
-        for name, experiment in experiments.items():
-            if metrics != tuple(experiment.metrics):
-                raise ValueError(
-                    f"The metrics of {path} are {title_of(metrics)}, but the metrics of {name} are "
-                    f"{title_of(experiment.metrics)}. Add the recipe to a table of the same data "
-                    "set."
-                )
-            first = experiment.rows[0].reference
-            file = str(path.resolve())
-            row = Row(path.stem, file, first.recipe, first.start, curve=path.stem)
-            experiments[name] = replace(experiment, rows=(*experiment.rows, row))
-    return experiments
 
 
 def costs_of(arms: Mapping[str, Arm], step_times: Sequence[Path]) -> dict[str, Cost]:

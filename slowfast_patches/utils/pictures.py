@@ -67,17 +67,3 @@ def save_figure(figure: Figure, path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-
-
-def time_unit(seconds: float) -> tuple[str, float]:
-    """Choose the unit of a time axis.
-
-    Args:
-        seconds: Maximum of the axis in seconds.
-
-    Returns:
-        (name of the unit, length of the unit in seconds).
-    """
-    if seconds < 600:
-        return "seconds", 1.0
-    return ("minutes", 60.0) if seconds < 2 * 3600 else ("hours", 3600.0)

@@ -126,13 +126,6 @@ def test_what_is_published_in_section_5_is_not_said_to_be_in_table_4():
     assert (views.source, views.recipe) == ("§5", multigrid.recipe)
 
 
-def test_tsm_has_its_own_times_and_none_of_the_papers_gpus():
-    published = EXPERIMENTS["tsm"].published
-    assert "49 hours 55 minutes" in published
-    assert "14 minutes 13 seconds" in published
-    assert "P100" not in published
-
-
 def test_tsm_is_not_one_of_the_papers():
     assert {*PAPER, "tsm"} == EXPERIMENTS.keys()
     assert "tsm" not in PAPER

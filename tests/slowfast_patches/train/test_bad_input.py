@@ -1,15 +1,11 @@
 """Mistakes of users cause a one-line message without a traceback."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.train import run as run_module
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
@@ -61,10 +57,6 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("DATA.PATH_PREFIX", "/nowhere"), ("None of the first", "DATA.PATH_PREFIX")),
         (("MODEL.NUM_CLASSES", 5), ("has the names of 8 classes. Set MODEL.NUM_CLASSES 8",)),
         (("TRAIN.ENABLE", False), ("no model to test", "TEST.CHECKPOINT_FILE_PATH")),
-        (
-            ("TRAIN.ENABLE", False, "TEST.ENABLE", False),
-            ("TRAIN.ENABLE and TEST.ENABLE are False",),
-        ),
         (("TEST.SAVE_RESULTS_PATH", "../new.csv"), ("SAVE_RESULTS_PATH", "without a folder")),
         (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "no weights to inflate")),
         (("TRAIN.FREEZE", "s1"), ("TRAIN.FREEZE s1 would freeze random", "CHECKPOINT_FILE_PATH")),
@@ -82,34 +74,17 @@ def test_mistakes_in_the_recipe(
 # Checkpoints.
 
 
-@pytest.fixture
-def finished(multigrid_run: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(multigrid_run, tmp_path / "finished")
-
-
 def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
-    command_line: Command, finished: Path
+    command_line: Command, multigrid_run: Path, tmp_path: Path
 ):
+    finished = shutil.copytree(multigrid_run, tmp_path / "finished")
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     answer = command_line(finished, "SOLVER.BASE_LR", 0.5, "LOG_PERIOD", 3)
-    assert_refused(
-        answer, "another recipe", "SOLVER.BASE_LR: 0.01 in the checkpoint, 0.5 now", "OUTPUT_DIR"
-    )
-    assert "LOG_PERIOD" not in answer[1]
+    assert_refused(answer, "another recipe", "SOLVER.BASE_LR: 0.01 in the checkpoint, 0.5 now")
     after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     log = finished / "train.log"
     assert after.pop(log).startswith(before.pop(log))  # says what was refused
     assert after == before
-
-
-def test_a_run_that_is_continued_keeps_its_number_of_classes(
-    tiny_config: Callable[..., Recipe], tmp_path: Path
-):
-    """Its checkpoints have a head of this size, so it could not be resumed otherwise."""
-    cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
-    with pytest.raises(ValueError, match=r"Set MODEL.NUM_CLASSES 8"):
-        run_module._check_training(cfg, resumes=False)
-    run_module._check_training(cfg, resumes=True)
 
 
 # While training.
@@ -122,9 +97,6 @@ def test_a_loss_that_is_not_finite_ends_it_and_a_lower_rate_goes_on_from_the_che
     answer = command_line(tmp_path, *keys)
     assert_refused(answer, "The loss of iteration ", "LR 1e+18", "SOLVER.BASE_LR")
     assert "checkpoint_iter_00000006.pyth, after iteration 6" in answer[1]
-    stopped = int(re.findall(r"The loss of iteration (\d+)", answer[1])[0])
-    logged = [record["iteration"] for record in opened(tmp_path).metrics()]
-    assert logged == list(range(1, stopped + 1))
     assert not (tmp_path / "result.json").exists()
     content = opened(tmp_path).checkpoint
     assert content["iteration"] == 6
@@ -136,8 +108,6 @@ def test_a_loss_that_is_not_finite_ends_it_and_a_lower_rate_goes_on_from_the_che
     assert run.checkpoint["rate_changes"] == run.result["rate_changes"] == [change]
     rates = {record["iteration"]: record["lr"] for record in run.metrics()}
     assert (rates[6], rates[7]) == (pytest.approx(0.001), pytest.approx(0.1))
-    assert json.loads((tmp_path / "plan.json").read_text())["phases"][0]["lr"][0] < 1e-20
-    assert_refused(command_line(tmp_path, *keys), "another recipe", "BASE_LR: 1e-21 in the")
 
 
 def test_common_videos_of_the_lists_are_in_the_log_and_beside_the_accuracy(
@@ -146,7 +116,6 @@ def test_common_videos_of_the_lists_are_in_the_log_and_beside_the_accuracy(
     name, label = (lists / "train.csv").read_text().splitlines()[0].split()
     shutil.copy(demo_data / name, lists / "copy.mp4")
     change_line(lists / "val.csv", 2, f"{lists}/copy.mp4 {label}")
-    change_line(lists / "val.csv", 3, (lists / "val.csv").read_text().splitlines()[0])
     shutil.copy(lists / "val.csv", lists / "test.csv")
     keys = ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0], "SOLVER.LRS", [0.1], "TEST.ENABLE", True)
     status, _ = command_line(tmp_path, *OFF, *keys, *lists_of(lists, demo_data))
@@ -155,7 +124,6 @@ def test_common_videos_of_the_lists_are_in_the_log_and_beside_the_accuracy(
     (remark,) = run.result["overlaps"]
     assert re.fullmatch(r"1 of the \d+ videos of val are also in train", remark)
     assert run.log.count(f"WARNING {remark}, so the accuracy on val is not that on new") == 1
-    assert f"WARNING {lists}/val.csv: 1 video(s) are listed more" in run.log
     (tested,) = (line for line in run.log.splitlines() if " test on " in line)
     assert tested.endswith(f"(test is val; {remark})")
 
@@ -167,13 +135,9 @@ def test_videos_that_cannot_be_read_are_named_once_replaced_and_counted_up_to_a_
     broken.write_text("this is text")
     change_line(lists / "train.csv", 3, f"{broken} 2")
     data = (*lists_of(lists, demo_data), "DATA_LOADER.NUM_WORKERS", 1)
-    status, error = command_line(tmp_path / "run", *OFF, *data)
+    status, _ = command_line(tmp_path / "run", *OFF, *data)
     assert status == 0
     log = opened(tmp_path / "run").log
-    for said in (log, error):
-        named = [line for line in said.splitlines() if str(broken) in line]
-        assert len(named) == 2
-        assert "1 of the 24 videos" in named[0]
     assert f"WARNING {broken} cannot be opened" in log
     assert "another video is used instead" in log
     assert re.findall(r"epoch (\d) done: (\d) videos", log) == [("1", "1"), ("2", "1")]

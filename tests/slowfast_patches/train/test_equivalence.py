@@ -49,7 +49,6 @@ OPTIONS = (
     *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4),
     *("BN.USE_PRECISE_STATS", True, "MIXUP.ENABLE", True),
 )
-PLAIN = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 SIZES = (1, 2, 4)
 RUNS = [("single", 2), ("single", 4), ("double", 4)]
 
@@ -104,7 +103,6 @@ def in_double() -> Iterator[None]:
 
 
 def train_all(cfgs: dict[str, Recipe], rank: int, size: int, folder: Path) -> None:
-    """The plain recipe first, which finds no groups of processes that another has formed."""
     if size > 1:
         store = dist.FileStore(str(folder / f"store{size}"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
@@ -112,27 +110,18 @@ def train_all(cfgs: dict[str, Recipe], rank: int, size: int, folder: Path) -> No
     for name, cfg in cfgs.items():
         if name == "single" or size != 2:
             with nullcontext() if name == "single" else in_double():
-                train_one(name, cfg, world, folder / name / str(size))
+                train_one(cfg, world, folder / name / str(size))
     if size > 1:
         dist.destroy_process_group()
 
 
-def train_one(name: str, cfg: Recipe, world: World, folder: Path) -> None:
-    """Record what is seen and learned; before that, but for "single", what precise BN makes of the
-    weights that are given."""
+def train_one(cfg: Recipe, world: World, folder: Path) -> None:
+    """Record what is seen and learned."""
     folder.mkdir(parents=True, exist_ok=True)
     cfg = cfg.replaced({"OUTPUT_DIR": str(folder)})
     with recorded_clips() as seen, recorded_states() as states:
-        trainer = build_module.build_trainer(cfg, world, StopRequest(world))
-        if name != "single":
-            validate = next(hook for hook in trainer.hooks if isinstance(hook, Validate))
-            validate._validate(trainer.schedule.at(0))
-            weights = trainer.stepper.model.state_dict()
-            torch.save(weights, folder / f"precise{world.rank}.pt")
-            trainer = build_module.build_trainer(cfg, world, StopRequest(world))
-        if name != "plain":
-            trainer.train()
-            torch.save({"clips": seen, "states": states}, folder / f"rank{world.rank}.pt")
+        build_module.build_trainer(cfg, world, StopRequest(world)).train()
+        torch.save({"clips": seen, "states": states}, folder / f"rank{world.rank}.pt")
 
 
 @contextmanager
@@ -173,12 +162,10 @@ def folder(
     folder = tmp_path_factory.mktemp("equivalence")
     weights = folder / "weights.pyth"
     torch.save({"model_state": trained_weights(tiny_config(folder, *OPTIONS))}, weights)
+    start = ("TRAIN.CHECKPOINT_FILE_PATH", weights)
     cfgs = {
-        name: tiny_config(
-            *(folder, *OPTIONS, *keys, "TRAIN.CHECKPOINT_FILE_PATH", weights),
-            *("SOLVER.BASE_LR", RATES.get(name, 0.1)),
-        )
-        for name, keys in (("plain", PLAIN), ("single", ()), ("double", ()))
+        name: tiny_config(folder, *OPTIONS, *start, "SOLVER.BASE_LR", rate)
+        for name, rate in RATES.items()
     }
     for module in ("torch._dynamo", "torch.utils.tensorboard"):
         importlib.import_module(module)  # once, for all that are forked
@@ -275,16 +262,6 @@ def test_weights_and_statistics_are_the_same(folder, schedule, name, size):
             off = difference(found, expected)
             for key, value in off.items():
                 assert value < (statistics if "running" in key else bar), key
-
-
-@pytest.mark.parametrize("size", [SIZES[0], SIZES[-1]])
-@pytest.mark.parametrize("name", ["double", "plain"])
-def test_precise_bn_of_equal_weights_is_the_same_with_and_without_groups(folder, name, size):
-    """Also on 4 processes, each of which has 2 clips of 8."""
-    expected = torch.load(folder / "double" / "1" / "precise0.pt")
-    for rank in range(size):
-        off = difference(torch.load(folder / name / str(size) / f"precise{rank}.pt"), expected)
-        assert max(off.values()) < 1e-11
 
 
 @pytest.mark.parametrize("name", RATES)

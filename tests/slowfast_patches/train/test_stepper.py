@@ -19,9 +19,9 @@ from multigrid import (
     clip_numbers,
     convert_batchnorm,
     make_schedule,
+    set_group_size,
 )
 from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.config.schedule import check_world_size
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.recompute import checkpoint_blocks
@@ -98,43 +98,29 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_a_training_after_dry_steps_is_the_training_without():
     plan, ours, plain = schedule(), stepper(), stepper()
     before, drawn = state(ours), torch.get_rng_state()
-    said = list[str]()
-    steps = list(dry_run(ours, plan, begin=said.append))
+    steps = list(dry_run(ours, plan))
     assert_equal(state(ours), before)
     assert torch.equal(torch.get_rng_state(), drawn)
-    assert all(weight.grad is None for weight in ours.model.parameters())
     assert not ours.optimizer.state
     assert len(steps) == 10
     assert {(s.shape, s.bn_size) for s in steps} == {(s.shape, s.bn_size) for s in plan.steps()}
-    assert said[0] == f"the dry step of {steps[0].shape}"
     assert take_steps(ours, plan, range(5)) == take_steps(plain, plan, range(5))
     assert_equal(state(ours), state(plain))
     last = plan.phases[-1]  # one that goes on tries only what is still to come
     assert {s.shape for s in kinds_of_steps(plan, last.start + 1)} == set(last.shapes)
-    assert len(dry_run(stepper(), plan, start=plan.iterations - 1)) == 1
 
 
-@pytest.mark.parametrize(
-    ("raised", "refused"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), True),
-        (RuntimeError("cuDNN: unable to find an engine to execute"), True),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when"), True),
-        (RuntimeError("an illegal access"), False),
-    ],
-)
-def test_a_shape_that_does_not_fit_is_refused_with_what_may(raised, refused, monkeypatch):
+def test_a_shape_that_does_not_fit_is_refused(monkeypatch):
     made, largest = stepper(), kinds_of_steps(schedule())[0].shape
     before = state(made)
     passes = Stepper.forward_backward
 
     def run_short(*given: object) -> None:
         passes(*given)
-        raise raised
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
     monkeypatch.setattr(Stepper, "forward_backward", run_short)
-    said = f"^The shape {largest} does not fit .*BATCH_SIZE" if refused else "illegal"
-    with pytest.raises(ValueError if refused else RuntimeError, match=said):
+    with pytest.raises(ValueError, match=f"^The shape {largest} does not fit .*BATCH_SIZE"):
         dry_run(made, schedule())
     assert_equal(state(made), before)
 
@@ -168,13 +154,6 @@ def test_a_training_in_parts_is_the_training_in_one(mixes):
         assert int(weights["bn.num_batches_tracked"]) == 4
 
 
-def test_the_most_clips_at_once_are_those_of_a_part_in_dry_steps_too():
-    plan, seen = schedule(bn_size=2), set[int]()
-    made = stepper(SOLVER__ACCUMULATION_STEPS=4)
-    made.model.register_forward_pre_hook(lambda _, given: seen.add(len(given[0][0])))
-    assert {step.shape.batch for step in dry_run(made, plan)} == {4 * clips for clips in seen}
-
-
 def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
     made, exchanged = stepper(SOLVER__ACCUMULATION_STEPS=4), list[int]()
     plan, alone = schedule(bn_size=2), stepper(SOLVER__ACCUMULATION_STEPS=4)
@@ -197,33 +176,14 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
     assert_equal(state(made), state(alone))
 
 
-@pytest.mark.parametrize(
-    ("parts", "bn_size", "processes", "said"),
-    [
-        (2, None, 1, r"1 BN groups .* a smaller bn_size .*MULTIGRID.BN_BASE_SIZE"),
-        (4, 2, 2, r"2 BN groups .* at most 2 micro-batches.* SOLVER.ACCUMULATION_STEPS 4"),
-    ],
-)
-def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processes, said):
-    world = {"PROCESSES_PER_MACHINE": processes}
-    cfg = config(SOLVER__ACCUMULATION_STEPS=parts).replaced(world)
-    with pytest.raises(ValueError, match=said):
-        check_world_size(cfg, schedule(bn_size))
-    check_world_size(config().replaced(world), schedule(bn_size))
-
-
 # Compiling. The compiler itself is torch's: what is traced runs as it is.
 
 
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(monkeypatch):
     torch.compiler.reset()
     trace = partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")
     monkeypatch.setattr(step_module, "compiled", lambda model, mode: trace(model))
-
-
-@pytest.mark.slow
-def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(traced):
     rate = SteppedRate(ends=(30.0,), rates=(0.1,))
     plan = make_schedule(Shape(8, 4, 16), 400, rate, replace(PAPER, long_cycle=()), bn_size=4)
     plain = stepper(SOLVER__ACCUMULATION_STEPS=2)
@@ -233,26 +193,6 @@ def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry
         losses = take_steps(made, plan, range(6))
     assert losses == take_steps(plain, plan, range(6))
     assert_equal(state(made), state(plain))
-    other = plan.at(0)._replace(shape=Shape(24, 2, 12))
-    with (
-        torch.compiler.set_stance("fail_on_recompile"),
-        pytest.raises(RuntimeError, match="fail_on_recompile"),
-    ):
-        made(other, made_up_batch(made.recipe, 24, other.shape), range(24))
-
-
-def test_a_network_that_does_not_compile_is_refused_by_its_key(monkeypatch):
-    def compiler(*_: object) -> None:
-        raise OSError("no compiler\nand much more")
-
-    torch.compiler.reset()
-    broken = partial(torch.compile, backend=compiler)
-    monkeypatch.setattr(step_module, "compiled", lambda model, mode: broken(model))
-    made = stepper(TRAIN__COMPILE=True)
-    with pytest.raises(
-        ValueError, match=r"^TRAIN.COMPILE is True.* no compiler and .* Set TRAIN.COMPILE False.$"
-    ):
-        dry_run(made, schedule())
 
 
 # Activation checkpointing.
@@ -261,31 +201,25 @@ def test_a_network_that_does_not_compile_is_refused_by_its_key(monkeypatch):
 def test_recomputed_blocks_give_the_same_numbers_and_move_statistics_once():
     from slowfast.models.resnet_helper import BottleneckTransform, ResBlock
 
-    def block(recomputed: bool) -> tuple[nn.Module, Tensor]:
+    passes = list[bool]()
+
+    def block(recomputed: bool) -> tuple[nn.Module, list[Tensor]]:
         torch.manual_seed(1)
-        made = ResBlock(8, 16, 3, 2, BottleneckTransform, 4)
-        made = convert_batchnorm(nn.Sequential(made))
+        made = convert_batchnorm(nn.Sequential(ResBlock(8, 16, 3, 2, BottleneckTransform, 4)))
         if recomputed:
             checkpoint_blocks(made)
+        set_group_size(made, 2)
+        made[0].branch2.register_forward_pre_hook(lambda *_: passes.append(recomputed))
         x = torch.randn(4, 8, 3, 6, 6, requires_grad=True)
-        for norm in made.modules():
-            if isinstance(norm, nn.BatchNorm3d):
-                norm.group_size = 2
-        held = list[int]()
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t: held.append(t.numel()) or t, lambda t: t
-        ):
-            out = made(x)
+        out = made(x)
         out.square().sum().backward()
-        return made, torch.cat([out.flatten(), x.grad.flatten(), torch.tensor([float(sum(held))])])
+        return made, [out, x.grad, *(weight.grad for weight in made.parameters())]
 
     (plain, numbers), (ours, same) = block(False), block(True)
-    assert torch.equal(same[:-1], numbers[:-1])
-    assert same[-1] < 0.2 * numbers[-1]  # values kept for the backward pass
+    assert passes == [False, True, True]
+    assert all(map(torch.equal, same, numbers))
     assert_equal(dict(ours.state_dict()), dict(plain.state_dict()))
-    assert int(plain.state_dict()["0.branch1_bn.num_batches_tracked"]) == 1
-    weights = dict(plain.named_parameters())
-    assert all(torch.equal(p.grad, weights[name].grad) for name, p in ours.named_parameters())
+    assert int(ours.state_dict()["0.branch1_bn.num_batches_tracked"]) == 1
 
 
 # The optimizer.
@@ -298,11 +232,7 @@ def test_a_training_goes_on_with_another_optimizer_and_memory_format():
     ours = stepper(SOLVER__FUSED=True, MODEL__CHANNELS_LAST=True)
     ours.model.load_state_dict(first.model.state_dict())
     load_optimizer(ours.optimizer, first.optimizer.state_dict())
-    assert all(group["fused"] for group in ours.optimizer.param_groups)
     weight = ours.model.conv.weight
-    assert weight.is_contiguous(memory_format=torch.channels_last_3d)
-    momentum = ours.optimizer.state[weight]["momentum_buffer"]
-    assert momentum.stride() == weight.stride()
-    assert torch.equal(momentum, first.optimizer.state[first.model.conv.weight]["momentum_buffer"])
+    assert ours.optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
     losses = take_steps(ours, plan, range(3, 6))
     assert losses == pytest.approx(take_steps(first, plan, range(3, 6)), rel=1e-4)

@@ -69,14 +69,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print one line about the tests that this machine cannot run."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    needs = {report.longrepr[2].removeprefix("Skipped: ") for report in skipped}
-    for reason in sorted(reason for reason in needs if "needs root and" in reason):
-        terminalreporter.write_line(f"Skipped {reason}")
-
-
 # 24 videos, two epochs of stage one and one of fine-tuning: 64, 32 and 16 clips in the first phase,
 # and every phase but the last ends in the middle of an epoch. Without ZERO_INIT_FINAL_BN, so thin a
 # network on groups of 4 clips turns rounding errors into per cents within ten iterations.

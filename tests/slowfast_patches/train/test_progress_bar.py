@@ -86,13 +86,3 @@ def test_on_a_terminal_a_bar_shows_the_iterations_and_leaves_the_log_whole(
     assert [line for line in on_screen(second[0]) if "validation after iteration 6" in line]
     folder = opened(tmp_path)
     assert folder.log.count("INFO iteration") == len(folder.metrics()) == 3
-
-
-def test_tqdm_disable_gives_the_lines_instead(
-    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("TQDM_DISABLE", "1")
-    with terminal(monkeypatch) as written:
-        train(tmp_path, *PLAIN, *SHORT)
-    assert written[0].count("INFO iteration") == 6
-    assert " left, " not in written[0]

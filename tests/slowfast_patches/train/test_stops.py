@@ -20,7 +20,6 @@ from slowfast_patches.utils.errors import (
     TrainingInterruptedError,
     explain_machine_error,
 )
-from tests.conftest import mount_small_shm, needs_mount
 from tests.slowfast_patches.train.conftest import At, hooked
 
 pytestmark = pytest.mark.slow
@@ -98,17 +97,3 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
         train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
     assert "worker was killed" in explain_machine_error(caught.value)
     assert "after iteration 6. Repeat the command" in caught.value.__notes__[0]
-
-
-def train_with_little_room(rank: int, train: Callable[..., Path], folder: Path) -> None:
-    mount_small_shm("200k")
-    train(folder, *PLAIN, *SHORT, "DATA_LOADER.NUM_WORKERS", 2, "TEST.ENABLE", True)
-
-
-@needs_mount
-def test_with_a_small_dev_shm_it_trains_without_workers(
-    train: Callable[..., Path], run_ranks: Callable[..., None], tmp_path: Path, opened: type
-):
-    run_ranks(1, train_with_little_room, train, tmp_path)
-    assert opened(tmp_path).log.count("NUM_WORKERS is reduced from 2 to 0. /dev/shm has") == 2
-    assert opened(tmp_path).result["finished"]

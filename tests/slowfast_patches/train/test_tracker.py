@@ -1,6 +1,5 @@
 """Trackers get each point of a killed and resumed training once."""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.hooks import Validate
 from slowfast_patches.train.record import tracker as tracker_module
 from slowfast_patches.train.record.log_metrics import LogMetrics
-from slowfast_patches.train.record.tracker import Tracker, check_tracker
+from slowfast_patches.train.record.tracker import Tracker
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Progress, Trainer
 from slowfast_patches.utils.distributed import World
@@ -74,14 +73,12 @@ def train(folder: Path, start: int, stop: int) -> None:
         trainer.train()
 
 
-@pytest.mark.parametrize("fails_at", [0, 3, 6, 10, 12])
+@pytest.mark.parametrize("fails_at", [0, 3, 6, 10])
 def test_each_point_is_sent_once_and_one_that_fails_is_sent_again(tmp_path, monkeypatch, fails_at):
     runs = FakeRuns(fails_at)
     monkeypatch.setitem(tracker_module._RUNS, "mlflow", runs.start)
     for start, stop in ((0, 6), (4, 9), (8, 0)):
         train(tmp_path, start, stop)
-    if fails_at == 12:  # the last, after which nothing else is sent
-        train(tmp_path, 12, 0)
     losses = [("train/loss", n, pytest.approx(1 / n, abs=1e-6)) for n in range(1, 13)]
     expected = losses + [("val/top1", n, float(n)) for n in (4, 8, 12)]
     assert sorted(runs.points) == expected
@@ -118,22 +115,17 @@ def test_the_packages_continue_a_run(tmp_path, monkeypatch, name):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read at the first import only
     monkeypatch.chdir(tmp_path)
-    run_id = None
+    ids = list[str | None]([None])
     for iteration in (1, 2):
-        run = tracker_module._RUNS[name](recipe_of(tmp_path, name), run_id)
+        run = tracker_module._RUNS[name](recipe_of(tmp_path, name), ids[-1])
         run.log({"train/loss": 1 / iteration}, iteration)
         run.close(iteration == 2)
-        run_id = run.id
+        ids.append(run.id)
+    assert ids[1] == ids[2]
     if name == "wandb":
-        files = list((tmp_path / "wandb").glob(f"offline-run-*-{run_id}/*.wandb"))
-        assert len(files) == 2
+        files = list((tmp_path / "wandb").glob(f"offline-run-*-{ids[1]}/*.wandb"))
         assert all(b"train/loss" in file.read_bytes() for file in files)
+        assert files
     else:
         found = globals()[f"points_of_{name}"](tmp_path)
         assert found == [("train/loss", 1, 1.0), ("train/loss", 2, 0.5)]
-
-
-def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ValueError, match=r"TRAIN.TRACKER trackio needs .* pip install trackio"):
-        check_tracker(recipe_of(Path(), "trackio"))

@@ -169,8 +169,6 @@ class CosineRate(LearningRate):
                 f"{self} is not valid: epochs must be above 0, cycles at least 1, and fine_tuning "
                 "between 0 and 1"
             )
-        if self.after_warmup and self.warmup.epochs >= self.epochs:
-            raise ValueError(f"{self} is not valid: the cosine starts after the training ends")
 
     @property
     def stage_ends(self) -> tuple[float, ...]:

@@ -89,7 +89,6 @@ def make_schedule(
             training is so short that a phase has no iteration.
     """
     used = cycles or Cycles()
-    _check(learning_rate, used)
     long_cycle = used.long_cycle
     if not long_cycle and used.short_cycle and learning_rate.drops:
         long_cycle = (BASE_FACTORS,)
@@ -126,18 +125,6 @@ def make_schedule(
         first_clip += phase.clips
     made = Schedule(base, num_videos, epochs, policy, tuple(phases), cycles)
     return _with_warmup_in_epochs(made) if warmup_in_epochs else made
-
-
-def _check(rate: LearningRate, cycles: Cycles) -> None:
-    if not isinstance(rate, LearningRate):
-        raise ValueError(
-            f"learning_rate is {rate!r}, but it must be a learning-rate policy. Use CosineRate, or "
-            "SteppedRate such as SteppedRate((40.0, 50.0), (0.1, 0.01)) for 50 epochs"
-        )
-    if cycles.epoch_factor != 1 and not (cycles.long_cycle or cycles.short_cycle):
-        raise ValueError(
-            f"epoch_factor is {cycles.epoch_factor}, but it must be 1 without a long or short cycle"
-        )
 
 
 def _divide_training(

@@ -41,11 +41,6 @@ def test_what_follows_the_last_coarse_shape():
     assert final_iterations(schedule) == 20
 
 
-def test_the_baseline_by_hand(short_cycle):
-    cost = baseline_cost(short_cycle, pixels)
-    assert (cost.iterations, cost.clips, cost.epochs, cost.flops) == (30, 120, 3, 30 * 8192)
-
-
 def test_seconds_by_hand(short_cycle):
     """6 of the 12 iterations have 16 × 8 × 8², and 6 have the baseline's shape, 4 × 8 × 16²."""
     seconds = {Shape(16, 8, 8): 5.0, Shape(4, 8, 16): 2.0}.__getitem__

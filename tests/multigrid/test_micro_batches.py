@@ -181,13 +181,6 @@ def test_what_cannot_be_divided_is_refused(parts: int, bn_size: int, rows: int, 
         divide_first(convert_batchnorm(Net()), schedule(6, bn_size), parts, rows)
 
 
-def test_frozen_batchnorm_needs_no_groups():
-    model = convert_batchnorm(Net())
-    model.norm.eval()
-    model.cumulative.eval()
-    divide_first(model, schedule(6, None), 5, 96)
-
-
 def test_a_mini_batch_that_was_not_divided_is_not_stepped_on():
     model = convert_batchnorm(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

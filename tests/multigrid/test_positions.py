@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from multigrid import (
-    FollowsGrid,
     Patches,
     Shape,
     check_patches,
@@ -34,11 +33,6 @@ def test_a_coarse_patch_keeps_its_place():
     assert placed[:, 0, 0, 0].tolist() == [0.5, 2.5, 4.5, 6.5]
     assert placed[0, :, 0, 1].tolist() == [0.5, 2.5]
     assert placed[0, 0, :, 2].tolist() == [0.5, 2.5]
-
-
-def test_the_baselines_own_grid_is_the_table_itself():
-    table = torch.randn(12, 5)
-    assert place_positions(table, Patches(3, 2, 2), Patches(3, 2, 2)) is table
 
 
 def test_coverage_shrinks_each_clip_about_its_middle():
@@ -148,26 +142,6 @@ def test_a_model_that_is_not_converted_is_refused_where_shapes_differ(name):
         check_patches(build(name), [Shape(8, FRAMES, CROP), Shape(32, FRAMES, 16)])
 
 
-def test_a_model_of_ones_own_takes_part_by_two_methods():
-    class Own(nn.Module):
-        coverage = None
-
-        def patches(self, frames, crop):
-            if crop % 4:
-                raise ValueError("four pixels")
-            return Patches(frames, crop // 4, crop // 4)
-
-        def set_coverage(self, coverage):
-            self.coverage = coverage
-
-    model = nn.Sequential(Own())
-    assert isinstance(model[0], FollowsGrid)
-    set_coverage(model, torch.ones(1, 2))
-    assert model[0].coverage.shape == (1, 2)
-    with pytest.raises(ValueError, match="four pixels"):
-        check_patches(model, [Shape(1, 1, 5)])
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_a_converted_model_can_be_saved_whole_and_converted_again(name):
     model = convert_positions(build(name))
@@ -177,14 +151,6 @@ def test_a_converted_model_can_be_saved_whole_and_converted_again(name):
     for frames, crop in ((4, 16), (FRAMES, CROP)):
         coarse = clips(2, frames, crop)
         assert torch.equal(loaded(coarse).logits, model(coarse).logits)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_coverage_of_other_clips_than_come_is_refused(name):
-    model = convert_positions(build(name)).train()
-    set_coverage(model, torch.ones(4, 2))
-    with pytest.raises(ValueError, match="2 clips, but coverage was set for 4"):
-        model(clips(2, frames=4, crop=16))
 
 
 def test_patches_that_are_not_square_and_models_for_pre_training_are_refused():

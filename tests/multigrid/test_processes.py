@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from multigrid import (
     GroupedBatchNorm3d,
-    MultigridBatchSampler,
     Phase,
     Schedule,
     Shape,
@@ -34,16 +33,6 @@ def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
     sizes = tuple(size for _, size in batches)
     phase = Phase(0, len(shapes), (0.0, 1.0), 0, 1.0, shapes, sizes, 0)
     return Schedule(shapes[-1], 50, 1.0, RATE, (phase,))
-
-
-def test_clips_that_form_no_groups_are_refused_with_what_would():
-    """On 2 processes, 24 clips are 12 each, which is one and a half groups of 8."""
-    schedule = schedule_of([(48, None), (24, 8)])
-    with pytest.raises(
-        ValueError, match=r"24 clips .* over 2 processes with BN groups of 8"
-    ) as error:
-        MultigridBatchSampler(schedule, 0, 0, 2)
-    assert str(error.value).endswith(": 1, 3, 6, 12, 24")
 
 
 def by_clips(batch: int, size: int | None, processes: int) -> bool:

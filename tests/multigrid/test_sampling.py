@@ -84,19 +84,6 @@ def test_the_grids_of_the_paper(frames, crop, strides, short_sides):
     assert (grid.strides, grid.short_sides) == (strides, short_sides)
 
 
-def test_a_coarse_grid_may_show_as_much_as_the_baselines():
-    """Short sides are [256, 340] · 112/224. In the paper, the maximum remains 340.
-
-    A crop then covers as little as a tenth of the frame.
-    """
-    assert paper_grid(8, 112, keep_field_of_view=True).short_sides == (128, 170)
-    assert paper_grid(keep_field_of_view=True).short_sides == paper_grid().short_sides
-    for frames, crop in ((8, 112), (32, 224)):
-        plans = train_plans(paper_grid(frames, crop, keep_field_of_view=True))
-        shown = [plan.crop / min(plan.size) for plan in plans]
-        assert (min(shown), max(shown)) == pytest.approx((224 / 340, 224 / 256), rel=0.01)
-
-
 # Training clips.
 
 
@@ -130,14 +117,6 @@ def test_strides_are_uniform_from_2_to_8():
     assert sorted(strides) == [2, 3, 4, 5, 6, 7, 8]
     # 500 of each are expected, with a standard deviation of 21.
     assert max(abs(count - 500) for count in strides.values()) < 4 * 21
-
-
-@pytest.mark.parametrize(("frames", "strides"), [(8, {8}), (2, set(range(8, 33)))])
-def test_exact_strides_have_a_coarse_clip_of_the_baselines_spacing(frames, strides):
-    """The baseline has 8 frames of stride 8. The coarse grid has 2 frames of stride 8 to 32."""
-    grid = make_grid(Shape(64, frames, 112), Shape(64, 8, 224), 8, (256, 340), EXACT)
-    plans = train_plans(grid, VIDEO._replace(frames=5000))
-    assert {int(x) for p in plans for x in np.diff(p.positions)} == strides
 
 
 def test_coverage_puts_coarse_frames_where_they_are_among_the_baselines():
@@ -278,42 +257,6 @@ def test_views_to_the_end_by_hand():
     assert ends(5) == [(0, 63), (59, 122), (118, 181), (177, 240), (236, 299)]
     assert ends(3) == [(0, 63), (118, 181), (236, 299)]
     assert ends(1) == [(118, 181)]
-
-
-@quick
-@given(
-    video=videos | uneven_videos,
-    view=st.integers(0, 9),
-    spatial=st.sampled_from([(0, 1), (0, 3), (1, 3), (2, 3)]),
-    short_side=st.sampled_from([None, 224, 256]),
-)
-def test_every_test_view_lies_within_its_video(video, view, spatial, short_side):
-    plan = plan_test(
-        video,
-        frames=16,
-        stride=4,
-        crop=224,
-        view=(view, 10),
-        spatial=spatial,
-        short_side=short_side,
-    )
-    check_plan(plan, video)
-    assert len(plan.positions) == 16
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"spatial": (0, 2)}, "crops is 2, but it must be 1 or 3"),
-        (
-            {"crop": 256, "short_side": 224},
-            "256 pixels does not fit into frames with a short side of 224",
-        ),
-    ],
-)
-def test_views_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        plan_test(VIDEO, **{"frames": 8, "stride": 8, "crop": 224, **options})
 
 
 @pytest.mark.parametrize("inverse", [False, True])

@@ -108,21 +108,3 @@ def test_positions_ascend_with_one_in_each_segment(frames, segments, key, view):
             assert position * segments < (i + 1) * frames
         if frames % segments == 0:
             assert (np.diff(positions) > 0).all()
-
-
-@quick
-@given(
-    key=st.tuples(*[st.integers(0, 1000)] * 3),
-    frames=st.integers(1, 300),
-    coarse=st.sampled_from([1, 8, 16, 32]),
-)
-def test_all_but_the_positions_is_the_same_at_any_number_of_segments(key, frames, coarse):
-    video = VIDEO._replace(frames=frames)
-    plans, after = [], []
-    for t in (coarse, 64):
-        rng = clip_generator(*key)
-        plans.append(plan_train(rng, segment_grid(t, inverse_scale=True), video))
-        after.append(rng.random())
-    assert plans[0].size == plans[1].size
-    assert plans[0].corner == plans[1].corner
-    assert after[0] == after[1]  # of what a data set draws next

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
-from multigrid import PAPER as CYCLES
 from multigrid import Shape, scale_shape
 
 PAPER = Shape(batch=64, frames=32, crop=224)
@@ -70,43 +68,3 @@ def test_a_constant_cost_by_hand():
     assert scale_shape(base, (0.25, 1.0), **scale) == Shape(84, 4, 64)
     assert scale_shape(base, (0.25, 1.0), batch_exponent=0.0, **scale) == Shape(12, 4, 64)
     assert scale_shape(base, (1.0, 1.0), **scale) == base
-
-
-@quick
-@given(
-    base=st.builds(
-        Shape, st.integers(1, 512), st.sampled_from([4, 8, 16, 32, 64]), st.integers(64, 352)
-    ),
-    factors=st.sampled_from(CYCLES.long_cycle),
-    crop=st.sampled_from([*CYCLES.short_cycle, 0.3, 0.9, 1.0]),
-    divisor=st.integers(1, 64),
-)
-def test_rounded_crops_are_near_and_clips_multiples(base, factors, crop, divisor):
-    shape, exact = scale_shape(base, (factors[0], crop), divisor), base.crop * crop
-    assert shape.frames == base.frames * factors[0]
-    assert shape.crop <= base.crop
-    assert shape.crop == base.crop or shape.crop % divisor == 0
-    assert abs(shape.crop - exact) <= divisor / 2 or shape.crop in (divisor, base.crop)
-    if divisor > 1:
-        assert shape.batch % base.batch == 0
-        # half a multiple of B · T/t clips, in pixels of the shape
-        half = 0.5 * base.batch * base.frames * shape.crop**2
-        assert abs(shape.volume - base.volume) <= half
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"factors": (0, 1)},
-        {"factors": (1, 1.01)},
-        {"factors": (1 / 64, 1)},  # less than a frame
-        {"batch_exponent": 1.5},
-        {"size_divisor": 0},
-        {"size_divisor": 225},
-    ],
-)
-def test_what_is_out_of_range_is_refused(given):
-    with pytest.raises(ValueError):
-        scale_shape(PAPER, **{"factors": (1 / 2, HALF), **given})
-    with pytest.raises(ValueError):
-        Shape(8, 8, -1)

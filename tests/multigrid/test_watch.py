@@ -181,14 +181,6 @@ def test_hooks_of_a_user_survive_the_last_iteration():
     assert [seen.count(name) for name in ("step", "forward", "late")] == [whole, whole, whole - 2]
 
 
-@pytest.mark.usefixtures("silent")
-def test_another_training_of_the_same_model_takes_over():
-    first = new_training()
-    with pytest.raises(InterruptedError):
-        train(first, after=interrupt_at(3))
-    train(new_training(first.model))
-
-
 # Learning rates.
 
 
@@ -220,16 +212,6 @@ def test_the_linear_rule_is_warned_of_with_adaptive_optimizers(optimizer):
     """PAPER has 8 times the clips in its first shape."""
     with pytest.warns(UserWarning, match="by up to 8, .* batch_rate_rule=.sqrt"):
         new_training(optimizer=optimizer).begin(0)
-
-
-@pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize(
-    ("optimizer", "options"),
-    [(SGD, {}), (AdamW, {"batch_rate_rule": "sqrt"}), (AdamW, {"cycles": None})],
-)
-def test_rules_that_suit_the_optimizer_pass_without_a_word(optimizer, options):
-    schedule = make_schedule(BASE, VIDEOS, RATE, **{"cycles": SCHEDULE.cycles, **options})
-    new_training(schedule=schedule, optimizer=optimizer).begin(0)
 
 
 # The end, and what is saved.

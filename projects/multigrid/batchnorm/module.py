@@ -67,11 +67,6 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
             return super().forward(input)
         self._check_input_dim(input)
         clips, ranks_per_group = arrange(len(input), k)
-        if clips * ranks_per_group * input.shape[2:].numel() < 2:
-            raise ValueError(
-                f"batch normalisation needs more than 1 value per channel and group, but the input "
-                f"is {tuple(input.shape)} and group_size is {k}. Use larger groups or clips"
-            )
         groups = len(input) // clips
         if ranks_per_group > 1:
             output, means, variances = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
@@ -131,9 +126,6 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         for running, new in ((self.running_mean, mean), (self.running_var, var)):
             assert running is not None
             running.lerp_(new.to(running.dtype), step)
-
-    def extra_repr(self) -> str:
-        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, k={self.group_size}"
 
 
 def group_order(clips: int, group_size: int | None) -> list[int]:
@@ -212,12 +204,7 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
     Args:
         model: The model, after `convert_batchnorm`.
         group_size: Clips per group, or None for all clips of a process.
-
-    Raises:
-        ValueError: `group_size` is below 1.
     """
-    if group_size is not None and group_size < 1:
-        raise ValueError(f"group_size must be at least 1 clip, or None, got {group_size}")
     norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm3d)]
     for norm in norms:
         norm.group_size = group_size

@@ -20,8 +20,7 @@ def convert_positions(model: nn.Module) -> nn.Module:
 
     Raises:
         ImportError: The package transformers is older than version 5.18.
-        ValueError: The model is of another type or for pre-training, or its frames or patches are
-            not square.
+        ValueError: The model is of another type or for pre-training, or its patches are not square.
     """
     check_transformers()
     from multigrid.positions.models import FOLLOWING, follow_grid

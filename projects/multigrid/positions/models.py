@@ -26,35 +26,25 @@ def follow_grid(embeddings: Any, model: nn.Module) -> None:
         model: The model that contains it.
 
     Raises:
-        ValueError: Frames or patches are not square, or the model is for pre-training.
+        ValueError: Patches are not square, or the model is for pre-training.
     """
-    config = next(module.config for module in model.modules() if hasattr(module, "config"))
-    frames, *sides = _sizes(config, ("num_frames", "frames_per_clip"), ("image_size", "crop_size"))
-    size = _sizes(config, ("tubelet_size",), ("patch_size",))
-    if len({*sides}) > 1 or size[1] != size[2]:
-        raise ValueError(
-            f"the model has frames of {sides} pixels and patches of {size}, but both must be square"
-        )
+    config: Any = next(module.config for module in model.modules() if hasattr(module, "config"))
+    tubelet = getattr(config, "tubelet_size", 1)
+    if not isinstance(tubelet, (list, tuple)):  # ViViT has the size of a patch in all axes here.
+        tubelet = (tubelet, config.patch_size, config.patch_size)
+    if tubelet[1] != tubelet[2]:
+        raise ValueError(f"the model has patches of {tubelet}, but they must be square")
     if hasattr(model, "decoder"):
         raise ValueError(
             f"{type(model).__name__} is for pre-training: convert_positions does not support "
             "the positions of the decoder. Convert a model without the decoder"
         )
     embeddings.__class__ = FOLLOWING[type(embeddings)]
-    embeddings.size = size[:2]
-    embeddings.base = embeddings.patches(frames, sides[0])
+    embeddings.size = tuple(tubelet[:2])
+    frames = getattr(config, "num_frames", None) or config.frames_per_clip
+    crop = getattr(config, "image_size", None) or config.crop_size
+    embeddings.base = embeddings.patches(frames, crop)
     embeddings.start(model, config)
-
-
-def _sizes(config: Any, in_time: tuple[str, ...], in_space: tuple[str, ...]) -> tuple[int, ...]:
-    """Return (frames, height, width) from the first of the attributes that a config has."""
-    time, space = (
-        next((getattr(config, name) for name in names if hasattr(config, name)), 1)
-        for names in (in_time, in_space)
-    )
-    if isinstance(time, (list, tuple)):  # the tubelet_size of ViViT has all three
-        return tuple(time)
-    return (time, *space) if isinstance(space, (list, tuple)) else (time, space, space)
 
 
 class _Following(nn.Module):
@@ -92,15 +82,10 @@ class _Following(nn.Module):
         """See `FollowsGrid`."""
         self.coverage = coverage
 
-    def coverage_of(self, clips: int) -> Tensor | None:
-        """Return the coverage of a mini-batch. None, which means 1, in evaluation mode."""
-        coverage = self.coverage if self.training else None
-        if coverage is not None and len(coverage) not in (1, clips):
-            raise ValueError(
-                f"the batch has {clips} clips, but coverage was set for {len(coverage)}. Call "
-                "multigrid.set_coverage for each micro-batch, before the forward"
-            )
-        return coverage
+    @property
+    def current_coverage(self) -> Tensor | None:
+        """Coverage of the current mini-batch. None, which means 1, in evaluation mode."""
+        return self.coverage if self.training else None
 
     def embed(self: Any, pixel_values: Tensor, table: Tensor) -> Tensor:
         """Embed the patches of clips (N, T, 3, H, W) and their positions, as (N, patches, C)."""
@@ -108,7 +93,7 @@ class _Following(nn.Module):
         patches = Patches(*cut.shape[2:])
         positions = table.to(cut)
         embeddings: Tensor = cut.flatten(2).mT + place_positions(
-            positions, self.base, patches, self.coverage_of(cut.shape[0])
+            positions, self.base, patches, self.current_coverage
         )
         return embeddings
 
@@ -118,11 +103,9 @@ class FollowingVideoMAE(_Following, VideoMAEEmbeddings):
         """Embed clips (N, T, 3, H, W) as tokens (N, patches, C)."""
         # `model.to` does not move the table, because transformers does not register it as a buffer.
         self.position_embeddings = self.position_embeddings.to(pixel_values.device)
+        assert bool_masked_pos is None, "masks are for pre-training"
         embeddings: Tensor = self.embed(pixel_values, self.position_embeddings[0])
-        if bool_masked_pos is None:
-            return embeddings
-        visible = embeddings[~bool_masked_pos]
-        return visible.reshape(embeddings.shape[0], -1, embeddings.shape[-1])
+        return embeddings
 
 
 class FollowingViViT(_Following, VivitEmbeddings):
@@ -158,7 +141,7 @@ class FollowingTimeSformer(_Following, TimesformerEmbeddings):
         embeddings = self.patch_embeddings.projection(pixel_values.flatten(0, 1))
         in_plane = Patches(1, *embeddings.shape[2:])
         embeddings = embeddings.flatten(2).mT.unflatten(0, (clips, frames))  # (N, T, places, C)
-        coverage = self.coverage_of(clips)
+        coverage = self.current_coverage
         table = self.position_embeddings[0, 1:]
         places = place_positions(table, self.base._replace(time=1), in_plane, coverage)
         in_time = (Patches(self.base.time, 1, 1), Patches(frames, 1, 1))
@@ -184,10 +167,9 @@ class FollowingVJEPA2(_Following, VJEPA2Embeddings):
 
     def forward(self: Any, pixel_values_videos: Tensor) -> Tensor:
         """Embed clips (N, T, 3, H, W) as tokens (N, patches, C)."""
-        clips, frames = pixel_values_videos.shape[:2]
-        crop = pixel_values_videos.shape[-1]
+        frames, crop = pixel_values_videos.shape[1], pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
-        self.now.coverage = self.coverage_of(clips)
+        self.now.coverage = self.current_coverage
         output: Tensor = VJEPA2Embeddings.forward(self, pixel_values_videos)
         return output
 

@@ -51,7 +51,7 @@ def main() -> None:
     network = DistributedDataParallel(model, broadcast_buffers=False) if distributed else model
     optimizer = construct_optimizer(model, cfg)
     loss_fun = get_loss_func(cfg.MODEL.LOSS_FUNC)()
-    train_meter = meters.TrainMeter(multigrid.epoch_table.longest, cfg)
+    train_meter = meters.TrainMeter(multigrid.longest_epoch, cfg)
     for epoch, batches in multigrid.epochs(multigrid.loader(train)):
         network.train()
         for number, (inputs, labels, _, _) in enumerate(batches):

@@ -55,10 +55,6 @@ class Training:
             framework creates model and optimizer later, set the attributes `model` and `optimizer`
             before the first `begin`.
         seed: Seed of the order of clips.
-        rank: Rank of this process. None means the rank in torch.distributed if it is initialised
-            when the first loader is created, else 0.
-        world_size: Number of processes. None means the world size of torch.distributed if it is
-            initialised when the first loader is created, else 1.
         accumulation_steps: Number of micro-batches into which `micro_batches` divides the
             mini-batch of a process to save memory (gradient accumulation).
     """
@@ -69,8 +65,6 @@ class Training:
         model: nn.Module | None = None,
         optimizer: Optimizer | None = None,
         seed: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
         accumulation_steps: int = 1,
     ) -> None:
         self.schedule = schedule
@@ -79,7 +73,6 @@ class Training:
         self.seed = seed
         self.iteration = 0
         self.accumulation_steps = accumulation_steps
-        self._place = (rank, world_size)
         self._checked: tuple[nn.Module, Optimizer] | None = None
         self._step: ScheduleStep | None = None
         self._watch = LoopWatch()
@@ -116,7 +109,7 @@ class Training:
             f"the schedule was made for {self.schedule.num_videos} videos, but the data set has "
             f"{videos}. Use make_schedule(..., num_videos={videos})",
         )
-        rank, size = self._ranks()
+        rank, size = _ranks()
         sampler = MultigridBatchSampler(self.schedule, self.seed, rank, size, self.iteration)
         if size > 1:
             form_groups(self.schedule)
@@ -209,11 +202,11 @@ class Training:
         """
         if self._step is None or self.model is None:
             raise ValueError("no iteration has begun. Call training.begin(batch) first")
-        count = self._step.shape.batch // self._ranks()[1]
+        count = self._step.shape.batch // _ranks()[1]
         has_norms = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
         if self.accumulation_steps > 1:
             steps = self.accumulation_steps
-            check_accumulation(self.schedule, self._ranks()[1], steps, has_norms)
+            check_accumulation(self.schedule, _ranks()[1], steps, has_norms)
             refuse(
                 not any(isinstance(v, Tensor) and len(v) == count for v in batch.values()),
                 f"the mini-batch has no tensor of {count} rows, one for each clip of this process, "
@@ -225,14 +218,6 @@ class Training:
             if micro.is_last:
                 self._watch.undivided = 0
             yield micro
-
-    def _ranks(self) -> tuple[int, int]:
-        """Return the rank and the world size."""
-        rank, size = self._place
-        if dist.is_available() and dist.is_initialized():
-            rank = dist.get_rank() if rank is None else rank
-            size = dist.get_world_size() if size is None else size
-        return rank or 0, size or 1
 
     def _check_parts(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Check once that a model and an optimizer suit the schedule, and attach hooks to them."""
@@ -280,3 +265,10 @@ class Training:
     def _identity(self) -> dict[str, int]:
         phases = "\n".join(self.schedule.phase_lines())
         return {"checksum of the phases": crc32(phases.encode()), "seed": self.seed}
+
+
+def _ranks() -> tuple[int, int]:
+    """Return the rank and the world size."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1

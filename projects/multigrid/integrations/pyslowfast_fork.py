@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from pkgutil import resolve_name
 from types import ModuleType
@@ -104,7 +105,7 @@ class _Fork:
         phases = dict[int, tuple[int, list[int], int]]()
         for phase in self._multigrid.schedule.phases:
             shape = phase.base_shape
-            end = self._multigrid.epoch_table.epoch_of(phase.stop - 1) + 1
+            end = bisect_left(self._multigrid.epoch_ends, phase.stop) + 1
             phases.setdefault(end, (phase.stage, [shape.batch, shape.frames, shape.crop], end))
         return list(phases.values())
 
@@ -177,18 +178,18 @@ class _EpochLoader:
         The mini-batches of consecutive epochs come from one pass over one loader, so that the
         workers of the loader stay alive during the whole training.
         """
-        is_next = self._multigrid.epoch_table.start(epoch) == self._multigrid.training.iteration
-        if self._epochs is None or not is_next:
+        start = (0, *self._multigrid.epoch_ends)[epoch]
+        if self._epochs is None or start != self._multigrid.training.iteration:
             names = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
             options = {name: getattr(self._inner, name) for name in names}
-            self._multigrid.resume(epoch=epoch)
+            self._multigrid.resume(iteration=start)
             loader = self._multigrid.loader(self._inner.dataset, **options)
             self._epochs = self._multigrid.epochs(loader)
         _, self._epoch = next(self._epochs)
 
     def __len__(self) -> int:
         if self._epoch is None:
-            return self._multigrid.epoch_table.longest
+            return self._multigrid.longest_epoch
         return len(self._epoch)
 
     def __iter__(self) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from torch import nn
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import convert_batchnorm, set_group_size
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
-from multigrid.integrations.pyslowfast_epochs import EpochTable
+from multigrid.integrations.pyslowfast_epochs import epoch_ends
 from multigrid.integrations.pyslowfast_keys import (
     schedule_of,
     set_keys,
@@ -62,7 +62,7 @@ class PySlowFastMultigrid:
     Attributes:
         schedule: The multigrid schedule.
         training: The `Training` object, which counts the iterations.
-        epoch_table: First iteration and length of each epoch.
+        epoch_ends: The iterations at which the epochs end, in ascending order.
 
     Raises:
         ValueError: The config describes no valid schedule, or a training has changed its values.
@@ -73,10 +73,10 @@ class PySlowFastMultigrid:
     ) -> None:
         self.schedule = schedule_of(cfg, num_videos, learning_rate)
         self.training = Training(self.schedule, seed=cfg.RNG_SEED)
-        self.epoch_table = EpochTable.of(self.schedule)
+        self.epoch_ends = epoch_ends(self.schedule)
         self._cfg = cfg
         self._is_on = uses_multigrid(cfg)
-        set_keys(cfg, {"SOLVER.MAX_EPOCH": len(self.epoch_table)})
+        set_keys(cfg, {"SOLVER.MAX_EPOCH": len(self.epoch_ends)})
         if self._is_on:
             use_plain_batchnorm(cfg)
             base = {
@@ -162,24 +162,26 @@ class PySlowFastMultigrid:
                     group["lr_scale"] = group["lr"]
         return self.training.begin(self.training.iteration)
 
-    def resume(self, *, iteration: int | None = None, epoch: int | None = None) -> None:
+    def resume(self, *, iteration: int = 0, epoch: int | None = None) -> None:
         """Resume at an iteration, or at the start of an epoch. Call it before creating the loader.
 
         Raises:
-            ValueError: The training has no such epoch.
+            IndexError: The training has no such epoch.
         """
-        if epoch is not None:
-            iteration = self.epoch_table.start(epoch)
-        assert iteration is not None, "pass an iteration or an epoch"
-        self.training.iteration = iteration
+        self.training.iteration = iteration if epoch is None else (0, *self.epoch_ends)[epoch]
+
+    @property
+    def longest_epoch(self) -> int:
+        """Number of iterations in the longest epoch, for meters that need one number for all."""
+        return max(end - start for start, end in pairwise((0, *self.epoch_ends)))
 
     def epochs(self, loader: DataLoader[Any]) -> Iterator[tuple[int, Epoch]]:
         """Yield (index of the epoch, its mini-batches) for the rest of the training."""
         batches = iter(loader)
-        first = self.epoch_table.epoch_of(self.training.iteration)
-        for epoch in range(first, len(self.epoch_table)):
-            left = self.epoch_table.ends[epoch] - self.training.iteration
-            yield epoch, Epoch(batches, left, self.training)
+        for epoch, end in enumerate(self.epoch_ends):
+            left = end - self.training.iteration
+            if left > 0:
+                yield epoch, Epoch(batches, left, self.training)
 
 
 @dataclass(frozen=True)

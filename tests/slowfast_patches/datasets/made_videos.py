@@ -28,6 +28,7 @@ def write_video(
     gop: int = 12,
     pixels: str = "yuv420p",
     stamps: Sequence[int] | None = None,
+    matrix: Sequence[int] | None = None,
     options: dict[str, str] | None = None,
     container_options: dict[str, str] | None = None,
 ) -> Path:
@@ -38,6 +39,7 @@ def write_video(
         stream = container.add_stream(codec, rate=Fraction(fps), options=options or {})
         stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt, stream.gop_size = pixels, gop
+        stream.set_display_matrix(matrix)
         for shown, image in zip(stamps or range(len(images)), images, strict=True):
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
             frame.pts, frame.time_base = shown, 1 / Fraction(fps)

@@ -19,30 +19,18 @@ from slowfast_patches.datasets.reading.reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
+from tests.slowfast_patches.datasets.public_reports.numbered import SIDE, numbers, picture
 
-FRAMES, WIDTH, HEIGHT = 60, 64, 48
+FRAMES = 60
 SHARP = {"crf": "4", "b": "4000000"}
-BITS, STRIPE = 6, 8
-"""A frame shows its number in binary, in white and black stripes of so many pixels."""
 
 
 def numbered(frames=FRAMES):
-    images = np.zeros((frames, HEIGHT, WIDTH, 3), np.uint8)
-    for number, image in enumerate(images):
-        for bit in range(BITS):
-            image[:, bit * STRIPE : (bit + 1) * STRIPE] = 255 * (number >> bit & 1)
-    return list(images)
-
-
-def numbers(clip):
-    """Return the numbers that the frames of a clip show."""
-    assert clip.shape[1:] == (HEIGHT, HEIGHT, 3)
-    stripes = clip.reshape(len(clip), HEIGHT, BITS, STRIPE, 3).mean((1, 3, 4))
-    return [sum(int(level > 127) << bit for bit, level in enumerate(row)) for row in stripes]
+    return [picture(number) for number in range(frames)]
 
 
 def plan(positions):
-    return ClipPlan(np.array(positions), (WIDTH, HEIGHT), (0, 0), HEIGHT, False)
+    return ClipPlan(np.array(positions), (SIDE, SIDE), (0, 0), SIDE, False)
 
 
 def read(path, positions):
@@ -82,10 +70,10 @@ def test_the_frames_asked_for_are_read(each, positions):
 @pytest.mark.parametrize("scale", [1, 2])
 def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
     """Red shows the column and green the row. The reader does not flip clips."""
-    rows, columns = np.indices((HEIGHT, WIDTH))
+    rows, columns = np.indices((SIDE, SIDE))
     image = np.stack([4 * columns, 4 * rows, np.full_like(rows, 128)], -1).astype(np.uint8)
     path = str(write_video(folder / "gradient.mp4", [image] * 3, options=SHARP))
-    width, height, x, y, crop = (scale * side for side in (WIDTH, HEIGHT, 10, 20, 16))
+    width, height, x, y, crop = (scale * side for side in (SIDE, SIDE, 10, 20, 16))
     cut = ClipPlan(np.array([0, 2]), (width, height), (x, y), crop, flip=True)
     clip = read_clip(path, scan(path), cut)
     assert (clip.shape, clip.dtype) == ((2, crop, crop, 3), np.uint8)
@@ -126,7 +114,7 @@ def test_no_file_stays_open(folder, video):
 
 def overlapping():
     """Plan two views, and three crops of one of them, at two sizes. One ends beyond the video."""
-    size, small = (WIDTH, HEIGHT), (WIDTH // 2, HEIGHT // 2)
+    size, small = (SIDE, SIDE), (SIDE // 2, SIDE // 2)
     late = np.array([20, 30, 40, 70])
     crops = [ClipPlan(late, size, (x, 8), 16, False) for x in (0, 24, 48)]
     return [ClipPlan(np.array([3, 9, 9, 30]), small, (4, 0), 24, False), *crops]
@@ -163,7 +151,7 @@ def test_what_lies_between_the_views_of_a_long_video_is_not_decoded(folder, deco
     """Read two clips at the ends of a video of 400 frames with a key frame every 12 frames."""
     path = write_video(folder / "long.mp4", numbered(400), options=SHARP)
     clips = read_as_one(path, [plan([3, 5, 9]), plan([380, 381, 390])])
-    assert [numbers(clip) for clip in clips] == [[3, 5, 9], [380 % 64, 381 % 64, 390 % 64]]
+    assert [numbers(clip) for clip in clips] == [[3, 5, 9], [380 % 256, 381 % 256, 390 % 256]]
     assert len(decoded_frames) < 48
 
 
@@ -176,7 +164,7 @@ def jpegs(folder):
     path = folder / "frames"
     path.mkdir()
     for number in range(FRAMES):
-        image = np.full((4 * HEIGHT, 4 * WIDTH, 3), 4 * number, np.uint8)
+        image = np.full((4 * SIDE, 4 * SIDE, 3), 4 * number, np.uint8)
         image[:16, :16] = (0, 0, 255)  # OpenCV's order is BGR
         cv2.imwrite(str(path / f"{number:02}.jpg"), image)
     (path / "notes.txt").write_text("no frame")
@@ -185,21 +173,21 @@ def jpegs(folder):
 
 def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
     record = scan(str(jpegs))
-    assert (record.kind, record.video) == (Kind.FRAMES, Video(60, 30.0, 256, 192))
-    wanted = ClipPlan(np.array([0, 7, 7, 50, 70]), (256, 192), (0, 0), 64, False)
+    assert (record.kind, record.video) == (Kind.FRAMES, Video(60, 30.0, 256, 256))
+    wanted = ClipPlan(np.array([0, 7, 7, 50, 70]), (256, 256), (0, 0), 64, False)
     clip = read_clip(str(jpegs), record, wanted)
     assert clip[:, 40, 40].tolist() == [[4 * n] * 3 for n in (0, 7, 7, 50, 59)]
     assert clip[3, 4, 4, 0] > 200  # red comes first
     assert clip[3, 4, 4, 2] < 60
 
 
-@pytest.mark.parametrize(("short_side", "reduced"), [(192, 1), (96, 2), (48, 4), (24, 8)])
+@pytest.mark.parametrize(("short_side", "reduced"), [(256, 1), (128, 2), (64, 4), (32, 8)])
 def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, short_side, reduced):
-    plan = ClipPlan(np.array([50]), (short_side * 4 // 3, short_side), (0, 0), 24, False)
+    plan = ClipPlan(np.array([50]), (short_side, short_side), (0, 0), 32, False)
     with mock.patch.object(Cropper, "image", autospec=True, side_effect=Cropper.image) as crop:
         clip = read_clip(str(jpegs), scan(str(jpegs)), plan)
-    assert crop.call_args.args[1].shape == (192 // reduced, 256 // reduced, 3)
-    assert clip[0, 23, 23].tolist() == [200] * 3
+    assert crop.call_args.args[1].shape == (256 // reduced, 256 // reduced, 3)
+    assert clip[0, 31, 31].tolist() == [200] * 3
 
 
 # Real files.
@@ -241,9 +229,9 @@ def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
     shown = [np.minimum(plan.positions, last).tolist() for plan in plans]
     count, frames = decoded(path, {*chain(*shown)})
     assert record.video.frames == count
-    for plan, numbers in zip(plans, shown, strict=True):
+    for plan, taken in zip(plans, shown, strict=True):
         clip, (x, y) = read_clip(str(path), record, plan).astype(np.int16), plan.corner
-        expected = np.stack([frames[n][y : y + crop, x : x + crop] for n in numbers])
+        expected = np.stack([frames[n][y : y + crop, x : x + crop] for n in taken])
         difference = np.abs(clip - expected)
         limit = DEEP.get(path.name, 0)
         assert difference.mean((1, 2, 3)).max() <= limit

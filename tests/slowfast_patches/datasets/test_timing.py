@@ -19,10 +19,9 @@ from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.timing import timing_of
 from slowfast_patches.datasets.video_clips import VideoClips
 from tests.slowfast_patches.datasets.made_videos import grey, rows, write_video
+from tests.slowfast_patches.datasets.public_reports.numbered import SIDE, numbers, picture
 from tools import prepare_data
 
-SIDE = 72
-BITS = 9
 BASE = Shape(1, 8, SIDE)
 EXACT = SamplingOptions(exact_strides=True, flip=False)
 
@@ -38,17 +37,8 @@ KEPT = {
 
 def write_numbered(path, kept, **options):
     """Write a video that has only the frames `kept` of a video with 24 frames per second."""
-    images = []
-    for number in kept:
-        bars = [235 if number >> bit & 1 else 20 for bit in range(BITS)]
-        images.append(np.tile(np.repeat(np.uint8(bars), SIDE // BITS)[:, None], (SIDE, 1, 3)))
+    images = [picture(number) for number in kept]
     return str(write_video(path, images, fps=24, stamps=kept, **options))
-
-
-def numbers(clip):
-    """Return the number that each picture of a clip shows."""
-    bars = clip[:, 20:-20].mean((1, 3)).reshape(len(clip), BITS, -1)[..., 2:-2].mean(2) > 127
-    return [sum(1 << bit for bit, is_set in enumerate(row) if is_set) for row in bars]
 
 
 def last_kept(kept, moments):

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import cv2
 import numpy as np
+from av.container import OutputContainer
 from av.packet import Packet
 from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 from numpy.typing import NDArray
+
+from tests.slowfast_patches.datasets.made_videos import write_video
 
 Image = NDArray[np.uint8]
 
-SIDE = 48
+SIDE = 64
 FRAMES = 40
-BITS = 6
+BITS = 8
 LIT = np.array((235, 200, 40), np.uint8)
 DARK = np.array((30, 20, 60), np.uint8)
 
 
 def picture(number: int) -> Image:
-    """Show a number in binary: six stripes that are yellow for 1 and dark for 0, low bit first."""
+    """Show a number in binary: eight stripes, yellow for 1 and dark for 0, low bit first."""
     stripes = np.repeat([number >> bit & 1 for bit in range(BITS)], SIDE // BITS)
     return np.tile(np.where(stripes[:, None], LIT, DARK), (SIDE, 1, 1))
 
@@ -48,42 +53,38 @@ def write(
     codec: str = "libx264",
     pixels: str = "yuv420p",
     images: Sequence[Image] | None = None,
-    matrix: Sequence[int] | None = None,
     options: dict[str, str] | None = None,
-    container_options: dict[str, str] | None = None,
+    **how: Any,
 ) -> Path:
     """Write pictures 0 to 39 to a video file with a key frame at every tenth."""
     images = images or [picture(number) for number in range(FRAMES)]
-    with av.open(str(path), "w", options=container_options or {}) as container:
-        stream = container.add_stream(codec, rate=25, options=options or {})
-        stream.height, stream.width = images[0].shape[:2]
-        stream.pix_fmt, stream.gop_size = pixels, 10
-        if codec != "libx264":
-            stream.bit_rate = 4_000_000
-        stream.set_display_matrix(matrix)
-        for number, image in enumerate(images):
-            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, 25)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
+    rate = {} if codec == "libx264" else {"b": "4000000"}
+    grid = {"fps": 25, "gop": 10, "pixels": pixels}
+    return write_video(path, images, codec=codec, options=rate | (options or {}), **grid, **how)
+
+
+def encode(container: OutputContainer, stream: VideoStream, frames: Iterable[VideoFrame]) -> None:
+    """Write frames to a video stream, with 25 frames per second."""
+    for number, frame in enumerate(frames):
+        frame.pts, frame.time_base = number, Fraction(1, 25)
+        container.mux(stream.encode(frame))
+    container.mux(stream.encode())
 
 
 def write_palette(path: Path, codec: str, changes: bool = False) -> Path:
     """Write pictures of indices into a palette, whose order `changes` after 20 pictures."""
+    frames = []
+    for number in range(FRAMES):
+        colours = [DARK, LIT] if number < 20 or not changes else [LIT, DARK]
+        palette = np.zeros((256, 4), np.uint8)
+        palette[:2] = [(255, *colour) for colour in colours]
+        indices = (picture(number) == colours[1]).all(-1).astype(np.uint8)
+        frames.append(VideoFrame.from_ndarray((indices, palette), format="pal8"))
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=25)
         stream.height = stream.width = SIDE
         stream.pix_fmt = "pal8"
-        for number in range(FRAMES):
-            colours = [DARK, LIT] if number < 20 or not changes else [LIT, DARK]
-            palette = np.zeros((256, 4), np.uint8)
-            palette[:2] = [(255, *colour) for colour in colours]
-            indices = (picture(number) == colours[1]).all(-1).astype(np.uint8)
-            frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")
-            frame.pts, frame.time_base = number, Fraction(1, 25)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+        encode(container, stream, frames)
     return path
 
 
@@ -137,17 +138,13 @@ def write_tracks(path: Path, *tracks: Track) -> Path:
             stream.height = stream.width = track.side
             stream.pix_fmt = "yuvj420p" if track.codec == "mjpeg" else "yuv420p"
             stream.disposition = track.disposition
-        for number in range(FRAMES):
-            for stream, track in zip(streams, tracks, strict=True):
-                if number and track.codec == "mjpeg":
-                    continue
-                black = np.zeros((track.side, track.side, 3), np.uint8)
-                image = picture(number) if track.side == SIDE else black
-                frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-                frame.pts, frame.time_base = number, Fraction(1, 25)
-                container.mux(stream.encode(frame))
-        for stream in streams:
-            container.mux(stream.encode())
+        for stream, track in zip(streams, tracks, strict=True):
+            images = [picture(number) for number in range(FRAMES)]
+            if track.side != SIDE:
+                images = [np.zeros((track.side, track.side, 3), np.uint8)] * FRAMES
+            images = images[:1] if track.codec == "mjpeg" else images
+            frames = [VideoFrame.from_ndarray(image, format="rgb24") for image in images]
+            encode(container, stream, frames)
     return path
 
 

@@ -1,7 +1,5 @@
 """Tests of data sets in a bucket: content, number of requests, and error messages."""
 
-import os
-import pickle
 import shutil
 import time
 
@@ -17,7 +15,7 @@ from slowfast_patches.datasets.lists.dataset_lists import class_names, read_list
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.utils.errors import RunError
-from slowfast_patches.utils.storage import RemotePath, as_path, is_remote
+from slowfast_patches.utils.storage import as_path, is_remote
 from tests.slowfast_patches.datasets.buckets import serve_bucket
 from tests.slowfast_patches.datasets.made_videos import noise, write_jpeg, write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of
@@ -154,21 +152,16 @@ def test_a_data_set_is_prepared_from_a_bucket_into_a_bucket(run, data, bucket, t
     # Compare with a copy of the bucket, because encoding again may give other pixels.
     fsspec.filesystem("s3").get("data/prepared/", f"{tmp_path}/copy/", recursive=True)
     np.testing.assert_array_equal(clips, clips_of(tmp_path / "copy"))
-    assert class_names(recipe_of("s3://data/prepared", "MODEL.NUM_CLASSES", 4)) == (
-        "a",
-        "b",
-        "c",
-        "d",
-    )
     # What is made stays, until a source changes.
     before = bucket.content()
-    assert "had prepared: 4\n" in run(*lists, "--output", "s3://data/prepared")[1]
     write_video(data / "a.mp4", noise(40, seed=5))
     time.sleep(1)  # S3 gives times in seconds
     bucket.upload(data, "videos/")
     assert run(*lists, "--output", "s3://data/prepared")[0] == 0
     after = bucket.content()
-    assert before["data/prepared/videos/a.mp4"] != after["data/prepared/videos/a.mp4"]
+    name = "data/prepared/videos/{}.mp4".format
+    assert before[name("a")] != after[name("a")]
+    assert before[name("c d.mkv")] == after[name("c d.mkv")]
 
 
 # What is said when reading fails.
@@ -202,17 +195,6 @@ def test_a_missing_package():
 
 
 # Paths.
-
-
-@pytest.mark.parametrize("address", ["s3://b", "s3://b/a//c", "hf://datasets/a/b", "gs://b/c"])
-def test_addresses_are_remote_paths(address):
-    path = as_path(address)
-    assert isinstance(path, RemotePath)
-    assert str(path / "x y.csv") == os.fspath(path / "x y.csv")
-    assert str(path / "x.csv").startswith(address[:7])
-    assert as_path(str(path)) == path == pickle.loads(pickle.dumps(path))
-    assert str((path / "x.csv").parent) == str(path)
-    assert (path / "x.csv").with_name("y.csv").name == "y.csv"
 
 
 @pytest.mark.parametrize("name", ["a", "/s3://b/c", "s3:/b", "https://b/c", "x://b/c", "S3://b"])

@@ -82,17 +82,15 @@ def frames(tmp_path_factory):
 
 def test_the_same_request_gives_the_same_item_and_another_epoch_another(videos):
     data, again = (ClipDataset.of_recipe(recipe_of(videos), "train") for _ in range(2))
-    requests = [ClipRequest(video, epoch, BASE, 17) for video in range(3) for epoch in range(2)]
+    requests = [ClipRequest(1, epoch, BASE, 17) for epoch in range(3)]
     made = [data[request] for request in requests]
+    repeated = [again[request] for request in reversed(requests)][::-1]
     clips = [item.pop("clip") for item in made]
-    assert (clips[2].shape, clips[2].dtype) == ((8, 48, 48, 3), np.uint8)
-    assert (made[2]["label"], made[2]["video"], made[2]["iteration"]) == (1, 1, 17)
-    for request, clip, item in reversed(list(zip(requests, clips, made, strict=True))):
-        repeated = again[request]
-        assert np.array_equal(repeated.pop("clip"), clip)
-        assert repeated == item
-    for one, other in zip(clips[::2], clips[1::2], strict=True):
-        assert not np.array_equal(one, other)
+    assert (clips[0].shape, clips[0].dtype) == ((8, 48, 48, 3), np.uint8)
+    assert (made[0]["label"], made[0]["video"], made[0]["iteration"]) == (1, 1, 17)
+    assert np.array_equal(clips, [item.pop("clip") for item in repeated])
+    assert repeated == made
+    assert len({clip.tobytes() for clip in clips}) == 3
 
 
 @pytest.mark.parametrize(

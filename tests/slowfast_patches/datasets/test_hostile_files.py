@@ -77,16 +77,6 @@ def test_what_leads_elsewhere_is_refused(tmp_path, video, kind):
         assert reason in refusal(call)
 
 
-@pytest.mark.parametrize("name", ["%03d.jpg", "concat:000.jpg|001.jpg"])
-def test_a_name_is_no_pattern_and_no_protocol(tmp_path, name, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number in (0, 1):
-        cv2.imwrite(f"00{number}.jpg", np.zeros((HEIGHT, WIDTH, 3), np.uint8))
-    assert "No such file" in refusal(lambda: scan(name))
-    Path(name).write_bytes(b"no video")
-    assert "cannot be opened" in refusal(lambda: scan(name))
-
-
 # Frames that are too large.
 
 

@@ -51,17 +51,6 @@ def test_a_worker_needs_room_for_its_mini_batches(free, size, processes, workers
     assert f"--shm-size {needed}m" in text or not text
 
 
-def test_without_a_limit_all_workers_fit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=0))
-    assert fit_workers(8, MB) == (8, "")
-
-    def missing(path: str) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(os, "statvfs", missing)
-    assert fit_workers(8, MB) == (8, "")
-
-
 def test_a_run_uses_the_workers_that_fit_and_says_so(free, caplog: pytest.LogCaptureFixture):
     """64 clips of 32 × 224² have 308 MB. A validation at the same time needs as much again."""
     k400 = load_recipe(None, ["NUM_GPUS", 1, "DATA_LOADER.NUM_WORKERS", 8, "DATA.NUM_FRAMES", 32])

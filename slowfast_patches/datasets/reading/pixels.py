@@ -106,6 +106,7 @@ class Cropper:
         self.shrinks = min(window.width, window.height) / size
         """Downscaling factor: the shorter side of the window divided by the side of the output."""
         self._source: tuple[str, int, int, int, int] | None = None
+        self._crops = list[tuple[_Region, NDArray[Any]]]()
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame | Image, out: Image) -> None:
@@ -121,18 +122,13 @@ class Cropper:
         if source != self._source:
             self._adapt(frame)
             self._source = source
-        image: Image
-        if self._small is None:
-            whole = self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-            image = np.empty((self._size, self._size, 3), np.uint8)
-            _resize(whole[self._regions[0]], image)
+        if self._crops:
+            for plane, (region, target) in zip(frame.planes, self._crops, strict=True):
+                _resize(_samples(plane, target.dtype)[region], target)
+            image = self._to_rgb(self._small)
         else:
-            parts = zip(frame.planes, self._regions, self._targets, strict=True)
-            for plane, region, target in parts:
-                _resize(_samples(plane, self._depth)[region], target)
-            # One thread, because a thread pool per frame costs several times the conversion.
-            small = self._reformatter.reformat(self._small, format="rgb24", threads=1)
-            image = cast(Image, small.to_ndarray())
+            image = np.empty((self._size, self._size, 3), np.uint8)
+            self.image(self._to_rgb(frame), image)
         out[:] = self._orientation.shown(image)
 
     def image(self, image: Image, out: Image) -> None:
@@ -142,27 +138,30 @@ class Cropper:
         """
         _resize(image[_region(self._part, (image.shape[1], image.shape[0]), (1, 1))], out)
 
+    def _to_rgb(self, frame: VideoFrame) -> Image:
+        # One thread, because a thread pool per frame costs several times the conversion.
+        rgb = self._reformatter.reformat(frame, format="rgb24", threads=1)
+        return cast(Image, rgb.to_ndarray())
+
     def _adapt(self, frame: VideoFrame) -> None:
         """Compute the crop of each plane and allocate the resized planes, for frames like `frame`.
 
-        Frames are alike if they have the same size, pixel format and colour space.
+        Frames are alike if they have the same size, pixel format and colour space. Frames without
+        planes Y, U and V have no crops.
         """
-        size = self._size
         fmt = frame.format
-        sides = (frame.width, frame.height)
-        self._small: VideoFrame | None = None
-        planes = [component.plane for component in fmt.components]
-        if planes != [0, 1, 2] or fmt.is_rgb or fmt.is_big_endian:  # no planes Y, U and V
-            self._regions = [_region(self._part, sides, (1, 1))]
+        self._crops = []
+        if [part.plane for part in fmt.components] != [0, 1, 2] or fmt.is_rgb or fmt.is_big_endian:
             return
+        sides = (frame.width, frame.height)
         steps = [(round(sides[0] / c.width), round(sides[1] / c.height)) for c in fmt.components]
         luma = _region(self._part, sides, max(steps))
-        self._regions = [_subsample(luma, step) for step in steps]
-        self._small = VideoFrame(size, size, fmt.name)
+        self._small = VideoFrame(self._size, self._size, fmt.name)
         self._small.colorspace = frame.colorspace
         self._small.color_range = frame.color_range
-        self._depth = np.dtype(np.uint8 if fmt.components[0].bits == 8 else np.uint16)
-        self._targets = [_samples(plane, self._depth) for plane in self._small.planes]
+        depth = np.dtype(np.uint8 if fmt.components[0].bits == 8 else np.uint16)
+        for step, plane in zip(steps, self._small.planes, strict=True):
+            self._crops.append((_subsample(luma, step), _samples(plane, depth)))
 
 
 def _region(part: Window, sides: tuple[int, int], step: tuple[int, int]) -> _Region:

@@ -94,7 +94,6 @@ def said_by(processes: list[Popen[str]], status: int = 0) -> list[str]:
     return said
 
 
-BEFORE = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1)"
 AFTER = """
 import atexit, os, signal
 from slowfast_patches.launch import launch
@@ -115,11 +114,6 @@ around(run, "write_result")
 around(launch, "wait_for_all")
 atexit.register(send)
 """
-
-
-def test_a_signal_ends_a_run_before_its_training(start, tmp_path: Path):
-    (tmp_path / "before.py").write_text(BEFORE)
-    said_by([start(tmp_path, "--import", "before")], status=75)
 
 
 def test_two_machines_train_what_one_process_does_whatever_signals_follow_the_result(

@@ -29,7 +29,6 @@ def config(*overrides: object) -> Recipe:
     ("keys", "environment", "expected", "size", "rank"),
     [
         (("NUM_GPUS", 0), {}, Placement(1, 0, 1, 0), 1, 0),
-        (("NUM_GPUS", 1), {}, Placement(1, 0, 1, 0), 1, 0),
         (("NUM_GPUS", 8), {}, Placement(1, 0, 8, None), 8, 0),
         (("NUM_SHARDS", 3, "SHARD_ID", 2), {}, Placement(3, 2, 8, None), 24, 16),
         (("NUM_GPUS", 0, "NUM_SHARDS", 3), {}, Placement(3, 0, 1, 0), 3, 0),
@@ -37,7 +36,6 @@ def config(*overrides: object) -> Recipe:
         ((), JOB, Placement(1, 0, 8, None), 8, 0),
         ((), JOB | {"SLURM_STEP_NUM_TASKS": "1"}, Placement(1, 0, 8, None), 8, 0),
         ((), TORCHRUN, UNDER_TORCHRUN, 16, 11),
-        (("NUM_GPUS", 0), TORCHRUN, UNDER_TORCHRUN, 16, 11),
         ((), TORCHRUN | ONE_TASK_A_MACHINE, UNDER_TORCHRUN, 16, 11),
         (("NUM_SHARDS", 2, "SHARD_ID", 0), TORCHRUN, UNDER_TORCHRUN, 16, 11),
     ],
@@ -52,10 +50,8 @@ def test_who_starts_which_ranks(keys, environment, expected, size, rank):
     ("gpus", "environment", "per_machine", "local_rank", "size", "rank"),
     [
         (8, ONE_TASK_A_GPU, 8, 3, 16, 11),
-        (0, ONE_TASK_A_GPU, 8, 3, 16, 11),
         (8, ONE_TASK_A_MACHINE, 8, None, 16, 8),
         (1, ONE_TASK_A_MACHINE, 1, 0, 2, 1),
-        (0, ONE_TASK_A_MACHINE, 1, 0, 2, 1),
     ],
 )
 def test_srun_has_a_task_for_each_process_or_machine(
@@ -72,15 +68,7 @@ def test_srun_has_a_task_for_each_process_or_machine(
 
 @pytest.mark.parametrize(
     ("listed", "first"),
-    [
-        *(
-            ("a", "a"),
-            ("a-1,b2", "a-1"),
-            ("gpu[07,11]-ib", "gpu07-ib"),
-            ("gpu[01-09],login", "gpu01"),
-        ),
-        *(("gpu-[3]", "gpu-3"), ("a[1,7],b[2-4]", "a1"), ("127.0.0.[2-4]", "127.0.0.2")),
-    ],
+    [("a-1,b2", "a-1"), ("gpu[07,11]-ib", "gpu07-ib"), ("127.0.0.[2-4]", "127.0.0.2")],
 )
 def test_ranks_meet_on_the_first_machine_of_a_step(listed, first):
     environment = ONE_TASK_A_GPU | {"SLURM_STEP_NODELIST": listed}
@@ -105,18 +93,13 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
 @pytest.mark.parametrize(
     ("environment", "keys", "init_method", "said"),
     [
-        (TORCHRUN, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3 and SHARD_ID is 0.* remove both"),
         (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "SHARD_ID is 5, .* remove both keys"),
         (TORCHRUN, [], THERE, "Remove --init-method"),
         (TORCHRUN, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM_GPUS is 4"),
         (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3"),
-        (ONE_TASK_A_GPU, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM"),
         (ONE_TASK_A_GPU | {"SLURM_STEP_NUM_TASKS": "15"}, [], None, "15 tasks on 2 machines"),
         ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID must be from 0 to NUM_SHARDS - 1"),
-        *(
-            ({}, [], address, f"--init-method is {address}, but must be tcp://HOST:PORT")
-            for address in ("first:9999", "tcp://first", "tcp://first:x", "file:///here")
-        ),
+        ({}, [], "first:9999", "--init-method is first:9999, but must be tcp://HOST:PORT"),
     ],
 )
 def test_launchers_that_contradict_each_other(environment, keys, init_method, said):

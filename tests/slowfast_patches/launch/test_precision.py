@@ -23,9 +23,7 @@ def processor(monkeypatch):
     ("instructions", "pairs", "mixed"),
     [
         ((), (), False),
-        (("avx512_bf16",), (), False),
         (("avx512_bf16", "amx_tile"), (), True),
-        (("amx_tile",), ("RESNET.WIDTH_PER_GROUP", 32), True),
         (("amx_tile",), ("RESNET.WIDTH_PER_GROUP", 16), False),
         (("amx_tile",), ("MODEL.ARCH", "hf"), False),
         ((), ("NUM_GPUS", 1, "RESNET.WIDTH_PER_GROUP", 8), True),
@@ -37,10 +35,3 @@ def test_auto_is_where_it_was_measured_to_help(instructions, pairs, mixed, proce
     with caplog.at_level("INFO"):
         assert resolve(asked).train.mixed_precision is mixed
     assert f"TRAIN.MIXED_PRECISION auto is {mixed}" in caplog.text
-
-
-def test_what_a_recipe_says_stays(processor):
-    processor("amx_tile")
-    for mixed in (True, False):
-        asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", mixed, "NUM_GPUS", 0])
-        assert resolve(asked).train.mixed_precision is mixed

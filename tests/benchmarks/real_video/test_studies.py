@@ -36,14 +36,6 @@ def test_digits_are_the_clips_of_numbers_labelled_by_them(words: Path, tmp_path:
     assert (folder / "classes.txt").read_text().split()[:2] == ["zero", "one"]
 
 
-def test_some_words_have_their_first_clips(words: Path, tmp_path: Path) -> None:
-    (words / "train.csv").write_text("a.mp4 0\nb.mp4 1\nc.mp4 0\nd.mp4 0\ne.mp4 2\n")
-    make_subset(words, tmp_path / "two", [WORDS[1], "bin"], most=2)
-    found = (tmp_path / "two" / "train.csv").read_text().split()
-    assert [Path(name).name for name in found] == ["a.mp4", "1", "b.mp4", "0", "c.mp4", "1"]
-    assert len((tmp_path / "two" / "test.csv").read_text().splitlines()) == 2
-
-
 @pytest.mark.parametrize("name", study.STUDIES)
 def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str) -> None:
     found = study.STUDIES[name]

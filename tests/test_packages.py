@@ -106,14 +106,3 @@ def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(bu
     video = next((tmp_path / "empty" / "data" / "test").rglob("*.mp4"))
     predict = (programs / "multigrid-predict", "--checkpoint", "words-slowfast", video)
     assert " %  " in run(tmp_path / "empty", *predict).stdout
-
-
-@pytest.mark.parametrize("source", [ROOT, METHOD], ids=["package", "method"])
-def test_an_index_takes_the_wheel_and_the_source_distribution(source, build):
-    wheel = build(source)
-    sdist = "from setuptools.build_meta import build_sdist as b; b('..')"
-    subprocess.run([sys.executable, "-c", sdist], cwd=wheel.parent / "source", check=True)
-    (archive,) = wheel.parent.glob("*.tar.gz")
-    check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(archive)]
-    done = subprocess.run(check, capture_output=True, text=True)
-    assert done.stdout.count("PASSED") == 2, done.stdout + done.stderr

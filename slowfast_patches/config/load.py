@@ -11,7 +11,7 @@ import logging
 import os.path
 import sys
 from ast import literal_eval
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,16 +36,21 @@ CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "con
 
 _BASE = "_BASE_"
 _COMMAND_LINE = "the command line"
+_COUNTED_CLASSES = ("MODEL.NUM_CLASSES", "auto")
+"""Key and value that mean the same as an absent key."""
 
 
-class _Setting(NamedTuple):
-    """Value of a key as the user wrote it, and its source: a file name or `_COMMAND_LINE`."""
+class _Layer(NamedTuple):
+    """Values of keys as the user wrote them, by full key, and their source.
 
-    value: Any
+    Attributes:
+        source: File name, or `_COMMAND_LINE`.
+        values: Values by full key. The values of HF.CONFIG are a mapping, or separate keys such as
+            HF.CONFIG.hidden_size.
+    """
+
     source: str
-
-
-_Settings = dict[str, _Setting]
+    values: dict[str, Any]
 
 
 def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
@@ -68,7 +73,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
         ValueError: A file is missing or is not valid YAML, a key does not exist, a value has the
             wrong type, an override has no value, or a module of IMPORTS cannot be imported.
     """
-    return _make(_merged(path, overrides))
+    return _make(_layers(path, overrides))
 
 
 def given_keys(path: str | Path | None, overrides: Sequence[object]) -> Collection[str]:
@@ -77,7 +82,15 @@ def given_keys(path: str | Path | None, overrides: Sequence[object]) -> Collecti
     Raises:
         ValueError: See `load_recipe`.
     """
-    return _merged(path, overrides).keys()
+    return _given_keys(_layers(path, overrides))
+
+
+def _given_keys(layers: Iterable[_Layer]) -> set[str]:
+    given = dict[str, Any]()
+    for layer in layers:
+        given |= layer.values
+    names = {name for name, value in given.items() if (name, value) != _COUNTED_CLASSES}
+    return {name if name in KEYS else name.rpartition(".")[0] for name in names}
 
 
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
@@ -113,48 +126,41 @@ def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Re
     Raises:
         ValueError: See `load_recipe`. Or a module in IMPORTS has not been imported.
     """
-    settings = _settings(_content(text, source), source)
-    given = _pairs(overrides)
-    if "IMPORTS" in settings and "IMPORTS" not in given:
-        require_imported(_adapt(settings["IMPORTS"].value, KEYS["IMPORTS"].kind), source)
-    return _make(settings | given)
+    layer = _Layer(source, dict(flatten(_content(text, source))))
+    given = _command_line(overrides)
+    if "IMPORTS" in layer.values and "IMPORTS" not in given.values:
+        require_imported(_adapt(layer.values["IMPORTS"], KEYS["IMPORTS"].kind), source)
+    return _make([layer, given])
 
 
-def _merged(path: str | Path | None, overrides: Sequence[object]) -> _Settings:
-    """Return the settings of a recipe file and the overrides.
-
-    MODEL.NUM_CLASSES auto is removed, because it means the same as an absent key.
-    """
-    settings = {} if path is None else _read(recipe_path(path))
-    settings = settings | _pairs(overrides)
-    classes = settings.get("MODEL.NUM_CLASSES")
-    if classes is not None and classes.value == "auto":
-        del settings["MODEL.NUM_CLASSES"]
-    return settings
+def _layers(path: str | Path | None, overrides: Sequence[object]) -> list[_Layer]:
+    files = [] if path is None else _read(recipe_path(path))
+    return [*files, _command_line(overrides)]
 
 
-def _make(settings: _Settings) -> Recipe:
+def _make(layers: Sequence[_Layer]) -> Recipe:
+    """Make a recipe from layers. Later layers take precedence."""
     values = {name: default_recipe()[name] for name in KEYS}
-    for name, setting in settings.items():
-        _set(values, name, setting)
+    for layer in layers:
+        for name, value in layer.values.items():
+            _set(values, name, value, layer.source)
+    given = _given_keys(layers)
     import_modules(values["IMPORTS"])
     for key in KEYS.values():
         values |= key.later[1](values) if key.later else {}
-    _derive(values, settings)
-    for name in KEYS.keys() & settings.keys():
+    _derive(values, given)
+    for name in KEYS:
         check = KEYS[name].check
-        if check and not check.passes(values[name]):
-            raise _wrong_value(name, check.wanted, plain(values[name]), settings[name].source)
-    given = (name for name, (_, source) in settings.items() if source == _COMMAND_LINE)
-    keys = frozenset(name if name in KEYS else name.rpartition(".")[0] for name in given)
-    recipe = replace(default_recipe().replaced(values), given=keys)
+        if name in given and check and not check.passes(values[name]):
+            raise _wrong_value(name, check.wanted, plain(values[name]))
+    recipe = replace(default_recipe().replaced(values), given=frozenset(_given_keys(layers[-1:])))
     if recipe.solver.length != 1:
         recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
     return scale_to_world_size(recipe)
 
 
-def _read(path: Path, parents: tuple[Path, ...] = ()) -> _Settings:
-    """Return the settings of a YAML file, including the settings of its `_BASE_` files.
+def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:
+    """Return the layers of a YAML file: those of its `_BASE_` files, and its own.
 
     Args:
         path: YAML file.
@@ -170,10 +176,10 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> _Settings:
         text = path.read_text(encoding="utf-8")
     content = _content(text, str(path))
     bases = content.pop(_BASE, [])
-    settings = _Settings()
+    layers = list[_Layer]()
     for base in [bases] if isinstance(bases, str) else bases:
-        settings |= _read(recipe_path(base, path.parent), (*parents, file))
-    return settings | _settings(content, str(path))
+        layers += _read(recipe_path(base, path.parent), (*parents, file))
+    return [*layers, _Layer(str(path), dict(flatten(content)))]
 
 
 def _content(text: str, source: str) -> dict[str, Any]:
@@ -183,52 +189,40 @@ def _content(text: str, source: str) -> dict[str, Any]:
     return content
 
 
-def _settings(content: Mapping[Any, Any], source: str) -> _Settings:
-    """Return the settings of a file as a mapping from full keys to values.
-
-    Each item of HF.CONFIG becomes a separate setting, such as HF.CONFIG.hidden_size.
-    """
-    settings = _Settings()
-    for name, value in flatten(content):
-        if isinstance(value, Mapping):
-            settings |= {f"{name}.{inner}": _Setting(v, source) for inner, v in value.items()}
-        else:
-            settings[name] = _Setting(value, source)
-    return settings
-
-
-def _pairs(overrides: Sequence[object]) -> _Settings:
+def _command_line(overrides: Sequence[object]) -> _Layer:
     words = split_pairs(overrides)
     if len(words) % 2:
         raise ValueError(
             f"overrides must be pairs KEY VALUE or KEY=VALUE, but {words[-1]} has no value"
         )
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return {str(key): _Setting(value, _COMMAND_LINE) for key, value in pairs}
+    names = map(str, words[::2])
+    return _Layer(_COMMAND_LINE, dict(zip(names, words[1::2], strict=True)))
 
 
-def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
+def _set(values: dict[str, Any], name: str, value: Any, source: str) -> None:
     """Set the value of one key, or warn that the key has no effect."""
-    value, source = setting
     section, _, inner = name.rpartition(".")
     if row := ignored_key(name):
         if (decoded := _decode(value)) not in row.usual:
             logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.note}")
-    elif name in KEYS:
-        try:
-            values[name] = _adapt(value, KEYS[name].kind)
-        except TypeError as wanted:
-            raise _wrong_value(name, wanted, value, source) from None
+    elif (name, value) == _COUNTED_CLASSES:
+        values[name] = default_recipe()[name]
     elif section == "HF.CONFIG":
         values[section] = {**values[section], inner: _decode(value)}
+    elif name in KEYS:
+        try:
+            new = _adapt(value, KEYS[name].kind)
+        except TypeError as wanted:
+            raise _wrong_value(name, wanted, value) from None
+        values[name] = {**values[name], **new} if isinstance(new, Mapping) else new
     elif value is not None or not any(key.startswith(f"{name}.") for key in KEYS):
         # An empty section is valid.
         advice = _did_you_mean(name.upper(), KEYS)
         raise ValueError(f"{name:.60} is not a config key ({source}).{advice}")
 
 
-def _wrong_value(name: str, wanted: object, value: object, source: str) -> ValueError:
-    return ValueError(f"{name} must be {wanted}, not {value!r:.60} ({source})")
+def _wrong_value(name: str, wanted: object, value: object) -> ValueError:
+    return ValueError(f"{name} must be {wanted}, not {value!r:.60}")
 
 
 def _did_you_mean(name: str, known: Collection[str]) -> str:
@@ -295,7 +289,7 @@ def _decode(raw: Any) -> Any:
     return [_decode(item) for item in raw] if isinstance(raw, list | tuple) else raw
 
 
-def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
+def _derive(values: dict[str, Any], given: Collection[str]) -> None:
     """Set the keys whose defaults depend on other keys, unless the user set them."""
     derived = dict(TASKS[task_name(values)].defaults)
     derived["TEST.DATASET"] = values["TRAIN.DATASET"]

@@ -21,7 +21,7 @@ def check(overrides: str) -> None:
         # One key: a row for each check of config/fields.py that several keys have.
         ("TEST.NUM_SPATIAL_CROPS 2", "must be 1 or 3, not 2"),
         ("MODEL.ARCH x3d", "MODEL.ARCH must be slowfast, slowonly"),
-        ("TRAIN.BATCH_SIZE 0", "TRAIN.BATCH_SIZE must be 1 or more, not 0 (the command line)"),
+        ("TRAIN.BATCH_SIZE 0", "TRAIN.BATCH_SIZE must be 1 or more, not 0"),
         ("DATA.NUM_FRAMES 1000000000", "DATA.NUM_FRAMES must be from 1 to 65,536, not 1000000000"),
         ("SOLVER.MAX_EPOCH 1e9", "SOLVER.MAX_EPOCH must be above 0 and at most 100,000"),
         ("DATA_LOADER.NUM_WORKERS -1", "must be 0 or more, or auto, not -1"),

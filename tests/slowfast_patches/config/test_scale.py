@@ -9,7 +9,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_world_size
 from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.resume import check_same_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -86,26 +85,6 @@ def test_a_launcher_with_other_processes_scales_as_the_recipe_would(monkeypatch)
 def test_a_batch_that_is_not_for_the_reference_is_refused():
     with pytest.raises(ValueError, match=r"BATCH_SIZE 60 is not divisible by .* 8. Set .* 64,"):
         config(*BY_GPUS, "TRAIN.BATCH_SIZE", 60)
-
-
-def test_the_recipe_for_1536_gpus_by_hand():
-    """Scale 0.01 for 64 clips to 1.92 for 12,288, which is reached in 5 of 100 epochs.
-
-    Multigrid also scales all rates for its shapes, including the start of the warm-up.
-    """
-    recipe = load_recipe(f"{LARGE}.yaml")
-    run = schedule_of(recipe, recipe.data.num_train_videos)
-    epoch = run.baseline_iterations / 100
-    rates = [run.at(round(epochs * epoch)).lr for epochs in (0, 2.5, 5, 39, 41, 81)]
-    assert rates == pytest.approx([0.01, 0.965, 1.92, 1.92, 0.192, 0.0192], rel=0.005)
-    run = schedule_of(load_recipe(f"{LARGE}_MULTIGRID.yaml"), recipe.data.num_train_videos)
-    assert run.at(0).lr == pytest.approx(8 * 0.01)
-    stage = [8 * 1.92, 4 * 1.92, 2 * 1.92, 1.92]
-    expected = [*stage, *(lr / 10 for lr in stage), 0.192, 0.0192]
-    assert [run.at(phase.stop - 1).lr for phase in run.phases] == pytest.approx(expected)
-    # Warm-up is 5 of the first phase's 10 epochs of the baseline: half of its iterations.
-    half = run.phases[0].iterations // 2
-    assert run.at(half - 1).lr < run.at(half).lr == pytest.approx(8 * 1.92)
 
 
 def test_a_run_is_continued_where_batch_and_rates_stay():

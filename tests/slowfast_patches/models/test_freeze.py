@@ -1,8 +1,6 @@
 """The parameters that TRAIN.FREEZE names, and frozen layers in training."""
 
 import copy
-import re
-from collections import Counter
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from torch import nn
 from multigrid import set_coverage
 from multigrid.micro_batches import divide
 from slowfast_patches.config import load_recipe
-from slowfast_patches.models.build import build_model, build_on_meta
+from slowfast_patches.models.build import build_model
 from slowfast_patches.models.freeze import freeze, frozen_names
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.models.weights import load_weights
@@ -61,31 +59,12 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
     assert changed == {name for name in before if not name.startswith("s1.")}
 
 
-TWO_LAYERS = ("MODEL.ARCH", "hf", "HF.CONFIG", {"num_hidden_layers": 2})
-
-
-@pytest.mark.parametrize(
-    ("keys", "patterns", "learning"),
-    [
-        # Three blocks of three convolutions and a shortcut, each with its norm, in two pathways.
-        (("MODEL.ARCH", "slowfast"), "s1,s1_fuse,s[2-4]*", {"s5": 60, "head": 2}),
-        (TWO_LAYERS, "backbone", {"fc_norm": 2, "classifier": 2}),
-    ],
-)
-def test_the_parts_of_networks_that_learn(keys, patterns, learning):
-    recipe = load_recipe(None, [*keys, "TRAIN.FREEZE", patterns])
-    model = build_on_meta(recipe)
-    freeze(model, recipe.train.freeze)
-    parts = [name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad]
-    assert Counter(parts) == learning
-
-
-@pytest.mark.parametrize("patterns", ["", "backbone"])
-def test_frozen_position_embeddings_follow_the_coverage_of_training_clips(patterns):
-    demo = "configs/Demo/VIDEOMAE_DEMO_MULTIGRID.yaml"
-    recipe = load_recipe(demo, ["MODEL.NUM_CLASSES", 8, "TRAIN.FREEZE", patterns])
+def test_frozen_position_embeddings_follow_the_coverage_of_training_clips():
+    recipe = load_recipe("configs/Demo/VIDEOMAE_DEMO_MULTIGRID.yaml", ["MODEL.NUM_CLASSES", 8])
     model = build_model(recipe)
-    freeze(model, recipe.train.freeze)
+    freeze(model, ["backbone"])
+    learning = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert learning == {"fc_norm", "classifier"}
     embeddings, clips = model.videomae.embeddings, torch.randn(2, 8, 3, 32, 32)
     found = {}
     for mode in (True, False):
@@ -109,16 +88,8 @@ def test_a_frozen_part_has_to_be_in_the_file_of_weights(tmp_path):
         load_weights(net, path)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "message"),
-    [
-        (
-            ["s1", "s3"],
-            "TRAIN.FREEZE s3 matches no parameter of the model.*such as s1, s2 and head",
-        ),
-        (["*"], "TRAIN.FREEZE * freezes the whole head"),
-    ],
-)
-def test_what_freezes_nothing_or_all_is_refused(patterns, message):
-    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")):
-        frozen_names(Net(), patterns)
+def test_what_freezes_nothing_or_all_is_refused():
+    with pytest.raises(ValueError, match=r"FREEZE s3 matches no parameter.*as s1, s2 and head"):
+        frozen_names(Net(), ["s1", "s3"])
+    with pytest.raises(ValueError, match=r"TRAIN.FREEZE \* freezes the whole head"):
+        frozen_names(Net(), ["*"])

@@ -162,16 +162,3 @@ def test_a_shape_with_too_few_frames_for_the_slow_pathway_is_named(folder):
     cfg = load_recipe(folder / "slowfast-nl.yaml", ["SLOWFAST.ALPHA", 4])
     with pytest.raises(ValueError, match=r"ALPHA 4 .* 8×2×64²\. Use an ALPHA of at most 2"):
         check_shapes(cfg, [Shape(2, 8, 64), Shape(8, 2, 64)])
-
-
-@pytest.mark.parametrize("shape", [Shape(8, 1, 64), Shape(8, 8, 16)])
-def test_a_shape_too_small_for_a_pooling_is_named_with_a_way_out(folder, shape):
-    cfg = load_recipe(folder / "i3d-nl.yaml")
-    with pytest.raises(ValueError, match=f"cannot take the shape {shape} .*NONLOCAL.POOL"):
-        check_shapes(cfg, [Shape(2, 8, 64), shape])
-
-
-def test_without_temporal_pooling_one_frame_is_enough(folder):
-    for arch in ("c2d_nopool", "i3d_nopool"):
-        cfg = load_recipe(folder / "i3d-nl.yaml", ["MODEL.ARCH", arch])
-        check_shapes(cfg, [Shape(8, 1, 64)])

@@ -1,7 +1,5 @@
 """Optimizers, weight decay, clipping and precision, worked out by hand."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -85,39 +83,16 @@ def test_gradients_are_clipped_by_value_or_by_norm(overrides, expected):
     assert net.weight.grad.flatten().tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def train(mixed: bool) -> tuple[list[float], torch.dtype, nn.Module]:
-    """Train a thin model on noise for three steps.
-
-    Returns:
-        Its losses, the type of its scores, and the model.
-    """
-    torch.manual_seed(0)
-    shape = ["DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 32, "RESNET.WIDTH_PER_GROUP", 8]
-    cfg = config(
-        "MODEL.ARCH", "c2d", *shape, "MODEL.NUM_CLASSES", 4, "TRAIN.MIXED_PRECISION", mixed
-    )
-    model = build_model(cfg, grouped_bn=True).train()
-    optimizer, losses = build_optimizer(cfg, model), []
-    inputs = [torch.randn(4, 3, 4, 32, 32)]
-    for _ in range(3):
-        optimizer.zero_grad()
+def test_mixed_precision_is_bfloat16_on_the_cpu_and_near_single():
+    logits = {}
+    for mixed in (False, True):
+        torch.manual_seed(0)
+        cfg = config(
+            "MODEL.ARCH", "c2d", "RESNET.WIDTH_PER_GROUP", 8, "TRAIN.MIXED_PRECISION", mixed
+        )
+        model = build_model(cfg, grouped_bn=True).train()
         with autocast(cfg, CPU):
-            scores = model(list(inputs))
-            loss = nn.functional.cross_entropy(scores, torch.arange(4))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert not grad_scaler(cfg, CPU).is_enabled()  # bfloat16 needs no loss scale
-    return losses, scores.dtype, model
-
-
-def test_mixed_precision_is_bfloat16_on_the_cpu_and_stays_finite_and_near_single():
-    single, dtype, _ = train(mixed=False)
-    assert dtype == torch.float32
-    losses, dtype, model = train(mixed=True)
-    assert dtype == torch.bfloat16
-    assert all(math.isfinite(loss) for loss in losses)
-    assert losses[0] == pytest.approx(single[0], rel=0.02)
-    for name, value in model.state_dict().items():
-        assert value.dtype in (torch.float32, torch.int64), name
-        assert torch.isfinite(value).all(), name
+            logits[mixed] = model([torch.ones(2, 3, 4, 32, 32)])
+        assert not grad_scaler(cfg, CPU).is_enabled()  # bfloat16 needs no loss scale
+    assert (logits[False].dtype, logits[True].dtype) == (torch.float32, torch.bfloat16)
+    torch.testing.assert_close(logits[True].float(), logits[False], rtol=0.02, atol=0.02)

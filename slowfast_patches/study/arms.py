@@ -137,9 +137,9 @@ def hidden_files(recipe: Recipe) -> list[Path]:
             read_list(recipe, split)
         else:
             hidden.append(path)
-    section, needed = ("TRAIN", recipe.train) if recipe.train.enable else ("TEST", recipe.test)
+    needed = recipe.train if recipe.train.enable else recipe.test
     if (weights := needed.checkpoint_file_path) and Path(weights).exists():
-        check_file(weights, section=section)
+        check_file(weights)
     elif weights:
         hidden.append(Path(weights))
     return hidden

@@ -83,22 +83,18 @@ def _write_files(recipe: Recipe, dataset: Any, evaluation: Evaluation, *, traine
         logger.info("Predictions written to %s.", path)
 
 
-def tested_file(recipe: Recipe) -> tuple[str, str]:
+def tested_file(recipe: Recipe) -> str:
     """Return the checkpoint to test if the run does not train.
 
     The first of these that exists is used: TEST.CHECKPOINT_FILE_PATH, the last checkpoint in
     OUTPUT_DIR, and TRAIN.CHECKPOINT_FILE_PATH.
 
-    Returns:
-        (path, section): the file, and the section of the recipe, TEST or TRAIN, that names it.
-
     Raises:
         ValueError: There is no checkpoint.
     """
-    if path := recipe.test.checkpoint_file_path or last_checkpoint(recipe.output_dir):
-        return str(path), "TEST"
-    if recipe.train.checkpoint_file_path:
-        return recipe.train.checkpoint_file_path, "TRAIN"
+    last = last_checkpoint(recipe.output_dir)
+    if path := recipe.test.checkpoint_file_path or last or recipe.train.checkpoint_file_path:
+        return str(path)
     raise ValueError(
         f"There is no model to test, because {recipe.output_dir} has no checkpoint. Set "
         "TEST.CHECKPOINT_FILE_PATH to a checkpoint, or set TRAIN.ENABLE True."
@@ -109,7 +105,6 @@ def _load_model(recipe: Recipe, world: World) -> nn.Module:
     """Build the model to test. The main process loads the weights and broadcasts them."""
     model = build_model(recipe)
     if world.is_main:
-        path, section = tested_file(recipe)
-        load_weights(model, path, complete=True, section=section)
+        load_weights(model, tested_file(recipe), complete=True)
     model.load_state_dict(broadcast_from_main(model.state_dict))
     return model.to(world.device)

@@ -122,8 +122,8 @@ def _check_files_of_main(recipe: Recipe, resumes: bool) -> None:
     """Check the files that only rank 0 reads, in rank 0 or in the process that starts rank 0."""
     task_of(recipe).check_files()
     if not recipe.train.enable:
-        path, section = tested_file(recipe)
-        check_file(path, section=section)
+        path = tested_file(recipe)
+        check_file(path)
         check_same_scores(recipe, local_file(path))
         return
     check_tracker(recipe)

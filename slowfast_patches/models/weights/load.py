@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,25 +26,19 @@ _BEHIND_LATERAL = re.compile(r"s(\d)\.pathway0_res0\.(branch1|branch2\.a)\.weigh
 """Convolutions whose input has additional channels from a lateral connection."""
 
 
-def check_file(path: str | Path, *, section: str = "TRAIN") -> None:
+def check_file(path: str | Path) -> None:
     """Check that a weight file exists and has the right format, without reading the weights.
 
-    If `path` is an https address, the file is downloaded. See `load_weights` for the arguments.
+    If `path` is an https address, the file is downloaded.
 
     Raises:
         ValueError: The file does not exist, cannot be downloaded, or has another format.
     """
-    with _name_key_in_errors(section):
-        format_of(local_file(path))
+    format_of(local_file(path))
 
 
 def load_weights(
-    model: nn.Module,
-    path: str | Path,
-    *,
-    inflate: bool = False,
-    complete: bool = False,
-    section: str = "TRAIN",
+    model: nn.Module, path: str | Path, *, inflate: bool = False, complete: bool = False
 ) -> None:
     """Load weights from a file into a model and log which tensors were loaded.
 
@@ -60,37 +53,24 @@ def load_weights(
         inflate: Repeat 2-D convolutions along time, as in TRAIN.CHECKPOINT_INFLATE.
         complete: Require that the file and the model have the same tensors. Also require that both
             shift channels in the same blocks, if the names in the file show where the file does.
-        section: "TRAIN" or "TEST": section of the keys in error messages.
 
     Raises:
         ValueError: The file cannot be read, no tensor in the file fits the model, or a value is not
             finite. Or the file is an image model and `inflate` is False. Or the file lacks a frozen
             parameter. Or `complete` is True and the file and the model differ.
     """
-    with _name_key_in_errors(section):
-        tensors, shifted = host_names(read_weights(local_file(path)))
-        fit = fit_weights(tensors, model.state_dict())
-        here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
-        if shifted is not None and shifted != here:
-            # A comparison of tensors cannot find this, because a shift has no parameters.
-            fit.problems["Temporal shift"] = f"in {len(shifted)} blocks, not in {len(here)} blocks"
-        if problem := _problem(fit, model, inflate, complete) or not_finite(fit.values.items()):
-            raise ValueError(f"{path} {problem}")
+    tensors, shifted = host_names(read_weights(local_file(path)))
+    fit = fit_weights(tensors, model.state_dict())
+    here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
+    if shifted is not None and shifted != here:
+        # A comparison of tensors cannot find this, because a shift has no parameters.
+        fit.problems["Temporal shift"] = f"in {len(shifted)} blocks, not in {len(here)} blocks"
+    if problem := _problem(fit, model, inflate, complete) or not_finite(fit.values.items()):
+        raise ValueError(f"{path} {problem}.")
     model.load_state_dict(fit.values, strict=False)
     if inflate and not fit.inflated:
         logger.warning("TRAIN.CHECKPOINT_INFLATE True has no effect: %s has no 2-D kernels.", path)
     logger.info("%s: %s", path, fit.report())
-
-
-@contextmanager
-def _name_key_in_errors(section: str) -> Iterator[None]:
-    """Append the key that sets the path of the weight file to the message of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(
-            f"{error}. To load another file, change {section}.CHECKPOINT_FILE_PATH."
-        ) from error
 
 
 def _problem(fit: Fit, model: nn.Module, inflate: bool, complete: bool) -> str:

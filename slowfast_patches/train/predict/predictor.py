@@ -155,7 +155,7 @@ class Predictor(nn.Module):
         self.class_names = class_names
         device = torch.device("cuda" if on_gpu else "cpu")
         self._model: nn.Module = build_model(recipe).to(device)
-        load_weights(self._model, path, complete=True, section="TEST")
+        load_weights(self._model, path, complete=True)
         self._transform = InputTransform.of_recipe(recipe, device)
         self._device = device
         self._task = task_of(recipe)

@@ -57,7 +57,7 @@ def saved(state: dict[str, Tensor], folder: Path) -> Path:
 
 def test_a_published_model_is_taken_whole(published, tmp_path: Path):
     model = made()
-    load_weights(model, saved(published(), tmp_path), complete=True, section="TEST")
+    load_weights(model, saved(published(), tmp_path), complete=True)
     state, after = published(prefix=""), model.state_dict()
     for name, theirs in {
         "s4.pathway0_res5.branch2.a": "base_model.layer3.5.conv1.net",
@@ -80,7 +80,7 @@ def test_shifts_elsewhere_are_said_and_refused_for_a_test(
     model, path = made(arch=arch), saved(published(every=every), tmp_path)
     before = model.head.projection.weight.clone()
     with pytest.raises(ValueError, match=f"not from this model: .*{counts}"):
-        load_weights(model, path, complete=True, section="TEST")
+        load_weights(model, path, complete=True)
     assert torch.equal(model.head.projection.weight, before)
     load_weights(model, path)
     assert counts in report()

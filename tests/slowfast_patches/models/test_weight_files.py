@@ -41,8 +41,8 @@ def test_a_file_without_weights(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "file"
     path.write_bytes(make(tmp_path))
-    with pytest.raises(ValueError, match=f"{said}.*, change TEST.CHECKPOINT_FILE_PATH") as caught:
-        load_weights(nn.Linear(2, 3), path, section="TEST")
+    with pytest.raises(ValueError, match=said) as caught:
+        load_weights(nn.Linear(2, 3), path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "executed").exists()
@@ -77,7 +77,7 @@ def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeyp
     assert {file.resolve().parent for file in fetched} == {cache}
     assert len(fetched) == len(set(fetched)) == 3
     for path in ("https://host/gone", tmp_path / "gone"):
-        with pytest.raises(ValueError, match=r"gone.*, change TRAIN.CHECKPOINT_FILE_PATH"):
+        with pytest.raises(ValueError, match="gone"):
             check_file(path)
 
 
@@ -85,5 +85,5 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
     path = written(
         {"weight": torch.ones(2, 2), "bias": torch.tensor([1.0, torch.nan])}, tmp_path / "w"
     )
-    with pytest.raises(ValueError, match=r"w has values .* not finite in bias. .*, change TEST"):
-        load_weights(nn.Linear(2, 2), path, complete=True, section="TEST")
+    with pytest.raises(ValueError, match=r"w has values .* not finite in bias"):
+        load_weights(nn.Linear(2, 2), path, complete=True)

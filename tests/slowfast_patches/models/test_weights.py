@@ -164,7 +164,7 @@ def test_a_head_of_other_classes_is_left_and_said(report, tmp_path: Path):
     assert "265 tensors loaded" in report()
     assert "1 of shape (174, 256) in the file, (4, 256) in the model: head" in report()
     with pytest.raises(ValueError, match=r"\(174, 256\) in the file, \(4, 256\) in the model"):
-        load_weights(model, path, complete=True, section="TEST")
+        load_weights(model, path, complete=True)
 
 
 def test_a_test_takes_every_weight_or_none(tmp_path: Path):
@@ -173,7 +173,7 @@ def test_a_test_takes_every_weight_or_none(tmp_path: Path):
     with pytest.raises(ValueError, match=r"bias: not in the file. Give the recipe"):
         load_weights(model, saved({"weight": torch.ones(2, 3)}, tmp_path), complete=True)
     assert torch.equal(model.weight, before)
-    with pytest.raises(ValueError, match=r"no tensor fits .*TRAIN\.CHECK"):
+    with pytest.raises(ValueError, match=r"no tensor fits"):
         load_weights(model, saved({"backbone.weight": torch.ones(5, 5)}, tmp_path))
 
 

@@ -12,9 +12,8 @@ are predicted. As in the test, a video is scored on TEST.NUM_ENSEMBLE_VIEWS ×
 TEST.NUM_SPATIAL_CROPS clips. Their probabilities are combined as set by DATA.ENSEMBLE_METHOD. In
 multi-label models, each class has an independent probability.
 
-The command warns if only part of a video can be decoded, if an MP4 or MOV file is truncated, or if
-most clips of a video have few distinct frames. To find damage, it decodes videos of up to 3,000
-frames completely. For longer videos, it checks only the structure of the file.
+The command warns if a video is truncated or damaged, if its frame rate varies, or if most of its
+clips have few distinct frames.
 
 The recipe is read from the checkpoint. If the checkpoint contains no recipe, give a recipe with
 --cfg. KEY VALUE pairs after the videos replace keys of the recipe. Class names are read from

@@ -150,7 +150,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         path = list_path(recipe, split)
         index = None
         if not hasattr(sources[0], "scanned"):  # videos of a frame list need no index
-            index = open_index(path, [video.path for video in sources], step=sampling.step)
+            index = open_index(path, [video.path for video in sources])
         options: dict[str, Any] = {}
         if split == "train" and recipe.aug.enable:
             options["augment"] = Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)

@@ -44,13 +44,6 @@ class Sampling:
     target_fps: float = 30.0
     to_end: bool = False
 
-    @property
-    def step(self) -> float:
-        """Seconds between the frames of a baseline clip. 0 if this depends on the video."""
-        if self.options.segments or not self.target_fps:
-            return 0.0
-        return self.stride / self.target_fps
-
     def training_plan(
         self,
         rng: np.random.Generator,

@@ -93,7 +93,7 @@ class VideoClips(ClipDataset):
             )
         file, listed = _listed(videos)
         grid = Sampling(base, stride, (low, high), sampling, target_fps)
-        index = open_index(file, [video.path for video in listed], step=grid.step)
+        index = open_index(file, [video.path for video in listed])
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
             raise ValueError(f"none of the {len(listed)} videos can be read. The first is {first}")

@@ -33,7 +33,6 @@ from slowfast_patches.datasets.reading.jpeg import frame_files
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.files import atomic_write, map_files
 from slowfast_patches.utils.signals import stop_if_asked
@@ -42,12 +41,15 @@ from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 5
+_VERSION = 6
 """Version of the index file. Increase it when the file format or the results of `scan` change."""
 _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be
 killed before the end."""
-_PROBLEMS = ".problems.txt"
+_PROBLEMS = ("cannot be read", "can be read only in part", "have an unusual frame rate")
+"""Descriptions of the videos with a `reason`, `damage` and `timing`."""
+_LISTING = ".problems.txt"
+"""Suffix of the file that lists the videos with problems."""
 _STOPPED = "while videos were scanned; repeat the command to continue"
 
 
@@ -60,15 +62,13 @@ class Entry(NamedTuple):
     reason: str  # why the video is unreadable; empty if the video is readable
     damage: str = ""  # `ScannedVideo.damage`
     timing: str = ""  # `ScannedVideo.timing`
-    gap: float = 0.0  # `typical_gap`; 0 if the video is unreadable
 
     @classmethod
     def of_scan(cls, status: tuple[int, int], scanned: ScannedVideo | str) -> Entry:
         """Return the entry of a video from its size, its version, and a result of `scan_each`."""
         if isinstance(scanned, str):
             return cls(*status, "", scanned)
-        gap = round(typical_gap(scanned.video), 4)
-        return cls(*status, scanned.packed(), "", scanned.damage, scanned.timing, gap)
+        return cls(*status, scanned.packed(), "", scanned.damage, scanned.timing)
 
     @property
     def is_final(self) -> bool:
@@ -113,13 +113,7 @@ class VideoIndex:
         return ScannedVideo.unpacked(scanned)
 
 
-def open_index(
-    csv: Path,
-    paths: Sequence[str],
-    *,
-    step: float = 0.0,
-    workers: int | None = None,
-) -> VideoIndex:
+def open_index(csv: Path, paths: Sequence[str], *, workers: int | None = None) -> VideoIndex:
     """Load the index of a list of videos, scan videos without a valid entry, and save the index.
 
     In a distributed run, all processes must call this function. Rank 0 scans the videos and sends
@@ -132,8 +126,6 @@ def open_index(
         csv: The path of the list. It determines where the index is saved.
         paths: The videos in the order of the list: video files, prepared files or folders of JPEG
             files.
-        step: Time between the frames of a clip, in seconds. If it is above 0, warn about videos in
-            which most clips have few distinct frames.
         workers: Number of processes that scan videos. By default one per core.
     """
 
@@ -141,7 +133,7 @@ def open_index(
         names = _names(csv, paths)
         entries = _scan_new(csv, dict(zip(names, paths, strict=True)), workers)
         listed = [entries[name] for name in names]
-        _report(csv, dict(zip(paths, listed, strict=True)), step)
+        _report(csv, dict(zip(paths, listed, strict=True)))
         return VideoIndex(listed, paths)
 
     return broadcast_from_main(open_here)
@@ -277,37 +269,26 @@ def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
     return None
 
 
-def _report(csv: Path, entries: Mapping[str, Entry], step: float) -> None:
+def _report(csv: Path, entries: Mapping[str, Entry]) -> None:
     """Warn about unreadable, damaged and unusual videos, and list all of them in a file.
 
     Args:
         csv: The path of the list.
         entries: The entries by the path of the video.
-        step: Time between the frames of a clip, in seconds.
     """
     rows = defaultdict[str, list[str]](list)
     for path, entry in entries.items():
-        for problem, detail in _problems(entry, step):
-            rows[problem].append(f"{path} {detail}")
-    for old in filterfalse(is_remote, index_files(csv, _PROBLEMS)):
+        for problem, detail in zip(
+            _PROBLEMS, (entry.reason, entry.damage, entry.timing), strict=True
+        ):
+            if detail:
+                rows[problem].append(f"{path} {detail}")
+    for old in filterfalse(is_remote, index_files(csv, _LISTING)):
         with contextlib.suppress(OSError):
             old.unlink(missing_ok=True)
     lines = "".join(f"{row}\n" for row in chain(*rows.values()))
-    file = _write(csv, _PROBLEMS, lines.encode("utf-8", "backslashreplace")) if rows else None
+    file = _write(csv, _LISTING, lines.encode("utf-8", "backslashreplace")) if rows else None
     for problem, videos in rows.items():
         found = (len(videos), len(entries), csv, problem, shorten_list(videos))
         where = file or "no file, because no folder is writable"
         logger.warning("%d of the %d videos of %s %s: %s. All are listed in %s", *found, where)
-
-
-def _problems(entry: Entry, step: float) -> Iterator[tuple[str, str]]:
-    """Yield each problem of a video, in words for several videos, and its details."""
-    if entry.reason:
-        yield "cannot be read", entry.reason
-    if entry.damage:
-        yield "can be read only in part", entry.damage
-    if entry.timing:
-        yield "have an unusual frame rate", entry.timing
-    if has_few_frames(entry.gap, step):
-        few = f"have few distinct frames in most clips, which take a frame every {step:.3g} s"
-        yield few, f"shows a frame for {entry.gap:.3g} s"

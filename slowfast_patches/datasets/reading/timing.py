@@ -9,8 +9,6 @@ import numpy as np
 from av.video.codeccontext import VideoCodecContext
 from numpy.typing import NDArray
 
-from multigrid import Video
-
 _MAX_DEVIATION = 1.0
 """Maximum deviation, in frames, of a frame from its time at a constant rate. If no frame deviates
 more, the rate counts as constant. Rounding to milliseconds or one missing frame deviates less."""
@@ -18,8 +16,8 @@ _MAX_DISAGREEMENT = 0.03
 """Maximum relative difference between the rate of the timestamps and the rate that FFmpeg reports.
 In addition, the durations may differ by the longest gap between frames. If the difference is
 larger, the rate of the timestamps is used."""
-_MAX_REPEATS = 4
-"""A clip has few distinct frames if it repeats each video frame more than this number of times."""
+_LONG_GAP = 0.5
+"""Typical time between frames, in seconds, above which most clips have few distinct frames."""
 _ROUNDING = 0.0005
 """Half a millisecond, in seconds. A frame counts as shown this much before its timestamp, because
 Matroska and other containers round timestamps to milliseconds."""
@@ -42,8 +40,8 @@ class Timing(NamedTuple):
     Attributes:
         fps: The mean frame rate.
         times: See `ScannedVideo`. None if the rate is constant.
-        remark: Description of a variable rate, or of a rate that contradicts the one that FFmpeg
-            reports. "" if there is nothing to describe.
+        remark: Description of a variable rate, of a rate that contradicts the one that FFmpeg
+            reports, and of long times between frames. "" if there is nothing to describe.
     """
 
     fps: float
@@ -75,14 +73,15 @@ def timing_of(
     expected = intervals / reported if reported else seconds
     last = np.diff(places).max() / measured  # maximum duration of the last frame
     disagrees = abs(seconds - expected) > _MAX_DISAGREEMENT * expected + last
-    if not (varies or disagrees):
-        return Timing(reported or measured)
-    remark = f"has {measured:.4g} frames per second by its timestamps"
+    remarks = list[str]()
     if varies:
-        remark = f"has a variable frame rate, {measured:.4g} frames per second on average"
+        remarks.append(f"has a variable frame rate, {measured:.4g} frames per second on average")
     if disagrees:
-        remark += f", but FFmpeg reports {reported:.4g}"
-    return Timing(measured, times if varies else None, remark)
+        remarks.append(f"has {measured:.4g} frames per second, but FFmpeg reports {reported:.4g}")
+    if (gap := tick * _typical_gap(times)) > _LONG_GAP:
+        remarks.append(f"shows a frame for {gap:.3g} s, so its clips have few distinct frames")
+    fps = measured if varies or disagrees else reported or measured
+    return Timing(fps, times if varies else None, " and ".join(remarks))
 
 
 def avi_times(
@@ -109,23 +108,10 @@ def moments_of(times: Ints | None, fps: float) -> Floats | None:
     return None if times is None else _places(times) - _ROUNDING * fps
 
 
-def typical_gap(video: Video) -> float:
-    """Return the median gap between frames, in seconds. Each gap is weighted by its duration."""
-    if video.moments is None:
-        return 1 / video.fps
-    gaps = np.sort(np.diff(video.moments))
-    middle = np.searchsorted(np.cumsum(gaps), gaps.sum() / 2)
-    return float(gaps[middle]) / video.fps
-
-
-def has_few_frames(gap: float, step: float) -> bool:
-    """Return whether most clips of a video have few distinct frames.
-
-    Args:
-        gap: The `typical_gap` between frames of the video.
-        step: Time between the frames of a clip, in seconds. 0 if it depends on the video.
-    """
-    return 0 < _MAX_REPEATS * step < gap
+def _typical_gap(times: Ints) -> int:
+    """Return the median gap between frames. Each gap is weighted by its duration."""
+    gaps = np.sort(np.diff(times))
+    return int(gaps[np.searchsorted(np.cumsum(gaps), gaps.sum() / 2)])
 
 
 def _sorted_times(timestamps: Ints, tick: float, *, joinable: bool) -> Ints | None:

@@ -19,7 +19,6 @@ from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.datasets.reading.timing import has_few_frames, typical_gap
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
@@ -245,9 +244,8 @@ class Predictor(nn.Module):
         texts = list[str]()
         if scanned.damage:
             texts.append(f"{scanned.damage}. Only the readable part is used")
-        gap = typical_gap(scanned.video)
-        if has_few_frames(gap, sampling_of(self.recipe, "test").step):
-            texts.append(f"has a frame every {gap:.3g} s, so its clips have few distinct frames")
+        if scanned.timing:
+            texts.append(scanned.timing)
         return texts
 
 

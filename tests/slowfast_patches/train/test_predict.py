@@ -125,7 +125,7 @@ def test_a_video_of_which_a_part_decodes_and_those_of_few_frames_are_named(
     first, second, third = err.splitlines()
     assert first.startswith(f"warning: {part} cannot be decoded completely: 1 of 50 frames")
     assert second.startswith(f"warning: {one} has only one frame")
-    assert third.startswith(f"warning: {slow} has a frame every 1 s")
+    assert third.startswith(f"warning: {slow} shows a frame for 1 s")
 
 
 def test_clips_that_cannot_be_read_are_left_out_of_the_scores(trained, tmp_path):

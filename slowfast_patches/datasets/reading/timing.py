@@ -76,7 +76,7 @@ def timing_of(
     remarks = list[str]()
     if varies:
         remarks.append(f"has a variable frame rate, {measured:.4g} frames per second on average")
-    if disagrees:
+    elif disagrees:
         remarks.append(f"has {measured:.4g} frames per second, but FFmpeg reports {reported:.4g}")
     if (gap := tick * _typical_gap(times)) > _LONG_GAP:
         remarks.append(f"shows a frame for {gap:.3g} s, so its clips have few distinct frames")

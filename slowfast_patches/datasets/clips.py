@@ -210,12 +210,6 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.videos) * self.num_clips
 
-    @property
-    def clip_bytes(self) -> int:
-        """Size of an evaluation clip in bytes."""
-        frames, crop = self._sides(0)
-        return frames * crop**2 * 3
-
     def __getitem__(self, request: ClipRequest | int) -> dict[str, Any]:
         clip = empty_clips(1, *self._sides(request))[0].numpy()
         (item,) = self._read([request], [clip])

@@ -17,7 +17,7 @@ from multigrid.shared_memory import fit_workers
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset
-from slowfast_patches.datasets.protocol import VideoDataset, clip_bytes, clips_per_video
+from slowfast_patches.datasets.protocol import VideoDataset, clips_per_video
 from slowfast_patches.registry import TASKS
 from slowfast_patches.utils.machine import cores_of_process, local_processes, num_workers
 from slowfast_patches.utils.signals import block_signals, leave_to_parent
@@ -84,8 +84,17 @@ def training_bytes(schedule: Schedule, world_size: int) -> int:
 
 def evaluation_bytes(recipe: Recipe, dataset: VideoDataset, batch_size: int) -> int:
     """Return the bytes of the largest mini-batch that `evaluation_loader` yields."""
-    clip = clip_bytes(dataset, 3 * recipe.data.num_frames * recipe.data.test_crop_size**2)
-    return clip * max(batch_size, min(clips_per_video(dataset), _MAX_BYTES // clip))
+    return _clip_bytes(recipe) * max(batch_size, _most_of_a_video(recipe, dataset))
+
+
+def _clip_bytes(recipe: Recipe) -> int:
+    """Return the size of a test clip in bytes."""
+    return 3 * recipe.data.num_frames * recipe.data.test_crop_size**2
+
+
+def _most_of_a_video(recipe: Recipe, dataset: VideoDataset) -> int:
+    """Return how many clips of a video fit into `_MAX_BYTES`, at most all of them."""
+    return min(clips_per_video(dataset), _MAX_BYTES // _clip_bytes(recipe))
 
 
 def training_loader(
@@ -125,16 +134,19 @@ def evaluation_loader(
     Build a new loader for every evaluation. Starting workers takes little time, whereas idle
     workers would keep their decoders and their copy of the process in memory.
     """
-    return _loader(recipe, dataset, _evaluation_batches(dataset, batch_size, rank, world_size))
+    batches = _evaluation_batches(recipe, dataset, batch_size, rank, world_size)
+    return _loader(recipe, dataset, batches)
 
 
-def evaluation_rounds(dataset: VideoDataset, batch_size: int, world_size: int) -> int:
+def evaluation_rounds(
+    recipe: Recipe, dataset: VideoDataset, batch_size: int, world_size: int
+) -> int:
     """Return the number of mini-batches of the rank that has most of them in an evaluation."""
-    return len(_evaluation_batches(dataset, batch_size, 0, world_size))
+    return len(_evaluation_batches(recipe, dataset, batch_size, 0, world_size))
 
 
 def _evaluation_batches(
-    dataset: VideoDataset, batch_size: int, rank: int, world_size: int
+    recipe: Recipe, dataset: VideoDataset, batch_size: int, rank: int, world_size: int
 ) -> list[list[int]]:
     """Group the clips of one rank into mini-batches, and return the clip indices of each.
 
@@ -147,7 +159,7 @@ def _evaluation_batches(
         at_once = batch_size // clips
         groups = (of_rank[i : i + at_once] for i in range(0, len(of_rank), at_once))
         return [list(chain.from_iterable(group)) for group in groups]
-    most = max(batch_size, _MAX_BYTES // clip_bytes(dataset, _MAX_BYTES))
+    most = max(batch_size, _most_of_a_video(recipe, dataset))
     size = -(-clips // -(-clips // most))
     return [list(video[i : i + size]) for video in of_rank for i in range(0, clips, size)]
 

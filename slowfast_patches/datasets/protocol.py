@@ -15,8 +15,6 @@ class VideoDataset(Protocol):
     The training split is indexed by `ClipRequest`. The other splits are indexed by an integer, the
     clip index. Every video has the same number of evaluation clips, and the clips of one video are
     consecutive.
-
-    A data set may also have the attribute `clip_bytes`, the size of one evaluation clip in bytes.
     """
 
     videos: Sequence[Any]
@@ -34,11 +32,3 @@ class VideoDataset(Protocol):
 def clips_per_video(dataset: VideoDataset) -> int:
     """Return the number of evaluation clips of each video."""
     return len(dataset) // len(dataset.videos)
-
-
-def clip_bytes(dataset: VideoDataset, default: int) -> int:
-    """Return the size of one evaluation clip in bytes.
-
-    If the data set has no attribute `clip_bytes`, return `default`.
-    """
-    return int(getattr(dataset, "clip_bytes", default))

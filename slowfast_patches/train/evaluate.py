@@ -74,7 +74,7 @@ def evaluate(
     model.eval()
     transform = InputTransform.of_recipe(recipe, world.device)
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
-    rounds = evaluation_rounds(dataset, batch_size, world.size)
+    rounds = evaluation_rounds(recipe, dataset, batch_size, world.size)
     if stop is not None:
         batches = stop.between(batches, rounds)
     task = task_of(recipe)

@@ -149,20 +149,22 @@ def test_two_processes_give_the_metrics_of_one(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("clips", "batch_size", "mebibytes", "wanted"),
+    ("clips", "batch_size", "side", "wanted"),
     [
-        (2, 5, 1, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
-        (3, 1, 64, [[0, 1], [2], [3, 4], [5], [6, 7], [8], [9, 10], [11], [12, 13], [14]]),
+        (2, 5, 64, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+        (3, 1, 836, [[0, 1], [2], [3, 4], [5], [6, 7], [8], [9, 10], [11], [12, 13], [14]]),
     ],
     ids=["two videos at once", "a part of one"],
 )
 def test_each_clip_is_read_once_with_those_of_its_video_within_the_memory(
-    clips, batch_size, mebibytes, wanted
+    clips, batch_size, side, wanted
 ):
-    dataset = Clips(videos=range(5), clips=clips, clip_bytes=mebibytes << 20)
+    """A clip of 32 × 836² has 64 MiB."""
+    dataset = Clips(videos=range(5), clips=clips)
+    recipe = default_recipe().replaced({"DATA.NUM_FRAMES": 32, "DATA.TEST_CROP_SIZE": side})
 
     def batches(rank: int, size: int) -> list[list[int]]:
-        return evaluation_loader(default_recipe(), dataset, batch_size, rank, size).batch_sampler
+        return evaluation_loader(recipe, dataset, batch_size, rank, size).batch_sampler
 
     assert batches(0, 1) == wanted
     for size in (3, 20):

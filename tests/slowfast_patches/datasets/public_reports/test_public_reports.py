@@ -80,7 +80,6 @@ REPORTS = [
         Report("PyAV 1987, FFMS2 148", f"{codec} palette, {name}", make)
         for codec, name, make in (
             ("raw", "avi", lambda f: write_palette(f / "a.avi", "rawvideo")),
-            ("raw", "mov", lambda f: write_palette(f / "a.mov", "rawvideo")),
             ("msrle", "avi", lambda f: write_palette(f / "a.avi", "msrle")),
             ("changing raw", "avi", lambda f: write_palette(f / "a.avi", "rawvideo", True)),
             ("changing zmbv", "avi", lambda f: write_palette(f / "a.avi", "zmbv", True)),
@@ -92,8 +91,6 @@ REPORTS = [
             ("mpeg4", "mp4"),
             ("mpeg4", "mkv"),
             ("libx264", "mp4"),
-            ("libx264", "mkv"),
-            ("libx264", "mov"),
             ("mpeg2video", "mp4"),
         )
     ),

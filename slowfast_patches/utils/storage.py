@@ -39,8 +39,6 @@ _BLOCKS = 16
 """Number of blocks that an open file keeps in memory."""
 _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "mtime", "updated", "created")
 """Names under which file systems give a value that changes when a file is replaced."""
-_TIMES = ("LastModified", "mtime", "updated", "last_modified", "created")
-"""Names under which file systems give the time when a file was written."""
 
 
 class Status(NamedTuple):
@@ -257,10 +255,9 @@ def _info(path: str) -> dict[str, Any] | None:
 
 def _status(info: dict[str, Any]) -> Status:
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-    time = next((info[name] for name in _TIMES if info.get(name)), None)
-    modified = time.timestamp() if isinstance(time, datetime) else time
-    seconds = float(modified) if isinstance(modified, (int, float)) else None
-    return Status(info["size"] or 0, -2 - zlib.crc32(version.encode()), seconds)
+    times = [time.timestamp() for time in info.values() if isinstance(time, datetime)]
+    number = -2 - zlib.crc32(version.encode())
+    return Status(info["size"] or 0, number, max(times, default=None))
 
 
 @contextmanager

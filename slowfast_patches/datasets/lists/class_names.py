@@ -58,14 +58,14 @@ def in_order(path: Path, classes: Mapping[str, object]) -> tuple[str, ...]:
     Raises:
         ValueError: There are no classes, a name is empty, or the indices are not 0, 1, 2 and so on.
     """
-    names = {str(number): name for name, number in classes.items()}
-    numbers = [str(number) for number in range(len(classes))]
-    if not numbers or set(names) != set(numbers) or not all(map(str.strip, classes)):
+    names = {str(number): name for name, number in classes.items() if name.strip()}
+    numbers = [str(number) for number in range(max(1, len(classes)))]
+    if names.keys() != set(numbers):
         raise ValueError(
             f"{path}: each class must have a distinct name and a distinct index from 0 to "
             f"{len(numbers) - 1}"
         )
-    return tuple(names[number] for number in numbers)
+    return tuple(map(names.__getitem__, numbers))
 
 
 def read_json(path: Path, kind: Any) -> Any:

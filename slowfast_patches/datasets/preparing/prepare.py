@@ -28,15 +28,15 @@ from pathlib import Path
 import av
 from tqdm import tqdm
 
+from slowfast_patches.datasets.lists.overlaps import find_overlaps
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.preparing.sources import (
     Source,
     find_sources,
     local_form,
     not_prepared,
-    prepared_size,
 )
-from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv, list_overlaps
+from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import open_index, publish_index
 from slowfast_patches.datasets.reading.prepared import TAG
@@ -122,7 +122,8 @@ def prepare(
         sources = list(dict.fromkeys(of_path.values()))
         # Raise errors about paths before the long work.
         format_csv(((source.target, 0) for source in sources), separator)
-        for overlap in list_overlaps(lists):
+        of_split = {listed.name.removesuffix(".csv"): listed.videos for listed in lists}
+        for overlap in find_overlaps(of_split):
             logger.warning("warning: %s", overlap)
         left = not_prepared(out, sources)
         try:
@@ -240,7 +241,8 @@ def _check_sample(
         return
     free = shutil.disk_usage(out).free
     rest = total - sum(source.size for source in done)
-    size = rest * prepared_size(out, made) / max(1, sum(source.size for source in made))
+    prepared = sum((out / source.target).stat().st_size for source in made)
+    size = rest * prepared / max(1, sum(source.size for source in made))
     if size > _SAFETY * free:
         raise ValueError(
             f"the remaining videos will need about {size / 1e9:.3g} GB, but only "

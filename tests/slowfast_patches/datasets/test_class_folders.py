@@ -91,7 +91,3 @@ def test_folders_are_prepared(run, tmp_path):
     assert json.loads((out / "classes.json").read_text(encoding="utf-8")) == {"b": 0, "ä": 1}
     assert len(times(out)) == 4
     assert sorted(label for _, label in rows(out / "train.csv")) == [0, 1]
-    assert {path.name for path in folder.iterdir()} == {"b", "ä"}
-    write_empty(folder, "b/1\n.mp4")
-    status, output = run("--folder", folder, "--output", out)
-    assert (status, "cannot be written to a csv file" in output) == (2, True)

@@ -62,7 +62,6 @@ def test_a_video_with_several_labels_is_contradictory_however_its_path_is_writte
         ("val", (2, 2), 3, "the 2 videos have only 1 of 3 labels, so the accuracy says nothing"),
         ("test", (0, 1) * 5, 9, "the 10 videos have only 2 of 9 labels"),
         ("val", (0, 1), 9, ""),
-        ("val", (0, 0), 1, ""),
         ("val", (0, 1, 0), 3, ""),
     ],
 )
@@ -102,25 +101,19 @@ def test_copies_are_common_videos_and_what_only_looks_alike_is_not(tmp_path):
     contents = {
         "train/1.mp4": b"one",
         "train/2.mp4": b"two",
-        "train/twice.mp4": b"two",
         "train/raw.avi": head + zeros,
         "train/empty.mp4": b"",
         "val/copy.mp4": b"one",
         "val/same_size.mp4": b"six",
         "val/raw.avi": head + zeros[1:] + b"1",
-        "val/longer.avi": head + zeros + b"0",
         "val/empty.mp4": b"",
     }
     for name, content in contents.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    os.mkfifo(tmp_path / "val/pipe.mp4")
     train, val = (sorted((tmp_path / name).iterdir()) for name in ("train", "val"))
-    (found,) = overlaps(train=videos(*train, "\0"), val=videos(*val, "\0x"))
+    (found,) = overlaps(train=videos(*train, "gone"), val=videos(*val, "missing"))
     assert found.shared == [(f"{tmp_path}/train/1.mp4", f"{tmp_path}/val/copy.mp4")]
-    (tmp_path / "val/link.mp4").hardlink_to(tmp_path / "train/2.mp4")
-    (found,) = overlaps(train=videos(*train), val=videos(tmp_path / "val/link.mp4"))
-    assert found.remark == "1 of the 1 videos of val are also in train"
 
 
 def test_a_test_on_the_validation_list_is_not_an_overlap_but_a_part_of_it_is():

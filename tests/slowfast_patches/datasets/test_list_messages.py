@@ -38,14 +38,11 @@ def read(recipe):
     ("dataset", "file", "added", "said"),
     [
         ("kinetics", "train.csv", "c.mp4\t1", r"line 4: .* is '\\t'.*PATH_LABEL_SEPARATOR"),
-        ("kinetics", "train.csv", "c.mp4 -1", "line 4: .*is not a path and a label"),
         ("kinetics", "train.csv", "c.mp4 6", "line 4: the label is 6, .* from 0 to 5.*CLASSES 7"),
         ("kinetics", "train.csv", "c.mp4 train 1", "line 4: .* more than two columns"),
-        ("kinetics", "train.csv", "c.mp4, 1", "line 4: .* too many separators"),
         ("kinetics", "train.csv", r"x\c.mp4 1", r"line 4: .*not a path on this .* / instead of \\"),
         ("kinetics", "train.csv", "S3://x/c.mp4 1", "line 4: .*is an address"),
         ("kinetics", "train.csv", "x.tar.gz@c.mp4 1", "line 4: .*in an archive. Unpack"),
-        ("kinetics", "train.csv", "$DATA/c.mp4 1", "line 4: .*starts with ~ or .*, which is not"),
         ("kinetics", "train.csv", "ö.mp4 1".encode("latin1"), "line 4: the text is not UTF-8"),
         ("charades", "train.csv", "b 1 1 3.jpg", "video b: .* the fields 'original_vido_id"),
         (
@@ -55,12 +52,9 @@ def read(recipe):
             "video a: the lines of the video are not consecutive",
         ),
         ("charades", "train.csv", 'b 1 0 3.jpg ""', "video b: the frame ids are not in ascending"),
-        ("charades", "train.csv", 'b 1 1 3.jpg "1;2"', "video b: .*1;2"),
-        ("charades", "train.csv", 'b 1 1 3.jpg "-1"', "the label is -1, but must"),
         ("charades", "train.csv", 'b 1 1 3.jpg "4,6"', "video b: the label is 6, but must be"),
         ("ava", AVA, "a,0899,0.1,0.2,0.5,0.6,1", "line 2: .*second .902 to 1798"),
         ("ava", AVA, "a,0902,0.1,0.2,0.5,0.6,4", "line 2: .*label .1 to MODEL.NUM_CLASSES 3"),
-        ("ava", AVA, "a,0902,0.1,0.2,0.5", "line 2: .*A line is video, second"),
         ("ava", AVA, "a,0902,nan,0.2,0.5,0.6,1", "line 2: .*fractions of the sides"),
         (
             "ava",
@@ -76,7 +70,6 @@ def read(recipe):
             "has the names of 1 classes. Set MODEL.NUM_CLASSES 1",
         ),
         ("kinetics", "classes.json", "[", ""),
-        ("kinetics", "classes.json", '["a", "b", "a"]', ""),
         ("charades", "Charades_v1_classes.txt", "c000 A\nB\n", "does not have the form"),
     ],
 )
@@ -96,18 +89,10 @@ ENTRY = {"id": 1, "template": "Doing nothing"}
     [
         ("kinetics", "train.csv", "\n  \n", "contains no videos"),
         ("kinetics", "train.csv", None, "does not exist. Set DATA.PATH"),
-        ("charades", "train.csv", f"{HEADER}\n\n", "no frames"),
         ("charades", "train.csv", 'a 0 0 a/1.jpg ""', f"the first line .*'{HEADER}'"),
         ("ssv2", TRAIN, "[", "cannot be read as JSON: Expecting"),
-        ("ssv2", TRAIN, [{"id": 1}], "must list objects .*template"),
         ("ssv2", TRAIN, [{"id": 1, "template": "Doing [it]"}], "must list objects .*Doing it"),
         ("ssv2", LABELS, {"A": "0", "B": "6"}, "entry 'B': the label is 6"),
-        (
-            "ssv2",
-            LABELS,
-            {"Doing nothing": 0},
-            "has the names of 1 classes. Set MODEL.NUM_CLASSES 1",
-        ),
         ("ava", AVA, "a,0902,0.5,0.2,0.5,0.6,1", "of train has a box"),
     ],
 )

@@ -8,6 +8,7 @@ from slowfast_patches.config.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
     CLASS_WEIGHTS,
+    CSV,
     FROM_ZERO,
     NO_OR_FROM_ZERO,
     RATIO,
@@ -271,5 +272,6 @@ class Test:
         "",
         "CSV file in OUTPUT_DIR for the predictions of the test: label, prediction and class "
         "probabilities of each video. An existing file is replaced. Empty: no file.",
+        CSV,
         may_differ=True,
     )

@@ -88,11 +88,6 @@ def all_checkpoints(output_dir: str | Path) -> list[Path]:
     return sorted(Path(output_dir, _FOLDER).glob(f"checkpoint_iter_{'[0-9]' * 8}.pyth"))
 
 
-def _iteration(path: Path) -> int:
-    """Return the iteration in the file name of a checkpoint."""
-    return int(path.stem[-8:])
-
-
 def last_checkpoint(output_dir: str | Path) -> Path | None:
     """Return the newest checkpoint of a run, or None if there is no checkpoint."""
     return next(reversed(all_checkpoints(output_dir)), None)
@@ -127,9 +122,7 @@ def checkpoint_of(path: Path) -> Path:
 def describe_last(output_dir: str | Path) -> str:
     """Return a sentence that names the newest checkpoint of a run."""
     path = last_checkpoint(output_dir)
-    if path is None:
-        return "There is no checkpoint yet."
-    return f"The last checkpoint is {path}, after iteration {_iteration(path)}."
+    return f"The last checkpoint is {path}." if path else "There is no checkpoint yet."
 
 
 def set_aside(output_dir: str | Path) -> Path | None:
@@ -219,7 +212,7 @@ def save(
         except RuntimeError as error:  # torch hides the OSError of a failed write
             raise error.__context__ or error from None
     for old in all_checkpoints(output_dir)[:-kept] if kept else ():
-        if _iteration(old) not in milestones:
+        if int(old.stem[-8:]) not in milestones:
             old.unlink(missing_ok=True)
     logger.info("Checkpoint written to %s in %.3f s.", path, time.perf_counter() - start)
     return path

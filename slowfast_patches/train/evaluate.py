@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,9 +35,6 @@ from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
 from slowfast_patches.train.record.log import terminal_bar
 from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
-from slowfast_patches.utils.tables import format_duration
-
-logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
@@ -70,7 +65,6 @@ def evaluate(
         TrainingInterruptedError: The run was asked to stop.
         ValueError: The metric cannot be computed, for example because a score is NaN.
     """
-    start = time.perf_counter()
     model.eval()
     transform = InputTransform.of_recipe(recipe, world.device)
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
@@ -95,10 +89,6 @@ def evaluate(
         if world.is_main:
             log_unreadable(path, reason, "unreadable clips are not scored")
     result: Evaluation = scores.result()
-    if world.is_main:
-        seconds = time.perf_counter() - start
-        text = "Scored %d clips in %s (%.1f clips/s)."
-        logger.info(text, len(dataset), format_duration(seconds), len(dataset) / seconds)
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -38,7 +37,4 @@ def write_program(predictor: Predictor, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         names = json.dumps(predictor.class_names, ensure_ascii=False)
-        # Save to memory first, because torch aborts the process if the disk is full.
-        content = io.BytesIO()
-        torch.export.save(program, content, extra_files={"classes.json": names})
-        file.write(content.getbuffer())
+        torch.export.save(program, file, extra_files={"classes.json": names})

@@ -23,9 +23,8 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     """Set up logging for this process.
 
     Rank 0 logs to the terminal and to OUTPUT_DIR/train.log. The progress bar replaces lines about
-    iterations on the terminal (see `ProgressBar`). Rank 1 logs to
-    OUTPUT_DIR/logs/rank_0001.log, and so on. If a rank above 0 cannot write its file, it prints its
-    warnings to the terminal.
+    iterations on the terminal (see `ProgressBar`). Rank 1 logs to OUTPUT_DIR/logs/rank_0001.log,
+    and so on. A rank above 0 that cannot write its file logs to its terminal.
 
     Args:
         output_dir: The folder of the run.
@@ -38,8 +37,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     prefix = "" if kind == "train" else f"{kind}_"
     name = f"logs/{prefix}rank_{world.rank:04d}.log" if world.rank else f"{kind}.log"
     path = Path(output_dir, name)
-    handlers: list[logging.Handler] = [] if world.rank else [_Terminal()]
-    level = logging.INFO
+    handlers: list[logging.Handler] = [_Terminal()] if world.is_main else []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(path, encoding="utf-8"))
@@ -47,11 +45,10 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
         if world.is_main:
             raise
         handlers = [_Terminal()]
-        level = logging.WARNING
     logging.raiseExceptions = False  # ignore a full disk: `LogMetrics` raises an error
     for handler in handlers:
         handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
-    logging.basicConfig(level=level, handlers=handlers, force=True)
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
     for library in _CHATTY:
         logging.getLogger(library).setLevel(logging.WARNING)
     logging.captureWarnings(True)

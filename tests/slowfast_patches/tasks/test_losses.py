@@ -26,17 +26,6 @@ def test_losses_are_means_over_the_mini_batch(keys, scores, labels, loss):
     assert float(found) == pytest.approx(loss)
 
 
-def test_a_smoothed_label_has_a_share_of_every_class():
-    """Smoothing by 0.2 gives 0.85 to the label and 0.05 to each of the other 3 classes.
-
-    Logits of 1, 0, 0, 0 have the log-probabilities 1 - z, -z, -z, -z with z = log(e + 3).
-    """
-    z = math.log(math.e + 3)
-    loss = loss_of("MODEL.LABEL_SMOOTHING", 0.2)
-    found = loss(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([0]))
-    assert float(found) == pytest.approx(z - 0.85)
-
-
 # Class weights: with three videos of class 0 and one of class 1 they are 2/3 and 2.
 
 WEIGHTED = pytest.mark.parametrize("weights", ["balanced", [1, 3]])

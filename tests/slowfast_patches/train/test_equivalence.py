@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats
-from multigrid.batchnorm.shared import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import sampling
 from slowfast_patches.datasets.clips import ClipDataset
@@ -201,22 +200,6 @@ def runs(folder: Path, name: str, size: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def schedule(tiny_config: Callable[..., Recipe], folder: Path) -> Schedule:
     return schedule_of(tiny_config(folder, *OPTIONS), num_videos=24)
-
-
-def test_groups_of_every_kind_are_trained(schedule: Schedule):
-    """(clips, BN size) -> local clips per group and processes per group, on 4 and on 2."""
-    assert schedule.iterations >= 10
-    met = {(step.shape.batch, step.bn_size) for step in schedule.steps()}
-    kinds = {
-        (size, batch // size, *(arrangement(batch // size, k, size) or ()))
-        for batch, k in met
-        for size in SIZES
-    }
-    assert (4, 2, 2, 4) in kinds  # all four share 8 clips
-    assert (4, 4, 4, 2) in kinds  # two of four share 8
-    assert (2, 4, 4, 2) in kinds  # both share 8
-    assert (2, 8, 8, 1) in kinds  # one has 8
-    assert (1, 16, 8, 1) in kinds  # one has two groups of 8
 
 
 @pytest.mark.parametrize("size", SIZES[1:])

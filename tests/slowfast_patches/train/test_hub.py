@@ -1,4 +1,4 @@
-"""Folders for the Hub: with the real pipeline, the real mixin, and read back."""
+"""Folders for the Hub: with the real pipeline, and read back."""
 
 import contextlib
 import json
@@ -9,9 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import PyTorchModelHubMixin
-from safetensors.torch import load_model
-from torch import nn
+from safetensors.torch import load_model as load_safetensors
 from transformers import pipeline
 
 import slowfast_patches
@@ -90,20 +88,6 @@ def test_a_transformer_is_read_back(transformer, tmp_path, video, kind):
     assert again.class_names == NAMES
 
 
-class OfTheMixin(nn.Module, PyTorchModelHubMixin):
-    """What a user of the Hub without `load_model` would write."""
-
-    def __init__(self, recipe: dict, class_names: list[str]) -> None:
-        super().__init__()
-        self.network = build_model(parse_recipe(dump_yaml(recipe), "the Hub"))
-        self.class_names = class_names
-
-    @classmethod
-    def _load_as_safetensor(cls, model, model_file, map_location, strict):
-        load_model(model.network, model_file, strict=strict)
-        return model
-
-
 @pytest.mark.slow
 def test_a_convolutional_model_is_read_back_and_its_card_has_the_facts(
     multigrid_run: Path,
@@ -119,12 +103,12 @@ def test_a_convolutional_model_is_read_back_and_its_card_has_the_facts(
         model, again = map(slowfast_patches.load_model, (multigrid_run, folder))
         assert torch.equal(again.scores(video), model.scores(video))
         assert again.class_names == model.class_names
-        mixed = OfTheMixin.from_pretrained(str(folder))
+        config = json.loads((folder / "config.json").read_text())
+        network = build_model(parse_recipe(dump_yaml(config["recipe"]), "the Hub"))
+    load_safetensors(network, folder / "model.safetensors")
     state = next(model.children()).state_dict()
-    assert all(
-        torch.equal(value, state[name]) for name, value in mixed.network.state_dict().items()
-    )
-    assert tuple(mixed.class_names) == model.class_names
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    assert tuple(config["class_names"]) == model.class_names
     card = (folder / "README.md").read_text()
     result = json.loads((multigrid_run / "result.json").read_text())
     assert f"top-1 {result['top1']:.2f}" in card

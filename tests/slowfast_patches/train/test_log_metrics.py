@@ -17,7 +17,6 @@ from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.hooks import Validate
-from slowfast_patches.train.record import log_metrics as log_metrics_module
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Progress, Trainer
@@ -27,7 +26,6 @@ from slowfast_patches.utils.distributed import World
 from tests.slowfast_patches.train.conftest import At
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-ADVICE = "buy a faster disk"
 
 
 class Time:
@@ -51,12 +49,12 @@ def now(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Ti
 
 
 @pytest.fixture
-def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[dict]]:
+def train(now: Time, tmp_path: Path) -> Callable[..., list[dict]]:
     """`train(start, stop, ...)`: a run from one iteration to another; its records.
 
     Of 20 iterations of stage one and 20 of two, of 8 clips of 8 frames of 32². It is reported every
     second iteration and evaluated every tenth. `seconds(i)` are those of training and of loading of
-    iteration i; `waited` is the largest share of another rank's that it waits for data.
+    iteration i.
     """
 
     def run(
@@ -64,14 +62,10 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
         stop: int = 40,
         *,
         seconds: Callable[[int], tuple[float, float]] = lambda i: (0.3, 0.0),
-        waited: float = 0.0,
     ) -> list[dict]:
         shape, rate = Shape(8, 8, 32), SteppedRate((20.0, 40.0), (0.1, 0.01))
         plan = make_schedule(shape, 8, rate, cycles=None, bn_size=4)
         recipe = default_recipe().replaced({"OUTPUT_DIR": str(tmp_path), "LOG_PERIOD": 2})
-        monkeypatch.setattr(
-            log_metrics_module, "max_over_ranks", lambda share: share.clamp(min=waited)
-        )
         labels = torch.eye(3)[[0, 0, 1, 1, 1, 1, 1, 1]].lerp(torch.eye(3)[[2] * 8], 0.4)
         # of mixed labels the larger counts: the first two are right
         outcome = Outcome(torch.tensor(2.0), torch.eye(3)[[0] * 8], labels)
@@ -91,7 +85,7 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
             now.now += 7
             return {"top1": 2.0}
 
-        log, world = LogMetrics(recipe, (), ADVICE), World(0, 1, CPU)
+        log, world = LogMetrics(recipe, ()), World(0, 1, CPU)
         hooks = [log, Validate(range(10, 41, 10), validate, log.log_evaluation), At(stop, die)]
         parts = (step_, plan, batches, hooks)
         trainer = Trainer(*parts, world=world, stop=StopRequest(world), clock=clock)
@@ -130,13 +124,6 @@ def test_each_phase_says_what_its_time_went_to_and_each_report_what_is_left(trai
     assert "phase 2 of 2: 20 iterations took 8 s, 50 % waiting for data" in caplog.text
     [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "limited the speed of phase 2 of 2" in warning
-    assert warning.endswith(ADVICE)
-
-
-def test_the_rank_that_waits_most_for_data_is_what_counts(train, caplog):
-    records = train(seconds=lambda i: (1.0, 0.0), waited=0.25)
-    assert {r["loading_share"] for r in of("train", records)} == {0.25}
-    assert caplog.text.count("limited the speed of phase") == 2
 
 
 @pytest.mark.gpu

@@ -68,7 +68,7 @@ def test_stopped_by_signals_it_ends_as_if_never_stopped_and_once_finished_stays_
         status, error = command_line(tmp_path, "DATA_LOADER.NUM_WORKERS", 1)
     content, last = opened(tmp_path).checkpoint, checkpoints.last_checkpoint(tmp_path)
     assert (status, content["iteration"]) == (INTERRUPTED_STATUS, 12)
-    assert f"interrupted: stopped by SIGTERM\nThe last checkpoint is {last}, after" in error
+    assert f"interrupted: stopped by SIGTERM\nThe last checkpoint is {last}." in error
     assert "Traceback" not in error
     for module, number in ((evaluate_module, signal.SIGUSR1), (test_module, signal.SIGINT)):
         ask = before(monkeypatch, module, "evaluate", lambda *_, number=number: send(number))
@@ -96,4 +96,4 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
     ):
         train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
     assert "worker was killed" in explain_machine_error(caught.value)
-    assert "after iteration 6. Repeat the command" in caught.value.__notes__[0]
+    assert "00000006.pyth. Repeat the command" in caught.value.__notes__[0]

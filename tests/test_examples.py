@@ -39,14 +39,6 @@ SAID = {
 }
 
 
-def test_examples_are_short():
-    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert lines.keys() == SAID.keys() | {"pyslowfast_loop.py"}, "test_pyslowfast_loop.py has that"
-    assert lines.pop("pyslowfast_loop.py") <= 80
-    assert lines.pop("finetune_videomae.py") <= 76
-    assert max(lines.values()) <= 40
-
-
 @pytest.fixture(scope="module")
 def data(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny demo data set with 22 classes, of which eight have videos, and every training video

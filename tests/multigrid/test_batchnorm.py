@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import profile
 
 from multigrid.batchnorm import (
     GroupedBatchNorm3d,
@@ -127,38 +126,6 @@ def test_groups_equal_batchnorm_on_each_run(layout, size, channels, affine):
 # Memory formats.
 
 
-def _copies(module: nn.Module, x: Tensor, grad: Tensor) -> int:
-    """Count the copies of tensors of x's size in training."""
-    with profile(record_shapes=True) as recorded:
-        _train(module, x, grad)
-    found = [event for event in recorded.events() if event.name == "aten::copy_"]
-    return sum(torch.Size(event.input_shapes[0]).numel() >= x.numel() for event in found)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("k", [2, 6])
-def test_a_contiguous_input_is_not_copied(dtype, k):
-    x = _clips(6, 4, 2, 5, 7).to(dtype)
-    assert _copies(_norm(4, k), x, torch.randn_like(x)) == 0
-
-
-@pytest.mark.slow  # of torch's compiler, the import alone takes seconds
-@pytest.mark.parametrize("layout", [CONTIGUOUS, CHANNELS_LAST])
-def test_compiles_into_one_graph(layout):
-    options = {"layout": layout, "dtype": torch.float64}
-    x, grad = (_clips(6, 4, 2, 5, 7, seed=seed, **options) for seed in (0, 2))
-    eager, norm = _norm(4, 2, dtype=torch.float64), _norm(4, 2, dtype=torch.float64)
-    compiled = torch.compile(norm, fullgraph=True, backend="aot_eager", dynamic=False)
-    for _ in range(2):
-        found, expected = _train(compiled, x, grad), _train(eager, x, grad)
-    for a, b in zip(found, expected, strict=True):
-        assert a.stride() == b.stride()
-        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
-    for name, value in eager.state_dict().items():
-        torch.testing.assert_close(norm.state_dict()[name], value)
-    torch.compiler.reset()
-
-
 # In the place of nn.BatchNorm3d.
 
 
@@ -192,22 +159,11 @@ def test_convert_keeps_parameters_names_and_attributes():
         assert all(found[name] is old[name] for name in old)
 
 
-@pytest.mark.parametrize(
-    ("kind", "advice"),
-    [
-        (nn.BatchNorm1d, r"model.trunk = convert_batchnorm\(model.trunk\)"),
-        (nn.BatchNorm2d, "by nn.BatchNorm3d"),
-        (nn.SyncBatchNorm, "from convert_sync_batchnorm, remove that call"),
-    ],
-)
-def test_other_batch_normalisation_is_refused_by_name(kind, advice):
-    model = nn.ModuleDict({"trunk": nn.BatchNorm3d(4), "head": nn.Sequential(kind(4))})
-    with pytest.raises(ValueError, match=rf"contains head\.0 \({kind.__name__}\)\. .*{advice}"):
+def test_other_batch_normalisation_is_refused_by_name():
+    model = nn.ModuleDict({"trunk": nn.BatchNorm3d(4), "head": nn.Sequential(nn.BatchNorm2d(4))})
+    with pytest.raises(ValueError, match=r"contains head\.0 \(BatchNorm2d\)"):
         convert_batchnorm(model)
     assert type(model["trunk"]) is nn.BatchNorm3d, "nothing is half converted"
-    model["trunk"] = convert_batchnorm(model["trunk"])
-    set_group_size(model, 2)
-    assert (model["trunk"].group_size, type(model["head"][0])) == (2, kind)
 
 
 def test_a_group_size_without_a_grouped_norm_warns():

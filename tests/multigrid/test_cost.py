@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multigrid import Cycles, Shape, SteppedRate, baseline_cost, make_schedule, schedule_cost
+from multigrid import Cycles, Shape, SteppedRate, make_schedule, schedule_cost
 from multigrid.cost import final_iterations
 
 RATE = SteppedRate((2.0, 3.0), (0.1, 0.01))
@@ -39,12 +39,3 @@ def test_what_follows_the_last_coarse_shape():
     schedule = make_schedule(Shape(4, 8, 16), 40, RATE, cycles)
     assert [phase.iterations for phase in schedule.phases] == [10, 10, 5, 5]
     assert final_iterations(schedule) == 20
-
-
-def test_seconds_by_hand(short_cycle):
-    """6 of the 12 iterations have 16 × 8 × 8², and 6 have the baseline's shape, 4 × 8 × 16²."""
-    seconds = {Shape(16, 8, 8): 5.0, Shape(4, 8, 16): 2.0}.__getitem__
-    assert schedule_cost(short_cycle, None, seconds).seconds == 6 * 5 + 6 * 2
-    first, *_ = short_cycle.phases
-    assert schedule_cost(short_cycle, None, seconds, [first]).seconds == 28
-    assert baseline_cost(short_cycle, None, seconds).seconds == 60

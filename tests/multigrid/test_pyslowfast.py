@@ -12,20 +12,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from slowfast.config.defaults import get_cfg
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid import (
     PAPER,
     ClipRequest,
-    CosineRate,
-    GroupedBatchNorm3d,
     Shape,
     SteppedRate,
     make_schedule,
@@ -123,21 +119,12 @@ def test_the_schedule_is_the_trainer_s(pairs):
     ("pairs", "message"),
     [
         (("SOLVER.LR_POLICY", "exponential"), "exponential is not supported.*pass learning_rate"),
-        (("SOLVER.STEPS", [1, 4]), "must start with 0"),
         (("MULTIGRID.DEFAULT_B", 4), "as it was loaded"),
     ],
 )
 def test_a_config_without_a_schedule_is_refused(pairs, message):
     with pytest.raises(ValueError, match=message):
         new_multigrid(*pairs)
-
-
-def test_rates_are_absolute_or_a_policy_of_the_fork_s_own():
-    pairs = ("SOLVER.LR_POLICY", "steps_with_lrs", "SOLVER.LRS", [0.3, 0.02, 0.001])
-    assert new_multigrid(*pairs).schedule.learning_rate.rates == (0.3, 0.02)
-    cfg = new_config("SOLVER.LR_POLICY", "exponential")
-    multigrid = PySlowFastMultigrid(cfg, VIDEOS, learning_rate=CosineRate(0.4, 24.0))
-    assert multigrid.schedule.at(0).lr == pytest.approx(0.4 * 8)
 
 
 def test_keys_are_added_only_where_they_are_missing():
@@ -250,16 +237,6 @@ def test_a_training_follows_the_schedule_and_goes_on_bit_for_bit_inside_a_phase_
     assert all(map(torch.equal, half.state_dict().values(), model.state_dict().values()))
 
 
-def test_without_a_cycle_config_and_model_stay_as_they_are():
-    cfg = new_config(*CYCLES_OFF, "BN.NORM_TYPE", "sync_batchnorm")
-    before = cfg.dump()
-    multigrid, model = PySlowFastMultigrid(cfg, VIDEOS), Net()
-    kinds = [type(module) for module in model.modules()]
-    assert [type(module) for module in multigrid.convert(model).modules()] == kinds
-    assert len(train(multigrid, multigrid.loader(Asked(cfg)), model)) == 36
-    assert cfg.dump() == before
-
-
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(1, 200), st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 12), st.booleans())
 @example(96, 16, 9, False)
@@ -310,20 +287,6 @@ def test_heads_pool_any_map_in_training_and_their_window_in_evaluation():
     assert model.state_dict().keys() == Net().state_dict().keys()
 
 
-class PooledOverTime(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bn, self.pool = nn.BatchNorm3d(3), nn.AvgPool3d((8, 1, 1), stride=1)
-
-    def forward(self, pathways):
-        return self.pool(self.bn(pathways[-1])).amax((2, 3, 4))
-
-
-def test_a_window_of_one_value_leaves_its_axis_alone():
-    model = new_multigrid().convert(PooledOverTime())
-    assert model.train().pool(torch.zeros(1, 4, 2, 5, 6)).shape[2:] == (1, 5, 6)
-
-
 class Embedding(nn.Module):
     """Positions of the baseline's shape alone."""
 
@@ -361,15 +324,3 @@ def test_probing_changes_neither_model_nor_generators():
     assert all(map(torch.equal, before.values(), model.state_dict().values()))
     assert torch.equal(state, torch.get_rng_state())
     assert (model.training, model.projection.training) == (True, False)
-
-
-def test_a_model_may_be_in_distributed_data_parallel():
-    """PySlowFast's build_model returns such a model on several GPUs. BN is local to a process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = new_multigrid().convert(DistributedDataParallel(Net()))
-    finally:
-        dist.destroy_process_group()
-    assert not model.broadcast_buffers
-    assert type(model.module.bn) is GroupedBatchNorm3d
-    assert type(model.module.pool) is not nn.AvgPool3d

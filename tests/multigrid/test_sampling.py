@@ -138,17 +138,6 @@ def test_coverage_puts_coarse_frames_where_they_are_among_the_baselines():
         assert found[0, [0, -1], 0].tolist() == pytest.approx([7.5 - ends, 7.5 + ends])
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"exact_strides": True}, {"segments": True}, {"inverse_scale": True}]
-)
-def test_the_baselines_own_clips_cover_one(options):
-    assert {plan.coverage for plan in train_plans(paper_grid(**options), count=50)} == {(1.0, 1.0)}
-    coarse = train_plans(paper_grid(8, 112, keep_field_of_view=True, **options), count=50)
-    assert [plan.coverage[1] for plan in coarse] == pytest.approx([1.0] * 50, abs=0.01)
-    if "segments" in options:
-        assert {plan.coverage[0] for plan in coarse} == {1.0}
-
-
 def test_a_short_video_repeats_its_last_frame():
     grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32))
     plan = plan_train(clip_generator(0, 0, 0), grid, Video(8, 30.0, 32, 32))
@@ -162,9 +151,6 @@ def test_at_a_rate_of_0_strides_count_the_videos_own_frames():
     video = Video(16, 60.0, 32, 32)
     (plan,) = train_plans(grid, video, count=1, target_fps=0)
     assert plan.positions.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
-    options = {"frames": 8, "stride": 2, "crop": 32, "options": EXACT}
-    test = plan_test(video, target_fps=0, **options)
-    assert test.positions.tolist() == plan.positions.tolist()
 
 
 # Videos with a variable frame rate are sampled by time.

@@ -164,15 +164,6 @@ def test_warmup_in_epochs_ends_after_as_many_passes(exponent):
     assert schedule.at(last // 2).lr == pytest.approx(scale * 0.55, rel=0.01)
 
 
-@pytest.mark.parametrize(("warmup", "factor"), [(2, 0.25), (9, 0.5)])
-def test_warmup_in_epochs_is_never_longer_than_its_scaled_share(warmup, factor):
-    """2 of 7.5 epochs and 9 of 15 would exceed the shares of the baseline's 30 epochs."""
-    rate = SteppedRate(RATE.ends, RATE.rates, Warmup(start=0.1, epochs=warmup))
-    given = {"epoch_factor": factor, "short_cycle": (), "long_cycle": ((1.0, 1.0),)}
-    limited = make_schedule(BASE, VIDEOS, rate, warmup_in_epochs=True, **given)
-    assert limited == make_schedule(BASE, VIDEOS, rate, **given)
-
-
 # The batch's growth, and how long the phases are.
 
 
@@ -233,20 +224,6 @@ def test_off_is_the_baseline(policy):
         where = (step.shape, step.bn_size, step.first_clip)
         assert where == (BASE, None, step.iteration * BASE.batch)
         assert step.lr == pytest.approx(policy.at(step.iteration / 25), rel=1e-12)
-
-
-@quick
-@given(recipes())
-def test_the_short_cycle_alone_is_one_shape_in_the_long_cycle(recipe):
-    """The paper, §4.2. A cosine has no last drop to move, and so no phase of fine-tuning."""
-    recipe |= {"short_cycle": SHORT_CYCLE}
-    alone = schedule_or_skip(recipe | {"long_cycle": ()})
-    one = schedule_or_skip(recipe | {"long_cycle": ((1.0, 1.0),)})
-    if isinstance(recipe["learning_rate"], CosineRate):
-        assert [phase.fine_tuning for phase in alone.phases] == [False]
-        assert abs(alone.iterations - one.iterations) <= 1
-    else:
-        assert alone == one
 
 
 def test_cycles_on_a_cosine():

@@ -64,13 +64,13 @@ def test_views_are_spread_within_the_segments():
     assert centres(48, 4, (1, 3)) == centres(48, 4)
 
 
-@pytest.mark.parametrize(("frames", "segments"), [(15, 3), (7, 4), (5, 8)])
+@pytest.mark.parametrize(("frames", "segments"), [(15, 3), (5, 8)])
 def test_no_frame_is_preferred_whether_segments_divide_the_video_or_not(frames, segments):
     grid = Grid(segments, 32, (1, 1), (32, 32), SEGMENTS)
     video = Video(frames, 30.0, 32, 32)
-    taken = [plan_train(clip_generator(0, 0, n), grid, video).positions for n in range(4000)]
+    taken = [plan_train(clip_generator(0, 0, n), grid, video).positions for n in range(1000)]
     counts = np.bincount(np.concatenate(taken), minlength=frames)
-    expected = 4000 * segments / frames
+    expected = 1000 * segments / frames
     assert np.abs(counts - expected).max() < 4 * expected**0.5
 
 

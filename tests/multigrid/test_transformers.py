@@ -109,17 +109,6 @@ def test_transformers_trainer_goes_on_with_weights_that_are_saved_by_older_names
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_transformers_trainer_can_train_again(tmp_path):
-    given = arguments(tmp_path)
-    trainer = MultigridTrainer(
-        schedule=SCHEDULE, model=new_model(), args=given, train_dataset=Clips(VIDEOS)
-    )
-    assert trainer.train().global_step == SCHEDULE.iterations
-    checkpoint = str(tmp_path / f"checkpoint-{LATER}")
-    assert trainer.train(resume_from_checkpoint=checkpoint).global_step == SCHEDULE.iterations
-    assert given.max_steps == -1, "the user's arguments are not changed"
-
-
 def test_the_best_model_is_loaded_whole_and_a_model_made_later_is_told_of_its_clips(tmp_path):
     """The first evaluation, at LATER, counts as the best.
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, RMSprop
+from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ExponentialLR
 
 from multigrid import (
@@ -207,7 +207,7 @@ class Tuned(AdamW):
     """Optimizer of a user."""
 
 
-@pytest.mark.parametrize("optimizer", [AdamW, Tuned, RMSprop])
+@pytest.mark.parametrize("optimizer", [AdamW, Tuned])
 def test_the_linear_rule_is_warned_of_with_adaptive_optimizers(optimizer):
     """PAPER has 8 times the clips in its first shape."""
     with pytest.warns(UserWarning, match="by up to 8, .* batch_rate_rule=.sqrt"):

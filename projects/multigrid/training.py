@@ -73,7 +73,6 @@ class Training:
         self.seed = seed
         self.iteration = 0
         self.accumulation_steps = accumulation_steps
-        self._checked: tuple[nn.Module, Optimizer] | None = None
         self._step: ScheduleStep | None = None
         self._watch = LoopWatch()
         for text in (*short_ends(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
@@ -166,7 +165,9 @@ class Training:
                 "Training has no model or no optimizer. Create it with both, or set the attributes "
                 "model and optimizer before you call begin"
             )
-        self._check_parts(self.model, self.optimizer)
+        if self._step is None:
+            self._check_parts(self.model, self.optimizer)
+        self._watch.attach(self.model, self.optimizer)
         step = self.schedule.at(iteration)
         self._watch.begin(
             scaled_rates(self.optimizer, step.lr),
@@ -220,15 +221,12 @@ class Training:
             yield micro
 
     def _check_parts(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Check once that a model and an optimizer suit the schedule, and attach hooks to them."""
-        if self._checked != (model, optimizer):
-            check_patches(model, self.schedule.shapes)
-            if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
-                check_converted(model)
-            for text in rate_rule_advice(self.schedule, type(unwrap(optimizer))):
-                warnings.warn(text, stacklevel=3)
-            self._checked = (model, optimizer)
-        self._watch.attach(model, optimizer)
+        """Check that a model and an optimizer suit the schedule."""
+        check_patches(model, self.schedule.shapes)
+        if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
+            check_converted(model)
+        for text in rate_rule_advice(self.schedule, type(unwrap(optimizer))):
+            warnings.warn(text, stacklevel=3)
 
     def _set_coverage(self, batch: Mapping[str, Any]) -> None:
         """Set the coverage of the clips of a mini-batch for the position embeddings.

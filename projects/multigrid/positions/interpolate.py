@@ -133,7 +133,12 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
         )
     for module in _following(model):
         for shape in shapes:
-            module.patches(shape.frames, shape.crop)
+            try:
+                module.patches(shape.frames, shape.crop)
+            except ValueError as error:
+                raise ValueError(
+                    f"the model does not accept clips of shape {shape}: {error}"
+                ) from None
 
 
 def set_coverage(model: nn.Module, coverage: Tensor | None) -> None:

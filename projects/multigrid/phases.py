@@ -94,7 +94,6 @@ def make_schedule(
         long_cycle = (BASE_FACTORS,)
     late = long_cycle and fine_tuning
     policy = learning_rate.with_late_last_drop() if late else learning_rate
-    parts = _divide_training(policy, learning_rate.stage_ends, long_cycle, fine_tuning)
     scale = partial(
         scale_shape,
         base,
@@ -103,27 +102,24 @@ def make_schedule(
         cost_per_clip=cost_per_clip,
         group=bn_size or _LEVEL_GROUP,
     )
-    cycled = [_short_cycle(scale, part.factors, used.short_cycle) for part in parts]
-    epochs = used.epoch_factor * learning_rate.stage_ends[-1]
-    stops = _count_iterations(parts, cycled, Fraction(epochs) * num_videos, equal_time)
-    phases = list[Phase]()
-    start = first_clip = 0
-    for part, shapes, stop in zip(parts, cycled, stops, strict=True):
-        phase = Phase(
-            start=start,
-            stop=stop,
+    drafts = list[Phase]()
+    for part in _divide_training(policy, learning_rate.stage_ends, long_cycle, fine_tuning):
+        shapes = _short_cycle(scale, part.factors, used.short_cycle)
+        draft = Phase(
+            start=0,
+            stop=0,
             baseline_epochs=part.epochs,
             stage=part.stage,
             lr_scale=batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule),
             shapes=shapes,
             bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1], base) for shape in shapes),
-            first_clip=first_clip,
+            first_clip=0,
             fine_tuning=part.fine_tuning,
         )
-        phases.append(phase)
-        start = stop
-        first_clip += phase.clips
-    made = Schedule(base, num_videos, epochs, policy, tuple(phases), cycles)
+        drafts.append(draft)
+    epochs = used.epoch_factor * learning_rate.stage_ends[-1]
+    phases = _place_phases(drafts, Fraction(epochs) * num_videos, equal_time)
+    made = Schedule(base, num_videos, epochs, policy, phases, cycles)
     return _with_warmup_in_epochs(made) if warmup_in_epochs else made
 
 
@@ -173,48 +169,43 @@ def _short_cycle(
     return tuple(scale((time, crop)) for crop in crops)
 
 
-def _count_iterations(
-    parts: Sequence[_Part],
-    cycled: Sequence[tuple[Shape, ...]],
-    clips: Fraction,
-    equal_time: bool,
-) -> list[int]:
-    """Return the iteration at which each phase stops.
+def _place_phases(drafts: Sequence[Phase], clips: Fraction, equal_time: bool) -> tuple[Phase, ...]:
+    """Return the phases with the iterations at which they start and stop.
 
-    The numbers of iterations are in proportion to the epochs of the parts. With `equal_time`, the
-    numbers of pixels are in proportion instead. The phases train `clips` clips in total. Each phase
-    stops at the iteration whose number of clips is nearest to the exact value, so rounding errors
-    do not accumulate over phases. The computation uses fractions, because sums of floats depend on
-    the Python version and could break a tie either way.
+    The numbers of iterations are in proportion to the baseline's epochs of the phases. With
+    `equal_time`, the numbers of pixels are in proportion instead. The phases train `clips` clips in
+    total. Each phase stops at the iteration whose number of clips is nearest to the exact value, so
+    rounding errors do not accumulate over phases. The computation uses fractions, because sums of
+    floats depend on the Python version and could break a tie either way.
 
     Raises:
         ValueError: A phase has no iteration.
     """
     weights = list[Fraction]()
-    for part, shapes in zip(parts, cycled, strict=True):
-        start, stop = map(Fraction, part.epochs)
-        cost = sum(shape.volume for shape in shapes) if equal_time else len(shapes)
-        weights.append((stop - start) * sum(shape.batch for shape in shapes) / cost)
-    stops = list[int]()
-    seen = i = 0
-    for phase, shapes in enumerate(cycled):
-        wanted = clips * sum(weights[: phase + 1]) / sum(weights)
-        first = i
-        cycle = sum(shape.batch for shape in shapes)
-        whole = max(0, (wanted - seen) // cycle - 1)
-        seen += whole * cycle
-        i += whole * len(shapes)
-        while abs(seen + shapes[i % len(shapes)].batch - wanted) <= abs(seen - wanted):
-            seen += shapes[i % len(shapes)].batch
-            i += 1
-        if i == first:
+    for draft in drafts:
+        begin, end = map(Fraction, draft.baseline_epochs)
+        cost = sum(s.volume for s in draft.shapes) if equal_time else len(draft.shapes)
+        weights.append((end - begin) * sum(s.batch for s in draft.shapes) / cost)
+    phases = list[Phase]()
+    i = seen = 0
+    for count, draft in enumerate(drafts, 1):
+        wanted = clips * sum(weights[:count]) / sum(weights)
+        batches = [shape.batch for shape in draft.shapes]
+        whole = max(0, (wanted - seen) // sum(batches) - 1)  # short cycles
+        stop = i + whole * len(batches)
+        trained = seen + whole * sum(batches)
+        while abs(trained + batches[stop % len(batches)] - wanted) <= abs(trained - wanted):
+            trained += batches[stop % len(batches)]
+            stop += 1
+        if stop == i:
             raise ValueError(
-                f"the training is too short: with {float(clips):.0f} clips, phase {phase + 1} of "
-                f"{len(parts)} (shape {shapes[-1]}) has no iteration. Train for more epochs or "
-                "with a smaller batch"
+                f"the training is too short: with {float(clips):.0f} clips, phase {count} of "
+                f"{len(drafts)} (shape {draft.base_shape}) has no iteration. Train for more epochs "
+                "or with a smaller batch"
             )
-        stops.append(i)
-    return stops
+        phases.append(replace(draft, start=i, stop=stop, first_clip=seen))
+        i, seen = stop, trained
+    return tuple(phases)
 
 
 def _with_warmup_in_epochs(schedule: Schedule) -> Schedule:

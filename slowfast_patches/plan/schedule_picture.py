@@ -86,8 +86,6 @@ def _draw_learning_rate(axes: Axes, schedule: Schedule, baseline: LearningRate) 
     edges = [*iterations, schedule.iterations]
     axes.plot(edges, [*rates, rates[-1]], color=COLOURS[2], lw=2, **steps)
     axes.set_ylabel("learning rate")
-    if max(unscaled) > 0:
-        # Limit the axis to four decades, because a cosine ends at 0 and a warm-up may start at 0.
-        low = max(min(rate for rate in unscaled if rate > 0), 1e-4 * max(rates))
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.6, max(rates) * 1.6)
+    # Limit the axis to four decades, because a cosine ends at 0 and a warm-up may start at 0.
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=1e-4 * max(rates))

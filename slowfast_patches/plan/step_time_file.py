@@ -45,7 +45,7 @@ class StepTimes:
         date: Date of the measurement.
         model: Values of the keys that affect the times, by full key.
         seconds: Maps (clips per process, frames, crop, whether BN is grouped) to the seconds per
-            iteration, or to None if the process ran out of memory.
+            iteration. Shapes that did not fit into memory are missing.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class StepTimes:
     where: str
     date: str
     model: Mapping[str, object]
-    seconds: Mapping[tuple[int, int, int, bool], float | None]
+    seconds: Mapping[tuple[int, int, int, bool], float]
 
     @property
     def source(self) -> str:
@@ -77,20 +77,15 @@ class StepTimes:
             MisfitError: The file is for another model, precision or device type.
         """
         self.check_model(recipe)
-        grouped = recipe.groups_batchnorm
-        processes = recipe.world_size
 
         def look_up(shape: Shape) -> float:
-            clips = shape.batch // processes
-            key = (clips, shape.frames, shape.crop, grouped)
+            clips = shape.batch // recipe.world_size
+            key = (clips, shape.frames, shape.crop, recipe.groups_batchnorm)
             if key not in self.seconds:
                 raise MisfitError(
-                    f"{self.path} has no time for {shape} on {processes} process(es) with {clips} "
-                    f"clips each, {'with' if grouped else 'without'} grouped BN"
+                    f"{self.path} has no time for {shape}, of which a process has {clips} clips"
                 )
-            if (seconds := self.seconds[key]) is None:
-                raise MisfitError(f"{self.path}: {shape} ran out of memory on {self.where}")
-            return seconds
+            return self.seconds[key]
 
         return look_up
 
@@ -104,18 +99,13 @@ class StepTimes:
             MisfitError: The file is for another model, precision or device type.
         """
         self.check_model(recipe)
-        grouped = recipe.groups_batchnorm
 
         def look_up(frames: int, crop: int) -> float:
-            timed = [
-                (clips, seconds)
-                for (clips, *key), seconds in self.seconds.items()
-                if key == [frames, crop, grouped] and seconds is not None
-            ]
+            wanted = [frames, crop, recipe.groups_batchnorm]
+            timed = [clips for clips, *key in self.seconds if key == wanted]
             if not timed:
                 raise MisfitError(f"{self.path} has no time for {frames} frames of {crop}² pixels")
-            clips, seconds = max(timed)
-            return seconds / clips
+            return self.seconds[max(timed), frames, crop, recipe.groups_batchnorm] / max(timed)
 
         return look_up
 
@@ -180,12 +170,12 @@ def read_step_times(path: str | Path) -> StepTimes:
         if content["format"] != FORMAT or not content["shapes"]:
             raise ValueError("it has no shapes. Measure them with --variants recipe")
         device = content["device"]
-        seconds = dict(map(_time, content["shapes"]))
+        seconds = dict(_time(row) for row in content["shapes"] if row["seconds"])
         model = dict(content["model"])
         return StepTimes(path, device["type"], device["name"], content["date"], model, seconds)
 
 
-def _time(row: Any) -> tuple[tuple[int, int, int, bool], float | None]:
+def _time(row: Any) -> tuple[tuple[int, int, int, bool], float]:
     _, frames, crop = row["shape"]
-    seconds = row["seconds"] and row["seconds"]["median"]
-    return (row["local_clips"], frames, crop, row["bn_size"] is not None), seconds
+    key = (row["local_clips"], frames, crop, row["bn_size"] is not None)
+    return key, row["seconds"]["median"]

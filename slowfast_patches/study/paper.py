@@ -22,6 +22,9 @@ from slowfast_patches.utils.tables import Mean
 
 logger = logging.getLogger(__name__)
 
+_PLACES = frozenset(("DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX", "TRAIN.CHECKPOINT_FILE_PATH"))
+"""Keys of a finished run that need not be given to show its result."""
+
 SCRATCH = "scratch"
 """Value of `Row.start` for training from random weights."""
 
@@ -169,7 +172,7 @@ def paper_arms(
             if not arm.recipe.uses_multigrid:
                 lengths = scaled_lengths(arm.recipe, factor)
             arm = make_arm(row.folder, row.folder, path, pairs + as_overrides(lengths))
-        return replace(arm, baseline=row.reference.folder, open_keys=_open_keys(arm.recipe, row))
+        return replace(arm, baseline=row.reference.folder, open_keys=_PLACES)
 
     trainings = {each.folder: each for row in rows for each in (row.reference, row)}
     return {folder: make(row) for folder, row in trainings.items()}
@@ -198,16 +201,3 @@ def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str
     logger.warning("%s was written for NUM_GPUS %d. It is not scaled.", path.name, plain.num_gpus)
     keys.pop("NUM_GPUS", None)
     return as_overrides(keys)
-
-
-def _open_keys(recipe: Recipe, row: Row) -> frozenset[str]:
-    """Return the config keys of data and weight paths that the user has not given.
-
-    A finished run counts as a run of this recipe whatever its values of these keys are.
-    """
-    keys = set[str]()
-    if not recipe.data.path_to_data_dir:
-        keys |= {"DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX"}
-    if row.start != SCRATCH and not recipe.train.checkpoint_file_path:
-        keys.add("TRAIN.CHECKPOINT_FILE_PATH")
-    return frozenset(keys)

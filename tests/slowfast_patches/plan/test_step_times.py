@@ -39,7 +39,7 @@ def content(cfg: Recipe, rows: list[tuple] = ROWS) -> dict[str, Any]:
                 "shape": shape,
                 "local_clips": clips,
                 "bn_size": bn_size,
-                "seconds": None if seconds is None else {"median": seconds, "rounds": [seconds]},
+                "seconds": {"median": seconds},
             }
             for shape, clips, bn_size, seconds in rows
         ],
@@ -47,7 +47,7 @@ def content(cfg: Recipe, rows: list[tuple] = ROWS) -> dict[str, Any]:
 
 
 def write(path: Path, data: object) -> Path:
-    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    path.write_text(json.dumps(data))
     return path
 
 
@@ -83,7 +83,7 @@ def test_a_time_holds_for_every_recipe_whose_processes_have_that_many_clips(reci
     [
         (["MODEL.NUM_CLASSES", 5], "for another model: MODEL.NUM_CLASSES 4 there, 5 here"),
         (["NUM_GPUS", 8], "device cpu there, cuda here"),
-        (["TRAIN.BATCH_SIZE", 16], "no time for 64×16×32² on 1 process(es) with 64 clips each"),
+        (["TRAIN.BATCH_SIZE", 16], "no time for 64×16×32², of which a process has 64 clips"),
     ],
 )
 def test_times_of_another_recipe_are_refused_with_a_way_out(
@@ -124,18 +124,10 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
     assert "baseline.json has no time for" in str(misfit.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: "{", "Expecting"),
-        (lambda data: {k: v for k, v in data.items() if k != "model"}, "'model'"),
-        (lambda data: data | {"shapes": []}, "--variants recipe"),
-    ],
-)
-def test_files_that_are_none_are_refused_by_name(recipe, tmp_path, change, message):
-    path = write(tmp_path / "bad.json", change(content(load_recipe(recipe))))
-    with pytest.raises(ValueError, match=rf"bad.json.*{message}"):
-        read_step_times(path)
+def test_a_file_that_is_none_is_refused_by_name(recipe, tmp_path):
+    bad = content(load_recipe(recipe)) | {"shapes": []}
+    with pytest.raises(ValueError, match=r"bad.json.*--variants recipe"):
+        read_step_times(write(tmp_path / "bad.json", bad))
 
 
 def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config, tmp_path):

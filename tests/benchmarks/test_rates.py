@@ -76,17 +76,3 @@ def test_ratios_are_of_one_round_and_of_clips():
     assert [ratio and ratio["rounds"] for ratio in ratios] == [[2, 2], [2, 2], [2, 2], None]
     assert variants[1]["totals"]["relative"]["plain"]["rounds"] == [2, 2]
     assert [found["relative"] for found in slow] == [{}] * 4
-
-
-def test_what_pays_is_faster_by_more_than_the_spread():
-    def with_ratio(name: str, low: float) -> dict[str, Any]:
-        ratio = {"median": low + 0.1, "quartile_1": low, "quartile_3": low + 0.2}
-        return {"name": name, "totals": {"relative": {"plain": ratio}}}
-
-    found = [with_ratio("channels_last", 0.95), with_ratio("fused", 1.01)]
-    found += [with_ratio("mixed_precision", 1.5), with_ratio("all", 2.0)]
-    found += [{"name": "tf32", "totals": {"failure": "no", "relative": {}}}]
-    pairs = ["SOLVER.FUSED", "True", "TRAIN.MIXED_PRECISION", "True"]
-    assert rates.recommend(found) == pairs
-    assert rates.recommend(found[:1]) == []
-    assert rates.recommend(found[3:]) is None

@@ -1,8 +1,6 @@
 """Tests of the lists of some words, the studies' recipes, and the commands that train them."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,18 +52,3 @@ def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str)
         == ["0", "1", "2"][: found.most_seeds]
     )
     assert words[-2:] == ["NUM_GPUS", "0"]
-
-
-def test_a_study_starts_from_weights_that_are_trained_before(tmp_path: Path, monkeypatch) -> None:
-    commands = list[list[str]]()
-    monkeypatch.setattr(subprocess, "run", lambda words, check: commands.append(words))
-    weights = tmp_path / "SLOWFAST_WORDS_START" / "checkpoints" / "checkpoint_iter_00001606.pyth"
-    weights.parent.mkdir(parents=True)
-    weights.touch()
-    argv = ["study.py", "faces", "--words", "w", "--faces", "f", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", argv)
-    assert study.main() == 0
-    start, compare = commands
-    assert start[:3] == ["multigrid-train", "--cfg", str(study.START)]
-    assert str(Path("w").resolve()) in start
-    assert compare[compare.index("TRAIN.CHECKPOINT_FILE_PATH") + 1] == str(weights)

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-from collections import Counter
 from pathlib import Path
 
 import av
@@ -124,12 +123,8 @@ def test_the_set_has_four_clips_of_each_sentence_in_one_list(made) -> None:
         number = ["command", "color", "", "", "digit", "adverb"].index(place)
         assert CLASSES[label] == SENTENCES[name].split()[number]
         with av.open(str(out / path)) as container:
-            stream = container.streams.video[0]
-            assert (stream.codec_context.name, stream.average_rate) == ("h264", 25)
-            assert (stream.width, stream.height, stream.pix_fmt) == (80, 80, "yuv420p")
-            assert len(list(container.decode(stream))) == 20
-    labels = Counter(CLASSES[label] for found in lists.values() for _, label in found)
-    assert (labels["bin"], labels["now"], labels["zero"], len(labels)) == (2, 2, 1, 17)
+            frames = list(container.decode(video=0))
+        assert (len(frames), frames[0].width, frames[0].height) == (20, 80, 80)
 
 
 def test_a_thousand_sentences_are_split_as_published() -> None:

@@ -16,8 +16,8 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.launch.slurm import Slurm, batch_file
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.study.runs import Study
-from slowfast_patches.study.slurm_jobs import queue, submit_study
 from slowfast_patches.study.slurm_jobs import submit as submit_runs
+from slowfast_patches.study.slurm_jobs import submit_study
 
 RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 KEYS = ("DATA_LOADER.NUM_WORKERS", 0, "BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0)
@@ -36,18 +36,6 @@ def cluster(load_program: Callable[[str], ModuleType]) -> Iterator[Any]:
         patch.setenv("SLURM_CONF", str(made.config))
         yield made
     made.close()
-
-
-def test_what_a_job_gets(cluster: Any, tiny_config: Callable[..., Any], tmp_path: Path) -> None:
-    """A task gets all its CPUs. From SLURM 22.05 on, srun needs --cpus-per-task for this."""
-    script = "scontrol show step $SLURM_JOB_ID.$SLURM_STEP_ID; scontrol show job $SLURM_JOB_ID"
-    slurm = Slurm("batch", cpus=3, hours=1.5, options={"comment": "a b", "nice": "7"})
-    recipe = tiny_config(tmp_path, "NUM_SHARDS", 2)
-    job = queue(batch_file([["bash", "-c", script]], recipe, slurm, tmp_path))
-    assert cluster.end(job) == "COMPLETED 0:0"
-    said = (tmp_path / f"{job}.out").read_text()
-    for text in ("CPUs=6 Tasks=2", "TimeLimit=01:30:00", "Comment=a b", "Nice=7", "Requeue=1"):
-        assert text in said
 
 
 def test_a_rejected_job_is_not_recorded_and_a_queued_one_is_not_queued_again(

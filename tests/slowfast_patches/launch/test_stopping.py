@@ -5,19 +5,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.weights import files
-from slowfast_patches.train import checkpoint
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.errors import TrainingInterruptedError, exit_status, mistake_in
-from slowfast_patches.utils.signals import interruptible
+from slowfast_patches.utils.errors import TrainingInterruptedError
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -67,23 +63,6 @@ def test_an_evaluation_is_left_between_its_mini_batches():
         assert next(batches) == 2
         with pytest.raises(TrainingInterruptedError, match="SIGTERM"):
             next(batches)
-
-
-def build(path: Path) -> None:
-    with mistake_in("HF.CONFIG {}"):
-        torch.load(path)
-
-
-@pytest.mark.parametrize("read", [build, checkpoint.load, files._load_torch])
-def test_a_signal_before_the_training_is_no_fault_of_what_it_meets(
-    read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Each function converts all exceptions of libraries, but must not convert an interruption."""
-    (tmp_path / "file").write_bytes(b"no zip")
-    monkeypatch.setattr(torch, "load", lambda *_, **__: send(signal.SIGTERM))
-    with interruptible(), pytest.raises(BaseException, match="stopped by SIGTERM") as ended:
-        read(tmp_path / "file")
-    assert exit_status(ended.value) == 75
 
 
 # Processes that read clips.

@@ -6,10 +6,8 @@ from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.plan.evaluations import (
     checkpoint_iterations,
-    evaluation_flops,
     evaluation_iterations,
     evaluation_share,
-    multi_view_flops,
     phase_ends,
 )
 
@@ -58,19 +56,6 @@ def test_the_share_of_evaluations_by_hand(schedule, tmp_path):
     recipe = config(MULTIGRID_EVAL_FREQ=1).replaced(data | views)
     count, share = evaluation_share(recipe, schedule, _clips)
     assert (count, share) == (6, pytest.approx((6 * 14 + 10) / (36 * 8 * 3), rel=0.01))
-
-
-def test_precise_bn_averaged_weights_and_views_are_counted(schedule):
-    """136 videos are 17 mini-batches of 8."""
-    once = config(BN_USE_PRECISE_STATS=True, BN_NUM_BATCHES_PRECISE=5)
-    assert evaluation_flops(config(), schedule, 10, _clips) == 10
-    assert evaluation_flops(once, schedule, 10, _clips) == 10 + 5 * 8
-    whole = once.replaced({"BN.NUM_BATCHES_PRECISE": 200, "MODEL.EMA_DECAY": 0.9})
-    assert evaluation_flops(whole, schedule, 10, _clips) == 2 * (10 + 17 * 8)
-    data = {"DATA.NUM_FRAMES": 16, "DATA.TEST_CROP_SIZE": 128}
-    views = config().replaced({"TEST.NUM_ENSEMBLE_VIEWS": 4, **data})
-    assert multi_view_flops(views, 10, _clips) == 10 * 4 * 3 * 4
-    assert multi_view_flops(views.replaced({"TEST.ENABLE": False}), 10, _clips) == 0
 
 
 def test_checkpoints_come_after_each_period_of_epochs_and_each_phase(schedule: Schedule):

@@ -142,9 +142,8 @@ def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
     study = Study(make_arms(paths, []), [0], tmp_path)
     write_run(study, study.arms[0], 0, 300, map=38.0)
     write_run(study, study.arms[1], 0, 100, map=38.5)
-    report, _ = report_of(study)
-    assert "gains 0.5 points of mAP (38.5 % against 38.0 %, undecided)" in report["verdict"]
-    assert report["configs"][0]["map"] == {"mean": 38.0, "std": None}
+    verdict = report_of(study)[0]["verdict"]
+    assert "gains 0.5 points of mAP (38.5 % against 38.0 %, undecided)" in verdict
     with pytest.raises(ValueError, match="'baseline': 'top1, top5', 'several_multigrid': 'map'"):
         make_arms([configs[0], paths[1]], [])
 
@@ -196,15 +195,6 @@ def test_chance_is_the_share_of_the_commonest_class_that_is_tested(configs, tmp_
     assert chance_of(recipe) == 50
     assert chance_of(default_recipe()) == 100 / default_recipe().model.num_classes
     assert chance_of(default_recipe().replaced({"DATA.MULTI_LABEL": True})) is None
-
-
-def test_what_is_missing_is_shown_as_missing(study, write_run):
-    write_run(study, study.arms[0], 0, 300, top1=80.0, top5=90.0)
-    report, text = report_of(study)
-    assert "1 of 2" in cells_of(text, "baseline")
-    assert cells_of(text, "multigrid")[1:] == ["0 of 2", *["missing"] * 10]
-    assert report["configs"][1]["top1"] is None
-    assert [run["seed"] for run in report["configs"][0]["runs"]] == [0]
 
 
 def test_equal_iterations_scales_every_length_by_the_ratio_of_iterations(configs):

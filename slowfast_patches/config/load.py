@@ -279,13 +279,15 @@ def _adapt(raw: Any, kind: Any) -> Any:
 def _decode(raw: Any) -> Any:
     """Convert text to the Python literal that it contains, and tuples to lists.
 
-    Text inside lists is converted, too. Text without a literal stays the same.
+    Text inside lists and mappings is converted, too. Text without a literal stays the same.
     """
     if isinstance(raw, str):
         try:
             raw = literal_eval(raw)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return raw
+    if isinstance(raw, Mapping):
+        return {name: _decode(value) for name, value in raw.items()}
     return [_decode(item) for item in raw] if isinstance(raw, list | tuple) else raw
 
 

@@ -96,6 +96,10 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
     [
         ("SOLVER.STEPS [0,10]", "SOLVER.STEPS [0.0, 10.0] has no effect"),
         ("NUM_GPUS 0 DIST_BACKEND nccl", "DIST_BACKEND nccl has no effect with NUM_GPUS 0"),
+        (
+            "MODEL.ARCH hf BN.USE_PRECISE_STATS True",
+            "has no effect with MODEL.ARCH hf",
+        ),
         ("TSM.SHIFT_DIV 4", "TSM.SHIFT_DIV 4 has no effect with MODEL.ARCH slowfast"),
         ("DETECTION.ALIGNED False", "DETECTION.ALIGNED False has no effect"),
         ("AUG.COLOR_JITTER 0.5", "AUG.COLOR_JITTER 0.5 has no effect with AUG.ENABLE False"),

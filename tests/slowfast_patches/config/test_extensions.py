@@ -33,7 +33,6 @@ from slowfast_patches.study.arms import make_arm
 from slowfast_patches.study.runs import run_command
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.task import MultiLabel, Task
-from slowfast_patches.utils import command_line
 
 
 @pytest.fixture(autouse=True)
@@ -62,17 +61,6 @@ def test_a_module_that_cannot_be_imported_is_a_mistake_of_the_user(text: str, sa
     write(text)
     with pytest.raises(ValueError, match=said):
         load_recipe(None, ["IMPORTS", "mine"])
-
-
-def test_options_name_several_modules_beside_other_keys():
-    parser = command_line.command_parser("")
-    command_line.add_overrides(parser, "")
-    words = ["A", "1", "--import", "one", "B=2", "--import", "two.part"]
-    assert parser.parse_intermixed_args(words).overrides == [
-        *("A", "1", "B", "2"),
-        *("IMPORTS", "one,two.part"),
-    ]
-    assert parser.parse_intermixed_args([]).overrides == []
 
 
 def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():

@@ -3,7 +3,6 @@
 The expected numbers are from the paper (Wu et al., CVPR 2020) or worked out by hand.
 """
 
-import shlex
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from multigrid import PAPER as PAPERS_CYCLES
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.key_lists import speed_keys
 from slowfast_patches.config.recipe import Recipe, values_by_key
-from slowfast_patches.config.schedule import cycles_of, without_multigrid
+from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of
 
@@ -185,18 +184,6 @@ def test_the_rows_of_table_1_drop_the_coarsest_shapes():
         assert [phase.base_shape for phase in run.phases[:4]] == [Shape(*s) for s in shapes]
 
 
-@pytest.mark.parametrize(("number", "clips", "iterations"), [(1, 8, 112), (2, 4, 224), (3, 2, 448)])
-def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iterations):
-    recipe, base = load(f"{SLOWFAST}_SMALL{number}"), load(SLOWFAST)
-    run = schedule(f"{SLOWFAST}_SMALL{number}")
-    assert run.base == schedule(f"{SLOWFAST}_MULTIGRID").phases[number - 1].base_shape
-    assert (run.base.batch, run.iterations) == (64 * clips, iterations * 1000)
-    assert recipe.data.num_frames * recipe.data.sampling_rate == 64  # of the video, as the baseline
-    rates = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR")
-    assert [recipe[key] / base[key] for key in rates] == pytest.approx([clips, clips])
-    assert recipe.bn.group_size == 8
-
-
 # Tables 2 to 6.
 
 
@@ -217,28 +204,3 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
 )
 def test_a_row_differs_in_what_its_table_says(name, base, delta):
     assert changes(name, base) == delta
-
-
-# Other numbers of GPUs: the paper's, as docs/running.md says, and fewer, as the headers say.
-
-
-def test_the_commands_for_128_gpus_have_the_papers_batch_rates_and_iterations():
-    """GPUs have 4 or 2 clips each. The warm-up is 0.002 to 0.8 in 16k iterations, or none."""
-    text = (CONFIGS.parent / "docs" / "running.md").read_text().replace("\\\n", " ")
-    lines = [
-        line
-        for line in text.splitlines()
-        if line.startswith("multigrid-plan --cfg configs/Kinetics/") and "NUM_SHARDS" in line
-    ]
-    found = []
-    for _, _, path, *keys in map(shlex.split, lines):
-        recipe = load(path.removeprefix("configs/"), *keys)
-        check_recipe(recipe)
-        assert recipe.num_gpus * recipe.num_shards == 128
-        run, baseline = paper_schedule(recipe), paper_schedule(without_multigrid(recipe))
-        rates = [round(baseline.at(i).lr, 5) for i in (0, 8_000, 16_000)]
-        found.append((run.base.batch, baseline.iterations, run.iterations, rates))
-    assert found == [
-        (512, 112_000, 32_685, [0.002, 0.401, 0.8]),
-        (256, 100_000, 30_637, [0.04] * 3),
-    ]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from multigrid import Cycles, Schedule, Shape, SteppedRate, make_schedule
+from multigrid import Cycles, Schedule, Shape, make_schedule
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, learning_rate_of, recipe_at
@@ -23,20 +23,6 @@ def config(*overrides: object) -> Recipe:
 
 def schedule(*overrides: object, videos: int = 800) -> Schedule:
     return schedule_of(config(*overrides), videos)
-
-
-# Learning rates.
-
-
-def test_steps_take_relative_rates_or_powers_of_gamma():
-    policy = learning_rate_of(config("SOLVER.GAMMA", 0.5))
-    assert isinstance(policy, SteppedRate)
-    assert policy.ends == (4.0, 8.0, 10.0)
-    assert policy.rates == pytest.approx((0.5, 0.05, 0.005))
-    gamma = learning_rate_of(config("SOLVER.LRS", [], "SOLVER.GAMMA", 0.5))
-    assert gamma.rates == (0.5, 0.25, 0.125)
-    one = learning_rate_of(config("SOLVER.STEPS", [], "SOLVER.LRS", []))
-    assert (one.ends, one.rates) == ((10.0,), (0.5,))
 
 
 # Schedules.

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from multigrid import ScheduleStep, Shape, prepare_step
-from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
+from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models import transformer
 from slowfast_patches.models.build import build_model, build_on_meta
@@ -241,15 +241,6 @@ def test_a_models_configuration_is_a_mapping_whose_values_can_be_set_one_by_one(
     expected = {"hidden_size": 16, "layer_norm_eps": 1e-6, "patch_size": 8}
     assert dict(found.hf.config) == expected
     assert parse_recipe(found.text, "its text").hf == found.hf
-
-
-def test_what_transformers_do_not_have_is_said(caplog):
-    keys = ["BN.USE_PRECISE_STATS", True, "DATA.TRAIN_JITTER_SCALES", [32, 40]]
-    check_recipe(recipe("videomae", *keys))
-    [said] = caplog.messages
-    assert "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN." in said
-    with pytest.raises(ValueError, match=r"COMPILE True is not possible with MODEL\.ARCH hf, "):
-        check_recipe(recipe("videomae", *keys, "TRAIN.COMPILE", True))
 
 
 # Learning rates of layers.

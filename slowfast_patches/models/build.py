@@ -19,7 +19,7 @@ from slowfast_patches.models.layers.pooling import (
     TrainingGlobalPool3d,
     convert_pools,
 )
-from slowfast_patches.models.transformer import build_transformer, scores_of_logits
+from slowfast_patches.models.transformer import build_transformer
 from slowfast_patches.models.tsm import build_tsm
 from slowfast_patches.registry import ModelFamily, register_model
 
@@ -42,14 +42,13 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     family = recipe.model.family
     assert family.build is not None
     model: nn.Module = family.build(recipe)
+    if not family.is_resnet:
+        # In evaluation, the model returns scores. With `mask_seed`, `seed_dropout` seeds torch's
+        # generator, so that a resumed run draws the same numbers.
+        model.mask_seed = recipe.rng_seed  # type: ignore[assignment]
+        model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
     if family.is_transformer:
         return model
-    if not family.is_resnet:
-        # In evaluation, a user's model returns scores. With `mask_seed`, `seed_dropout` seeds
-        # torch's generator, so that a resumed run draws the same numbers.
-        if not hasattr(model, "mask_seed"):
-            model.mask_seed = recipe.rng_seed  # type: ignore[assignment]
-        model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
     model = convert_convolutions(convert_pools(model))
     if recipe.model.channels_last:
         model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
@@ -57,7 +56,10 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
 
 
 def _return_scores(model: nn.Module, inputs: object, logits: Tensor, act: str) -> Tensor:
-    return logits if model.training else scores_of_logits(logits, act)
+    """Return logits (N, classes) in training, or scores in evaluation."""
+    if model.training:
+        return logits
+    return logits.sigmoid() if act == "sigmoid" else logits.softmax(dim=1)
 
 
 def build_resnet(recipe: Recipe) -> nn.Module:

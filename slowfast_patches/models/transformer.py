@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,9 +28,8 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     is missing or has another shape is initialised randomly. Position embeddings are interpolated to
     the shape of the clips (`multigrid.convert_positions`).
 
-    The model has the interface of PySlowFast's models. The input is a list of one pathway
-    (N, 3, T, H, W). The output is logits (N, classes) in training and scores in evaluation. Hooks
-    convert input and output, so the parameters keep their names.
+    The input of the model is a list of one pathway (N, 3, T, H, W), and the output is logits
+    (N, classes). Hooks convert input and output, so the parameters keep their names.
 
     Raises:
         ValueError: The package transformers is missing or too old, or the model does not exist.
@@ -57,8 +55,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     convert_positions(model)
     _add_drop_path(model, recipe.hf.drop_path)
     model.register_forward_pre_hook(_take_pathways)
-    model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
-    model.mask_seed = recipe.rng_seed  # read by `seed_dropout`
+    model.register_forward_hook(_take_logits)
     built: nn.Module = model
     return built
 
@@ -69,15 +66,9 @@ def _take_pathways(model: nn.Module, inputs: tuple[list[Tensor]]) -> tuple[Tenso
     return (pathway.transpose(1, 2),)
 
 
-def _return_scores(model: nn.Module, inputs: object, output: Any, act: str) -> Tensor:
-    """Return the logits of a model output in training, or the scores in evaluation."""
+def _take_logits(model: nn.Module, inputs: object, output: Any) -> Tensor:
     logits: Tensor = output.logits
-    return logits if model.training else scores_of_logits(logits, act)
-
-
-def scores_of_logits(logits: Tensor, act: str) -> Tensor:
-    """Convert logits (N, classes) to scores by the activation `act`: "sigmoid" or "softmax"."""
-    return logits.sigmoid() if act == "sigmoid" else logits.softmax(dim=1)
+    return logits
 
 
 def parameter_depths(model: nn.Module) -> dict[nn.Parameter, int]:

@@ -1,9 +1,7 @@
 """Damaged files: none crashes the reader, hangs it, or gives a clip of a wrong shape."""
 
 import multiprocessing
-import re
 import shutil
-from collections import Counter
 
 import cv2
 import numpy as np
@@ -60,8 +58,7 @@ def attempt(path, record, rng):
         base = Shape(1, FRAMES, CROP)
         plan = plan_train(rng, make_grid(base, base, 4, (CROP, 2 * CROP)), record.video)
         clip = read_clip(str(path), record, plan)
-    except UnreadableVideoError as error:
-        assert re.fullmatch(".+", str(error)), error  # noqa: PT017
+    except UnreadableVideoError:
         return "error"
     assert (clip.shape, clip.dtype) == ((FRAMES, CROP, CROP, 3), np.uint8)
     return "clip"
@@ -74,19 +71,16 @@ def read_damaged(folder, log):
     the record of the undamaged file.
     """
     cv2.setNumThreads(0)  # this process is a fork
-    whole = sorted(folder.iterdir())
-    records = [scan(str(path)) for path in whole]
+    whole = [(path, scan(str(path))) for path in sorted(folder.iterdir())]
     with log.open("w", buffering=1) as lines:
         for case in range(CASES):
             rng = np.random.default_rng(case)
-            which, other = rng.integers(0, len(whole), 2)
-            damage, content = DAMAGES[case % len(DAMAGES)], bytearray(whole[which].read_bytes())
-            damage(content, whole[other].read_bytes(), rng)
-            path = log.with_name(f"damaged{whole[which].suffix}")
-            path.write_bytes(content)
-            lines.write(f"{case} {damage.__name__} {whole[which].name}")
-            outcomes = [attempt(path, record, rng) for record in (None, records[which])]
-            lines.write(f" {' '.join(outcomes)}\n")
+            (path, record), (other, _) = (whole[n] for n in rng.integers(0, len(whole), 2))
+            content = bytearray(path.read_bytes())
+            DAMAGES[case % len(DAMAGES)](content, other.read_bytes(), rng)
+            damaged = log.with_name(f"damaged{path.suffix}")
+            damaged.write_bytes(content)
+            print(case, *(attempt(damaged, each, rng) for each in (None, record)), file=lines)
 
 
 @pytest.fixture
@@ -111,12 +105,10 @@ def test_damaged_files_are_read_or_refused(folder, tmp_path):
     worker.start()
     worker.join(LIMIT)
     worker.kill()
-    lines = log.read_text().splitlines()
-    assert (worker.exitcode, len(lines)) == (0, CASES), f"stopped at {lines[-1:]}"
-    outcomes = Counter(outcome for line in lines for outcome in line.split()[3:])
-    assert outcomes.total() == 2 * CASES
-    assert outcomes["error"] > CASES / 4
-    assert outcomes["clip"] > CASES / 10
+    outcomes = log.read_text().split()
+    assert (worker.exitcode, len(outcomes)) == (0, 3 * CASES), f"stopped after {outcomes[-3:]}"
+    assert outcomes.count("error") > CASES / 4
+    assert outcomes.count("clip") > CASES / 10
 
 
 @pytest.mark.parametrize("name", ["with space.mp4", "smörgås 日本.mp4", "a:b%03d.mp4", "-x.mp4"])

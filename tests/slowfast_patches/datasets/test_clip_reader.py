@@ -1,6 +1,5 @@
 """Tests of reading clips: the wanted frames, the wanted pixels, and errors of damaged files."""
 
-import os
 from itertools import chain
 from unittest import mock
 
@@ -96,17 +95,6 @@ def test_a_file_that_changed_after_it_was_indexed_is_one_error(folder, video):
             read_clip(str(path), record, plan(list(range(FRAMES))))
     with pytest.raises(UnreadableVideoError, match="decode"):
         scan(str(path))
-
-
-def test_no_file_stays_open(folder, video):
-    text = folder / "text.mp4"
-    text.write_text("this is no video\n" * 100)
-    before = len(os.listdir("/dev/fd"))
-    for _ in range(8):
-        read(video, [3, 40])
-        with pytest.raises(UnreadableVideoError):
-            scan(str(text))
-    assert len(os.listdir("/dev/fd")) == before
 
 
 # Several clips in one pass.

@@ -53,24 +53,23 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize(
-    ("granted", "gpus", "workers"),
+    ("granted", "local_world_size", "gpus", "workers"),
     [
-        (1, 0, 1),
-        (8, 0, 2),
-        (8, 1, 7),
-        (64, 1, 16),
-        (64, 8, 7),
+        (1, None, 0, 1),
+        (8, None, 0, 2),
+        (8, None, 1, 7),
+        (64, None, 1, 16),
+        (64, None, 8, 7),
+        (32, "4", 0, 2),  # torchrun says how many processes share the cores
     ],
 )
-def test_auto_picks_from_the_cores_the_processes_and_the_device(cores, granted, gpus, workers):
+def test_auto_picks_from_the_cores_the_processes_and_the_device(
+    cores, monkeypatch, granted, local_world_size, gpus, workers
+):
     cores(granted)
+    if local_world_size:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_world_size)
     assert num_workers("auto", gpus) == workers
-
-
-def test_torchrun_says_how_many_processes_share_the_cores(cores, monkeypatch):
-    cores(32)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert (num_workers("auto", 0), num_workers("auto", 4)) == (2, 7)
 
 
 def test_training_on_the_cpu_leaves_the_workers_their_cores(cores, monkeypatch):

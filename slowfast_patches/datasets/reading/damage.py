@@ -21,7 +21,7 @@ _TS_PACKETS = (188, 192, 204)
 """Sizes of the packets in an MPEG transport stream."""
 _NEARLY_ALL = 0.98
 """A video is complete if it lasts at least this share of the duration in the file's header."""
-_MIN_MISSING = 0.25
+_MIN_MISSING = 0.5
 """A video is complete if less than this many seconds are missing: the sound may be longer."""
 
 

@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import stat
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -208,10 +207,8 @@ def unlisted(paths: Sequence[str]) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Return the user's cache folder. Without a home directory, it is a temporary folder."""
-    home = os.path.expanduser("~")
-    cache = os.path.join(home, ".cache") if os.path.isdir(home) else tempfile.gettempdir()
-    return Path(os.environ.get("XDG_CACHE_HOME") or cache) / "multigrid"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "multigrid"
 
 
 def publish_index(csv: Path) -> None:

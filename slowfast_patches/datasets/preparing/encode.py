@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import cast
 
@@ -90,10 +89,9 @@ def write_prepared(
     """
     video = scanned.video
     rate = max(_MIN_RATE, Fraction(fps or video.fps).limit_denominator(100_000))
-    tick, copies, times = _timeline(video, rate, resample=fps is not None)
+    tick, stamps = _timeline(video, rate, resample=fps is not None)
     parameters = ":".join(f"{key}={value}" for key, value in X264.items())
     options = {"crf": str(CRF), "x264-params": parameters}
-    stamps = iter(times.tolist())
     frames = 0
     # Let Python open the file, because PyAV would hide system errors such as a full disk.
     with atomic_write(target) as file:
@@ -103,13 +101,13 @@ def write_prepared(
             stream.pix_fmt = "yuv420p"
             stream.codec_context.time_base = tick
             pictures = source_pictures(source, scanned, short_side)
-            for count, picture in zip(chain(copies, repeat(0)), pictures, strict=False):
+            for picture in pictures:
                 frame = VideoFrame.from_ndarray(picture, format="yuv420p")
                 frame.time_base = tick
                 if frames == 0:
                     stream.width = frame.width
                     stream.height = frame.height
-                for frame.pts in islice(stamps, count):
+                for frame.pts in stamps[frames].tolist() if frames < video.frames else ():
                     container.mux(stream.encode(frame))
                 frames += 1
             container.mux(stream.encode(None))
@@ -123,7 +121,7 @@ def write_prepared(
 
 def _timeline(
     video: Video, rate: Fraction, *, resample: bool
-) -> tuple[Fraction, list[int], NDArray[np.int64]]:
+) -> tuple[Fraction, Sequence[NDArray[np.int64]]]:
     """Return when a prepared file shows the frames of a video.
 
     Args:
@@ -132,19 +130,17 @@ def _timeline(
         resample: Whether to repeat and omit frames so that the rate becomes constant.
 
     Returns:
-        The duration of a tick in seconds, the number of copies of each frame, and the time of each
-        copy in ticks.
+        The duration of a tick in seconds, and the times in ticks at which each frame is shown.
     """
-    if not resample:
-        copies = [1] * video.frames
-        if video.moments is None:
-            return 1 / rate, copies, np.arange(video.frames)
-        seconds = (video.moments - video.moments[0]) / video.fps
-        return Fraction(1, _TICKS), copies, np.rint(seconds * _TICKS).astype(np.int64)
-    count = max(1, round(video.frames / video.fps * rate))
-    moments = np.arange(count, dtype=np.float64) * (video.fps / float(rate))
-    shown = frames_at(moments, video)
-    return 1 / rate, np.bincount(shown, minlength=video.frames).tolist(), np.arange(count)
+    if resample:
+        count = max(1, round(video.frames / video.fps * rate))
+        moments = np.arange(count, dtype=np.float64) * (video.fps / float(rate))
+        firsts = np.searchsorted(frames_at(moments, video), np.arange(1, video.frames))
+        return 1 / rate, np.split(np.arange(count), firsts)
+    if video.moments is None:
+        return 1 / rate, list(np.arange(video.frames)[:, None])
+    seconds = (video.moments - video.moments[0]) / video.fps
+    return Fraction(1, _TICKS), list(np.rint(seconds * _TICKS).astype(np.int64)[:, None])
 
 
 def source_pictures(source: str, scanned: ScannedVideo, short_side: int) -> Iterator[Picture]:

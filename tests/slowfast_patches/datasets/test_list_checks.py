@@ -127,15 +127,3 @@ def test_a_test_on_the_validation_list_is_not_an_overlap_but_a_part_of_it_is():
         "1 of the 3 videos of test are also in val",
     ]
     assert overlaps(train=train, test=videos("e")) == []
-
-
-def test_videos_whose_frames_are_in_one_folder_are_different_videos(tmp_path):
-    line = '{0} 0 0 frames/{0}-1.jpg ""\n'
-    for split, names in {"train": "ab", "val": "bc"}.items():
-        (tmp_path / f"{split}.csv").write_text(
-            "".join([HEADER, "\n", *map(line.format, names)]), encoding="utf-8"
-        )
-    cfg = recipe(tmp_path, "charades")
-    (found,) = overlaps(**{split: read_list(cfg, split) for split in ("train", "val")})
-    assert found.remark == "1 of the 2 videos of val are also in train"
-    assert overlaps(train=[0, 1, 2], val=[1, 2]) == []  # of a user's data set

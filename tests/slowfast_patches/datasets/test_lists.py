@@ -7,7 +7,6 @@ import torch
 
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
-    is_tested_on_val,
     list_digest,
     list_path,
     load_with_classes,
@@ -156,16 +155,6 @@ def test_the_task_is_that_of_the_data_set_where_nothing_says_it(dataset, overrid
     model = recipe.model
     views = recipe.test.num_ensemble_views
     assert (recipe.task, model.loss_func, model.head_act, views) == task
-
-
-def test_a_test_on_the_validation_list_is_recognised(tmp_path, ssv2):
-    tests = []
-    for name, text in (("val", "a.mp4 0\n"), ("test", "b.mp4 0\n"), ("test", "a.mp4 0\n")):
-        tests.append(is_tested_on_val(recipe(tmp_path, "kinetics")))
-        (tmp_path / f"{name}.csv").write_text(text)
-    assert tests == [False, False, False]
-    assert is_tested_on_val(recipe(tmp_path, "kinetics"))
-    assert is_tested_on_val(recipe(ssv2, "ssv2"))
 
 
 # Machines with lists of their own.

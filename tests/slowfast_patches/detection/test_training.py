@@ -2,14 +2,15 @@
 
 import csv
 import json
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
 
 from multigrid import clip_numbers, convert_batchnorm, form_groups
 from slowfast_patches.config.recipe import Recipe
@@ -20,7 +21,6 @@ from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.step import Stepper, in_parallel
-from slowfast_patches.utils.distributed import World
 
 pytestmark = pytest.mark.slow
 
@@ -84,10 +84,10 @@ def test_predictions_of_boxes_are_the_tests(finished, keys, load_program, capsys
             )
 
 
-def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
-    """Train a few steps of each shape as a run does, and save the losses."""
+def train_rank(rank: int, recipe: Recipe, size: int, folder: Path) -> None:
+    """Train a few steps of each shape as a run does, and save the losses and the weights."""
     if size > 1:
-        store = dist.FileStore(str(out.parent / f"store{size}"), size)
+        store = dist.FileStore(str(folder / "store"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     recipe = with_precision(recipe, False)
     dataset = build_dataset(recipe, "train")
@@ -95,49 +95,40 @@ def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
     torch.manual_seed(0)
     model = convert_batchnorm(build_model(recipe))
     form_groups(schedule)
-    world = World(rank, size, torch.device("cpu"))
-    stepper = Stepper(recipe, model, world.device)
+    device = torch.device("cpu")
+    stepper = Stepper(recipe, model, device)
     if size > 1:
-        stepper.network = in_parallel(stepper.network, world.device)
+        stepper.network = in_parallel(stepper.network, device)
     found = list[tuple[float, int]]()
     batches = training_loader(recipe, dataset, schedule, 0, rank, size)
     for step, batch in zip(schedule.steps(0), batches, strict=True):
         outcome = stepper(step, batch, clip_numbers(step, rank, size))
         found.append((float(outcome.loss), len(outcome.labels)))
-    torch.save((found, stepper.model.state_dict()), out / f"{size}_{rank}.pt")
-    if size > 1:
-        dist.destroy_process_group()
+    torch.save((found, stepper.model.state_dict()), folder / f"{rank}.pt")
+
+
+def trained(folder: Path, recipe: Recipe, size: int) -> list[tuple[list[tuple[float, int]], Any]]:
+    """Train on `size` processes. Return the (loss, boxes) of each step and the weights, by rank."""
+    folder.mkdir()
+    start_processes(train_rank, (recipe, size, folder), size, start_method="fork")
+    return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
 def test_losses_are_those_of_one_process_however_boxes_fall_to_others(tiny_config, tmp_path, keys):
     """The run has dropout masks per clip, and micro-batches."""
     more = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1, 1]], "MULTIGRID.EPOCH_FACTOR", 1.0)
     recipe = tiny_config(tmp_path / "run", *keys, *more, "SOLVER.BASE_LR", 1e-4)
-    parts = recipe.replaced({"SOLVER.ACCUMULATION_STEPS": 2, "MULTIGRID.BN_BASE_SIZE": 2})
-    whole = parts.replaced({"SOLVER.ACCUMULATION_STEPS": 1})
-    context = multiprocessing.get_context("fork")
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
-    places = [(whole, rank, size, "whole") for size in (1, 2) for rank in range(size)]
-    started = [
-        context.Process(target=losses, args=(*place, tmp_path / name))
-        for *place, name in [*places, (parts, 0, 1, "parts")]
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join()
-    assert [process.exitcode for process in started] == [0] * 4
-    alone, weights = torch.load(tmp_path / "whole/1_0.pt", weights_only=False)
-    in_parts, _ = torch.load(tmp_path / "parts/1_0.pt", weights_only=False)
+    whole = recipe.replaced({"MULTIGRID.BN_BASE_SIZE": 2})
+    parts = whole.replaced({"SOLVER.ACCUMULATION_STEPS": 2})
+    [(alone, weights)] = trained(tmp_path / "alone", whole, 1)
     expected = [loss for loss, _ in alone]
+    [(in_parts, _)] = trained(tmp_path / "parts", parts, 1)
     assert [loss for loss, _ in in_parts] == pytest.approx(expected, rel=1e-3)
-    ranks = [torch.load(tmp_path / f"whole/2_{rank}.pt", weights_only=False) for rank in range(2)]
-    steps = list(zip(*(found for found, _ in ranks), strict=True))
-    boxes = [[count for _, count in step] for step in steps]
-    assert any(len(set(counts)) > 1 for counts in boxes), "ranks have as many boxes"
+    (first, first_weights), (second, _) = trained(tmp_path / "ranks", whole, 2)
+    boxes = [(one, other) for (_, one), (_, other) in zip(first, second, strict=True)]
+    assert any(one != other for one, other in boxes), "ranks have as many boxes"
     assert [sum(counts) for counts in boxes] == [count for _, count in alone]
-    means = [fmean(loss for loss, _ in step) for step in steps]
+    means = [fmean(loss for loss, _ in step) for step in zip(first, second, strict=True)]
     assert means == pytest.approx(expected, rel=1e-3)
     name = "head.projection.weight"
-    torch.testing.assert_close(ranks[0][1][name], weights[name], atol=1e-4, rtol=1e-2)
+    torch.testing.assert_close(first_weights[name], weights[name], atol=1e-4, rtol=1e-2)

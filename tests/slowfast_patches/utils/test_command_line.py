@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import torch
 
 from slowfast_patches.utils.command_line import (
     add_overrides,
@@ -104,12 +103,3 @@ def test_key_equals_value_is_a_pair_wherever_it_stands():
     args = parser.parse_intermixed_args(["A=1", "--seeds", "0", "1", "B", "x=y", "C=z"])
     take_numbers(args, "seeds", whole_number)
     assert (args.seeds, args.overrides) == ([0, 1], ["B", "x=y", "C", "z", "A", "1"])
-
-
-def test_the_version_names_packages_and_machine(capsys):
-    with pytest.raises(SystemExit) as ended:
-        command_parser("A program.").parse_args(["--version"])
-    assert ended.value.code in (None, 0)
-    shown = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert shown["torch"] == torch.__version__
-    assert int(shown["cores"]) >= 1

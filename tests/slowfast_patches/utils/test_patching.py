@@ -25,12 +25,6 @@ def test_without_detectron2_the_host_gets_our_roi_align(without_detectron2, monk
     assert sys.modules["detectron2.layers"].ROIAlign is ROIAlign
 
 
-def test_an_installed_detectron2_is_left_alone(without_detectron2, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    patching.provide_roi_align(ROIAlign)
-    assert "detectron2.layers" not in sys.modules
-
-
 def test_the_evaluation_of_ava_has_the_names_that_numpy_removed(monkeypatch):
     from slowfast.utils.ava_evaluation import metrics
 

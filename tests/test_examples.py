@@ -127,7 +127,7 @@ def test_readme_s_line_switches_on_the_cycles_of_its_loop(tmp_path: Path):
 
 SHORT = {
     "LENGTH = 1.0": "LENGTH = 0.16",
-    'MORE = ""': 'MORE = "BN.USE_PRECISE_STATS False MULTIGRID.EVAL_FREQ 1 '
+    'MORE = ""': 'MORE = "BN.USE_PRECISE_STATS False MULTIGRID.EVAL_FREQ 0 '
     'DATA.TRAIN_CROP_SIZE 32 DATA.TEST_CROP_SIZE 32 DATA_LOADER.NUM_WORKERS 0"',
     "--output {DATA}": "--output {DATA} --train 32 --val 8 --test 8",
 }

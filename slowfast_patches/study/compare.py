@@ -234,6 +234,7 @@ def _figure(
             points = pd.DataFrame(run.result["evaluations"])
             seconds = points["seconds"] * run.clock / run.seconds
             axes.plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
+            axes.set_xlim(left=0)
     panels[0].set_ylabel(f"{metric_title(metric)} (%)")
     add_legend(figure, panels[0], "mean ± standard deviation over n seeds", 2)
     return figure

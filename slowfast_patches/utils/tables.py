@@ -61,25 +61,12 @@ def format_flops(flops: float) -> str:
     return f"{flops / 1000**power:.3g} {_PREFIXES[power]}FLOP"
 
 
-def format_factor(
-    ours: float, baseline: float, words: tuple[str, str, str] = ("fewer", "more", "equal")
-) -> str:
-    """Format how many times `ours` is smaller or larger than `baseline`.
-
-    Args:
-        ours: A number above 0.
-        baseline: The number to compare with.
-        words: What it is called if `ours` is smaller, larger or equal.
-
-    Returns:
-        Text such as "3.43× fewer", "1.50× more" or "equal".
-    """
-    larger = max(ours, baseline)
-    smaller = min(ours, baseline)
-    factor = f"{larger / smaller:.2f}"
+def format_factor(ours: float, baseline: float) -> str:
+    """Format how many times `ours` is smaller or larger: `3.43× fewer`, `1.50× more` or `equal`."""
+    factor = f"{max(ours, baseline) / min(ours, baseline):.2f}"
     if factor == "1.00":
-        return words[2]
-    return f"{factor}× {words[ours > baseline]}"
+        return "equal"
+    return f"{factor}× {'fewer' if ours < baseline else 'more'}"
 
 
 def shorten_list(items: Sequence[object], named: int = 3) -> str:

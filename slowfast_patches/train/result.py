@@ -20,6 +20,9 @@ from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine, versions
 
+_WHEN = ("iteration", "epoch", "seconds")
+"""Entries of a validation that are no metrics."""
+
 
 def write_result(
     recipe: Recipe,
@@ -55,10 +58,6 @@ def write_result(
     result |= {k: round(v, 4) for k, v in metrics.items() if k not in _WHEN}
     path = Path(recipe.output_dir, "test.json" if trainer is None else "result.json")
     write_text(path, json.dumps(result, indent=2) + "\n")
-
-
-_WHEN = ("iteration", "epoch", "seconds")
-"""Entries of a validation that are no metrics."""
 
 
 def _facts_of_training(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:

@@ -73,13 +73,11 @@ PART = [[0.9, 0.1], [0.0, 1.0], None, [0.6, 0.4], [0.2, 0.8], [0.4, 0.6]]
     [
         ((VIEWS, [0, 0], "sum", 2), {"top1": 100}),
         ((VIEWS, [0, 0], "max", 2), {"top1": 50}),
-        ((VIEWS, [1, 1], "sum", 2), {"top1": 0}),
         # Among five classes, any label is one of the first five.
         (([[0.1, 0.2, 0.3, 0.4, 0.5]], [0]), {"top1": 0}),
         (([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]], [0]), {"top1": 0, "top5": 0}),
         ((SCORES, LABELS), {"map": pytest.approx(100 * 19 / 36)}),
         ((LOGITS, [[1], [0]], "max", 2), {"map": 100}),
-        ((LOGITS, [[1], [0]], "sum", 2), {"map": 50}),
         # A black clip's score would count as right or wrong: the two that are read count alone.
         ((LOST, [0, 0, 0], "sum", 2), {"top1": 50, "unreadable": 1}),
         (([[0.1], None, [0.2]], [[1], [1], [0]], "max"), {"map": 50, "unreadable": 1}),
@@ -136,7 +134,7 @@ def test_two_processes_give_the_metrics_of_one(tmp_path: Path):
     that cannot be read."""
     torch.manual_seed(0)
     cases = []
-    for videos, clips, ensemble in ((6, 3, "sum"), (6, 3, "max"), (7, 1, "max"), (1, 1, "sum")):
+    for videos, clips, ensemble in ((6, 3, "sum"), (7, 3, "max"), (1, 1, "sum")):
         rows = (torch.randn(videos * clips, 7) - 3).tolist()
         cases.append((rows, torch.randint(7, (videos,)).tolist(), ensemble, clips))
         cases.append((rows, torch.randint(2, (videos, 7)).tolist(), ensemble, clips))

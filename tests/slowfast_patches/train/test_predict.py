@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,15 +102,6 @@ def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_report
     rows = json.loads(out)
     assert (status, ["error" in row for row in rows]) == (1, [True, False])
     assert len(rows[1]["classes"]) == 5
-
-
-def test_a_folder_of_videos_stands_for_these(trained, videos, predict, tmp_path):
-    for name, video in zip(("b.MP4", "a.mp4", ".hidden.mp4"), videos, strict=False):
-        shutil.copy(video, tmp_path / name)
-    (tmp_path / "notes.txt").touch()
-    status, out, err = predict("--checkpoint", trained, "--top", 1, tmp_path)
-    assert (status, err) == (0, "")
-    assert out.splitlines()[::2] == [str(tmp_path / name) for name in ("a.mp4", "b.MP4")]
 
 
 def test_a_video_of_which_a_part_decodes_and_those_of_few_frames_are_named(

@@ -1,4 +1,4 @@
-"""Runs and steps of a video transformer: test, prediction, and the coverage of clips."""
+"""Steps of a video transformer: the coverage of clips, dry steps and recomputed activations."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +11,8 @@ from multigrid import FollowsGrid
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.dry_run import dry_run, made_up_batch
 from slowfast_patches.train.hooks import buffers_of_ranks
-from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.distributed import World
 
@@ -31,22 +29,6 @@ KEYS = (
     *("TEST.NUM_SPATIAL_CROPS", 3, "TEST.NUM_ENSEMBLE_VIEWS", 1, "DATA.TEST_CROP_SIZE", 40),
 )
 """A VideoMAE of 4 × 4 × 4 patches, tested on 4 × 5 × 5."""
-
-
-def test_a_run_is_trained_averaged_and_predicts(
-    train: Callable[..., Path], tmp_path: Path, opened: type
-):
-    whole = train(tmp_path / "whole", *KEYS)
-
-    assert "top1_ema" in opened(whole).result["evaluations"][0]
-
-    path = checkpoints.last_checkpoint(whole)
-    assert path is not None
-    recipe, _ = read_checkpoint(path)
-    video = next((Path(recipe.data.path_to_data_dir) / "test").rglob("*.mp4"))
-    scores = Predictor(recipe, path).scores(str(video))
-    assert scores.shape == (8,)
-    assert float(scores.sum()) == pytest.approx(1)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ _NUM_LOOKS = 50
 """Number of videos used to find the mouth."""
 _SIDE = 112 / 288
 """Default side of the square, as a fraction of the frame's height. The mouth fills half of it."""
-_VAL, _TEST = 0.05, 0.2
+_FRACTIONS = (0.05, 0.2)
 """Fractions of the sentences for validation and testing."""
 
 
@@ -136,7 +136,8 @@ def find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:
     Motion is averaged over the surroundings of a position.
     """
     height, width = motion.shape
-    top, left = height // 2, width // 4
+    top = height // 2
+    left = width // 4
     smooth = cv2.GaussianBlur(motion, (0, 0), side / 8)[top:, left : width - left]
     _, _, _, (x, y) = cv2.minMaxLoc(smooth)
     return float(left + x), float(top + y)
@@ -186,7 +187,7 @@ def split(sentences: Sequence[Sentence], seed: int) -> dict[str, list[Sentence]]
         return hashlib.sha256(f"{seed} {sentence.video.stem}".encode()).digest()
 
     drawn = sorted(sentences, key=key)
-    ends = np.cumsum([max(1, round(part * len(drawn))) for part in (_VAL, _TEST)])
+    ends = np.cumsum([max(1, round(part * len(drawn))) for part in _FRACTIONS])
     parts = {"train": drawn[ends[1] :], "val": drawn[: ends[0]], "test": drawn[ends[0] : ends[1]]}
     return {name: sorted(part, key=lambda s: s.video.stem) for name, part in parts.items()}
 

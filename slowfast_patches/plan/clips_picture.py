@@ -48,7 +48,8 @@ def clips_figure(recipe: Recipe, schedule: Schedule) -> Figure:
         found = dataset[request]
         return {**found, "classes": [] if found.get("unread") else task.classes(found["label"])}
 
-    train, val = build_dataset(recipe, "train"), build_dataset(recipe, "val")
+    train = build_dataset(recipe, "train")
+    val = build_dataset(recipe, "val")
     first = stream(recipe.rng_seed, len(train.videos), 0, min(_CLIPS, len(train.videos)))
     rows = {
         _title(shape.frames, shape.crop, f"{shape.batch} clips"): [

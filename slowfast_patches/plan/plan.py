@@ -66,7 +66,8 @@ class Plan:
     @property
     def speed_up(self) -> float | None:
         """Seconds of the baseline divided by seconds of the schedule. None without step times."""
-        ours, baseline = self.cost.seconds, self.baseline.seconds
+        ours = self.cost.seconds
+        baseline = self.baseline.seconds
         return baseline / ours if ours and baseline else None
 
     @cached_property

@@ -170,7 +170,8 @@ def _verdict(
         speed_up, total = (mean(runs, arm.name, n) for n in ("speed_up", "total_speed_up"))
         if arm is baseline or arm.length != baseline.length or not speed_up or not total:
             continue
-        before, after = scores[baseline.name], scores[arm.name]
+        before = scores[baseline.name]
+        after = scores[arm.name]
         change = after.minus(before)
         clear = change.error > 0 and abs(change.mean) >= CLEAR * change.error
         clauses.append(

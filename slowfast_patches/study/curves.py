@@ -59,7 +59,8 @@ def curves_of(runs: pd.DataFrame, kind: str, metric: str) -> dict[str, pd.DataFr
     curves = dict[str, pd.DataFrame]()
     for label, own in runs.dropna(subset=[metric]).groupby("label", sort=False):
         lengths = own.groupby("length")
-        accuracy, cost = lengths[metric], lengths[COSTS[kind]].mean()
+        accuracy = lengths[metric]
+        cost = lengths[COSTS[kind]].mean()
         curves[str(label)] = make_curve(
             cost.index.to_numpy(), cost.array, accuracy.mean().array, accuracy.std().array
         )

@@ -186,8 +186,10 @@ def pilot_study(
         ShortBaselineError: The full baseline takes no longer than the pilot.
     """
     whole = seconds_of_steps[0]
-    recipe, schedule = arms[0].recipe, arms[0].schedule
-    evaluation = evaluation_share(recipe, schedule, lambda frames, crop: frames * crop**2)[1]
+    baseline = arms[0]
+    _, evaluation = evaluation_share(
+        baseline.recipe, baseline.schedule, lambda frames, crop: frames * crop**2
+    )
     besides = _START + evaluation * whole
     needs = [besides + _least(arm) * s for arm, s in zip(arms, seconds_of_steps, strict=True)]
     seconds = max(2 * max(needs[:2]), whole / 10 if minutes is None else 60 * minutes)

@@ -89,7 +89,8 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
     """
     recipe = resolve(asked)
     check_recipe(recipe)
-    batch, own_batch = recipe.base_shape.batch, written.base_shape.batch
+    batch = recipe.base_shape.batch
+    own_batch = written.base_shape.batch
     text = (
         f"NUM_SHARDS {recipe.num_shards} × NUM_GPUS {recipe.num_gpus}: {recipe.world_size} "
         f"processes. Global batch: {recipe.num_shards} × TRAIN.BATCH_SIZE "

@@ -59,7 +59,7 @@ CLASSES = (
 )
 FRAMES = 20
 """Number of frames of a clip. 20 frames are 0.8 s."""
-ENCODER = {"preset": "fast", "crf": "18", "x264-params": "threads=1"}
+ENCODER = {"preset": "fast", "crf": "18", "x264-params": "threads=1:cpu-independent=1"}
 
 _TICKS_PER_FRAME = 25_000 // FPS
 _NUM_LOOKS = 50

@@ -25,13 +25,14 @@ FPS = 30
 
 # Options that make decoding fast, because decoding is part of the cost of training: no loop filter
 # and no arithmetic coding (fastdecode), no B-frames, no partitions of macroblocks, one reference
-# frame, and a key frame every 8 frames. A single thread makes the bytes of a file independent of
-# the number of cores.
+# frame, and a key frame every 8 frames. With a single thread and "cpu-independent", a video has the
+# same bytes in every run and on every machine.
 ENCODER = {
     "preset": "medium",
     "tune": "fastdecode",
     "crf": "28",
-    "x264-params": "keyint=8:min-keyint=8:scenecut=0:bframes=0:partitions=none:ref=1:threads=1",
+    "x264-params": "keyint=8:min-keyint=8:scenecut=0:bframes=0:partitions=none:ref=1:threads=1"
+    ":cpu-independent=1",
 }
 
 # Matrix from RGB in [0, 255] to Y, U and V without offsets: ITU-R BT.601, limited range.

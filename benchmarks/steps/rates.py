@@ -131,8 +131,8 @@ def _ratio(row: Row, other: Row, factor: float = 1.0) -> Row | None:
 def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
     """Compute the training time of the whole schedule, and of the baseline without multigrid.
 
-    Each median is computed from the median times of the shapes, as in multigrid-plan. The quartiles
-    are those of the results of single rounds.
+    Medians and quartiles are those of the results of single rounds, so that all shapes of a result
+    were measured under the same load.
 
     Args:
         recipe: The recipe as measured.
@@ -151,8 +151,7 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
         return {"failure": f"no time for {', '.join(map(str, dict.fromkeys(missing)))}"}
     schedule = schedule_of(recipe, num_videos or MANY_VIDEOS)
     sums = list[tuple[float, ...]]()
-    medians = [row["seconds"]["median"] for row in rows]
-    for seconds in [medians, *zip(*(row["seconds"]["rounds"] for row in rows), strict=True)]:
+    for seconds in zip(*(row["seconds"]["rounds"] for row in rows), strict=True):
         # If the shape of the baseline occurs twice, `dict` keeps the last one, which has the BN of
         # the multigrid schedule.
         times = dict(zip(shapes, seconds, strict=True))
@@ -162,10 +161,8 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
         assert baseline is not None
         sums.append((ours, baseline, baseline / ours))
     names = ("seconds", "baseline_seconds", "speed_up")
-    return {
-        name: quartiles(rounds) | {"median": median}
-        for name, (median, *rounds) in zip(names, zip(*sums, strict=True), strict=True)
-    }
+    columns = zip(*sums, strict=True)
+    return {name: quartiles(rounds) for name, rounds in zip(names, columns, strict=True)}
 
 
 def recommend(variants: Sequence[Row]) -> list[str] | None:

@@ -20,13 +20,17 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 """Names of the ten digits. The index of a name is its label."""
 
 
-def make_subset(words: Path, folder: Path, classes: Sequence[str] = DIGITS) -> None:
+def make_subset(
+    words: Path, folder: Path, classes: Sequence[str] = DIGITS, most: int | None = None
+) -> None:
     """Write the lists of the clips of some classes, and classes.txt, to a folder.
 
     Args:
         words: Output folder of make_words.py.
         folder: Folder to write to. It is created if it does not exist.
         classes: Names of the classes. The index of a name is its new label.
+        most: Maximum number of training clips per class. The first clips in the list are used. None
+            means all clips.
 
     Raises:
         ValueError: `words` has no lists or no classes.txt, or a class has no training clip.
@@ -43,7 +47,7 @@ def make_subset(words: Path, folder: Path, classes: Sequence[str] = DIGITS) -> N
             found = [pair for pair in clips if pair[1] == word]
             if split == "train" and not found:
                 raise ValueError(f"{words}/train.csv has no clip of {word}")
-            kept += found
+            kept += found[: most if split == "train" else None]
         lines = (f"{os.path.abspath(p)} {classes.index(w)}\n" for p, w in sorted(kept))
         write_text(folder / f"{split}.csv", "".join(lines))
 
@@ -60,8 +64,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=text)
     text = "words to keep (default: the ten digits)"
     parser.add_argument("--classes", nargs="+", default=DIGITS, metavar="WORD", help=text)
+    text = "maximum number of training clips per class (default: all)"
+    parser.add_argument("--most", type=int, metavar="N", help=text)
     args = parser.parse_args(argv)
-    make_subset(args.words, args.output, args.classes)
+    make_subset(args.words, args.output, args.classes, args.most)
     return 0
 
 

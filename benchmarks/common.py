@@ -7,13 +7,13 @@ import datetime
 import json
 import random
 import shlex
-import statistics
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from slowfast_patches.train.step_timer import StepClock, wait_for
@@ -40,9 +40,9 @@ def new_parser(
         keys: Whether the parser accepts KEY VALUE pairs.
     """
     parser = command_line.command_parser(doc or "")
-    text = "number of interleaved measurements of each variant, at least 2 (%(default)s)"
+    text = "number of interleaved measurements of each variant (%(default)s)"
     add = partial(command_line.add_option, parser)
-    add("--rounds", "N", text, int_at_least(2), rounds)
+    add("--rounds", "N", text, command_line.at_least_one, rounds)
     if folder is None:
         add("--output", "FILE.json", "also write the result to this file", Path)
     else:
@@ -50,17 +50,6 @@ def new_parser(
     if keys:
         command_line.add_overrides(parser, "config keys to set")
     return parser
-
-
-def int_at_least(lowest: int) -> Callable[[str], int]:
-    """Return an argparse type for integers of at least `lowest`."""
-
-    def parse(text: str) -> int:
-        if (number := int(text)) < lowest:
-            raise argparse.ArgumentTypeError(f"must be at least {lowest}, not {number}")
-        return number
-
-    return parse
 
 
 def take_turns(
@@ -95,7 +84,7 @@ def take_turns(
 
 def quartiles(rounds: Sequence[float]) -> dict[str, Any]:
     """Return the median, the first and third quartile, and the values themselves as a dict."""
-    low, median, high = statistics.quantiles(rounds, n=4, method="inclusive")
+    low, median, high = np.quantile(rounds, (0.25, 0.5, 0.75)).tolist()
     return {"median": median, "quartile_1": low, "quartile_3": high, "rounds": list(rounds)}
 
 

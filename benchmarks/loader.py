@@ -264,7 +264,8 @@ def _seconds(read: Read, videos: int, rounds: count[int]) -> float:
 
 
 def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
-    times_the = {
+    speeds = {way: quartiles([1 / s for s in took]) for way, took in seconds.items()}
+    times = {
         other: {way: ratios(seconds[other], seconds[way]) for way in OURS}
         for other in seconds
         if other not in OURS
@@ -273,32 +274,27 @@ def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
         "frames": shape.frames,
         "crop": shape.crop,
         "batch": shape.batch,
-        "clips_per_second": {
-            way: quartiles([1 / s for s in took]) for way, took in seconds.items()
-        },
-        "times": times_the,
+        "clips_per_second": speeds,
+        "times": times,
     }
 
 
 def format_result(result: Result) -> str:
     """Format a table of speeds, a table of ratios, and a description of the machine."""
-    rows = [{"name": _name(row), **row} for row in result["shapes"]]
+    rows = [{"name": f"{row['frames']} × {row['crop']}²", **row} for row in result["shapes"]]
     ways = list(rows[0]["clips_per_second"])
     clip: dict[str, Column] = {"clip": ("name", str)}
     speeds = {
         f"{way}, clips/s": (f"clips_per_second|{way}|median", "{:.1f}".format) for way in ways
     }
-    ratio = partial(spread_text, digits=2)
     times = {
-        f"{way} / {other}": (f"times|{other}|{way}", ratio) for other in ways[:-2] for way in OURS
+        f"{way} / {other}": (f"times|{other}|{way}", spread_text)
+        for other in ways[:-2]
+        for way in OURS
     }
     tables = [table(rows, clip | columns, markdown=True) for columns in (speeds, times)]
     machine = f"{result['machine']['processor']}, one core; {result['versions']}"
     return "\n\n".join([*tables, machine])
-
-
-def _name(row: Result) -> str:
-    return f"{row['frames']} × {row['crop']}²"
 
 
 if __name__ == "__main__":

@@ -70,8 +70,7 @@ def with_crop(recipe: Recipe, crop: int) -> Recipe:
     sides = [
         max(crop, round(side * crop / data.train_crop_size)) for side in data.train_jitter_scales
     ]
-    crops = dict.fromkeys(("TRAIN_CROP_SIZE", "CROP_SIZE", "TEST_CROP_SIZE"), crop)
-    keys = {f"DATA.{key}": value for key, value in crops.items()}
+    keys = {f"DATA.{key}": crop for key in ("TRAIN_CROP_SIZE", "CROP_SIZE", "TEST_CROP_SIZE")}
     return without_multigrid(recipe).replaced({**keys, "DATA.TRAIN_JITTER_SCALES": sides})
 
 

@@ -30,7 +30,6 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -39,14 +38,14 @@ import cv2
 import numpy as np
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
-from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from multigrid import Window
 from slowfast_patches.datasets.demo.synthetic import write_clip
-from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils import command_line
+from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import available_cores
 
@@ -100,7 +99,7 @@ def read_sentence(video: Path, alignments: Path) -> Sentence:
     for line in path.read_text(encoding="utf-8").splitlines():
         start, end, text = line.split()
         if text not in ("sil", "sp"):
-            times = (int(ticks) / _TICKS_PER_FRAME for ticks in (start, end))
+            times = (int(start) / _TICKS_PER_FRAME, int(end) / _TICKS_PER_FRAME)
             words.append(Word(text.lower(), *times))
     if len(words) != 6 or not {words[n].text for n in PLACES.values()} <= set(CLASSES):
         raise ValueError(f"{path} is not an alignment of the GRID corpus")
@@ -109,11 +108,8 @@ def read_sentence(video: Path, alignments: Path) -> Sentence:
 
 def decode(video: Path) -> list[VideoFrame]:
     """Decode all frames of a video. Raise ValueError if it cannot be decoded."""
-    try:
-        with translate_decode_errors(), open_video(str(video)) as file:
-            return list(file.container.decode(file.stream))
-    except UnreadableVideoError as error:
-        raise ValueError(f"{video} {error}") from error
+    with mistake_in(f"{video} cannot be decoded"), open_video(str(video)) as file:
+        return list(file.container.decode(file.stream))
 
 
 def look_at(sentence: Sentence) -> NDArray[np.float32]:
@@ -145,11 +141,9 @@ def find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:
 
 def square_around(mouth: tuple[float, float], side: int, frame: tuple[int, int]) -> Window:
     """Return the square around the mouth, shifted if necessary to lie inside the frame."""
-    left, top = (
-        min(max(0.0, at - side / 2), most - side) for at, most in zip(mouth, frame, strict=True)
-    )
-    if min(left, top) < 0:
+    if side > min(frame):
         raise ValueError(f"--side {side} is larger than the frames of {frame[0]}×{frame[1]} pixels")
+    left, top = np.clip(np.subtract(mouth, side / 2), 0, np.subtract(frame, side)).tolist()
     return Window(left, top, side, side)
 
 
@@ -165,16 +159,16 @@ def write_picture(path: Path, look: NDArray[np.float32], square: Window) -> None
 
 def cut_words(output: Path, square: Window, size: int, sentence: Sentence) -> None:
     """Write the missing clips of a sentence: the frames around each word, cropped to the square."""
-    paths = {place: output / sentence.clip(place) for place in PLACES}
-    if all(path.exists() for path in paths.values()):
+    paths = [output / sentence.clip(place) for place in PLACES]
+    if all(map(Path.exists, paths)):
         return
     frames = decode(sentence.video)
     pictures = np.empty((len(frames), size, size, 3), np.uint8)
     cropper = Cropper(square, (frames[0].width, frames[0].height), size)
     for frame, picture in zip(frames, pictures, strict=True):
         cropper(frame, picture)
-    for place, path in paths.items():
-        word = sentence.words[PLACES[place]]
+    for path, number in zip(paths, PLACES.values(), strict=True):
+        word = sentence.words[number]
         first = round((word.start + word.end - FRAMES) / 2)
         shown = np.clip(np.arange(first, first + FRAMES), 0, len(pictures) - 1)
         write_clip(path, pictures[shown], FPS, ENCODER)
@@ -201,27 +195,24 @@ def make_words(args: argparse.Namespace) -> None:
     Raises:
         ValueError: There are no videos, or an alignment is invalid.
     """
+    run = partial(thread_map, max_workers=available_cores(), disable=None)
     videos = sorted(args.videos.glob("*.mpg"))
     if not videos:
         raise ValueError(f"--videos {args.videos} has no .mpg files")
     sentences = [read_sentence(video, args.alignments) for video in videos]
     (args.output / "clips").mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(available_cores()) as pool:
-        chosen = sentences[:: -(-len(sentences) // _NUM_LOOKS)]
-        looks = list(tqdm(pool.map(look_at, chosen), "find mouth", len(chosen), disable=None))
-        look = np.mean(looks, 0)
-        height, width = look.shape[1:]
-        side = args.side or round(_SIDE * height / 2) * 2
-        x, y = args.mouth or find_mouth(look[1], side)
-        square = square_around((x, y), side, (width, height))
-        write_picture(args.output / "mouth.png", look, square)
-        print(
-            f"The mouth is at {x:g} {y:g} in frames of {width}×{height} pixels. The side of the "
-            f"square is {side} pixels. See {args.output / 'mouth.png'}."
-        )
-        cut = partial(cut_words, args.output, square, args.size)
-        for _ in tqdm(pool.map(cut, sentences), "cut", len(sentences), disable=None):
-            pass
+    chosen = sentences[:: -(-len(sentences) // _NUM_LOOKS)]
+    look = np.mean(run(look_at, chosen, desc="find mouth"), 0)
+    height, width = look.shape[1:]
+    side = args.side or round(_SIDE * height / 2) * 2
+    x, y = args.mouth or find_mouth(look[1], side)
+    square = square_around((x, y), side, (width, height))
+    write_picture(args.output / "mouth.png", look, square)
+    print(
+        f"The mouth is at {x:g} {y:g} in frames of {width}×{height} pixels. The side of the square "
+        f"is {side} pixels. See {args.output / 'mouth.png'}."
+    )
+    run(partial(cut_words, args.output, square, args.size), sentences, desc="cut")
     for name, part in split(sentences, args.seed).items():
         lines = [
             f"{sentence.clip(place)} {CLASSES.index(sentence.words[number].text)}\n"

@@ -5,15 +5,15 @@ python benchmarks/real_video/subset.py --words data/words --output data/digits
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.csv_list import read_csv
-from slowfast_patches.utils.command_line import tool
+from slowfast_patches.utils.command_line import add_option, command_parser, tool
 from slowfast_patches.utils.files import write_text
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -55,17 +55,13 @@ def make_subset(
 @tool
 def main(argv: list[str] | None = None) -> int:
     """Write the lists and return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    text = "output folder of make_words.py"
-    parser.add_argument("--words", type=Path, required=True, metavar="DIR", help=text)
-    text = "folder to write to"
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=text)
+    parser = command_parser(__doc__ or "")
+    add = partial(add_option, parser)
+    add("--words", "DIR", "output folder of make_words.py", Path, required=True)
+    add("--output", "DIR", "folder to write to", Path, required=True)
     text = "words to keep (default: the ten digits)"
-    parser.add_argument("--classes", nargs="+", default=DIGITS, metavar="WORD", help=text)
-    text = "maximum number of training clips per class (default: all)"
-    parser.add_argument("--most", type=int, metavar="N", help=text)
+    add("--classes", "WORD", text, default=DIGITS, nargs="+")
+    add("--most", "N", "maximum number of training clips per class (default: all)", int)
     args = parser.parse_args(argv)
     make_subset(args.words, args.output, args.classes, args.most)
     return 0

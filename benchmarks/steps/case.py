@@ -22,9 +22,7 @@ from slowfast_patches.datasets import load_with_classes
 from slowfast_patches.launch.device import keep_memory_whole, process_device, set_up_device
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.solver import autocast, grad_scaler
 from slowfast_patches.plan.step_time_file import device_of
-from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.train.step_timer import Mark, Timed, time_step, timed_step
 
@@ -97,16 +95,6 @@ class Steps(ABC):
     def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Return the model and the optimizer that are used in a step."""
 
-    def clean_up(self, step: ScheduleStep) -> None:
-        """Free memory that is still allocated because an iteration was interrupted."""
-        self.model_and_optimizer(step)[1].zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def precision_name(self) -> str:
-        """Return the precision of the model: "float32", "bfloat16" or "float16"."""
-        return "float32"
-
 
 class Bench(Steps):
     """Training step as implemented by this package, in contrast to PySlowFast.
@@ -127,16 +115,6 @@ class Bench(Steps):
     def model_and_optimizer(self, step: ScheduleStep) -> tuple[nn.Module, torch.optim.Optimizer]:
         return self.model, self.stepper.optimizer
 
-    def clean_up(self, step: ScheduleStep) -> None:
-        super().clean_up(step)
-        self.stepper.scaler = grad_scaler(self.recipe, self.device)
-
-    def precision_name(self) -> str:
-        with autocast(self.recipe, self.device):
-            if torch.is_autocast_enabled(self.device.type):
-                return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
-        return "float32"
-
 
 class Case:
     """Shape to measure with one implementation, and the measurements so far.
@@ -145,21 +123,18 @@ class Case:
         bench: The implementation of the training step.
         shape: Shape of the global mini-batch, which all processes share.
         bn_size: Number of clips per BN group. None stands for the whole batch of the process.
-        batch: Mini-batch of one process. By default synthetic clips are made.
+        batch: Mini-batch of one process.
     """
 
-    def __init__(
-        self, bench: Steps, shape: Shape, bn_size: int | None, batch: Batch | None = None
-    ) -> None:
+    def __init__(self, bench: Steps, shape: Shape, bn_size: int | None, batch: Batch) -> None:
         self.bench = bench
         self.shape = shape
         self.bn_size = bn_size
         self.clips = shape.batch // bench.recipe.world_size
         self.step = timed_step(shape, self.clips, bn_size)
-        self.batch = made_up_batch(bench.recipe, self.clips, shape) if batch is None else batch
+        self.batch = batch
         self.iterations = 0
-        self.rounds = list[float]()
-        self.parts: dict[str, list[float]] = {}
+        self.rounds = list[Timed]()
         self.failure: str | None = None
 
     def warm_up(self, seconds: float) -> None:
@@ -170,17 +145,16 @@ class Case:
     def time(self) -> None:
         """Measure another round, unless an earlier round has failed."""
         if self.failure is None and (took := self._try(self.iterations)) is not None:
-            self.rounds.append(took.seconds)
-            for part, seconds in took.parts.items():
-                self.parts.setdefault(part, []).append(seconds)
+            self.rounds.append(took)
 
     def _try(self, iterations: int) -> Timed | None:
         try:
             return self.bench.time(self.step, self.batch, iterations)
         except torch.OutOfMemoryError:
             self.failure = "out of memory"
-        # Clean up after the `except` block, in which the error still keeps activations alive.
-        self.bench.clean_up(self.step)
+        # Free memory after the `except` block, in which the error still keeps activations alive.
+        self.bench.model_and_optimizer(self.step)[1].zero_grad()
+        torch.cuda.empty_cache()
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -191,8 +165,11 @@ class Case:
         if self.failure is not None:
             return {"seconds": None, "failure": self.failure}
         return {
-            "seconds": quartiles(self.rounds),
-            "parts": {part: quartiles(rounds) for part, rounds in self.parts.items()},
+            "seconds": quartiles([took.seconds for took in self.rounds]),
+            "parts": {
+                part: quartiles([took.parts[part] for took in self.rounds])
+                for part in self.rounds[0].parts
+            },
             "iterations_per_round": self.iterations,
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,10 +58,7 @@ def matrix_rates(recipe: Recipe, device: torch.device, names: Iterable[str]) -> 
     for name in sorted(set(names)):
         set_up_device(recipe.replaced({"TRAIN.TF32": name == "tf32"}))
         a, b = (torch.randn(side, side, device=device).to(_TYPES[name]) for _ in range(2))
-
-        def product(a: torch.Tensor = a, b: torch.Tensor = b) -> float:
-            return seconds_of(lambda: torch.mm(a, b), device)
-
+        product = partial(seconds_of, partial(torch.mm, a, b), device)
         product()
         count = max(3, int(_SECONDS / product()))
         took = [product() for _ in range(2 * count)]

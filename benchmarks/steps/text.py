@@ -11,7 +11,6 @@ from common import Column, spread_text, table
 from multigrid import Shape
 from slowfast_patches.utils.tables import format_duration
 from steps.rates import REFERENCES
-from steps.variants import HOST
 
 Row = Mapping[str, Any]
 
@@ -43,19 +42,15 @@ def format_result(result: Row) -> str:
 
 
 def _format_variant(variant: Row) -> str:
-    """Return a table with a row per shape of a variant. The title is the name and the switches."""
+    """Return a table with a row per shape of a variant. The title has the switches that are on."""
     name = variant["name"]
     if variant["failure"] is not None:
         return f"{name} is not measured: {variant['failure']}"
     rows = variant["shapes"]
-    on = [(k, v) for k, v in variant["keys"].items() if v is not False and (v is True or v != 1)]
-    title = {"recipe": "the unchanged recipe", "plain": "all switches off"}.get(name)
-    if name in HOST:
-        title = "the model of pyslowfast in a plain training loop"
-    title = title or " ".join(str(item) for pair in on for item in pair)
+    on = [f"{k} {v}" for k, v in variant["keys"].items() if str(v) not in ("False", "1")]
     failures = {f"{Shape(*row['shape'])}: {row['failure']}" for row in rows if "failure" in row}
     shapes = table(rows, _SHAPES | _relative(rows, "clips/s to\n{}'s"))
-    return "\n".join([f"{name}: {title}\n", shapes, *sorted(failures)])
+    return "\n".join([f"{name}: {' '.join(on)}\n", shapes, *sorted(failures)])
 
 
 def _relative(rows: Sequence[Row], header: str) -> dict[str, Column]:
@@ -97,11 +92,5 @@ def _notes(result: Row) -> list[str]:
         notes.append(
             "The number of training videos is unknown, so the time of the schedule is not shown, "
             "and the speed-up is the limit for very many videos. Give --dataset-size N"
-        )
-    if any(variant["name"] in HOST for variant in result["variants"]):
-        notes.append(
-            "host uses the model, the BN and the training step of pyslowfast. Each shape has a "
-            "separate model, because the head pools over a fixed window. host_tf32 is host with "
-            "TF32."
         )
     return notes

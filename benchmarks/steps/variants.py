@@ -16,6 +16,7 @@ from slowfast_patches.config import check_recipe
 from slowfast_patches.config.key_lists import speed_switches
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size
+from slowfast_patches.models.solver import autocast
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
@@ -30,18 +31,20 @@ SWITCHES = {key.partition(".")[2].lower(): key for key in speed_switches()}
 
 # These variants set one key each. The variant `all` sets only the keys in SWITCHES. It leaves out
 # keys that save memory or change the shapes.
-_ALONE: Mapping[str, tuple[str, object]] = {name: (key, True) for name, key in SWITCHES.items()} | {
-    "act_checkpoint": ("MODEL.ACT_CHECKPOINT", True),
-    "size_divisor": ("MULTIGRID.SIZE_DIVISOR", 16),
+_ALONE: dict[str, dict[str, object]] = {
+    **{name: {key: True} for name, key in SWITCHES.items()},
+    "act_checkpoint": {"MODEL.ACT_CHECKPOINT": True},
+    "size_divisor": {"MULTIGRID.SIZE_DIVISOR": 16},
+    "host_tf32": {"TRAIN.TF32": True},
 }
-_OFF: Keys = dict.fromkeys(SWITCHES.values(), False) | {
+_OFF: dict[str, object] = dict.fromkeys(SWITCHES.values(), False) | {
     "MODEL.ACT_CHECKPOINT": False,
     "MULTIGRID.SIZE_DIVISOR": 1,
     "TRAIN.DETERMINISTIC": False,
 }
 
 HOST = ("host", "host_tf32")
-EACH = ("plain", *_ALONE, "all", *HOST)
+EACH = ("plain", *SWITCHES, "act_checkpoint", "size_divisor", "all", *HOST)
 NAMES = ("recipe", *EACH)
 
 
@@ -57,17 +60,10 @@ def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Reci
     if name == "all":
         keys = _all_possible(recipe, device)
         return recipe.replaced(keys), keys
-    keys = dict(_OFF)
-    problem = None
-    if name in HOST:
-        keys["TRAIN.TF32"] = name == "host_tf32"
-        problem = host_problem(recipe)
-    elif name != "plain":
-        key, value = _ALONE[name]
-        keys[key] = value
+    keys = _OFF | _ALONE.get(name, {})
     changed = recipe.replaced(keys)
-    problem = problem or _problem(changed, keys, device)
-    if problem is not None:
+    problem = host_problem(recipe) if name in HOST else None
+    if problem := problem or _problem(changed, keys, device):
         raise ValueError(problem)
     return changed, keys
 
@@ -80,8 +76,7 @@ def _all_possible(recipe: Recipe, device: torch.device) -> Keys:
     """
     keys: dict[str, object] = {}
     for key in SWITCHES.values():
-        possible = _problem(recipe.replaced(keys | {key: True}), {key: True}, device) is None
-        keys[key] = possible
+        keys[key] = _problem(recipe.replaced(keys | {key: True}), {key: True}, device) is None
     return keys
 
 
@@ -140,10 +135,11 @@ class Variant:
     @property
     def precision(self) -> str:
         """Precision of matrix products: "float32", "tf32", "bfloat16" or "float16"."""
-        bench = self.cases[0].bench
-        name = bench.precision_name()
-        rounds = self.recipe.train.tf32 and _has_tf32(bench.device)
-        return "tf32" if name == "float32" and rounds else name
+        device = self.cases[0].bench.device
+        with autocast(self.recipe, device):
+            if torch.is_autocast_enabled(device.type):
+                return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+        return "tf32" if self.recipe.train.tf32 and _has_tf32(device) else "float32"
 
 
 def build_variants(recipe: Recipe, names: Sequence[str], device: torch.device) -> list[Variant]:

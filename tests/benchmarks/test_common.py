@@ -3,7 +3,6 @@
 import json
 
 import common
-import pytest
 
 
 def test_the_parts_of_steps_by_hand():
@@ -37,5 +36,3 @@ def test_batch_normalisation_is_measured(load_program, tmp_path, capsys, monkeyp
     result = json.loads(path.read_text())
     assert [row["shape"] for row in result["rows"]] == [[4, 3, 2, 4, 4]] * 2
     assert result["command"].startswith("python benchmarks/batchnorm.py --device cpu --small")
-    with pytest.raises(SystemExit):
-        bench.parse_args(["--clips", "8", "--group-size", "8"])  # one group is not split

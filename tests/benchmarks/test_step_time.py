@@ -14,8 +14,6 @@ from torch import nn
 from multigrid import GroupedBatchNorm3d
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.plan.step_time_file import MisfitError
-from slowfast_patches.plan.step_times import measured_timing
 
 SHORT = ("MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.7]")
 
@@ -46,19 +44,6 @@ def test_a_switch_alone_leaves_the_others_off_and_all_is_what_the_device_can(tin
         changed, keys = variants.with_switches(cfg, name, CPU)
         assert sorted(key for key, value in keys.items() if value is True) == expected
         assert changed.train.mixed_precision == (name == "all")
-
-
-@pytest.mark.parametrize(
-    ("name", "pairs", "message"),
-    [
-        ("compile", (), r"TRAIN\.COMPILE does not work on this machine: no compiler"),
-        ("host_tf32", (), r"TRAIN\.TF32 "),
-        ("host", ("SOLVER.OPTIMIZING_METHOD", "adamw"), "pyslowfast 1.0 does not have .* adamw"),
-    ],
-)
-def test_what_cannot_be_says_why(tiny_recipe, name, pairs, message):
-    with pytest.raises(ValueError, match=message):
-        variants.with_switches(load_recipe(tiny_recipe, pairs), name, CPU)
 
 
 def test_the_hosts_code_is_untouched_and_trains_at_every_shape(cfg):
@@ -102,8 +87,6 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
     rows = written["shapes"]
     assert [row["seconds"] is None for row in rows] == [False, True, False, False]
     assert rows[1]["failure"] == "out of memory"
-    with pytest.raises(MisfitError, match="no time for 16×8×16²"):
-        measured_timing([path], load_recipe(tiny_recipe, pairs))
 
 
 def test_the_commands_of_make_gpu_are_accepted(step_time):

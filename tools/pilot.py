@@ -100,7 +100,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run the pilot, print its report, and return the exit status."""
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("slowfast_patches.study.pilot").setLevel(logging.INFO)
     arms = pilot_arms(recipe_path(args.cfg), args.overrides)
     seconds = measured_seconds(arms, args.step_times, args.output)
     seeds = list(dict.fromkeys(args.seeds))

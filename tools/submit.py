@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     run_net = Path(__file__).resolve().with_name("run_net.py")
     command = [sys.executable, str(run_net), "--cfg", str(cfg), *args.overrides]
     if args.dry_run:
-        print(batch_file([command], recipe, args.slurm, folder / FOLDER), end="")
+        print(batch_file(command, recipe, args.slurm, folder / FOLDER), end="")
         return 0
     queued = slurm_jobs.submit({".": (recipe, command)}, folder, args.slurm)
     if not queued:

@@ -27,12 +27,11 @@ killed before it has installed its signal handlers."""
 _BATCH_FILE = """\
 #!/bin/bash
 {directives}
-{choice}srun --wait=60 --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" {command}
+srun --wait=60 --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" {command}
 status=$?
-job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 case $status in {resumable})
     if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
-        scontrol requeue "$job"
+        scontrol requeue "$SLURM_JOB_ID"
     else
         echo "The job has been restarted {requeues} times. To resume it, submit it again."
     fi
@@ -76,16 +75,15 @@ class Slurm:
             )
 
 
-def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, logs: Path) -> str:
-    """Return the batch file of a job, or of a job array if there are several commands.
+def batch_file(command: Sequence[str], recipe: Recipe, slurm: Slurm, logs: Path) -> str:
+    """Return the batch file of a job.
 
     Args:
-        commands: Command line of the training of each job. It is the same on all machines.
+        command: Command line of the training. It is the same on all machines.
         recipe: Recipe with the numbers of machines and of GPUs per machine.
         slurm: Resources to request. Its `options` replace other options.
         logs: Folder of the logs.
     """
-    is_array = len(commands) > 1
     options = {
         "job-name": "multigrid",
         "partition": slurm.partition,
@@ -96,22 +94,16 @@ def batch_file(commands: Sequence[Sequence[str]], recipe: Recipe, slurm: Slurm, 
         "signal": f"USR1@{slurm.warning_seconds}",
         "requeue": "",
         "open-mode": "append",
-        "output": f"{logs.resolve()}/".replace("%", "%%") + ("%A_%a.out" if is_array else "%j.out"),
+        "output": f"{logs.resolve()}/".replace("%", "%%") + "%j.out",
         **({"gpus-per-node": recipe.num_gpus} if recipe.num_gpus else {}),
     }
-    choice, command = "", shlex.join(commands[0])
-    if is_array:
-        options["array"] = f"0-{len(commands) - 1}"
-        cases = "".join(f"{n}) set -- {shlex.join(words)};;\n" for n, words in enumerate(commands))
-        choice, command = f"case $SLURM_ARRAY_TASK_ID in\n{cases}esac\n", '"$@"'
     directives = [
         f"#SBATCH --{name}" + (f"={shlex.quote(str(value))}" if value != "" else "")
         for name, value in {**options, **slurm.options}.items()
     ]
     return _BATCH_FILE.format(
         directives="\n".join(directives),
-        choice=choice,
-        command=command,
+        command=shlex.join(command),
         resumable="|".join(map(str, _RESUMABLE)),
         requeues=slurm.requeues,
     )

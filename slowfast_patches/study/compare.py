@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -13,13 +14,7 @@ import pandas as pd
 from multigrid.cost import short_ends
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.study.arms import Arm, check_study, make_arm, scaled
-from slowfast_patches.study.curves import (
-    curves_of,
-    draw_curves,
-    leads_table,
-    levels_of,
-    levels_table,
-)
+from slowfast_patches.study.curves import curves_of, draw_curves, leads_table, levels_table
 from slowfast_patches.study.report import (
     Report,
     Table,
@@ -29,8 +24,8 @@ from slowfast_patches.study.report import (
     study_warnings,
 )
 from slowfast_patches.study.runs import Study, mean
-from slowfast_patches.study.score import CLEAR, Score, chance_of, score_of
-from slowfast_patches.utils.pictures import MUTED, add_legend, new_figure
+from slowfast_patches.study.score import CLEAR, format_score, score_of
+from slowfast_patches.utils.pictures import COLOURS, MUTED, add_legend, new_figure
 from slowfast_patches.utils.tables import format_list
 
 if TYPE_CHECKING:
@@ -52,22 +47,21 @@ def make_arms(
     speed-ups are relative to the longest training of the first recipe.
 
     Args:
-        cfg_files: Config files of at least two recipes, the baseline first.
+        cfg_files: Config files of the recipes, the baseline first.
         overrides: Alternating config keys and values for all recipes.
         equal_iterations: Also train a copy of the first recipe with as many iterations as the
             second recipe (the paper's "Baseline 1/3.3").
         lengths: Lengths to train each recipe for, as multiples of the recipe's own length. By
-            default, only length 1 is trained.
+            default, only length 1 is trained. MULTIGRID.EPOCH_FACTOR does not change, because it
+            multiplies the scaled number of epochs.
 
     Returns:
         The arms in the order of the recipes.
 
     Raises:
-        ValueError: There are fewer than two recipes, two config files have the same name, a recipe
-            cannot be trained, the metrics of the recipes differ, or the lengths are invalid.
+        ValueError: Two config files have the same name, a recipe cannot be trained, or the metrics
+            of the recipes differ.
     """
-    if len(cfg_files) < 2:
-        raise ValueError("A comparison needs at least two configs: --cfg A.yaml --cfg B.yaml")
     check_study(cfg_files, overrides)
     arms = [make_arm(path.stem, path.stem, path, overrides) for path in cfg_files]
     metrics = {arm.name: ", ".join(metric_names(arm.recipe)) for arm in arms}
@@ -76,23 +70,16 @@ def make_arms(
             f"The metrics of the configs differ, so they cannot be compared: {metrics}"
         )
     if equal_iterations:
-        arms.insert(1, _shortened(arms[0], arms[1]))
+        arms.insert(1, _shortened(*arms[:2]))
     if lengths:
-        arms = [_at_length(arm, length) for arm in arms for length in sorted(lengths)]
+        arms = [
+            scaled(arm, length, f"{arm.name} at {length:g}×", f"{arm.folder}_x{length:g}")
+            for arm in arms
+            for length in sorted(lengths)
+        ]
     own = [arm for arm in arms if arm.label == arms[0].label]
-    baseline = next((arm for arm in own if arm.length == 1), own[-1]).name
-    return [replace(arm, baseline=baseline) for arm in arms]
-
-
-def _at_length(arm: Arm, length: float) -> Arm:
-    """Return a copy of an arm that is trained for another length, or the arm itself for length 1.
-
-    The runs of length 1 are thus shared with comparisons without --lengths. MULTIGRID.EPOCH_FACTOR
-    does not change, because it multiplies the scaled number of epochs.
-    """
-    if not 0 < length < math.inf:
-        raise ValueError(f"--lengths takes positive numbers, not {length:g}.")
-    return scaled(arm, length, f"{arm.name} at {length:g}×", f"{arm.folder}_x{length:g}")
+    baseline = max(own, key=lambda arm: (arm.length == 1, arm.length))
+    return [replace(arm, baseline=baseline.name) for arm in arms]
 
 
 def _shortened(long: Arm, short: Arm) -> Arm:
@@ -122,19 +109,18 @@ def compare(
             speed-ups are computed from wall-clock times.
     """
     first = study.arms[0]
-    metric, *others = metric_names(first.recipe)
-    scores = {name: score_of(runs, name, metric) for name in runs["arm"].unique()}
-    chance = chance_of(first.recipe)
-    verdict = _verdict(study, runs, scores, chance)
-    warnings = [*_warnings(study, scores, chance or 0.0), *study_warnings(runs)]
+    metrics = metric_names(first.recipe)
+    scores = {name: score_of(runs, name, metrics[0]) for name in runs["arm"].unique()}
+    content = study_json(study, runs, command)
+    verdict = _verdict(study, runs, scores, content["chance"])
+    warnings = [*_warnings(study, scores, content["chance"] or 0.0), *study_warnings(runs)]
     times = f"iterations × the step times of {step_times}" if step_times else "wall-clock times"
-    columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", metric, *others]
+    columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", *metrics]
     tables: list[str | Table] = [arms_table(study, runs, columns)]
-    several = any(arm.length != 1 for arm in study.arms) and first.label in set(runs["label"])
-    levels = levels_of(runs, metric) if several else []
-    if levels:
-        leads = leads_table(curves_of(runs, "seconds", metric))
-        tables = [levels_table(levels, metric_title(metric)), leads, *tables]
+    curves = curves_of(runs, "clock", metrics[0])
+    has_lengths = first.label in curves and any(arm.length != 1 for arm in study.arms)
+    if has_lengths:
+        tables = [levels_table(curves, metric_title(metrics[0])), leads_table(curves), *tables]
     return Report(
         name="report",
         title="Comparison",
@@ -144,19 +130,13 @@ def compare(
         ],
         tables=tables,
         notes=[_explain(first.baseline, times), *origin(runs, command)],
-        content={
-            **study_json(study, runs, command, chance),
-            "seconds": times,
-            "verdict": verdict or None,
-            "warnings": warnings,
-            "levels": levels,
-        },
-        figure=_figure(runs, metric, chance, times, has_lengths=bool(levels)),
+        content=content | {"seconds": times, "verdict": verdict or None, "warnings": warnings},
+        figure=_figure(runs, metrics[0], content["chance"], times, has_lengths=has_lengths),
     )
 
 
 def _verdict(
-    study: Study, runs: pd.DataFrame, scores: Mapping[str, Score], chance: float | None
+    study: Study, runs: pd.DataFrame, scores: Mapping[str, NormalDist], chance: float | None
 ) -> str:
     """Return one sentence that compares arms with their baseline.
 
@@ -172,13 +152,13 @@ def _verdict(
             continue
         before = scores[baseline.name]
         after = scores[arm.name]
-        change = after.minus(before)
-        clear = change.error > 0 and abs(change.mean) >= CLEAR * change.error
+        change = after - before
+        clear = 0 < CLEAR * change.stdev <= abs(change.mean)
         clauses.append(
             f"{arm.name} is {speed_up.mean:.2f}× as fast ({total.mean:.2f}× with evaluation and "
-            f"test) and {'loses' if change.mean < 0 else 'gains'} "
-            f"{change._replace(mean=abs(change.mean))} points of {title} ({after} % against "
-            f"{before} %{'' if clear else ', undecided'})"
+            f"test), and its {title} differs by {format_score(change)} points "
+            f"({format_score(after)} % against {format_score(before)} %"
+            f"{'' if clear else ', undecided'})"
         )
     if not clauses:
         return ""
@@ -186,10 +166,10 @@ def _verdict(
     return f"Compared with {baseline.name}, {'; '.join([*clauses, *last])}."
 
 
-def _warnings(study: Study, scores: Mapping[str, Score], chance: float) -> list[str]:
+def _warnings(study: Study, scores: Mapping[str, NormalDist], chance: float) -> list[str]:
     """Return warnings about speed-ups and accuracies that may be misleading."""
     texts = [f"{arm.name}: {text}." for arm in study.arms for text in short_ends(arm.schedule)]
-    low = [name for name, each in scores.items() if each.mean - CLEAR * each.error <= chance]
+    low = [name for name, each in scores.items() if each.mean - CLEAR * each.stdev <= chance]
     if low and chance:
         texts.append(
             f"The accuracy of {format_list(low)} is not clearly above chance. A speed-up at this "
@@ -221,21 +201,21 @@ def _figure(
     With --lengths, additional panels show the metric against iterations and FLOPs. Without
     --lengths, a thin line shows the validations of each run, as in Figure 1 of the paper.
     """
-    titles = {"seconds": f"seconds of training ({times})"}
+    titles = {"clock": f"seconds of training ({times})"}
     if has_lengths:
         titles |= {"iterations": "iterations", "flops": "training FLOPs"}
+    colours = dict(zip(runs["label"].unique(), cycle(COLOURS), strict=False))
     figure, panels = new_figure(1, 4 + 4 * len(titles), 5, columns=len(titles))
-    for axes, (kind, title) in zip(panels, titles.items(), strict=True):
+    for axes, (cost, title) in zip(panels, titles.items(), strict=True):
         axes.set_xlabel(title)
-        curves = curves_of(runs, kind, metric)
-        colours = draw_curves(axes, curves, runs, logarithmic=has_lengths)
+        draw_curves(axes, curves_of(runs, cost, metric), colours, runs, has_lengths)
         if chance is not None:
             axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
-        for run in [] if has_lengths else runs.itertuples():
-            points = pd.DataFrame(run.result["evaluations"])
-            seconds = points["seconds"] * run.clock / run.seconds
-            axes.plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
-            axes.set_xlim(left=0)
+    for run in [] if has_lengths else runs.itertuples():
+        points = pd.DataFrame(run.result["evaluations"])
+        seconds = points["seconds"] * run.clock / run.seconds
+        panels[0].plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
+        panels[0].set_xlim(left=0)
     panels[0].set_ylabel(f"{metric_title(metric)} (%)")
     add_legend(figure, panels[0], "mean ± standard deviation over n seeds", 2)
     return figure

@@ -5,7 +5,6 @@ Both are read from published.yaml. A training that appears in several tables run
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,14 +12,11 @@ from typing import Any
 
 import yaml
 
-from slowfast_patches.config import Recipe, load_recipe
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.load import CONFIGS
-from slowfast_patches.config.scale import as_overrides, scaled_lengths
-from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.study.arms import Arm, make_arm
+from slowfast_patches.config.scale import as_overrides
+from slowfast_patches.study.arms import Arm, make_arm, scaled
 from slowfast_patches.utils.tables import Mean
-
-logger = logging.getLogger(__name__)
 
 _PLACES = frozenset(("DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX", "TRAIN.CHECKPOINT_FILE_PATH"))
 """Keys of a finished run that need not be given to show its result."""
@@ -39,8 +35,6 @@ class Row:
         baseline: Config file of the baseline, relative to configs/.
         start: Initial weights: `SCRATCH`, "imagenet" or "kinetics".
         factor: Number of epochs as a multiple of the baseline's. None keeps the recipe's epochs.
-        as_long_as: Another row. If given, this row is trained for the same number of iterations as
-            the other row, and `factor` is ignored.
         overrides: Alternating config keys and values that override the config file.
         variant: Name of the overrides, which becomes part of the folder name.
         metrics: Maps names of metrics to published values in per cent.
@@ -55,7 +49,6 @@ class Row:
     baseline: str
     start: str = SCRATCH
     factor: float | None = None
-    as_long_as: Row | None = None
     overrides: tuple[str, ...] = ()
     variant: str = ""
     metrics: Mapping[str, Mean] = field(default_factory=dict)
@@ -69,11 +62,7 @@ class Row:
         """Name of the arm and of its folder. Rows with the same training have the same name."""
         name = self.recipe.removesuffix(".yaml")
         name += f"_{self.variant}" if self.variant else ""
-        factor = self.factor
-        if self.as_long_as is not None:
-            name += "_as_long_as_multigrid"
-            factor = self.as_long_as.factor
-        return name if factor is None else f"{name}_x{factor:g}"
+        return name if self.factor is None else f"{name}_x{self.factor:g}"
 
     @property
     def reference(self) -> Row:
@@ -104,19 +93,17 @@ class Experiment:
 
 def _experiment(content: dict[str, Any]) -> Experiment:
     common = {key: content.pop(key) for key in ("recipe", "baseline", "start") if key in content}
-    lines = [common | line for line in content.pop("rows")]
-    rows = dict[str, Row]()
-    for line in sorted(lines, key=lambda line: "as_long_as" in line):
-        numbers = {name: line.pop(name) for name in ("top1", "top5", "map") if name in line}
-        metrics = {
-            k: Mean(*v) if isinstance(v, list) else Mean(v, None) for k, v in numbers.items()
-        }
-        values = {"baseline": line["recipe"], **line, "metrics": metrics}
-        values["as_long_as"] = rows.get(line.get("as_long_as", ""))
-        values["overrides"] = as_overrides(line.get("overrides", {}))
-        rows[line["label"]] = Row(**values)
-    content["rows"] = tuple(rows[line["label"]] for line in lines)
-    return Experiment(**content)
+    rows = tuple(_row(common | line) for line in content.pop("rows"))
+    return Experiment(**content, rows=rows)
+
+
+def _row(line: dict[str, Any]) -> Row:
+    numbers: dict[str, Any] = {
+        name: line.pop(name) for name in ("top1", "top5", "map") if name in line
+    }
+    metrics = {k: Mean(*v) if isinstance(v, list) else Mean(v, None) for k, v in numbers.items()}
+    overrides = as_overrides(line.pop("overrides", {}))
+    return Row(**{"baseline": line["recipe"]} | line, metrics=metrics, overrides=overrides)
 
 
 _PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
@@ -162,42 +149,13 @@ def paper_arms(
         if row.start != SCRATCH:
             # Replace the placeholder path of the recipe with the user's file.
             keys["TRAIN.CHECKPOINT_FILE_PATH"] = (weights or {}).get(row.start) or ""
-        pairs = row.overrides + as_overrides(keys) + _fitting(tuple(overrides), plain, path)
+        if row.factor and plain.uses_multigrid:
+            keys["MULTIGRID.EPOCH_FACTOR"] = row.factor
+        pairs = row.overrides + as_overrides(keys) + tuple(overrides)
         arm = make_arm(row.folder, row.folder, path, pairs)
-        factor = row.factor
-        if row.as_long_as is not None:
-            factor = _nominal_iterations(make(row.as_long_as)) / _nominal_iterations(arm)
-        if factor is not None:
-            lengths: Mapping[str, object] = {"MULTIGRID.EPOCH_FACTOR": factor}
-            if not arm.recipe.uses_multigrid:
-                lengths = scaled_lengths(arm.recipe, factor)
-            arm = make_arm(row.folder, row.folder, path, pairs + as_overrides(lengths))
+        if row.factor and not plain.uses_multigrid:
+            arm = scaled(arm, row.factor, row.folder, row.folder)
         return replace(arm, baseline=row.reference.folder, open_keys=_PLACES)
 
     trainings = {each.folder: each for row in rows for each in (row.reference, row)}
     return {folder: make(row) for folder, row in trainings.items()}
-
-
-def _nominal_iterations(arm: Arm) -> int:
-    """Return the iterations of an arm for the training-set size given in its recipe.
-
-    The training list of the user may have another size. If the number of epochs depended on that
-    list, a finished run would not match its recipe on a machine without the data set.
-    """
-    num_videos = arm.recipe.data.num_train_videos or arm.schedule.num_videos
-    return schedule_of(arm.recipe, num_videos).iterations
-
-
-def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str, ...]:
-    """Return the overrides of the user that apply to a recipe.
-
-    SOLVER.REFERENCE_WORLD_SIZE and NUM_GPUS are dropped if the recipe was written for another
-    number of GPUs. For example, SOLVER.REFERENCE_WORLD_SIZE 8 does not apply to a recipe for 1 GPU.
-    """
-    keys = dict(zip(overrides[::2], overrides[1::2], strict=False))
-    reference = keys.pop("SOLVER.REFERENCE_WORLD_SIZE", "0")
-    if reference in ("0", str(plain.num_gpus)):
-        return overrides
-    logger.warning("%s was written for NUM_GPUS %d. It is not scaled.", path.name, plain.num_gpus)
-    keys.pop("NUM_GPUS", None)
-    return as_overrides(keys)

@@ -7,8 +7,8 @@ recipe with fewer epochs. Step times are measured first, to choose lengths that 
 
 from __future__ import annotations
 
-import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,7 @@ from multigrid import GENTLE, PAPER
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, cycle_keys
-from slowfast_patches.datasets.lists.dataset_lists import load_with_classes, read_list
-from slowfast_patches.datasets.lists.overlaps import find_overlaps
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
@@ -33,8 +32,6 @@ from slowfast_patches.study.runs import Study
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
 from slowfast_patches.utils.tables import format_duration
-
-logger = logging.getLogger(__name__)
 
 CYCLES = (
     GENTLE,
@@ -96,8 +93,6 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
             "The pilot only supports one label per video. Compare full trainings with "
             "multigrid-compare instead."
         )
-    for overlap in find_overlaps({split: read_list(recipe, split) for split in ("train", "val")}):
-        logger.warning("%s", overlap)
     keys: dict[str, object] = {
         "TEST.ENABLE": False,
         # Evaluate only after the last iteration.
@@ -205,10 +200,10 @@ def pilot_study(
     for arm, whole_arm in zip(arms[:number], seconds_of_steps, strict=False):
         length = float(f"{share / whole_arm:.4g}")
         tried.append(scaled(arm, length, arm.name, f"{arm.folder}_x{length:g}"))
-    logger.info(
-        "The pilot takes about %s per seed. Each of these arms is trained for %s: %s.",
-        *(format_duration(seconds), format_duration(share)),
-        "; ".join(arm.name for arm in tried),
+    print(
+        f"The pilot takes about {format_duration(seconds)} per seed. Each of these arms is trained "
+        f"for {format_duration(share)}: {'; '.join(arm.name for arm in tried)}.",
+        file=sys.stderr,
     )
     return Study(tried, seeds, output, {arm.name: share for arm in tried})
 

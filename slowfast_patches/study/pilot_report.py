@@ -22,7 +22,7 @@ from slowfast_patches.config.schedule import cycle_keys
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.report import Report, arms_table, origin, study_json, study_warnings
 from slowfast_patches.study.runs import Study
-from slowfast_patches.study.score import Score, chance_of, score_of, scored_videos
+from slowfast_patches.study.score import format_score, score_of, scored_videos
 from slowfast_patches.utils.tables import format_duration
 
 _SEEDS = 40.0
@@ -49,14 +49,14 @@ class Outcome:
     """Outcome of a pilot, whose arms were trained for equal times.
 
     Attributes:
-        scores: Maps the name of each arm to its score.
+        scores: Maps the name of each arm to its score and standard error.
         best: Arm with the highest score, excluding the baseline.
         ahead: Probability that the best cycle is more accurate than the baseline after equal time.
         waiting: Share of the best cycle's training time that was spent waiting for data.
         speed_up: Speed-up of a full training with the best cycle, relative to the full baseline.
     """
 
-    scores: Mapping[str, Score]
+    scores: Mapping[str, NormalDist]
     best: Arm
     ahead: float
     waiting: float
@@ -87,8 +87,7 @@ def evaluate_pilot(study: Study, runs: pd.DataFrame) -> Outcome:
     metric = metric_names(baseline.recipe)[0]
     scores = {arm.name: score_of(runs, arm.name, metric, _SEEDS) for arm in study.arms}
     best = max(cycles, key=lambda arm: scores[arm.name].mean)
-    change = scores[best.name].minus(scores[baseline.name])
-    ahead = 1 - NormalDist(change.mean, change.error).cdf(0)
+    ahead = 1 - (scores[best.name] - scores[baseline.name]).cdf(0)
     if ahead > 0.5:
         # Bonferroni correction: with several cycles, the best may be ahead by chance.
         ahead = max(0.5, 1 - len(cycles) * (1 - ahead))
@@ -115,9 +114,10 @@ def report_pilot(
         baseline_seconds: Time of all training steps of the full-length baseline, in seconds.
     """
     videos = scored_videos(runs["result"])
-    chance = chance_of(study.arms[0].recipe)
+    content = study_json(study, runs, command)
+    chance = content["chance"]
     seconds = float(runs["total"].sum()) / len(study.seeds)
-    scores = "; ".join(f"{name} {score}" for name, score in outcome.scores.items())
+    scores = "; ".join(f"{name} {format_score(score)}" for name, score in outcome.scores.items())
     explained = (
         f"Scores on {videos} validation videos at the baseline's shape, with the standard errors "
         f"due to the numbers of videos and seeds, in per cent: {scores}. Chance is {chance:.1f}. "
@@ -131,8 +131,8 @@ def report_pilot(
         result=[*study_warnings(runs), *_explain(outcome)],
         tables=[table, explained],
         notes=origin(runs, command),
-        content={
-            **study_json(study, runs, command, chance),
+        content=content
+        | {
             "videos": videos,
             "speed_up": outcome.speed_up,
             "baseline_seconds": baseline_seconds,
@@ -140,7 +140,7 @@ def report_pilot(
             "ahead": outcome.ahead,
             "advice": outcome.advice,
             "best": outcome.best.name,
-            "standard_errors": {name: score.error for name, score in outcome.scores.items()},
+            "standard_errors": {name: score.stdev for name, score in outcome.scores.items()},
         },
     )
 

@@ -14,6 +14,7 @@ from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study, mean
+from slowfast_patches.study.score import chance_of
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.pictures import save_figure
 from slowfast_patches.utils.tables import (
@@ -127,8 +128,7 @@ def arm_json(arm: Arm, runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, 
     finished.
     """
     means = {name: mean(runs, arm.name, name) for name in (*COLUMNS, *metrics)}
-    own = runs[runs["arm"] == arm.name]
-    ratios = own["speed_up"].astype(object).where(own["speed_up"].notna(), None)
+    results = runs.loc[runs["arm"] == arm.name, "result"]
     return {
         "name": arm.name,
         "label": arm.label,
@@ -137,30 +137,25 @@ def arm_json(arm: Arm, runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, 
         **{name: value and value._asdict() for name, value in means.items()},
         "length": arm.length,
         "config": parse_yaml(arm.recipe.text),
-        "runs": [
-            {"seed": seed, "speed_up": ratio} | {k: v for k, v in run.items() if k != "config"}
-            for seed, ratio, run in zip(own["seed"], ratios, own["result"], strict=True)
-        ],
+        "runs": [{k: v for k, v in run.items() if k != "config"} for run in results],
     }
 
 
-def study_json(
-    study: Study, runs: pd.DataFrame, command: str, chance: float | None
-) -> dict[str, Any]:
+def study_json(study: Study, runs: pd.DataFrame, command: str) -> dict[str, Any]:
     """Return the runs of all arms as JSON-compatible data.
 
     Args:
         study: Arms and seeds.
         runs: Table returned by `Study.runs`.
         command: Command line that reproduces the report.
-        chance: Chance level in per cent, or None.
     """
-    metrics = metric_names(study.arms[0].recipe)
+    recipe = study.arms[0].recipe
+    metrics = metric_names(recipe)
     return {
         "command": command,
         "metric": metrics[0],
         "seeds": study.seeds,
-        "chance": chance,
+        "chance": chance_of(recipe),
         "configs": [arm_json(arm, runs, metrics) for arm in study.arms],
     }
 

@@ -6,6 +6,7 @@ Each report shows the measured numbers next to the published numbers.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.step_time_file import MisfitError
 from slowfast_patches.plan.step_times import UNTIMED, measured_timing
 from slowfast_patches.study.arms import Arm, hidden_files
-from slowfast_patches.study.curves import curves_of, draw_curves, make_curve
+from slowfast_patches.study.curves import curves_of, draw_curves
 from slowfast_patches.study.paper import SCRATCH, Experiment, Row
 from slowfast_patches.study.report import (
     COLUMNS,
@@ -31,7 +32,7 @@ from slowfast_patches.study.report import (
     study_warnings,
 )
 from slowfast_patches.study.runs import Study
-from slowfast_patches.utils.pictures import add_legend, new_figure
+from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,15 +53,16 @@ def costs_of(arms: Mapping[str, Arm], step_times: Sequence[Path]) -> dict[str, C
     costs = dict[str, Cost]()
     for name, arm in arms.items():
         recipe = arm.recipe
-        model = repr([recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_, recipe.hf])
-        kind = f"{model} {recipe.data.num_frames} {recipe.data.crop_size}"
-        flops = counts[kind] = counts.get(kind) or flops_per_clip(recipe)
+        # Arms of the same model share the FLOPs, which take a second to count.
+        model = repr([recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_])
+        if model not in counts:
+            counts[model] = flops_per_clip(recipe)
         timing = UNTIMED
         try:
             timing = measured_timing(step_times, recipe) if step_times else UNTIMED
         except MisfitError as error:
             print(f"There are no step times for {arm.cfg_file.name}: {error}\n")
-        costs[name] = schedule_cost(arm.schedule, flops, timing.ours)
+        costs[name] = schedule_cost(arm.schedule, counts[model], timing.ours)
     return costs
 
 
@@ -183,6 +185,8 @@ def _figure(experiment: Experiment, arms: Mapping[str, Arm], runs: pd.DataFrame)
     Hollow points are published numbers.
     """
     rows = {row.folder: row for row in experiment.rows}
+    curves = dict.fromkeys(row.curve for row in experiment.rows)
+    colours = dict(zip(curves, cycle(COLOURS), strict=False))
     runs = runs[runs["arm"].isin(list(rows))]
     whole = arms[experiment.rows[0].reference.folder].schedule.epochs
     runs = runs.assign(
@@ -190,17 +194,15 @@ def _figure(experiment: Experiment, arms: Mapping[str, Arm], runs: pd.DataFrame)
         length=[arms[name].schedule.epochs / whole for name in runs["arm"]],
         clock=1 / runs["speed_up"],
     )
-    curves = {row.curve: make_curve([], [], [], []) for row in rows.values()}
     figure, [axes] = new_figure(rows=1, width=8, height=5)
     figure.suptitle(experiment.title, fontsize=11)
     axes.set_xlabel("training time relative to the baseline (including data loading)")
     axes.set_ylabel("top-1 accuracy (%)")
-    curves |= curves_of(runs, "seconds", "top1")
-    colours = draw_curves(axes, curves, runs, logarithmic=True)
-    for row in rows.values():
+    draw_curves(axes, curves_of(runs, "clock", "top1"), colours, runs, lengths=True)
+    for row in experiment.rows:
         if "top1" in row.metrics:
             point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
-            axes.plot(*point, "o", mec=colours[row.curve], mew=1.8, mfc="none", ms=10, zorder=5)
-    explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
-    add_legend(figure, axes, explained, 2)
+            name = f"{row.curve}, published"
+            axes.plot(*point, "o", mec=colours[row.curve], mfc="none", ms=10, label=name)
+    add_legend(figure, axes, "mean ± standard deviation over n seeds", 2)
     return figure

@@ -9,7 +9,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ import pandas as pd
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import differences, stored_keys, values_by_key
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.utils.errors import RunError
+from slowfast_patches.utils.errors import RunError, mistake_in
 from slowfast_patches.utils.signals import handle_signals
 from slowfast_patches.utils.tables import Mean, mean_of, shorten_list
 
 _COLUMNS = (
-    *("arm", "label", "length", "seed", "iterations", "epochs", "clips", "flops"),
-    *("seconds", "loading", "evaluating", "total", "machine", "versions", "result"),
+    *("arm", "label", "length", "baseline", "seed", "iterations", "epochs", "clips", "flops"),
+    *("seconds", "loading", "total", "machine", "versions", "result"),
 )
 
 _FREE = frozenset(
@@ -76,14 +76,13 @@ class Study:
             The columns are:
 
             - arm: Name of the arm.
-            - label, length: Attributes of the arm.
+            - label, length, baseline: Attributes of the arm.
             - seed: Random seed.
             - iterations, epochs, clips, flops: Totals of the training. FLOPs include forward and
               backward passes.
             - seconds: Wall-clock training time, including data loading.
             - loading: Share of `seconds` spent waiting for data.
-            - evaluating: Wall-clock time of the evaluations and the test.
-            - total: Sum of `seconds` and `evaluating`.
+            - total: Sum of `seconds` and the wall-clock time of the evaluations and the test.
             - machine, versions: Hardware and package versions.
             - result: Content of result.json.
             - One column per metric, in per cent.
@@ -98,7 +97,7 @@ class Study:
         """
         metrics = dict.fromkeys(name for arm in self.arms for name in metric_names(arm.recipe))
         rows = [
-            _row(arm, seed, _read(path, arm, seed), metrics)
+            _row(arm, seed, _read(path, arm, seed))
             for arm in self.arms
             for seed in self.seeds
             if (path := self.folder(arm, seed) / "result.json").is_file()
@@ -106,15 +105,11 @@ class Study:
         runs = pd.DataFrame(rows, columns=[*_COLUMNS, *metrics])
         times = self.step_seconds
         runs["clock"] = runs["arm"].map(times) if times else runs["seconds"]
-        baselines = runs["arm"].map({arm.name: arm.baseline for arm in self.arms})
-        by_run = runs.set_index(["arm", "seed"])
-        of_baseline = by_run.reindex(pd.MultiIndex.from_arrays([baselines, runs["seed"]]))
-        for factor, column in (
-            ("speed_up", "clock"),
-            ("total_speed_up", "total"),
-            ("iteration_factor", "iterations"),
-        ):
-            runs[factor] = of_baseline[column].to_numpy() / runs[column]
+        keys = {"left_on": ["baseline", "seed"], "right_on": ["arm", "seed"]}
+        both = runs.merge(runs, "left", **keys, suffixes=("", "_of_baseline"))
+        factors = {"speed_up": "clock", "total_speed_up": "total", "iteration_factor": "iterations"}
+        for factor, column in factors.items():
+            runs[factor] = both[f"{column}_of_baseline"] / both[column]
         return runs
 
 
@@ -136,41 +131,35 @@ def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
     return [*command, *arm.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
 
 
-def _row(arm: Arm, seed: int, result: dict[str, Any], metrics: Iterable[str]) -> dict[str, Any]:
+def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
     seconds = result["seconds"]
     training = seconds["training"] + seconds["loading"]
-    evaluating = seconds["evaluating"] + seconds.get("testing", 0.0)
     machine = result["machine"]
     where = f"CPU: {machine['processor']}, {machine['cores']} cores"
     if machine["gpus"]:
         where = f"{result['world_size']} × {machine['gpus'][0]}"
     return {
+        **result,
         "arm": arm.name,
         "label": arm.label,
         "length": arm.length,
+        "baseline": arm.baseline,
         "seed": seed,
-        **{name: result[name] for name in ("iterations", "epochs", "clips", "flops")},
         "seconds": training,
         "loading": seconds["loading"] / training,
-        "evaluating": evaluating,
-        "total": training + evaluating,
+        "total": training + seconds["evaluating"] + seconds.get("testing", 0.0),
         "machine": where,
         "versions": ", ".join(f"{name} {v}" for name, v in result["versions"].items()),
         "result": result,
-        **{name: result.get(name) for name in metrics},
     }
 
 
 def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
-    try:
+    with mistake_in(f"{path} is not a valid result. To repeat the run, delete the file"):
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         stored = stored_keys(result["config"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not a valid result ({error}). Delete the file to repeat the run."
-        ) from error
-    differing = list(result.get("rate_changes", ()))
     wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
+    differing = list(result.get("rate_changes", ()))
     differing += differences(stored, wanted, "now", _FREE | arm.open_keys)
     if "DATA.PATH_TO_DATA_DIR" not in arm.open_keys and result["iterations"] != arm.iterations:
         differing.append(f"{result['iterations']} iterations there, {arm.iterations} now")

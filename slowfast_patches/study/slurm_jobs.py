@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,8 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
     batch = recipe.base_shape.batch
     own_batch = written.base_shape.batch
     text = (
-        f"NUM_SHARDS {recipe.num_shards} × NUM_GPUS {recipe.num_gpus}: {recipe.world_size} "
-        f"processes. Global batch: {recipe.num_shards} × TRAIN.BATCH_SIZE "
-        f"{recipe.train.batch_size} = {batch} clips; SOLVER.BASE_LR {recipe.solver.base_lr:g}"
+        f"Global batch: {recipe.num_shards} × TRAIN.BATCH_SIZE {recipe.train.batch_size} = {batch} "
+        f"clips on {recipe.world_size} processes; SOLVER.BASE_LR {recipe.solver.base_lr:g}"
     )
     warnings = [
         f"{path} is not on this machine. It must exist on the nodes of the job"
@@ -120,7 +118,7 @@ def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
         Maps the folder of each submitted run, relative to the study's output folder, to its job ID.
 
     Raises:
-        ValueError: SLURM is missing or rejects the jobs.
+        ValueError: SLURM is missing or rejects a job.
     """
     runs = dict[str, tuple[Recipe, list[str]]]()
     for arm, seed in study.missing():
@@ -136,9 +134,7 @@ def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
 def submit(
     runs: Mapping[str, tuple[Recipe, Sequence[str]]], folder: Path, slurm: Slurm
 ) -> dict[str, str]:
-    """Submit the runs that have no queued or running job, and store the job IDs.
-
-    Runs with the same numbers of machines and GPUs form one job array.
+    """Submit a job for each run that has no queued or running job, and store the job IDs.
 
     Args:
         runs: Maps the name of each run to its recipe and its command line.
@@ -149,7 +145,7 @@ def submit(
         Maps the name of each submitted run to its job ID.
 
     Raises:
-        ValueError: SLURM is missing or rejects the jobs.
+        ValueError: SLURM is missing or rejects a job.
     """
     if shutil.which("sbatch") is None:
         raise ValueError(
@@ -159,46 +155,27 @@ def submit(
     logs = folder / FOLDER
     path = logs / _JOBS
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    active = _queued_jobs() if known else set()
-    arrays: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for name, (recipe, _) in runs.items():
-        if known.get(name) not in active:
-            arrays[recipe.num_shards, recipe.num_gpus].append(name)
-    queued = dict[str, str]()
-    for names in arrays.values():
-        logs.mkdir(parents=True, exist_ok=True)  # SLURM does not create the folder of a log.
-        commands = [runs[name][1] for name in names]
-        number = queue(batch_file(commands, runs[names[0]][0], slurm, logs))
-        elements = [f"{number}_{n}" for n in range(len(names))] if len(names) > 1 else [number]
-        queued |= dict(zip(names, elements, strict=True))
-        write_text(path, json.dumps(known | queued))
-    return queued
-
-
-def queue(text: str) -> str:
-    """Submit a batch file to SLURM, and return the ID of the job or of the job array.
-
-    Raises:
-        ValueError: SLURM rejects the batch file.
-    """
+    active = _run("squeue", "--all", "--noheader", "-o%i").split() if known else []
+    logs.mkdir(parents=True, exist_ok=True)  # SLURM does not create the folder of a log.
     # sbatch would pass variables of the job in which this process may run to the new job.
     inherited = {
         name: value
         for name, value in os.environ.items()
         if name == "SLURM_CONF" or not name.startswith("SLURM_")
     }
-    said = _run("rejected the jobs", "sbatch", "--parsable", input=text, env=inherited)
-    return said.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
+    queued = dict[str, str]()
+    for name, (recipe, command) in runs.items():
+        if known.get(name) not in active:
+            text = batch_file(command, recipe, slurm, logs)
+            said = _run("sbatch", "--parsable", input=text, env=inherited)
+            queued[name] = said.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
+            write_text(path, json.dumps(known | queued))
+    return queued
 
 
-def _queued_jobs() -> set[str]:
-    """Return the IDs of all jobs that are queued or running."""
-    return set(_run("does not answer", "squeue", "--all", "--array", "--noheader", "-o%i").split())
-
-
-def _run(failure: str, *command: str, **options: Any) -> str:
+def _run(*command: str, **options: Any) -> str:
     """Run a command of SLURM, and return its output."""
     done = subprocess.run(command, capture_output=True, text=True, **options)
     if done.returncode:
-        raise ValueError(f"SLURM {failure}: {done.stderr.strip()}. Nothing was submitted.")
+        raise ValueError(f"SLURM's {command[0]} failed: {done.stderr.strip()}")
     return str(done.stdout)

@@ -103,16 +103,11 @@ class Cluster:
 
     def end(self, job: str) -> str:
         """Wait until a job has ended, and return its state and exit status, such as FAILED 1:0."""
-        found = re.compile(rf"JobId={self._number(job)} .* JobState=(\w+) .* ExitCode=(\S+)")
+        found = re.compile(rf"JobId={job} .* JobState=(\w+) .* ExitCode=(\S+)")
         ended = self.folder / "ended"
         self.until(lambda: ended.exists() and found.search(ended.read_text()))
         self.until(lambda: not self.run("squeue", "--noheader", "--jobs", job, check=False))
         return " ".join(found.findall(ended.read_text())[-1])
-
-    def _number(self, job: str) -> str:
-        """The number that SLURM gives to an element of an array."""
-        shown = self.run("scontrol", "show", "job", job)
-        return re.search(r"JobId=(\d+)", shown)[1]
 
     def restarts(self, job: str) -> int:
         """Return how often a job was requeued. SLURM forgets the job some minutes after its end."""

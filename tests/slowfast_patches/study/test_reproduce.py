@@ -72,24 +72,28 @@ EIGHT_ON_FOUR = ("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8")
 
 
 class TestArms:
-    def test_a_shortened_baseline_has_multigrids_iterations(self) -> None:
-        baseline, short, long = (
-            arm("table6", label)
-            for label in ("baseline", "baseline at 1/3.5", "multigrid, 1.5× epochs")
-        )
-        assert abs(short.iterations - long.iterations) <= 1
-        assert baseline.iterations / short.iterations == pytest.approx(3.51, abs=0.01)
-        solvers = [found.recipe.solver for found in (baseline, short)]
-        ratios = [solver.steps[1] / solver.max_epoch for solver in solvers]
-        assert ratios[0] == pytest.approx(ratios[1], rel=1e-4)
-
-    def test_a_scaling_from_eight_gpus_leaves_the_one_gpu_recipes_alone(
-        self, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("name", "shortened", "multigrid"),
+        [
+            ("table3", "I3D, baseline at 1/3.3", "I3D, multigrid"),
+            ("table3", "I3D-NL, baseline at 1/3.3", "I3D-NL, multigrid"),
+            ("table5", "baseline at 1/5.2", "multigrid, 1.0× epochs"),
+            ("table5", "baseline at 1/3.4", "multigrid, 1.5× epochs"),
+            ("table5", "baseline at 1/2.6", "multigrid, 2.0× epochs"),
+            ("table6", "baseline at 1/5.3", "multigrid, 1.0× epochs"),
+            ("table6", "baseline at 1/3.5", "multigrid, 1.5× epochs"),
+            ("table6", "baseline at 1/2.6", "multigrid, 2.0× epochs"),
+        ],
+    )
+    def test_a_shortened_baseline_has_multigrids_iterations(
+        self, name: str, shortened: str, multigrid: str
     ) -> None:
-        keys = (*EIGHT_ON_FOUR, "LOG_PERIOD", "7")
-        recipe = arm("table4", "baseline", overrides=keys).recipe
-        assert (recipe.num_gpus, recipe.train.batch_size, recipe.log_period) == (1, 8, 7)
-        assert "I3D_8x8_R50_1GPU.yaml was written for NUM_GPUS 1" in caplog.text
+        short, long = arm(name, shortened), arm(name, multigrid)
+        assert abs(short.iterations - long.iterations) <= 1
+        solver = short.recipe.solver
+        whole = arm(name, row(name, shortened).label.split(" at")[0]).recipe.solver
+        ratio = whole.steps[1] / whole.max_epoch
+        assert solver.steps[1] / solver.max_epoch == pytest.approx(ratio, rel=1e-4)
 
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
         def iterations(label: str) -> int:

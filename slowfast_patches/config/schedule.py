@@ -72,7 +72,7 @@ def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
     """Return a copy of the recipe with the shape and learning rates of the phase at `iteration`.
 
-    Logs and checkpoints contain this copy. Training does not use it.
+    Checkpoints contain this copy. Training does not use it.
     """
     phase = schedule.phases[schedule.phase_at(iteration)]
     values = phase_keys(phase, recipe.num_shards, recipe.__getitem__)

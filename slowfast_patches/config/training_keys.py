@@ -253,7 +253,8 @@ class Test:
     )
     batch_size: int = key(
         8,
-        "Number of clips in the mini-batch of one machine during evaluation.",
+        "Number of clips in the mini-batch of one machine in the multi-view test. A validation "
+        "during the training has TRAIN.BATCH_SIZE clips, divided by ACCUMULATION_STEPS.",
         AT_LEAST_ONE,
         may_differ=True,
     )

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Self, cast
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -82,8 +83,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     - `flip`: Whether to flip the clip horizontally.
     - `iteration`: The iteration of the request, or -1 in evaluation.
     - `video`: Index of the video in the list.
-    - `failures`: The (path, reason) of each unreadable video that this clip replaces. The request
-      determines the replacement, so it does not depend on the worker.
+    - `failures`: The (path, reason) of the requested video if it is unreadable, as a list. The
+      request determines the replacement, so it does not depend on the worker.
     - `unread`: True for an unreadable evaluation clip, and otherwise missing.
     - `coverage`: See `ClipPlan`. Missing for an unread clip.
     - `shown`: The part of the video that the clip shows (`Shown`). Missing for an unread clip.
@@ -217,7 +218,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitems__(self, requests: Sequence[ClipRequest | int]) -> VideoBatch:
         """Return the mini-batch for several requests, which must all have the same shape."""
-        clips = empty_clips(len(requests), *self._sides(requests[0]))
+        sides = self._sides(requests[0])
+        clips = empty_clips(len(requests), *sides)
         items = self._read(requests, [clip.numpy() for clip in clips])
         numbers = [number for number, item in enumerate(items) if not item.get("unread")]
         read = [items[number] for number in numbers]
@@ -230,7 +232,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
             redrawn=sum(item.get("redrawn", 0) for item in read),
         )
-        if isinstance(requests[0], ClipRequest):
+        base = self.sampling.base
+        if isinstance(requests[0], ClipRequest) and sides != (base.frames, base.crop):
             batch["coverage"] = torch.tensor([item["coverage"] for item in items])
         return cast(VideoBatch, _WholeBatch(batch))
 
@@ -247,6 +250,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
         Read consecutive evaluation clips of one video in one pass.
         """
+        if torch.utils.data.get_worker_info() is not None:
+            cv2.setNumThreads(1)  # as torch does for its own threads in a worker
         both: Any = list(zip(requests, outs, strict=True))
         if isinstance(requests[0], ClipRequest):
             return [self._read_training(request, out) for request, out in both]
@@ -259,7 +264,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
         """Read a random clip into `out`, and return its item without the field `clip`.
 
-        If the video is unreadable, read a clip of another video, which is drawn at random.
+        If the video is unreadable, read a clip of another video, which is drawn at random. Only the
+        requested video is counted as a failure. Each unreadable video of an epoch is thus counted
+        once.
         """
         rng = clip_generator(self._seed, request.epoch, request.video)
         draw = partial(self.sampling.training_plan, rng, request.shape)
@@ -274,7 +281,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 continue
             if self._augment is not None:
                 self._augment(out, request.epoch, request.video)
-            return item | {"iteration": request.iteration, "failures": failures}
+            return item | {"iteration": request.iteration, "failures": failures[:1]}
         raise self._too_many(failures)
 
     def _too_many(self, failures: Sequence[tuple[str, str]]) -> RunError:

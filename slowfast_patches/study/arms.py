@@ -11,7 +11,7 @@ from slowfast_patches.config import Recipe, check_recipe
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.datasets.lists.dataset_lists import list_path, load_with_classes, read_list
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.models.weights import check_file
+from slowfast_patches.models.weights.files import format_of, local_file
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import measured_timing
@@ -138,8 +138,10 @@ def hidden_files(recipe: Recipe) -> list[Path]:
         else:
             hidden.append(path)
     needed = recipe.train if recipe.train.enable else recipe.test
-    if (weights := needed.checkpoint_file_path) and Path(weights).exists():
-        check_file(weights)
-    elif weights:
-        hidden.append(Path(weights))
+    weights = needed.checkpoint_file_path
+    if weights and not weights.startswith("https://"):
+        if (file := local_file(weights)).exists():
+            format_of(file)
+        else:
+            hidden.append(file)
     return hidden

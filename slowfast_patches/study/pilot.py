@@ -17,6 +17,7 @@ import torch
 
 from multigrid import GENTLE, PAPER
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
+from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, cycle_keys
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
@@ -88,10 +89,10 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
             f"{recipe.base_shape.batch} (to scale the learning rates)."
         )
     check_gpus(recipe, placement)
-    if recipe.multi_label:
+    if metric_names(recipe)[0] != "top1":
         raise ValueError(
-            "The pilot only supports one label per video. Compare full trainings with "
-            "multigrid-compare instead."
+            "The pilot only supports tasks whose first metric is top-1 accuracy. Compare full "
+            "trainings with multigrid-compare instead."
         )
     keys: dict[str, object] = {
         "TEST.ENABLE": False,

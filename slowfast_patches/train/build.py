@@ -100,9 +100,9 @@ def build_trainer(
     in_order: list[Hook] = [
         DryRun(),
         WrapInDDP(),
+        *hooks,  # before the log and the checkpoint, for which a hook may set `should_save`
         log,
         ProgressBar(log, closes_after=evaluated),
-        *hooks,
         save,  # before the validation, which may fail
         StopOnSignal(),
         Validate(evaluated, partial(validation, stepper.models), log.log_evaluation),

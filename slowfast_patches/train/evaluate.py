@@ -129,7 +129,8 @@ class Validation:
         Returns:
             Maps the name of a metric to its value. Names end in "_ema" for the averaged weights.
         """
-        clips = max(1, self._schedule.base.batch // self._world.size)
+        parts = self._world.size * self._recipe.solver.accumulation_steps
+        clips = max(1, self._schedule.base.batch // parts)
         metrics = dict[str, float]()
         for model, suffix in zip(models, ("", EMA), strict=False):
             average_running_stats(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
@@ -15,6 +16,7 @@ from multigrid import ScheduleStep, average_running_stats
 from multigrid.micro_batches import float_buffers
 from slowfast_patches.train.checkpoint import (
     Checkpoint,
+    DamagedError,
     best_checkpoint,
     load,
     save,
@@ -22,6 +24,8 @@ from slowfast_patches.train.checkpoint import (
 from slowfast_patches.train.step import Outcome, in_parallel
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects
+
+logger = logging.getLogger(__name__)
 
 Facts = Callable[[ScheduleStep], Mapping[str, Any]]
 """Function from an iteration to the fields of `Checkpoint` that describe the run and its data."""
@@ -172,7 +176,7 @@ class KeepBest(Hook):
     """Save the weights with the best validation so far. Ties go to the earlier validation.
 
     With MODEL.EMA_DECAY, these are the averaged weights. The best checkpoint is deleted if the run
-    resumes from an older one.
+    resumes from an older one, or if the file is damaged. The next validation is then the best.
 
     Args:
         output_dir: The folder of the run.
@@ -187,8 +191,15 @@ class KeepBest(Hook):
 
     def before_train(self, trainer: Trainer) -> None:
         path = best_checkpoint(self._output_dir) if trainer.world.is_main else None
-        if path and load(path).iteration != trainer.progress.best.get("iteration"):
-            path.unlink()
+        if path:
+            try:
+                iteration = load(path).iteration
+            except DamagedError as error:
+                logger.warning("The best checkpoint is deleted: %s", error)
+                trainer.progress.best = {}
+                iteration = None
+            if iteration is None or iteration != trainer.progress.best.get("iteration"):
+                path.unlink()
         self._keep_best(trainer)
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:

@@ -25,6 +25,7 @@ from slowfast_patches.utils.files import atomic_write, write_text
 _PRIVATE = (
     *("DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX", "OUTPUT_DIR", "TRAIN.CHECKPOINT_FILE_PATH"),
     *("TEST.CHECKPOINT_FILE_PATH", "AVA.FRAME_DIR", "AVA.FRAME_LIST_DIR", "AVA.ANNOTATION_DIR"),
+    "MULTIGRID.BATCH_BY",
 )
 """Keys with paths of the machine. The folder has their defaults instead."""
 _WITH_IMAGE_PROCESSOR = ("timesformer", "videomae")

@@ -152,6 +152,14 @@ def test_an_unreadable_video_is_replaced_by_the_same_other_and_reported(spoilt):
     assert 2 not in others
 
 
+def test_each_unreadable_video_is_counted_once_in_an_epoch(spoilt):
+    """Replacements that are unreadable too are not counted."""
+    data = ClipDataset.of_recipe(recipe_of(spoilt(0, 1, 3)), "train")
+    for epoch in range(8):
+        batch = data.__getitems__([ClipRequest(n, epoch, COARSE, 0) for n in range(len(data))])
+        assert len(batch["failures"]) == 3
+
+
 def test_a_mini_batch_of_evaluation_is_without_unreadable_clips(spoilt):
     folder = spoilt(1, 3)
     data = ClipDataset.of_recipe(recipe_of(folder), "val")

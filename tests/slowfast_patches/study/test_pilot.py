@@ -170,7 +170,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["DATA.MULTI_LABEL", "True"], "one label per video"),
+        (["DATA.MULTI_LABEL", "True"], "top-1 accuracy"),
         (["NUM_SHARDS", "2"], r"NUM_SHARDS 1 and SOLVER\.REFERENCE_BATCH_SIZE 16"),
     ],
 )

@@ -197,6 +197,16 @@ def test_the_best_of_iterations_that_were_given_up_is_deleted(tmp_path):
     assert checkpoints.best_checkpoint(tmp_path) is None
 
 
+def test_a_damaged_best_checkpoint_does_not_prevent_resuming(tmp_path):
+    with pytest.raises(SystemExit):
+        make(tmp_path, SaveAndDie(5)).train()
+    checkpoints.best_checkpoint(tmp_path).write_bytes(b"torn")
+    trainer = make(tmp_path)
+    trainer.train()
+    assert trainer.progress.best["iteration"] == 6
+    assert checkpoints.load(checkpoints.best_checkpoint(tmp_path)).iteration == 6
+
+
 def test_each_hook_has_a_state_of_its_own(tmp_path):
     first, second = Noted(), Noted()
     second.steps = 100

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.layers.pooling import PlanarMaxPool3d, TrainingGlobalPool3d
+from slowfast_patches.models.layers.pooling import TrainingGlobalPool3d, convert_pools
 
 pytestmark = pytest.mark.gpu
 
 POOLS = {
-    "stem": lambda: PlanarMaxPool3d([1, 3, 3], [1, 2, 2], [0, 1, 1]),
-    "frames": lambda: PlanarMaxPool3d([2, 1, 1], [2, 1, 1]),
-    "nonlocal": lambda: PlanarMaxPool3d([1, 2, 2], [1, 2, 2]),
+    "stem": lambda: nn.MaxPool3d([1, 3, 3], [1, 2, 2], [0, 1, 1]),
+    "frames": lambda: nn.MaxPool3d([2, 1, 1], [2, 1, 1]),
+    "nonlocal": lambda: nn.MaxPool3d([1, 2, 2], [1, 2, 2]),
     "global": lambda: TrainingGlobalPool3d((1, 2, 2), stride=1).train(),
 }
 
@@ -33,7 +33,7 @@ def test_values_and_gradients_are_the_cpus_and_always_the_same(name, memory_form
     """The 3-D pools of torch have no deterministic gradients on a GPU."""
     x = torch.randn(4, 24, 8, 29, 31, generator=torch.Generator().manual_seed(0))
     x = (x.round().clamp(-1, 1) if ties else x).contiguous(memory_format=memory_format)
-    pool = POOLS[name]()
+    pool = convert_pools(POOLS[name]())
     torch.use_deterministic_algorithms(True)
     results = [pooled(pool, x.cuda()) for _ in range(3)]
     for made, wanted in zip(results[0], pooled(pool, x), strict=True):

@@ -109,11 +109,10 @@ class PlanarConv3d(AdoptingConv3d):
     def _temporal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Convolve with a kernel of T × 1 × 1, as a 2-D convolution over frames × positions."""
         step, down, across = self.stride
-        if self.stride != (step, 1, 1):
-            x = x[..., ::down, ::across]
-        if weight.shape[2] == 1 and step > 1:
+        if weight.shape[2] == 1:
             x = x[:, :, ::step]
             step = 1
+        x = x[..., ::down, ::across]
         if weight.shape[2] == 1 and x.shape[2:].numel() < _MIN_POSITIONS_PER_CLIP:
             positions = x.flatten(2).transpose(1, 2)
             output = F.linear(positions, weight.flatten(1), bias)

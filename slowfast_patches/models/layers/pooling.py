@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.utils import _triple
 
 from slowfast_patches.models.layers.replace import replace_modules
@@ -63,73 +62,48 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         share = gradients[0] / ctx.count
-        room = torch.empty(
-            ctx.shape, dtype=share.dtype, device=share.device, memory_format=ctx.memory_format
-        )
-        return room.copy_(share), None
+        return share.expand(ctx.shape).clone(memory_format=ctx.memory_format), None
 
 
-class PlanarMaxPool3d(nn.MaxPool3d):
-    """`nn.MaxPool3d` that uses 2-D pooling for windows of (1, k, k) and (k, 1, 1).
+class SpatialMaxPool3d(nn.MaxPool2d):
+    """Max pooling of the frames of (N, C, T, H, W), in the memory format of the input."""
 
-    All other windows use the forward pass of `nn.MaxPool3d`, except that a window of (1, 1, 1)
-    returns the input itself. Values and gradients are always the same as with `nn.MaxPool3d`, even
-    if the maximum of a window occurs several times.
-
-    Shape:
-        Input and output: (N, C, T, H, W), contiguous or channels_last_3d. The output has the memory
-        format of the input.
-    """
-
-    def forward(self, input: Tensor) -> Any:
-        windows = [_triple(w) for w in (self.kernel_size, self.stride, self.padding)]
-        frames, *planes = zip(*windows, strict=True)
-        identity = (1, 1, 0)
-        if frames == identity and planes == [identity, identity]:
-            return input
-        if frames == identity:
-            return self._spatial(input)
-        if planes == [identity, identity]:
-            return self._temporal(input)
-        return super().forward(input)
-
-    def _spatial(self, x: Tensor) -> Tensor:
-        clips, channels, frames = x.shape[:3]
-        if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last_3d):
-            planes = self._pool(x.flatten(1, 2), slice(1, 3))
+    def forward(self, input: Tensor) -> Tensor:
+        clips, channels, frames = input.shape[:3]
+        if input.is_contiguous() or not input.is_contiguous(memory_format=torch.channels_last_3d):
+            planes = super().forward(input.flatten(1, 2))
             return torch.unflatten(planes, 1, (channels, frames))
-        by_frame = x.transpose(1, 2).flatten(0, 1)  # (N·T, C, H, W), channels_last
-        planes = self._pool(by_frame, slice(1, 3))
-        return torch.unflatten(planes, 0, (clips, frames)).transpose(1, 2)
+        by_frame = input.transpose(1, 2).flatten(0, 1)  # (N·T, C, H, W), channels_last
+        return torch.unflatten(super().forward(by_frame), 0, (clips, frames)).transpose(1, 2)
 
-    def _temporal(self, x: Tensor) -> Tensor:
-        return torch.unflatten(self._pool(x.flatten(3), slice(0, 2)), 3, x.shape[3:])
 
-    def _pool(self, planes: Tensor, axes: slice) -> Tensor:
-        """Pool `planes` (N, C, H, W) in 2-D.
+class TemporalMaxPool3d(nn.MaxPool2d):
+    """Max pooling of (N, C, T, H, W) over time: 2-D pooling of planes of T × (H·W)."""
 
-        Args:
-            planes: Input of the 2-D pooling.
-            axes: The two of the axes (T, H, W) that H and W of `planes` correspond to. They select
-                the window, stride, padding and dilation.
-        """
-        kernel, stride, padding, dilation = (
-            _triple(w)[axes] for w in (self.kernel_size, self.stride, self.padding, self.dilation)
-        )
-        return F.max_pool2d(planes, kernel, stride, padding, dilation, ceil_mode=self.ceil_mode)
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.unflatten(super().forward(input.flatten(3)), 3, input.shape[3:])
 
 
 def convert_pools(model: nn.Module) -> nn.Module:
-    """Replace every `nn.MaxPool3d` by a `PlanarMaxPool3d` (see `replace_modules`)."""
+    """Replace every `nn.MaxPool3d` with a window of (1, k, k) or (k, 1, 1) (see `replace_modules`).
+
+    Values and gradients stay the same as with `nn.MaxPool3d`, even if the maximum of a window
+    occurs several times. Windows of (1, 1, 1) are removed. Other pools are kept.
+    """
     return replace_modules(model, nn.MaxPool3d, _planar)
 
 
-def _planar(pool: nn.MaxPool3d) -> PlanarMaxPool3d:
-    return PlanarMaxPool3d(
-        pool.kernel_size,
-        pool.stride,
-        pool.padding,
-        pool.dilation,
-        pool.return_indices,
-        pool.ceil_mode,
-    )
+def _planar(pool: nn.MaxPool3d) -> nn.Module:
+    if pool.return_indices or pool.ceil_mode:
+        return pool
+    of_pool = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    windows = [_triple(values) for values in of_pool]
+    one = [(1, 1, 0, 1)]
+    axes = list(zip(*windows, strict=True))
+    if axes == one * 3:
+        return nn.Identity()
+    if axes[:1] == one:
+        return SpatialMaxPool3d(*(values[1:] for values in windows))
+    if axes[1:] == one * 2:
+        return TemporalMaxPool3d(*(values[:2] for values in windows))
+    return pool

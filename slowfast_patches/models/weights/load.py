@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 _COUNTER = ".num_batches_tracked"
 """Suffix of BN's counters. They are not reported, because old files lack them and nothing uses
 them."""
-_BEHIND_LATERAL = re.compile(r"s(\d)\.pathway0_res0\.(branch1|branch2\.a)\.weight")
-"""Convolutions whose input has additional channels from a lateral connection."""
+_BEHIND_LATERAL = re.compile(r"s\d\.pathway0_res0\.(branch1|branch2\.a)\.weight")
+"""Convolutions whose input has additional channels from a lateral connection in SlowFast."""
 
 
 def check_file(path: str | Path) -> None:
@@ -59,8 +59,9 @@ def load_weights(
             finite. Or the file is an image model and `inflate` is False. Or the file lacks a frozen
             parameter. Or `complete` is True and the file and the model differ.
     """
-    tensors, shifted = host_names(read_weights(local_file(path)))
-    fit = fit_weights(tensors, model.state_dict())
+    wanted = model.state_dict()
+    tensors, shifted = host_names(read_weights(local_file(path)), wanted.keys())
+    fit = fit_weights(tensors, wanted)
     here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
     if shifted is not None and shifted != here:
         # A comparison of tensors cannot find this, because a shift has no parameters.
@@ -140,7 +141,8 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
       repetitions. A clip of identical frames then gives the same features as a single frame
       (Carreira and Zisserman, 2017).
     - A convolution after a lateral connection may have more input channels in the model than in the
-      file. The weights of the additional channels keep their initial values.
+      file. PySlowFast puts the channels of the lateral connection last. Their weights keep their
+      initial values.
 
     Args:
         given: Tensors under PySlowFast's names.
@@ -156,10 +158,11 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
         if (value.ndim, initial.ndim) == (4, 5):
             value = value.unsqueeze(2).repeat(1, 1, initial.shape[2], 1, 1) / initial.shape[2]
             fit.inflated.append(name)
-        channels = _channels_before_fusion(name, wanted)
+        lateral = _BEHIND_LATERAL.fullmatch(name)
         if value.shape == initial.shape:
             fit.values[name] = value
-        elif channels and value.shape == initial[:, :channels].shape:
+        elif lateral and value.shape == initial[:, : value.shape[1]].shape:
+            channels = value.shape[1]
             fit.values[name] = torch.cat([value, initial[:, channels:]], 1)
             fit.problems[name] = f"loaded for {channels} of {initial.shape[1]} input channels"
         else:
@@ -167,16 +170,3 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
             fit.problems[name] = f"of shape {shapes[0]} in the file, {shapes[1]} in the model"
     fit.problems |= {name: "not in the model" for name in given if name not in wanted}
     return fit
-
-
-def _channels_before_fusion(name: str, wanted: Mapping[str, Tensor]) -> int:
-    """Return the number of input channels of a convolution that precede the lateral channels.
-
-    PySlowFast concatenates the channels of a lateral connection after the other input channels.
-
-    Returns:
-        The number of channels, or 0 if the convolution has no lateral input.
-    """
-    match = _BEHIND_LATERAL.fullmatch(name)
-    fusion = f"s{int(match[1]) - 1}_fuse.conv_f2s.weight" if match else ""
-    return wanted[name].shape[1] - wanted[fusion].shape[0] if fusion in wanted else 0

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
 _WRAPPERS = re.compile(r"^(?:module\.|model\.)*")
 """Prefixes that DistributedDataParallel or a trainer adds to every name."""
 
-_BLOCK = re.compile(r"layer(\d)\.(\d+)\.(conv\d|bn\d|downsample\.\d)\.(\w+)")
-"""Name of a tensor in a residual block of torchvision's ResNets."""
+_BLOCK = re.compile(r"layer(\d)\.(\d+)\.(conv\d|bn\d|downsample\.\d)\.(?:net\.)?(\w+)")
+"""Name of a tensor in a residual block of torchvision's ResNets. In models of the TSM authors, the
+convolution is called "net" inside a module that shifts its input."""
 _PARTS = {
-    **{f"conv{n}": f"branch2.{letter}" for n, letter in enumerate("abc", 1)},
-    **{f"bn{n}": f"branch2.{letter}_bn" for n, letter in enumerate("abc", 1)},
+    "conv1": "branch2.a",
+    "conv2": "branch2.b",
+    "conv3": "branch2.c",
+    "bn1": "branch2.a_bn",
+    "bn2": "branch2.b_bn",
+    "bn3": "branch2.c_bn",
     "downsample.0": "branch1",
     "downsample.1": "branch1_bn",
 }
@@ -23,12 +28,9 @@ _PARTS = {
 _TSM_CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
 """Prefixes of the classifier in models of the TSM authors."""
 
-_TSM_SHIFTED = re.compile(r"(layer\d\.\d+\.conv1)\.net\.weight")
-"""Name of the first convolution of a block, inside a module that shifts the block's input."""
-
 
 def host_names(
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor], known: Collection[str]
 ) -> tuple[dict[str, Tensor], frozenset[str] | None]:
     """Rename tensors to PySlowFast's names.
 
@@ -38,6 +40,8 @@ def host_names(
 
     Args:
         tensors: Tensors under the names in the file.
+        known: Names of the tensors in the model. If the file has some of these names, it needs no
+            other names: a registered model may itself use torchvision's names, for example.
 
     Returns:
         The renamed tensors, and the names of the convolutions whose input is shifted in the file's
@@ -46,6 +50,8 @@ def host_names(
     Raises:
         ValueError: The file has a ResNet of basic blocks (18 or 34 layers).
     """
+    if not tensors.keys().isdisjoint(known):
+        return _fold_split_batchnorm(tensors), None
     if "pred_w" in tensors or "conv1_w" in tensors:  # Caffe2
         from slowfast.utils.c2_model_loading import get_name_convert_func
 
@@ -53,46 +59,27 @@ def host_names(
         return {convert(name): value for name, value in tensors.items()}, None
     prefix = min((_WRAPPERS.findall(name)[0] for name in tensors), key=len, default="")
     named = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    shifted = None
-    if "base_model.conv1.weight" in named:
-        named, shifted = _torchvision_of_tsm(named)
     if "layer1.0.conv1.weight" in named and "layer1.0.conv3.weight" not in named:
         raise ValueError(
             "the file has a ResNet with two convolutions per block (18 or 34 layers), but only "
             "ResNet-50 and ResNet-101, which have three, are supported"
         )
-    named = {_from_torchvision(name): value for name, value in named.items()}
-    return _fold_split_batchnorm(named), shifted
+    shifted = None
+    if "base_model.conv1.weight" in named:  # of the TSM authors
+        # TSM applies 2-D kernels to single frames, which needs no TRAIN.CHECKPOINT_INFLATE.
+        named = {n: v.unsqueeze(2) if v.ndim == 4 else v for n, v in named.items()}
+        inside = [name for name in named if name.endswith(".conv1.net.weight")]
+        shifted = frozenset(_host_name(name).removesuffix(".weight") for name in inside)
+    return _fold_split_batchnorm({_host_name(n): value for n, value in named.items()}), shifted
 
 
-def _torchvision_of_tsm(
-    tensors: Mapping[str, Tensor],
-) -> tuple[dict[str, Tensor], frozenset[str]]:
-    """Rename tensors from the names of the TSM authors to torchvision's names.
-
-    Kernels (C', C, H, W) become (C', C, 1, H, W). TRAIN.CHECKPOINT_INFLATE is not needed, because
-    TSM applies 2-D kernels to single frames, so that the added axis has size 1.
-
-    Returns:
-        The renamed tensors, and the PySlowFast names of the convolutions with a temporal shift.
-    """
-    named = dict[str, Tensor]()
-    shifted = set[str]()
-    for name, value in tensors.items():
-        new = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
-        if match := _TSM_SHIFTED.fullmatch(new):
-            new = f"{match[1]}.weight"
-            shifted.add(_from_torchvision(new).removesuffix(".weight"))
-        named[new] = value.unsqueeze(2) if value.ndim == 4 else value
-    return named, frozenset(shifted)
-
-
-def _from_torchvision(name: str) -> str:
-    """Convert the name of a tensor in torchvision's ResNet to PySlowFast's name.
+def _host_name(name: str) -> str:
+    """Convert the name of a tensor of torchvision or of the TSM authors to PySlowFast's name.
 
     For example, layer1.0.conv1.weight becomes s2.pathway0_res0.branch2.a.weight. Unknown names are
     returned unchanged.
     """
+    name = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
     if match := _BLOCK.fullmatch(name):
         stage, block, part, suffix = match.groups()
         return f"s{int(stage) + 1}.pathway0_res{block}.{_PARTS[part]}.{suffix}"
@@ -108,19 +95,16 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     - X.bn.*: statistics of the whole layer (C), which training does not update.
     - X.split_bn.running_mean and X.split_bn.running_var: concatenated statistics of n splits (n·C).
     """
-    plain = dict(tensors)
-    for name in tensors:
-        layer, is_split, _ = name.rpartition(".split_bn.running_mean")
-        if not is_split:
-            continue
+    mean = ".split_bn.running_mean"
+    layers = [name.removesuffix(mean) for name in tensors if name.endswith(mean)]
+    inner = tuple(f"{layer}.{part}." for layer in layers for part in ("bn", "split_bn"))
+    plain = {name: value for name, value in tensors.items() if not name.startswith(inner)}
+    for layer in layers:
         # Combine the n splits, which have equal size. By the law of total variance, the variance of
         # the layer is the mean of the variances plus the variance of the means.
         shape = (-1, tensors[f"{layer}.weight"].numel())
-        means = tensors[name].reshape(shape)
+        means = tensors[layer + mean].reshape(shape)
         variances = tensors[f"{layer}.split_bn.running_var"].reshape(shape)
-        for other in tensors:
-            if other.startswith((f"{layer}.bn.", f"{layer}.split_bn.")):
-                del plain[other]
         plain[f"{layer}.running_mean"] = means.mean(0)
         plain[f"{layer}.running_var"] = variances.mean(0) + means.var(0, correction=0)
     return plain

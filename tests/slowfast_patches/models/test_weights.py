@@ -1,6 +1,7 @@
-"""Loading of weights from image models, later releases, Caffe2 and this package."""
+"""Loading of weights from image models, TSM's authors, later releases, Caffe2 and this package."""
 
 import copy
+import logging
 import pickle
 import re
 from functools import cache
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import host_names
@@ -21,44 +21,28 @@ pytestmark = pytest.mark.slow  # each builds several networks
 
 WIDTH = 8
 THIN = (
-    *("RESNET.WIDTH_PER_GROUP", WIDTH, "MODEL.NUM_CLASSES", 4, "DATA.NUM_FRAMES", 8),
-    *("DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64, "DATA.TRAIN_JITTER_SCALES", [64, 80]),
+    *("RESNET.WIDTH_PER_GROUP", WIDTH, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 64),
+    *("DATA.TEST_CROP_SIZE", 64, "DATA.TRAIN_JITTER_SCALES", [64, 80]),
+    *("SLOWFAST.ALPHA", 2, "SLOWFAST.BETA_INV", 4),
 )
-TWO = ("SLOWFAST.ALPHA", 2, "SLOWFAST.BETA_INV", 4)
-KEYS = {
-    "slowfast": ("MODEL.ARCH", "slowfast", *TWO),
-    "c2d": ("MODEL.ARCH", "c2d"),
-    "i3d": ("MODEL.ARCH", "i3d"),
-}
-
-
-def thin(name: str, *overrides: object) -> Recipe:
-    return load_recipe(None, [*THIN, *KEYS[name], *overrides])
 
 
 @cache
-def built(name: str, *overrides: object) -> nn.Module:
-    return build_model(thin(name, *overrides))
+def built(arch: str, classes: int) -> nn.Module:
+    return build_model(load_recipe(None, ["MODEL.ARCH", arch, "MODEL.NUM_CLASSES", classes, *THIN]))
 
 
-def made(name: str, *overrides: object, seed: int = 1) -> nn.Module:
+def made(arch: str, classes: int = 4) -> nn.Module:
     """Build a thin model whose tensors are all random, with positive variances."""
-    model = copy.deepcopy(built(name, *overrides))
-    torch.manual_seed(seed)
-    for key, value in model.state_dict().items():
+    model = copy.deepcopy(built(arch, classes))
+    for value in model.state_dict().values():
         if value.is_floating_point():
-            value.copy_(torch.rand_like(value) + 0.5 if "bn" in key else torch.randn_like(value))
+            value.uniform_(0.5, 1.5)
     return model
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    return {k: v.clone() for k, v in model.state_dict().items() if "num_batches" not in k}
-
-
-def assert_same(model: nn.Module, expected: dict[str, Tensor]) -> None:
-    found = model.state_dict()
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=key)
+def same_tensors(model: nn.Module, other: dict[str, Tensor]) -> set[str]:
+    return {name for name, value in model.state_dict().items() if torch.equal(value, other[name])}
 
 
 def saved(content: object, folder: Path) -> Path:
@@ -67,14 +51,41 @@ def saved(content: object, folder: Path) -> Path:
     return path
 
 
+def block(channels: int, inner: int) -> nn.Module:
+    sizes = {"1": (channels, inner, 1), "2": (inner, inner, 3), "3": (inner, 4 * inner, 1)}
+    parts = {f"conv{n}": nn.Conv2d(*size, bias=False) for n, size in sizes.items()}
+    parts |= {f"bn{n}": nn.BatchNorm2d(size[1]) for n, size in sizes.items()}
+    if channels != 4 * inner:
+        down = nn.Conv2d(channels, 4 * inner, 1, bias=False)
+        parts["downsample"] = nn.Sequential(down, nn.BatchNorm2d(4 * inner))
+    return nn.ModuleDict(parts)
+
+
+@cache
+def resnet() -> dict[str, Tensor]:
+    """Return the state of torchvision's thin ResNet-50, without counters as in old files."""
+    parts = {"conv1": nn.Conv2d(3, WIDTH, 7, bias=False), "bn1": nn.BatchNorm2d(WIDTH)}
+    channels = WIDTH
+    for stage, count in enumerate((3, 4, 6, 3)):
+        inner = WIDTH * 2**stage
+        rest = (block(4 * inner, inner) for _ in range(count - 1))
+        parts[f"layer{stage + 1}"] = nn.Sequential(block(channels, inner), *rest)
+        channels = 4 * inner
+    state = nn.ModuleDict(parts | {"fc": nn.Linear(channels, 1000)}).state_dict()
+    return {name: torch.rand(v.shape) for name, v in state.items() if v.is_floating_point()}
+
+
 # Image models.
 
 
-def test_a_clip_that_stands_still_has_the_features_of_its_frame(resnet, report, tmp_path: Path):
+def test_a_clip_that_stands_still_has_the_features_of_its_frame(tmp_path: Path, caplog):
     """Each kernel is divided by its number of frames. The file has everything except the head."""
-    model = made("i3d")
-    load_weights(model, saved(resnet(), tmp_path), inflate=True)
-    assert "265 tensors loaded, 53 repeated along time" in report()
+    model, path = made("i3d"), saved(resnet(), tmp_path)
+    with pytest.raises(ValueError, match=r"is 2-D. Set TRAIN\.CHECKPOINT_INFLATE True"):
+        load_weights(model, path)
+    caplog.set_level(logging.INFO)
+    load_weights(model, path, inflate=True)
+    assert "265 tensors loaded, 53 repeated along time" in caplog.text
     after = model.state_dict()
     for name, theirs in {
         "s1.pathway0_stem.conv": "conv1",  # of 5 frames
@@ -89,36 +100,75 @@ def test_a_clip_that_stands_still_has_the_features_of_its_frame(resnet, report, 
         assert torch.equal(ours, resnet()[f"layer2.1.bn3.{part}"])
 
 
-def test_the_slow_pathway_takes_the_channels_that_an_image_model_has(
-    resnet, report, tmp_path: Path
-):
+def test_the_slow_pathway_takes_the_channels_that_an_image_model_has(tmp_path: Path, caplog):
     model = made("slowfast")
-    before = tensors_of(model)
+    before = copy.deepcopy(model.state_dict())
+    caplog.set_level(logging.INFO)
     load_weights(model, saved(resnet(), tmp_path), inflate=True)
-    after = tensors_of(model)
-    kept = {k for k, v in after.items() if torch.equal(v, before[k])}
-    assert kept == {k for k in before if re.search("pathway1|fuse|head", k)}
+    kept = same_tensors(model, before)
+    assert kept == {k for k in before if re.search("pathway1|fuse|head|num_batches", k)}
     # Stage 3 sees 32 channels of the slow pathway, then 16 of the fast one's 8.
     name = "s3.pathway0_res0.branch2.a.weight"
-    assert after[name].shape == (16, 48, 1, 1, 1)
-    torch.testing.assert_close(after[name][:, :32, 0], resnet()["layer2.0.conv1.weight"])
-    assert torch.equal(after[name][:, 32:], before[name][:, 32:])
-    said = report()
-    assert "257 tensors loaded, 53 repeated along time" in said
-    assert " loaded for 8 of 12 input channels: s2.pathway0_res0" in said
-    assert "2 not in the model: fc.weight and fc.bias" in said
+    after = model.state_dict()[name]
+    assert after.shape == (16, 48, 1, 1, 1)
+    torch.testing.assert_close(after[:, :32, 0], resnet()["layer2.0.conv1.weight"])
+    assert torch.equal(after[:, 32:], before[name][:, 32:])
+    for said in (
+        "257 tensors loaded, 53 repeated along time",
+        " loaded for 8 of 12 input channels: s2.pathway0_res0",
+        "2 not in the model: fc.weight and fc.bias",
+    ):
+        assert said in caplog.text
 
 
-def test_an_image_model_is_not_inflated_unasked(resnet, tmp_path: Path):
-    model, path = made("i3d"), saved(resnet(), tmp_path)
-    with pytest.raises(ValueError, match=r"is 2-D. Set TRAIN\.CHECKPOINT_INFLATE True"):
-        load_weights(model, path)
-
-
-def test_resnet_18_is_refused(resnet, tmp_path: Path):
+def test_resnet_18_is_refused(tmp_path: Path):
     basic = {k: v for k, v in resnet().items() if ".conv3" not in k and ".bn3" not in k}
     with pytest.raises(ValueError, match="18 or 34 layers"):
         load_weights(made("i3d"), saved(basic, tmp_path), inflate=True)
+
+
+# Checkpoints of TSM's authors.
+
+
+def tsm_file(folder: Path, every: int = 1) -> Path:
+    """Save a file as their training does, in which every `every`-th block of a stage shifts."""
+    state = {}
+    for name, value in resnet().items():
+        block = re.fullmatch(r"(layer\d\.(\d+)\.conv1)\.weight", name)
+        shifts = block is not None and int(block[2]) % every == 0
+        new = f"{block[1]}.net.weight" if block and shifts else name
+        state[f"module.base_model.{new}"] = value
+    head = {"weight": torch.rand(4, 32 * WIDTH), "bias": torch.rand(4)}
+    del state["module.base_model.fc.weight"], state["module.base_model.fc.bias"]
+    state |= {f"module.new_fc.{name}": value for name, value in head.items()}
+    return saved({"epoch": 50, "arch": "resnet50", "best_prec1": 70.6, "state_dict": state}, folder)
+
+
+def test_a_model_of_tsms_authors_is_taken_whole(tmp_path: Path):
+    model = made("tsm")
+    before = copy.deepcopy(model.state_dict())
+    load_weights(model, tsm_file(tmp_path), complete=True)
+    assert all("num_batches" in name for name in same_tensors(model, before))
+    for part, theirs in {"a": "layer3.5.conv1.weight", "b": "layer3.5.conv2.weight"}.items():
+        ours = model.state_dict()[f"s4.pathway0_res5.branch2.{part}.weight"]
+        assert torch.equal(ours[:, :, 0], resnet()[theirs])
+
+
+@pytest.mark.parametrize(
+    ("every", "arch", "counts"),
+    [
+        (2, "tsm", "in 9 blocks, not in 16 blocks"),  # as in their ResNet-101
+        (1, "c2d", "in 16 blocks, not in 0 blocks"),
+    ],
+)
+def test_shifts_elsewhere_are_said_and_refused_for_a_test(every, arch, counts, caplog, tmp_path):
+    model, path = made(arch), tsm_file(tmp_path, every)
+    with pytest.raises(ValueError, match=f"not from this model: .*{counts}"):
+        load_weights(model, path, complete=True)
+    caplog.set_level(logging.INFO)
+    load_weights(model, path)
+    assert counts in caplog.text
+    assert "267 tensors loaded" in caplog.text
 
 
 # Checkpoints of PyTorch.
@@ -127,14 +177,19 @@ def test_resnet_18_is_refused(resnet, tmp_path: Path):
 @pytest.mark.parametrize(
     ("where", "prefix"), [("model_state", ""), ("state_dict", "module."), (None, "module.model.")]
 )
-def test_a_state_dict_is_found_where_it_is_and_whatever_wraps_it(
-    where: str | None, prefix: str, tmp_path: Path
-):
+def test_a_state_dict_is_found_where_it_is_and_whatever_wraps_it(where, prefix, tmp_path: Path):
     state = {f"{prefix}weight": torch.ones(3, 2), f"{prefix}bias": torch.zeros(3)}
     content = {where: state, "epoch": 7, "optimizer_state": {}, "cfg": ""} if where else state
     model = nn.Linear(2, 3)
     load_weights(model, saved(content, tmp_path), complete=True)
     assert torch.equal(model.weight, torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("name", ["model", "layer1"])
+def test_a_registered_model_may_have_the_names_of_wrappers_and_of_torchvision(name, tmp_path):
+    theirs, model = (nn.ModuleDict({name: nn.Sequential(block(8, 4))}) for _ in range(2))
+    load_weights(model, saved(theirs.state_dict(), tmp_path), complete=True)
+    assert same_tensors(model, theirs.state_dict()) == theirs.state_dict().keys()
 
 
 def test_the_statistics_of_two_splits_worked_out():
@@ -148,21 +203,23 @@ def test_the_statistics_of_two_splits_worked_out():
         "s1.bn.split_bn.running_var": torch.tensor([2.0, 4.0, 4.0, 8.0]),
         "s1.bn.split_bn.num_batches_tracked": torch.tensor(5),
     }
-    folded, _ = host_names(state)
+    folded, _ = host_names(state, ["s1.bn.weight"])
+    assert folded.keys() == {
+        f"s1.bn.{p}" for p in ("weight", "bias", "running_mean", "running_var")
+    }
     assert folded["s1.bn.running_mean"].tolist() == [2.0, 10.0]
     assert folded["s1.bn.running_var"].tolist() == [3.0 + 1.0, 6.0 + 0.0]
-    assert not [name for name in folded if ".bn.bn" in name or "split" in name]
 
 
-def test_a_head_of_other_classes_is_left_and_said(report, tmp_path: Path):
-    theirs, model = made("i3d", "MODEL.NUM_CLASSES", 174, seed=2), made("i3d")
-    before = tensors_of(model)
+def test_a_head_of_other_classes_is_left_and_said(caplog, tmp_path: Path):
+    theirs, model = made("i3d", 174), made("i3d")
     path = saved({"model_state": theirs.state_dict()}, tmp_path)
+    expected = theirs.state_dict() | copy.deepcopy(model.head.state_dict(prefix="head."))
+    caplog.set_level(logging.INFO)
     load_weights(model, path)
-    head = {key: value for key, value in before.items() if key.startswith("head")}
-    assert_same(model, tensors_of(theirs) | head)
-    assert "265 tensors loaded" in report()
-    assert "1 of shape (174, 256) in the file, (4, 256) in the model: head" in report()
+    assert same_tensors(model, expected) == expected.keys()
+    assert "265 tensors loaded" in caplog.text
+    assert "1 of shape (174, 256) in the file, (4, 256) in the model: head" in caplog.text
     with pytest.raises(ValueError, match=r"\(174, 256\) in the file, \(4, 256\) in the model"):
         load_weights(model, path, complete=True)
 
@@ -181,7 +238,7 @@ def test_a_test_takes_every_weight_or_none(tmp_path: Path):
 
 
 def test_blobs_of_caffe2_are_found_by_their_names(tmp_path: Path):
-    theirs, model = made("slowfast", seed=2), made("slowfast")
+    theirs, model = made("slowfast").state_dict(), made("slowfast")
     names = {
         "pred_w": "head.projection.weight",
         "pred_b": "head.projection.bias",
@@ -189,10 +246,9 @@ def test_blobs_of_caffe2_are_found_by_their_names(tmp_path: Path):
         "res_conv1_bn_riv": "s1.pathway0_stem.bn.running_var",
         "t_res2_0_branch2b_w": "s2.pathway1_res0.branch2.b.weight",
     }
-    values = theirs.state_dict()
-    blobs = {blob: values[name].numpy() for blob, name in names.items()}
+    blobs = {blob: theirs[name].numpy() for blob, name in names.items()}
     blobs |= {"lr": np.float32(0.1), "pred_w_momentum": np.zeros(9, np.float32)}
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps({"blobs": blobs}, protocol=2))
     load_weights(model, path)
-    assert_same(model, {name: values[name] for name in names.values()})
+    assert same_tensors(model, theirs) >= set(names.values())

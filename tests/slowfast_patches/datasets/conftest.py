@@ -3,18 +3,17 @@
 import pytest
 
 from slowfast_patches.datasets.preparing import prepare
-
-
-def in_this_process(work, jobs, workers):
-    """Stand in for `run_each`, whose processes take seconds to start."""
-    return ((job, work(job)) for job in jobs)
+from slowfast_patches.utils.processes import run_each
 
 
 @pytest.fixture
 def run(load_program, capsys, monkeypatch):
-    """`run("--csv", path, ...)`: the exit status of tools/prepare_data.py and what it printed."""
+    """`run("--csv", path, ...)`: the exit status of tools/prepare_data.py and what it printed.
+
+    It starts no processes, which takes seconds.
+    """
     tool = load_program("tools/prepare_data.py")
-    monkeypatch.setattr(prepare, "run_each", in_this_process)
+    monkeypatch.setattr(prepare, "run_each", lambda work, jobs, _: run_each(work, jobs, 0))
 
     def run_tool(*args):
         try:

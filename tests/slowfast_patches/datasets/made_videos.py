@@ -39,6 +39,7 @@ def write_video(
         stream = container.add_stream(codec, rate=Fraction(fps), options=options or {})
         stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt, stream.gop_size = pixels, gop
+        stream.thread_count = 1  # libvpx waits for its threads
         stream.set_display_matrix(matrix)
         for shown, image in zip(stamps or range(len(images)), images, strict=True):
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")

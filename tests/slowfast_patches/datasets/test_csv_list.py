@@ -40,16 +40,6 @@ def test_the_last_separator_parts_path_and_label(tmp_path, separator, line, name
     assert list(videos) == [LabelledVideo(f"{tmp_path}/{name}", 3)]
 
 
-def test_files_and_folders_of_unusual_names_are_read(tmp_path):
-    names = ["a\\b.mp4", "~c.mp4", "d.zip/e.mp4", "e.mp4 f"]
-    for name in names:
-        (tmp_path / name).mkdir(parents=True)
-    lines = "".join(f"{name} 0\n" for name in names)
-    assert [video.path for video in read_csv(write(tmp_path, lines))] == [
-        f"{tmp_path}/{name}" for name in names
-    ]
-
-
 @pytest.mark.parametrize(
     ("labels", "classes", "advice"),
     [

@@ -21,11 +21,10 @@ FRAMES = 100
 SHARP = {"fps": 25, "options": {"crf": "10", "preset": "ultrafast"}}
 
 
-def moving(frames, width, height, noise=40):
-    """Draw a bright disc that moves over a ramp, with noise."""
-    rng = np.random.default_rng(frames + width)
+def moving(frames, width, height):
+    """Draw a bright disc that moves over a ramp. There is no noise, which no encoder preserves."""
     ramp = np.linspace(20, 160, width).astype(np.uint8)[None, :, None]
-    images = ramp + rng.integers(0, noise + 1, (frames, height, width, 3), dtype=np.uint8)
+    images = np.tile(ramp, (frames, height, 1, 3))
     for number, image in enumerate(images):
         centre = (5 + number * (width - 10) // frames, height // 2)
         cv2.circle(image, centre, height // 5, (250, 60, 30), -1)
@@ -35,10 +34,6 @@ def moving(frames, width, height, noise=40):
 def decoded(path):
     with av.open(str(path)) as container:
         return list(container.decode(video=0))
-
-
-def rgb(path):
-    return [frame.to_ndarray(format="rgb24") for frame in decoded(path)]
 
 
 def prepared_of(source, **options):
@@ -88,9 +83,7 @@ def test_the_file_is_groups_of_48_with_anchors_every_12_and_pictures_to_skip_bet
 
 
 @pytest.mark.parametrize(("short_side", "least"), [(64, 36), (32, 32)])  # dB, of another filter
-def test_every_frame_is_close_to_the_source(folder, short_side, least):
-    """The source has no noise, because no encoder preserves noise."""
-    source = write_video(folder / "clean.mp4", moving(FRAMES, 96, 64, noise=0), **SHARP)
+def test_every_frame_is_close_to_the_source(source, short_side, least):
     target = prepared_of(source, short_side=short_side)
     size = (short_side * 3 // 2, short_side)
     assert scan(str(target)).video == Video(FRAMES, 25.0, *size)
@@ -100,7 +93,7 @@ def test_every_frame_is_close_to_the_source(folder, short_side, least):
         assert cv2.PSNR(resized, small) >= least
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(wanted=st.sets(st.integers(0, FRAMES - 1), min_size=1, max_size=12).map(sorted))
 def test_single_frames_are_those_of_a_full_decode(prepared, wanted):
     whole = decoded(prepared)
@@ -110,26 +103,23 @@ def test_single_frames_are_those_of_a_full_decode(prepared, wanted):
         assert np.array_equal(frame.to_ndarray(), whole[number].to_ndarray())
 
 
-def test_the_file_is_the_same_on_every_cpu(source, prepared, tmp_path, monkeypatch):
+def test_the_file_is_the_same_on_every_cpu(folder, monkeypatch):
+    source = write_video(folder / "short.mp4", moving(50, 96, 64), **SHARP)
+    usual = prepared_of(source).read_bytes()
     monkeypatch.setitem(X264, "asm", 0)  # no SIMD instructions
-    write_prepared(str(source), scan(str(source)), tmp_path / "plain.mp4")
-    assert (tmp_path / "plain.mp4").read_bytes() == prepared.read_bytes()
+    assert prepared_of(source).read_bytes() == usual
 
 
 # Sources of all kinds.
 
 
-@pytest.mark.parametrize(("size", "frames"), [((65, 49), 49), ((1, 3), 1)])
-def test_odd_sizes_become_even_and_every_length_is_kept(folder, size, frames):
-    images = moving(frames, *size)
-    source = write_video(folder / f"{frames}.mov", images, pixels="rgb24", codec="png")
-    target = folder / f"{frames}_prepared.mp4"
-    write_prepared(str(source), scan(str(source)), target)
-    video = scan(str(target)).video
-    assert (video.width % 2, video.height % 2) == (0, 0)
-    assert abs(np.subtract((video.width, video.height), size)).max() <= 1
-    for image, even in zip(images, rgb(target), strict=True):
-        assert abs(image.mean() - even.mean()) < 12
+@pytest.mark.parametrize(
+    ("size", "video"), [((65, 49), Video(49, 30, 64, 48)), ((1, 3), Video(1, 30, 2, 4))]
+)
+def test_odd_sizes_become_even_and_every_length_is_kept(folder, size, video):
+    images = moving(video.frames, *size)
+    source = write_video(folder / "odd.mov", images, pixels="rgb24", codec="png")
+    assert scan(str(prepared_of(source))).video == video
 
 
 # What can go wrong.
@@ -138,8 +128,7 @@ def test_odd_sizes_become_even_and_every_length_is_kept(folder, size, frames):
 def test_a_source_that_breaks_off_leaves_no_file(tmp_path, source):
     record = scan(str(source))
     broken, target = tmp_path / "broken.mp4", tmp_path / "target.mp4"
-    data = source.read_bytes()
-    broken.write_bytes(data[: len(data) // 2])
+    broken.write_bytes(source.read_bytes()[:5000])
     with pytest.raises(UnreadableVideoError):
         write_prepared(str(broken), record, target)
     record = replace(record, video=record.video._replace(frames=FRAMES + 1))

@@ -1,19 +1,8 @@
-"""Tests of frame lists: valid lines, messages for bad lines, and reading the listed files."""
+"""Tests of frame lists: files, labels, and what makes no difference."""
 
-import zlib
-
-import numpy as np
 import pytest
 
-from multigrid import ClipPlan, Video
-from slowfast_patches.datasets.lists.frame_list import (
-    HEADER,
-    FrameVideo,
-    read_frame_list,
-)
-from slowfast_patches.datasets.reading.reader import read_clip
-from slowfast_patches.datasets.reading.scanned_video import Kind
-from tests.slowfast_patches.datasets.made_videos import write_jpeg
+from slowfast_patches.datasets.lists.frame_list import HEADER, read_frame_list
 
 TWO_VIDEOS = f"""{HEADER}
 46GP8 0 0 46GP8/46GP8-000001.jpg ""
@@ -30,9 +19,6 @@ def read(folder, text, **options):
     path = folder / "train.csv"
     path.write_bytes(text.encode())
     return read_frame_list(path, num_classes=157, fps=24.0, **options)
-
-
-# What parses.
 
 
 def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
@@ -66,33 +52,3 @@ def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
     assert len(frames._data) < 7 * 200 * 100
     assert frames[150].files[42] == f"{tmp_path}/150/150_000042.jpg"
     assert frames[150].classes() == {6}
-
-
-# Reading.
-
-
-@pytest.fixture(scope="module")
-def frames(tmp_path_factory):
-    """Write 0.jpg to 9.jpg of 96 × 64 pixels, each with a grey value of 20 times its number."""
-    folder = tmp_path_factory.mktemp("frames")
-    for number in range(10):
-        write_jpeg(folder / f"{number}.jpg", 96, 64, 20 * number)
-    return folder
-
-
-def video_of(*files):
-    packed = zlib.compress("\n".join(map(str, files)).encode())
-    return FrameVideo("a", "", packed, ((0,),) * len(files), 25.0)
-
-
-def plan(*positions):
-    return ClipPlan(np.array(positions), (96, 64), (0, 0), 64, False)
-
-
-def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_path):
-    (tmp_path / "other.jpg").symlink_to(frames / "9.jpg")
-    files = [frames / "4.jpg", frames / "2.jpg", tmp_path / "other.jpg", frames / "0.jpg"]
-    record = video_of(*files).scanned()
-    assert (record.kind, record.video) == (Kind.FRAMES, Video(4, 25.0, 96, 64))
-    clip = read_clip("nowhere", record, plan(0, 1, 1, 2, 3, 7))
-    assert clip[:, 32, 32, 0].tolist() == [80, 40, 40, 180, 0, 0]

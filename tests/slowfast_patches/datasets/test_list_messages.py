@@ -12,7 +12,7 @@ from tests.slowfast_patches.detection import ava_lists
 
 FRAMES = f'{HEADER}\na 0 0 1.jpg ""\na 0 1 2.jpg "1,4"\nb 1 0 3.jpg "5"\n'
 LISTS = {"kinetics": "a.mp4 0\n\nb.mp4 1\n", "charades": FRAMES}
-TRAIN, LABELS = (f"something-something-v2-{name}.json" for name in ("train", "labels"))
+TRAIN = "something-something-v2-train.json"
 AVA, NAMES = "ava_train_v2.2.csv", "names.pbtxt"
 BOX = "a,0902,0.1,0.2,0.5,0.6,1\n"
 
@@ -42,7 +42,6 @@ def read(recipe):
         ("kinetics", "train.csv", "c.mp4 train 1", "line 4: .* more than two columns"),
         ("kinetics", "train.csv", r"x\c.mp4 1", r"line 4: .*not a path on this .* / instead of \\"),
         ("kinetics", "train.csv", "S3://x/c.mp4 1", "line 4: .*is an address"),
-        ("kinetics", "train.csv", "x.tar.gz@c.mp4 1", "line 4: .*in an archive. Unpack"),
         ("kinetics", "train.csv", "ö.mp4 1".encode("latin1"), "line 4: the text is not UTF-8"),
         ("charades", "train.csv", "b 1 1 3.jpg", "video b: .* the fields 'original_vido_id"),
         (
@@ -54,7 +53,6 @@ def read(recipe):
         ("charades", "train.csv", 'b 1 0 3.jpg ""', "video b: the frame ids are not in ascending"),
         ("charades", "train.csv", 'b 1 1 3.jpg "4,6"', "video b: the label is 6, but must be"),
         ("ava", AVA, "a,0899,0.1,0.2,0.5,0.6,1", "line 2: .*second .902 to 1798"),
-        ("ava", AVA, "a,0902,0.1,0.2,0.5,0.6,4", "line 2: .*label .1 to MODEL.NUM_CLASSES 3"),
         ("ava", AVA, "a,0902,nan,0.2,0.5,0.6,1", "line 2: .*fractions of the sides"),
         (
             "ava",
@@ -69,8 +67,6 @@ def read(recipe):
             '{"a": 0}',
             "has the names of 1 classes. Set MODEL.NUM_CLASSES 1",
         ),
-        ("kinetics", "classes.json", "[", ""),
-        ("charades", "Charades_v1_classes.txt", "c000 A\nB\n", "does not have the form"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, dataset, file, added, said):
@@ -81,9 +77,6 @@ def test_a_wrong_line_is_named(tmp_path, dataset, file, added, said):
         read(cfg)
 
 
-ENTRY = {"id": 1, "template": "Doing nothing"}
-
-
 @pytest.mark.parametrize(
     ("dataset", "file", "content", "said"),
     [
@@ -92,7 +85,6 @@ ENTRY = {"id": 1, "template": "Doing nothing"}
         ("charades", "train.csv", 'a 0 0 a/1.jpg ""', f"the first line .*'{HEADER}'"),
         ("ssv2", TRAIN, "[", "cannot be read as JSON: Expecting"),
         ("ssv2", TRAIN, [{"id": 1, "template": "Doing [it]"}], "must list objects .*Doing it"),
-        ("ssv2", LABELS, {"A": "0", "B": "6"}, "entry 'B': the label is 6"),
         ("ava", AVA, "a,0902,0.5,0.2,0.5,0.6,1", "of train has a box"),
     ],
 )
@@ -101,33 +93,21 @@ def test_a_wrong_file_is_named(tmp_path, dataset, file, content, said):
     (tmp_path / file).unlink()
     if content is not None:
         text = json.dumps(content) if isinstance(content, list | dict) else content
-        (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+        (tmp_path / file).write_text(text)
     with pytest.raises(ValueError, match=f"({tmp_path}/{file}|^no key frame|^MODEL).*{said}"):
         read(cfg)
 
 
 @pytest.mark.parametrize(
-    ("dataset", "overrides", "split", "message"),
+    ("dataset", "overrides", "message"),
     [
-        ("ucf", (), "train", r"TRAIN.DATASET is 'ucf'.* kinetics, ssv2, charades, ava"),
-        ("kinetics", ("TEST.DATASET", "ucf"), "test", r"TEST.DATASET is 'ucf'.* kinetics, ssv2"),
-        (
-            "ava",
-            (),
-            "train",
-            r"have boxes \(DETECTION.ENABLE True\), .* has DATA.MULTI_LABEL False",
-        ),
-        (
-            "kinetics",
-            ("DETECTION.ENABLE", True),
-            "train",
-            r"one label .* has DETECTION\.ENABLE True",
-        ),
-        ("charades", ("DATA.MULTI_LABEL", False), "train", "several labels .*MULTI_LABEL True"),
-        ("ssv2", ("DATA.RANDOM_FLIP", True), "train", "RANDOM_FLIP False .*horizontal flip"),
-        ("kinetics", ("DATA.PATH_TO_DATA_DIR", ""), "train", "Set DATA.PATH_TO_DATA_DIR"),
+        ("ucf", (), r"TRAIN.DATASET is 'ucf'.* kinetics, ssv2, charades, ava"),
+        ("ava", (), r"have boxes \(DETECTION.ENABLE True\), .* has DATA.MULTI_LABEL False"),
+        ("charades", ("DATA.MULTI_LABEL", False), "several labels .*MULTI_LABEL True"),
+        ("ssv2", ("DATA.RANDOM_FLIP", True), "RANDOM_FLIP False .*horizontal flip"),
+        ("kinetics", ("DATA.PATH_TO_DATA_DIR", ""), "Set DATA.PATH_TO_DATA_DIR"),
     ],
 )
-def test_what_a_data_set_cannot_give_is_refused(tmp_path, dataset, overrides, split, message):
+def test_what_a_data_set_cannot_give_is_refused(tmp_path, dataset, overrides, message):
     with pytest.raises(ValueError, match=message):
-        read_list(recipe_of(tmp_path, *overrides, dataset=dataset), split)
+        read_list(recipe_of(tmp_path, *overrides, dataset=dataset), "train")

@@ -11,7 +11,7 @@ from torch import nn
 from multigrid import CosineRate, Shape, Training, make_schedule
 from multigrid.shared_memory import fit_workers
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.loader import evaluation_bytes, limit_workers, training_bytes
+from slowfast_patches.datasets.loader import limit_workers, training_bytes
 from slowfast_patches.utils.errors import explain_machine_error
 from tests.conftest import mount_small_shm, needs_mount
 from tests.multigrid.clips import Clips
@@ -38,7 +38,6 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         (64, 1, 3, 2),  # 7 mini-batches
         (64, 2, 2, 1),  # 3 mini-batches in 32 MB
         (64, 4, 2, 0),
-        (0, 1, 2, 0),
         (0, 1, 0, 0),
     ],
 )
@@ -64,21 +63,6 @@ def test_a_run_uses_the_workers_that_fit_and_says_so(free, caplog: pytest.LogCap
     assert limit_workers(k400, size).data_loader.num_workers == 7
     assert "DATA_LOADER.NUM_WORKERS is reduced from 8 to 7. /dev/shm has" in caplog.text
     assert training_bytes(schedule, 8) == size // 8
-
-
-class Views:
-    """A data set of 10 videos with 30 clips each."""
-
-    videos = range(10)
-
-    def __len__(self) -> int:
-        return 300
-
-
-def test_a_mini_batch_of_a_test_has_as_many_clips_of_a_video_as_fit_into_128_mb():
-    recipe = load_recipe(None, ["DATA.NUM_FRAMES", 32, "DATA.TEST_CROP_SIZE", 256])
-    clip = 32 * 256 * 256 * 3
-    assert [evaluation_bytes(recipe, Views(), size) // clip for size in (8, 30)] == [21, 30]
 
 
 def load_with_little_room(rank: int) -> None:

@@ -44,48 +44,35 @@ def recipe(folder, *overrides):
 )
 def test_clips_are_those_of_a_recipe(demo_data, keys, options, sampling):
     """The short sides of the recipe are 256/224 and 320/224 of 32 pixels: 36.6 and 45.7."""
-    options |= {"sampling": replace(PAPER.sampling, **sampling)} if sampling else {}
-    ours = VideoClips(demo_data / "train.csv", BASE, stride=2, seed=7, **options)
+    how = {"sampling": replace(PAPER.sampling, **sampling)} if sampling else {}
+    ours = VideoClips(demo_data / "train.csv", BASE, stride=2, seed=7, **options, **how)
     theirs = ClipDataset.of_recipe(recipe(demo_data, *keys), "train")
     assert len(ours) == len(theirs) == 24
-    coarse = [request for request in REQUESTS if request.shape == COARSE]
     for request in REQUESTS:
-        one, other = ours[request], theirs[request]
-        assert np.array_equal(one.pop("clip"), other.pop("clip"))
-        assert one == other
+        np.testing.assert_equal(ours[request], theirs[request])
+    coarse = [request for request in REQUESTS if request.shape == COARSE]
     coverage = collate(ours.__getitems__(coarse))["coverage"].tolist()
     assert coverage == [pytest.approx(ours[request]["coverage"], rel=1e-6) for request in coarse]
-    assert len({*map(tuple, coverage)}) > 1
 
 
 def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     ours = VideoClips(demo_data / "val.csv", BASE, stride=2)
     theirs = ClipDataset.of_recipe(recipe(demo_data), "val")
+    expected = [theirs[n]["clip"] for n in range(8)]
+    assert np.array_equal([item["clip"] for item in ours], expected)  # the loop ends
     batches = list(DataLoader(ours, 3, collate_fn=collate))
     assert [n for batch in batches for n in batch["videos"]] == list(range(8))
-    clips = [clip for batch in batches for clip in batch["clips"]]
-    assert np.array_equal(clips, [theirs[n]["clip"] for n in range(8)])
-
-
-def test_it_is_a_sequence_that_ends_and_may_be_drawn_from_with_repetition(demo_data):
-    clips = VideoClips(demo_data / "val.csv", BASE, stride=2)
-    every = [item["clip"] for item in clips]
-    assert len(every) == 8
-    [batch] = DataLoader(clips, 4, sampler=[0, 0, 1, 0], collate_fn=collate)
-    assert batch["videos"].tolist() == [0, 0, 1, 0]
-    assert np.array_equal(batch["clips"], [every[n] for n in (0, 0, 1, 0)])
+    assert np.array_equal([clip for batch in batches for clip in batch["clips"]], expected)
 
 
 def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, caplog):
-    listed = VideoClips(demo_data / "train.csv", BASE)
+    listed = VideoClips(demo_data / "val.csv", BASE)
     pairs = [(Path(video.path), np.int64(video.label)) for video in listed.videos]
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            clips = VideoClips(pairs, BASE)
-    assert clips.videos == list(listed.videos)
-    assert np.array_equal(clips[REQUESTS[0]]["clip"], listed[REQUESTS[0]]["clip"])
+            assert VideoClips(pairs, BASE).videos == list(listed.videos)
     scanned = [line for line in caplog.messages if line.endswith("must be scanned")]
-    assert [line.split()[0] for line in scanned] == ["24", "0"]
+    assert [line.split()[0] for line in scanned] == ["8", "0"]
 
 
 @pytest.mark.parametrize(("labels", "classes"), [((4, 0), 5), (np.eye(8, dtype=np.float32), 8)])
@@ -100,14 +87,11 @@ def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(demo_data, tmp_p
     gone = (tmp_path / "gone.mp4", 0)
     good = [(video.path, 1) for video in VideoClips(demo_data / "val.csv", BASE).videos[:2]]
     clips = VideoClips([gone, *good], BASE)
-    for requests in ([ClipRequest(0, 0, BASE, 0), ClipRequest(1, 0, BASE, 0)], [0, 1]):
-        with pytest.warns(
-            UserWarning, match=r"gone.mp4 is replaced by another video: cannot be opened"
-        ):
-            batch = clips.__getitems__(requests)
+    for first, second in ((ClipRequest(0, 0, BASE, 0), ClipRequest(1, 0, BASE, 0)), (0, 1)):
+        with pytest.warns(UserWarning, match="gone.mp4 is replaced by another video: cannot be op"):
+            batch = clips.__getitems__([first, second])
         assert batch["labels"].tolist() == [1, 1]
-    assert batch["videos"].tolist() == [1, 1]
-    assert np.array_equal(batch["clips"][0], batch["clips"][1])
+    assert batch["videos"].tolist() == [1, 1]  # in validation, the next one
     with pytest.raises(ValueError, match=r"none of the 1 videos can be read.*gone.mp4"):
         VideoClips([gone], BASE)
 
@@ -124,10 +108,8 @@ PAIRS = r"videos must be \(path, label\) pairs"
     ("videos", "options", "message"),
     [
         ("gone.csv", {}, "gone.csv does not exist"),
-        ([], {}, PAIRS),
         ([("a.mp4", 0), ("b.mp4", "left")], {}, PAIRS),
         ([("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))], {}, PAIRS),
-        ([("a.mp4", 0)], {"stride": 0}, "stride is 0"),
         ([("a.mp4", 0)], {"short_sides": (50, 40)}, r"short_sides \(50, 40\)"),
     ],
 )

@@ -71,17 +71,17 @@ def encode(container: OutputContainer, stream: VideoStream, frames: Iterable[Vid
     container.mux(stream.encode())
 
 
-def write_palette(path: Path, codec: str, changes: bool = False) -> Path:
-    """Write pictures of indices into a palette, whose order `changes` after 20 pictures."""
+def write_palette(path: Path, changes_at: int = FRAMES) -> Path:
+    """Write pictures of indices into a palette, whose order changes after some pictures."""
     frames = []
     for number in range(FRAMES):
-        colours = [DARK, LIT] if number < 20 or not changes else [LIT, DARK]
+        colours = [DARK, LIT] if number < changes_at else [LIT, DARK]
         palette = np.zeros((256, 4), np.uint8)
         palette[:2] = [(255, *colour) for colour in colours]
         indices = (picture(number) == colours[1]).all(-1).astype(np.uint8)
         frames.append(VideoFrame.from_ndarray((indices, palette), format="pal8"))
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=25)
+        stream = container.add_stream("rawvideo", rate=25)
         stream.height = stream.width = SIDE
         stream.pix_fmt = "pal8"
         encode(container, stream, frames)
@@ -133,16 +133,17 @@ class Track(NamedTuple):
 def write_tracks(path: Path, *tracks: Track) -> Path:
     """Write a file with several video streams. Cover art has one picture."""
     with av.open(str(path), "w") as container:
-        streams = [container.add_stream(track.codec, rate=25) for track in tracks]
-        for stream, track in zip(streams, tracks, strict=True):
+        streams = list[VideoStream]()
+        for track in tracks:
+            stream = container.add_stream(track.codec, rate=25)
             stream.height = stream.width = track.side
             stream.pix_fmt = "yuvj420p" if track.codec == "mjpeg" else "yuv420p"
             stream.disposition = track.disposition
+            streams.append(stream)
         for stream, track in zip(streams, tracks, strict=True):
-            images = [picture(number) for number in range(FRAMES)]
-            if track.side != SIDE:
-                images = [np.zeros((track.side, track.side, 3), np.uint8)] * FRAMES
-            images = images[:1] if track.codec == "mjpeg" else images
+            black = np.zeros((track.side, track.side, 3), np.uint8)
+            count = 1 if track.codec == "mjpeg" else FRAMES
+            images = [picture(n) if track.side == SIDE else black for n in range(count)]
             frames = [VideoFrame.from_ndarray(image, format="rgb24") for image in images]
             encode(container, stream, frames)
     return path

@@ -63,15 +63,6 @@ class Phase:
         start, stop = self.baseline_epochs
         return start + (stop - start) * (iteration - self.start) / self.iterations
 
-    def lr_at(self, iteration: int, policy: LearningRate) -> float:
-        """Return the learning rate of an iteration. It changes where a phase starts (`lr_scale`).
-
-        Args:
-            iteration: Iteration of the phase.
-            policy: Learning rate of the baseline.
-        """
-        return policy.at(self.baseline_epoch(iteration)) * self.lr_scale
-
     def count(self, which: int, stop: int | None = None) -> int:
         """Return how many iterations of the phase before `stop` use the shape `shapes[which]`.
 
@@ -183,7 +174,7 @@ class Schedule:
             iteration=iteration,
             phase=index,
             shape=phase.shapes[which],
-            lr=phase.lr_at(iteration, self.learning_rate),
+            lr=self.learning_rate.at(phase.baseline_epoch(iteration)) * phase.lr_scale,
             bn_size=phase.bn_sizes[which],
             first_clip=first_clip,
             epoch=first_clip / self.num_videos,

@@ -45,7 +45,6 @@ class LoopWatch:
         self._has_ended = False
         self._unstepped = deque[bool](maxlen=_WINDOW)
         self._rates = list[float]()
-        self._said = set[str]()
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Watch a model and an optimizer. Replace any earlier `LoopWatch` of them."""
@@ -80,7 +79,7 @@ class LoopWatch:
                     f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients "
                     f"without a call of optimizer.step(). {_ADVICE}"
                 )
-            self._warn_once(  # a compiled step calls no hooks
+            _warn(  # a compiled step calls no hooks
                 f"the first {_MOST_UNSTEPPED} iterations did not call step() of the optimizer that "
                 f"Training has. {_ADVICE}"
             )
@@ -119,7 +118,7 @@ class LoopWatch:
         if self._has_stepped and self._model.training:
             return
         if names := _trained_in_eval(self._model, self._optimizer):
-            self._warn_once(
+            _warn(
                 f"{len(names)} trained modules are in evaluation mode, such as {names[0]}. Their "
                 "BN statistics and dropout are those of evaluation. Call model.train() before the "
                 "loop and after each evaluation. Freeze a part that is not to be trained with "
@@ -144,16 +143,16 @@ class LoopWatch:
         known = len(self._rates)  # Groups may have been added since.
         found = [float(group["lr"]) for group in self._optimizer.param_groups[:known]]
         if found not in (self._rates, rates[:known]):
-            self._warn_once(
+            _warn(
                 "an optimizer has other learning rates than training.begin set. begin sets them in "
                 "every iteration, so remove the scheduler or other code that sets them. To scale "
                 'the rate of a parameter group, set its "lr_scale"'
             )
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            warnings.warn(text, stacklevel=4)
+
+def _warn(text: str) -> None:
+    """Issue a warning, which Python prints once by default."""
+    warnings.warn(text, stacklevel=4)
 
 
 def _watch_of(part: nn.Module | Optimizer) -> LoopWatch | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.modules.utils import _triple
 
 from multigrid.schedule import Schedule
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
     """Make a model accept clips of every shape of a schedule.
 
-    The model is run on one clip of each shape, in training mode and without gradients. An
+    A copy of the model is run on one clip of each shape, in training mode and without gradients. An
     `nn.AvgPool3d` whose window covers its whole input at the baseline's shape is replaced by a pool
     for inputs of any size. Weights, buffers and random generators do not change.
 
@@ -36,73 +35,72 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
         schedule: The schedule to train.
 
     Raises:
-        ValueError: A module does not accept a shape of the schedule. The message names the module.
+        ValueError: The model does not accept a shape of the schedule.
     """
     network = getattr(model, "module", model)
-    latest: nn.Module = network
-    pools = dict[nn.Module, nn.Module]()
-
-    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        nonlocal latest
-        latest = module
-        if type(module) is nn.AvgPool3d and _covers(module, inputs[0]):
-            pools[module] = _TrainingPool(module.kernel_size, module.stride)
-
-    with _training_without_updates(network), register_module_forward_pre_hook(note):
-        try:
-            _run(network, cfg, schedule.base)
-        except Exception as error:
-            logger.warning(
-                "The model could not be run on a clip of the baseline's shape, so it was not "
-                f"checked for the other shapes: {type(error).__name__}: {error}"
-            )
-            return
-        for module in list(network.modules()):
-            for name, child in module.named_children():
-                setattr(module, name, pools.get(child, child))
-        for shape in schedule.shapes:
-            try:
-                _run(network, cfg, shape)
-            except Exception as error:
-                names = {module: name for name, module in network.named_modules()}
-                raise ValueError(
-                    f"the model does not accept clips of {shape.frames} frames of {shape.crop}² "
-                    f"pixels, a shape of the multigrid schedule: {error}. The last module called "
-                    f"was {names[latest]} ({type(latest).__name__}). Use a model for clips of any "
-                    "shape, or change the factors of the cycles in MULTIGRID"
-                ) from error
-
-
-def _covers(pool: nn.AvgPool3d, x: Tensor) -> bool:
-    """Return whether the window of a pool covers each axis of its input, or a single value."""
-    window = _triple(pool.kernel_size)
-    axes = zip(window, x.shape[2:], strict=True)
-    pools_without_padding = window != (1, 1, 1) and _triple(pool.padding) == (0, 0, 0)
-    return pools_without_padding and all(side in (1, whole) for side, whole in axes)
-
-
-@contextmanager
-def _training_without_updates(network: nn.Module) -> Iterator[None]:
-    """Context manager: training mode, but no gradients, BN updates or changes of generators."""
-    modes = {module: module.training for module in network.modules()}
-    for module in modes:
-        module.training = not isinstance(module, _BatchNorm)
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+        pools = _whole_map_pools(network, cfg, schedule.base)
+    except Exception as error:
+        logger.warning(
+            "The model could not be run on a clip of the baseline's shape, so it was not "
+            f"checked for the other shapes: {type(error).__name__}: {error}"
+        )
+        return
+    for name in pools:
+        parent, _, child = name.rpartition(".")
+        pool: Any = network.get_submodule(name)
+        replacement = _TrainingPool(pool.kernel_size, pool.stride)
+        setattr(network.get_submodule(parent), child, replacement)
+    probe = _copy_to_probe(network)
+    for shape in schedule.shapes:
+        try:
+            _run(probe, cfg, shape)
+        except Exception as error:
+            raise ValueError(
+                f"the model does not accept clips of {shape.frames} frames of {shape.crop}² "
+                f"pixels, a shape of the multigrid schedule: {error}. Use a model for clips of any "
+                "shape, or change the factors of the cycles in MULTIGRID"
+            ) from error
+
+
+def _whole_map_pools(network: nn.Module, cfg: Any, shape: Shape) -> list[str]:
+    """Return the names of the average pools whose window covers their input at a shape."""
+    names = list[str]()
+
+    def note(name: str, pool: nn.AvgPool3d, inputs: tuple[Tensor]) -> None:
+        window = _triple(pool.kernel_size)
+        axes = zip(window, inputs[0].shape[2:], strict=True)
+        pools_without_padding = window != (1, 1, 1) and _triple(pool.padding) == (0, 0, 0)
+        if pools_without_padding and all(side in (1, whole) for side, whole in axes):
+            names.append(name)
+
+    probe = _copy_to_probe(network)
+    for name, module in probe.named_modules():
+        if type(module) is nn.AvgPool3d:
+            module.register_forward_pre_hook(partial(note, name))
+    _run(probe, cfg, shape)
+    return names
+
+
+def _copy_to_probe(network: nn.Module) -> nn.Module:
+    """Return a copy of a model in training mode, except BN, which cannot train on a single clip."""
+    probe = copy.deepcopy(network)
+    for module in probe.modules():
+        module.training = not isinstance(module, _BatchNorm)
+    return probe
 
 
 def _run(network: nn.Module, cfg: Any, shape: Shape) -> None:
-    """Run a model on a clip."""
+    """Run a model on a clip, without gradients or changes of the random generators."""
     counts = [shape.frames]
     if cfg.MODEL.ARCH in cfg.MODEL.MULTI_PATHWAY_ARCH:
         counts.insert(0, shape.frames // cfg.SLOWFAST.ALPHA)
     weight = next(network.parameters())
     pairs = zip(cfg.DATA.INPUT_CHANNEL_NUM, counts, strict=False)
-    network([weight.new_zeros(1, planes, count, shape.crop, shape.crop) for planes, count in pairs])
+    with torch.no_grad(), torch.random.fork_rng():
+        network(
+            [weight.new_zeros(1, planes, count, shape.crop, shape.crop) for planes, count in pairs]
+        )
 
 
 class _TrainingPool(nn.AvgPool3d):

@@ -56,14 +56,11 @@ def train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg):
         train_meter.iter_toc()
         train_meter.update_stats(0.0, 0.0, loss.item(), lr, len(labels))
         train_meter.log_iter_stats(cur_epoch, cur_iter)
-        rates = [group["lr"] for group in optimizer.param_groups]
-        place = [cur_epoch, cur_iter, size]
         seen["train"].append(
             {
-                "place": place,
+                "place": [cur_epoch, cur_iter, size],
                 "shape": shape,
-                "lr": lr,
-                "rates": rates,
+                "rates": [group["lr"] for group in optimizer.param_groups],
                 "sizes": group_sizes(model),
                 "videos": index.tolist(),
                 "loss": loss.item(),

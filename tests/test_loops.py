@@ -88,6 +88,9 @@ def in_accelerate(task: Task, goes_on: bool) -> Net:
     accelerator.register_for_checkpointing(training)
     if goes_on:
         accelerator.load_state(str(task.folder / "state"))
+    elif dist.is_initialized():
+        with pytest.raises(ValueError, match=r"Do not pass the loader to accelerator\.prepare"):
+            list(accelerator.prepare(training.loader(task.clips)))
     for batch in training.loader(task.clips, collate_fn=video_inputs):
         training.begin(batch)
         stepped.zero_grad()

@@ -79,9 +79,10 @@ class LoopWatch:
                     f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients "
                     f"without a call of optimizer.step(). {_ADVICE}"
                 )
-            _warn(  # a compiled step calls no hooks
+            warnings.warn(  # a compiled step calls no hooks
                 f"the first {_MOST_UNSTEPPED} iterations did not call step() of the optimizer that "
-                f"Training has. {_ADVICE}"
+                f"Training has. {_ADVICE}",
+                stacklevel=3,
             )
         self._check_rates(rates)
         self._rates = rates
@@ -118,11 +119,12 @@ class LoopWatch:
         if self._has_stepped and self._model.training:
             return
         if names := _trained_in_eval(self._model, self._optimizer):
-            _warn(
+            warnings.warn(
                 f"{len(names)} trained modules are in evaluation mode, such as {names[0]}. Their "
                 "BN statistics and dropout are those of evaluation. Call model.train() before the "
                 "loop and after each evaluation. Freeze a part that is not to be trained with "
-                "requires_grad_(False)"
+                "requires_grad_(False)",
+                stacklevel=3,
             )
 
     def after_step(self) -> None:
@@ -143,16 +145,12 @@ class LoopWatch:
         known = len(self._rates)  # Groups may have been added since.
         found = [float(group["lr"]) for group in self._optimizer.param_groups[:known]]
         if found not in (self._rates, rates[:known]):
-            _warn(
+            warnings.warn(
                 "an optimizer has other learning rates than training.begin set. begin sets them in "
                 "every iteration, so remove the scheduler or other code that sets them. To scale "
-                'the rate of a parameter group, set its "lr_scale"'
+                'the rate of a parameter group, set its "lr_scale"',
+                stacklevel=3,
             )
-
-
-def _warn(text: str) -> None:
-    """Issue a warning, which Python prints once by default."""
-    warnings.warn(text, stacklevel=4)
 
 
 def _watch_of(part: nn.Module | Optimizer) -> LoopWatch | None:

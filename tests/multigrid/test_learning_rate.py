@@ -51,21 +51,13 @@ def test_the_late_last_drop_comes_in_the_middle_of_the_last_stage():
     assert STEPPED.drops == (40, 70, 90), "the baseline's own policy is left alone"
 
 
-def test_cosine_by_hand():
+def test_cosines_by_hand():
     policy = CosineRate(base=1.0, epochs=60, end=0.2)
     # cos 0, cos 60°, cos 90°, cos 120°, cos 180°
     assert [policy.at(e) for e in (0, 20, 30, 40, 60)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
-    assert policy.drops == ()
-    assert policy.with_late_last_drop() is policy
-
-
-def test_a_cosine_after_the_warm_up_by_hand():
-    policy = CosineRate(0.1, 10, warmup=Warmup(0.02, 2), after_warmup=True)
+    late = CosineRate(0.1, 10, warmup=Warmup(0.02, 2), after_warmup=True)
     # half of the warm-up, its end, cos 0, cos 90° and cos 180° of the 8 epochs that remain
-    assert [policy.at(e) for e in (0, 1, 2, 6, 10)] == pytest.approx([0.02, 0.06, 0.1, 0.05, 0])
-
-
-def test_where_a_cosine_holds_its_cycles():
-    assert CosineRate(0.1, 150).stage_ends == pytest.approx((40, 80, 120, 150))
-    policy = CosineRate(0.1, 100, cycles=2, fine_tuning=0.4)
-    assert policy.stage_ends == pytest.approx((30, 60, 100))
+    assert [late.at(e) for e in (0, 1, 2, 6, 10)] == pytest.approx([0.02, 0.06, 0.1, 0.05, 0])
+    assert CosineRate(0.1, 100, cycles=2, fine_tuning=0.4).stage_ends == pytest.approx(
+        (30, 60, 100)
+    )

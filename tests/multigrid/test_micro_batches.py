@@ -23,7 +23,6 @@ from multigrid import (
     make_schedule,
     network_input,
 )
-from multigrid.micro_batches import divide
 from tests.multigrid.clips import Clips
 
 VIDEOS = 60
@@ -104,16 +103,6 @@ def test_two_processes_in_micro_batches_train_what_one_does_in_whole(tmp_path, r
         assert_close(sum(found[name].double() for _, found in ranks) / 2, value.double())
 
 
-def test_micro_batches_take_turns_in_the_groups():
-    """6 clips form 3 groups of 2: the first is clips 0 and 3. A group of 8 spans two processes."""
-    for arguments, expected in (
-        ((6, 2, 2), [[0, 2, 3, 5], [1, 4]]),
-        ((3, None, 2), [[0, 2], [1]]),
-        ((4, 8, 1), [[0, 1, 2, 3]]),
-    ):
-        assert [micro.clips for micro in divide({}, *arguments, nn.Identity())] == expected
-
-
 class Follows(nn.Module):
     """Network without BN that notes the coverage of the clips of each forward."""
 
@@ -128,26 +117,15 @@ class Follows(nn.Module):
         self.coverage = coverage
 
 
-def begun(parts: int) -> Training:
-    model = Follows()
-    training = Training(
-        schedule(4, bn_size=None),
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.0),
-        accumulation_steps=parts,
-    )
-    assert training.begin(0).shape.batch == 64
-    return training
-
-
 def test_a_micro_batch_has_its_clips_of_all_tensors():
     """Micro-batch 2 of 3 has clips 2, 5, 8, ..."""
-    training = begun(3)
+    model = Follows()
+    optimizer = torch.optim.SGD(model.parameters())
+    training = Training(schedule(4, bn_size=None), model, optimizer, accumulation_steps=3)
+    assert training.begin(0).shape.batch == 64
     batch = {
         "pathways": [torch.arange(64), {"fast": torch.arange(64) * 2}],
         "coverage": torch.arange(128).view(64, 2),
-        "clips": torch.arange(64),
-        "iteration": 0,
         "failures": [("a.mp4", "is empty")],
     }
     parts = list(training.micro_batches(batch))
@@ -156,29 +134,28 @@ def test_a_micro_batch_has_its_clips_of_all_tensors():
     last = parts[2].batch
     assert last["pathways"][0].tolist() == list(range(2, 64, 3))
     assert last["pathways"][1]["fast"].tolist() == list(range(4, 128, 6))
-    assert last["iteration"] == 0
     assert last["failures"] == [("a.mp4", "is empty")]
-    assert torch.equal(training.model.coverage, batch["coverage"][2::3])
-
-
-def divide_first(model: nn.Module, plan: Schedule, parts: int, rows: int) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    training = Training(plan, model, optimizer, accumulation_steps=parts)
-    training.begin(0)
-    next(training.micro_batches({"labels": torch.zeros(rows)}))
+    assert torch.equal(model.coverage, batch["coverage"][2::3])
 
 
 @pytest.mark.parametrize(
-    ("parts", "bn_size", "rows", "message"),
+    ("parts", "rows", "message"),
     [
-        (4, 2, 96, "3 BN groups .* most 3"),
-        (2, None, 96, "bn_size"),
-        (2, 2, 5, "no tensor of 96 rows"),
+        (4, 96, "3 BN groups .* most 3"),
+        (2, 5, "no tensor of 96 rows"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(parts: int, bn_size: int, rows: int, message: str):
+def test_what_cannot_be_divided_is_refused(parts: int, rows: int, message: str):
+    model = convert_batchnorm(Net())
+    training = Training(
+        schedule(6),
+        model,
+        torch.optim.SGD(model.parameters()),
+        accumulation_steps=parts,
+    )
+    training.begin(0)
     with pytest.raises(ValueError, match=message):
-        divide_first(convert_batchnorm(Net()), schedule(6, bn_size), parts, rows)
+        next(training.micro_batches({"labels": torch.zeros(rows)}))
 
 
 def test_a_mini_batch_that_was_not_divided_is_not_stepped_on():
@@ -190,6 +167,3 @@ def test_a_mini_batch_that_was_not_divided_is_not_stepped_on():
     next(training.micro_batches(batch))
     with pytest.raises(ValueError, match=r"Iterate over training.micro_batches\(batch\)"):
         optimizer.step()
-    for micro in training.micro_batches(batch):
-        if micro.is_last:
-            optimizer.step()

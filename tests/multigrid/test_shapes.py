@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import settings
 
 from multigrid import Shape, scale_shape
 
 PAPER = Shape(batch=64, frames=32, crop=224)
 HALF = math.sqrt(1 / 2)
-
-quick = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize(

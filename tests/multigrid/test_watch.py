@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
@@ -51,11 +50,11 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(model(network_input(batch)), batch["labels"])
 
 
-def train(training: Training, model=None, optimizer=None, after=lambda step: None) -> None:
+def train(training, model=None, optimizer=None, after=lambda step: None, stop=None) -> None:
     """Train as the README's loop does."""
     model = model or training.model
     optimizer = optimizer or training.optimizer
-    for batch in training.loader(Clips(VIDEOS)):
+    for batch in islice(training.loader(Clips(VIDEOS)), stop):
         step = training.begin(batch)
         loss = loss_of(model, batch)
         optimizer.zero_grad()
@@ -87,13 +86,11 @@ def accumulate(training: Training, every: int, scaler: torch.amp.GradScaler) -> 
 
 
 @pytest.mark.filterwarnings("ignore:the first 4 iterations")
-@pytest.mark.parametrize(("every", "scales"), [(2, False), (3, True), (9, False)])
+@pytest.mark.parametrize(("every", "scales"), [(3, True), (9, False)])
 def test_gradients_accumulated_over_iterations_are_noticed(every, scales):
     training = new_training()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scales)
-    with pytest.raises(
-        ValueError, match=r"accumulation_steps=k.* training\.micro_batches\(batch\)"
-    ):
+    with pytest.raises(ValueError, match=r"accumulation_steps=k.*micro_batches\(batch\)"):
         accumulate(training, every, scaler)
     assert training.iteration < 8 + every
 
@@ -211,25 +208,16 @@ def test_the_linear_rule_is_warned_of_with_adaptive_optimizers(optimizer):
 # The end, and what is saved.
 
 
-def interrupt_at(iteration: int) -> Callable[..., None]:
-    def interrupt(step) -> None:
-        if step.iteration == iteration:
-            raise InterruptedError
-
-    return interrupt
-
-
 @pytest.mark.usefixtures("silent")
 def test_a_training_resumes_from_any_step_and_is_complete_after_the_loop():
     whole = new_training()
     train(whole)
-    for iteration in (0, 4, SCHEDULE.iterations - 1):
+    for stop in (1, 5, SCHEDULE.iterations):
         begun = new_training()
-        with pytest.raises(InterruptedError):
-            train(begun, after=interrupt_at(iteration))
+        train(begun, stop=stop)
         resumed = new_training(begun.model)
         resumed.load_state_dict(begun.state_dict())
-        if iteration < SCHEDULE.iterations - 1:
+        if stop < SCHEDULE.iterations:
             train(resumed)
         assert resumed.state_dict() == whole.state_dict()
         for name, value in whole.model.state_dict().items():
@@ -240,25 +228,9 @@ def test_a_training_resumes_from_any_step_and_is_complete_after_the_loop():
 # accelerate.
 
 
-def new_accelerator(**options: object) -> Accelerator:
-    """Return an Accelerator without the global state of earlier tests in the forked process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return Accelerator(cpu=True, **options)
-
-
-def train_prepared(_: int) -> None:
-    loader = new_training().loader(Clips(VIDEOS))
-    with pytest.raises(ValueError, match=r"Do not pass the loader to accelerator\.prepare"):
-        list(new_accelerator().prepare(loader))
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_a_loader_that_accelerate_divides_again_is_refused(run_ranks):
-    run_ranks(2, train_prepared)
-
-
-def accumulate_prepared(accelerator: Accelerator, training: Training, network: nn.Module) -> None:
+def accumulate_prepared(accelerator: Accelerator) -> None:
+    training = new_training()
+    network, training.optimizer = accelerator.prepare(training.model, training.optimizer)
     for batch in training.loader(Clips(VIDEOS)):
         training.begin(batch)
         with accelerator.accumulate(network):
@@ -268,11 +240,10 @@ def accumulate_prepared(accelerator: Accelerator, training: Training, network: n
 
 
 def accumulate_as_rank(_: int) -> None:
-    accelerator = new_accelerator(gradient_accumulation_steps=4)
-    training = new_training()
-    network, training.optimizer = accelerator.prepare(training.model, training.optimizer)
+    AcceleratorState._reset_state(reset_partial_state=True)  # of earlier tests
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     with pytest.raises(ValueError, match="accumulation_steps=k"):
-        accumulate_prepared(accelerator, training, network)
+        accumulate_prepared(accelerator)
 
 
 @pytest.mark.slow

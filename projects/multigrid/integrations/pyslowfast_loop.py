@@ -9,6 +9,7 @@ This module does not import PySlowFast.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -21,7 +22,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import convert_batchnorm, set_group_size
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
-from multigrid.integrations.pyslowfast_epochs import epoch_ends
 from multigrid.integrations.pyslowfast_keys import (
     schedule_of,
     set_keys,
@@ -31,7 +31,7 @@ from multigrid.integrations.pyslowfast_keys import (
 from multigrid.integrations.pyslowfast_model import fit_model
 from multigrid.learning_rate import LearningRate
 from multigrid.sampler import MultigridBatchSampler
-from multigrid.schedule import ScheduleStep
+from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.training import Training
 
 
@@ -182,6 +182,19 @@ class PySlowFastMultigrid:
             left = end - self.training.iteration
             if left > 0:
                 yield epoch, Epoch(batches, left, self.training)
+
+
+def epoch_ends(schedule: Schedule) -> tuple[int, ...]:
+    """Return the iterations at which the epochs of a schedule end, in ascending order.
+
+    An epoch is a pass over the data. An epoch begins with the first iteration that has no clips of
+    earlier passes. If a mini-batch has more clips than the data set, some passes contain no
+    beginning of an iteration. Such a pass belongs to the epoch before, so each epoch has at least
+    one iteration. The last epoch may be incomplete.
+    """
+    passes = range(1, math.ceil(round(schedule.epochs, 6)))
+    ends = {schedule.first_iteration_after(count * schedule.num_videos) for count in passes}
+    return tuple(sorted(ends | {schedule.iterations}))
 
 
 @dataclass(frozen=True)

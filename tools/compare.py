@@ -92,7 +92,8 @@ def main(argv: list[str] | None = None) -> int:
         report = compare(study, runs, command, step_times)
         if len(runs):
             report.write(study.output)
-    print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
+    if len(runs):
+        print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
     print(report)
     return 0
 

@@ -72,25 +72,27 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bool) -> str:
-    """Write a multigrid recipe to multigrid.yaml, and return the command that trains the recipe.
+def next_command(args: argparse.Namespace, cycles: Cycles | None, advice: str) -> str:
+    """Write a multigrid recipe to multigrid.yaml, and return the command to run next.
 
     Args:
         args: Parsed command line of the pilot.
         cycles: Cycles of the multigrid recipe.
-        compare: Whether the command also trains the baseline, to compare both.
+        advice: The command trains the better recipe, or both if the advice is "undecided".
     """
     assert cycles is not None, "The best arm must have cycles."
     recipe = args.output / "multigrid.yaml"
     args.output.mkdir(parents=True, exist_ok=True)
     given = recipe_path(args.cfg).resolve()
     write_text(recipe, recipe_text(cycles, str(given)))
-    if not compare:
+    if advice == "use multigrid":
         return shlex.join(["multigrid-train", "--cfg", str(recipe), *args.overrides])
     baseline = args.cfg
     if load_recipe(given, args.overrides).uses_multigrid:
         baseline = args.output / "baseline.yaml"
         write_text(baseline, recipe_text(_OFF, str(given)))
+    if advice == "do not use multigrid":
+        return shlex.join(["multigrid-train", "--cfg", str(baseline), *args.overrides])
     both = ["--cfg", str(baseline), "--cfg", str(recipe), "--equal-iterations"]
     return shlex.join(["multigrid-compare", *both, *args.overrides])
 
@@ -106,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         study = pilot_study(arms, seconds, args.minutes, seeds, args.output)
     except ShortBaselineError as error:
-        advised = next_command(args, cycles_of(arms[1].recipe), compare=True)
+        advised = next_command(args, cycles_of(arms[1].recipe), "undecided")
         print(f"{error}\n\n    {advised}")
         return 0
     *_, runs = train(study, Path(__file__).with_name("run_net.py"))
@@ -115,10 +117,9 @@ def main(argv: list[str] | None = None) -> int:
     report = report_pilot(study, runs, outcome, command, seconds[0])
     report.write(args.output)
     best = cycles_of(outcome.best.recipe)
-    advised = next_command(args, best, compare=outcome.advice != "use multigrid")
+    advised = next_command(args, best, outcome.advice)
     print(report)
-    if outcome.advice != "do not use multigrid":
-        print(f"\n    {advised}")
+    print(f"\n    {advised}")
     print(f"\nReport: {args.output / 'pilot.md'}, pilot.json")
     return 0
 

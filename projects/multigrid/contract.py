@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -38,13 +39,34 @@ class CheckedClips(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, request: ClipRequest) -> Any:
-        try:
+        with self._explained(request):
             sample = self.dataset[request]
+        self._check(sample, request)
+        return sample
+
+    def __getitems__(self, requests: Sequence[ClipRequest]) -> Any:
+        """Read several samples, by `__getitem__` if the data set has no `__getitems__`."""
+        if not hasattr(self.dataset, "__getitems__"):
+            return [self[request] for request in requests]
+        with self._explained(requests[0]):
+            samples = self.dataset.__getitems__(requests)
+        if isinstance(samples, list):  # not a whole mini-batch
+            for sample, request in zip(samples, requests, strict=True):
+                self._check(sample, request)
+        return samples
+
+    @contextmanager
+    def _explained(self, request: ClipRequest) -> Iterator[None]:
+        """Context manager: explain an error of a data set that does not know `ClipRequest`."""
+        try:
+            yield
         except (TypeError, LookupError, AttributeError) as error:
             raise ValueError(
                 f"{type(self.dataset).__name__}.__getitem__({request}) failed: {error!r}. "
                 f"It must accept a ClipRequest. {_EXAMPLE}"
             ) from error
+
+    def _check(self, sample: Any, request: ClipRequest) -> None:
         is_clip = isinstance(sample, Mapping) and "clip" in sample
         if (self.is_collated or is_clip) and not _fits(sample, request.shape):
             values = sample.items() if isinstance(sample, Mapping) else ()
@@ -53,13 +75,6 @@ class CheckedClips(Dataset[Any]):
                 f"the data set returned a {type(sample).__name__} {shapes} for a clip of "
                 f"{request.shape.frames} frames of {request.shape.crop}² pixels. {_EXAMPLE}"
             )
-        return sample
-
-    def __getitems__(self, requests: Sequence[ClipRequest]) -> Any:
-        """Read several samples, by `__getitem__` if the data set has no `__getitems__`."""
-        if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__(requests)
-        return [self[request] for request in requests]
 
 
 def _fits(sample: Any, shape: Shape) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from multigrid.batchnorm import check_accumulation, form_groups
+from multigrid.batchnorm import GroupedBatchNorm3d, check_accumulation, form_groups
 from multigrid.contract import CheckedClips, refuse
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
 from multigrid.micro_batches import MicroBatch, divide
@@ -67,6 +67,10 @@ class Training:
         seed: int = 0,
         accumulation_steps: int = 1,
     ) -> None:
+        refuse(
+            accumulation_steps < 1,
+            f"accumulation_steps is {accumulation_steps}, but must be 1 or more",
+        )
         self.schedule = schedule
         self.model = model
         self.optimizer = optimizer
@@ -199,13 +203,20 @@ class Training:
 
         Raises:
             ValueError: No iteration has begun. Or a mini-batch of the schedule has fewer BN groups
-                than micro-batches.
+                than micro-batches, or the model has BN layers that were not converted.
         """
         if self._step is None or self.model is None:
             raise ValueError("no iteration has begun. Call training.begin(batch) first")
         count = self._step.shape.batch // _ranks()[1]
-        has_norms = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.training]
+        has_norms = bool(norms)
         if self.accumulation_steps > 1:
+            refuse(
+                not all(isinstance(norm, GroupedBatchNorm3d) for norm in norms),
+                "micro-batches would change the BN statistics of layers that were not converted. "
+                "Call multigrid.convert_batchnorm(model) before you create the optimizer, or leave "
+                "accumulation_steps out",
+            )
             steps = self.accumulation_steps
             check_accumulation(self.schedule, _ranks()[1], steps, has_norms)
             refuse(

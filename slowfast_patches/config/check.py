@@ -115,12 +115,19 @@ def _check_model(recipe: Recipe) -> None:
         stages["DATA.INPUT_CHANNEL_NUM"] = [recipe.data.input_channel_num]
         for key, entries in stages.items():
             # Models with one pathway ignore the second entry, which NONLOCAL.POOL has by default.
-            if min(map(len, entries)) < family.pathways:
+            most = 2 if key == "NONLOCAL.POOL" else family.pathways
+            if not all(family.pathways <= len(entry) <= most for entry in entries):
                 raise ValueError(
                     f"{key} {plain(recipe[key])} does not match MODEL.ARCH {recipe.model.arch}, "
                     f"which needs {family.pathways} values for each stage, one for each pathway. "
                     f"Remove {key} to use the default."
                 )
+    ratio = recipe.slowfast.fusion_conv_channel_ratio
+    if family.pathways == 2 and recipe.slowfast.beta_inv < ratio:
+        raise ValueError(
+            f"SLOWFAST.BETA_INV {recipe.slowfast.beta_inv} must be at least "
+            f"SLOWFAST.FUSION_CONV_CHANNEL_RATIO {ratio}. Change one of them."
+        )
     if recipe.train.compile and (family.is_transformer or recipe.model.act_checkpoint):
         raise ValueError(
             "TRAIN.COMPILE True is not possible with MODEL.ARCH hf, because some transformers do "
@@ -147,9 +154,9 @@ def _check_crops(recipe: Recipe) -> None:
             f"as large as the feature map of a training crop ({train} pixels). Set "
             f"DATA.TEST_CROP_SIZE to {train // _STRIDE * _STRIDE} or more."
         )
-    shortest, longest = data.train_jitter_scales
-    if not train <= shortest <= longest:
+    scales = list(data.train_jitter_scales)
+    if len(scales) != 2 or not train <= scales[0] <= scales[1]:
         raise ValueError(
-            f"DATA.TRAIN_JITTER_SCALES [{shortest}, {longest}] must be [min, max] of the short "
-            f"side in pixels, with min at least DATA.TRAIN_CROP_SIZE {train}."
+            f"DATA.TRAIN_JITTER_SCALES {scales} must be [min, max] of the short side in pixels, "
+            f"with min at least DATA.TRAIN_CROP_SIZE {train}."
         )

@@ -175,9 +175,12 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:
     with mistake_in(f"the config {path} cannot be read"):
         text = path.read_text(encoding="utf-8")
     content = _content(text, str(path))
-    bases = content.pop(_BASE, [])
+    named = content.pop(_BASE, None) or []
+    bases = [named] if isinstance(named, str) else named
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ValueError(f"{path}: {_BASE} must be a path or a list of paths, not {named!r:.60}")
     layers = list[_Layer]()
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in bases:
         layers += _read(recipe_path(base, path.parent), (*parents, file))
     return [*layers, _Layer(str(path), dict(flatten(content)))]
 
@@ -298,7 +301,7 @@ def _derive(values: dict[str, Any], given: Collection[str]) -> None:
     derived["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["MODEL.ARCH"] == "slowfast":
         for key in PER_PATHWAY:
-            derived[key] = tuple((stage[0], stage[0]) for stage in values[key])
+            derived[key] = tuple((*stage[:1], *stage[:1]) for stage in values[key])
     else:
         derived["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
     values |= {key: value for key, value in derived.items() if key not in given}

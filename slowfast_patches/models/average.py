@@ -21,18 +21,18 @@ def start_average(model: nn.Module) -> nn.Module:
 def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
     """Update an average in place: average ← decay · average + (1 - decay) · model.
 
-    Floating-point buffers such as running statistics are averaged like parameters. Integer buffers
-    are counters and are copied.
+    Running statistics are averaged like parameters. Other buffers are copied: they are counters, or
+    constants such as an attention mask of -inf, whose average would be NaN.
     """
-    averages, average_counters = _split(average)
-    values, counters = _split(model)
+    averages, average_others = _split(average)
+    values, others = _split(model)
     get_ema_multi_avg_fn(decay)(averages, values, 0)  # type: ignore[no-untyped-call]
-    for average_counter, counter in zip(average_counters, counters, strict=True):
-        average_counter.copy_(counter)
+    for average_other, other in zip(average_others, others, strict=True):
+        average_other.copy_(other)
 
 
 def _split(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return two lists of parameters and buffers: floating-point tensors, and all other tensors."""
-    tensors = [*model.parameters(), *model.buffers()]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    return floats, [tensor for tensor in tensors if not tensor.is_floating_point()]
+    """Return the parameters and BN running statistics of a model, and its other buffers."""
+    statistics = [value for name, value in model.named_buffers() if "running_" in name]
+    others = [value for name, value in model.named_buffers() if "running_" not in name]
+    return [*model.parameters(), *statistics], others

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from slowfast_patches.models.weights.files import SHIPPED, local_file
 from slowfast_patches.train.trainer import Progress
@@ -197,11 +197,9 @@ def save(
         The path of the file.
 
     Raises:
-        RunError: A tensor is not finite. In this case nothing is written.
         OSError: The file cannot be written. An existing file of the same name is unchanged.
     """
     start = time.perf_counter()
-    _check_finite(checkpoint)
     best = checkpoint.optimizer_state is None
     name = _BEST if best else f"checkpoint_iter_{checkpoint.iteration:08d}.pyth"
     path = Path(output_dir, _FOLDER, name)
@@ -221,18 +219,3 @@ def save(
 def to_cpu(tree: Any) -> Any:
     """Copy nested dicts, lists and tuples, and move the tensors in the copy to the CPU."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), tree)
-
-
-def _check_finite(checkpoint: Checkpoint) -> None:
-    """Raise RunError if a tensor of the checkpoint has NaN or infinite values."""
-    leaves, _ = tree_flatten_with_path(vars(checkpoint))
-    names = [
-        keystr(path)
-        for path, value in leaves
-        if isinstance(value, Tensor) and not value.isfinite().all()
-    ]
-    if names:
-        raise diverged(
-            f"After iteration {checkpoint.iteration}, {len(names)} tensors of the training state "
-            f"have NaN or infinite values, such as {names[0]}. No checkpoint was written"
-        )

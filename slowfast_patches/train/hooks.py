@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -14,16 +15,19 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import ScheduleStep, average_running_stats
 from multigrid.micro_batches import float_buffers
+from slowfast_patches.models.weights.load import trained_tensors
 from slowfast_patches.train.checkpoint import (
     Checkpoint,
     DamagedError,
     best_checkpoint,
+    diverged,
     load,
     save,
 )
 from slowfast_patches.train.step import Outcome, in_parallel
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects
+from slowfast_patches.utils.errors import RunError
 
 logger = logging.getLogger(__name__)
 
@@ -231,19 +235,56 @@ class KeepBest(Hook):
 def capture(trainer: Trainer, facts: Facts, running_stats: Tensor | None = None) -> Checkpoint:
     """Return the state of a training after its last finished iteration.
 
+    Raises:
+        RunError: The training has diverged, or a checkpoint with the state of a hook could not be
+            loaded.
+
     Args:
         trainer: The trainer.
         facts: Function that returns the fields that describe the run and its data.
         running_stats: Result of `buffers_of_ranks`, if the statistics of the processes differ.
     """
+    _check_finite(trainer)
+    hooks = trainer.hook_states()
+    _check_loadable(hooks)
     return Checkpoint(
         **vars(trainer.progress),
         **trainer.stepper.state_dict(),
         **facts(trainer.schedule.at(trainer.progress.iteration - 1)),
-        hooks=trainer.hook_states(),
+        hooks=hooks,
         running_stats=running_stats,
         world_size=trainer.world.size,
     )
+
+
+def _check_finite(trainer: Trainer) -> None:
+    """Raise RunError if a parameter, a running statistic or the optimizer is not finite."""
+    stepper = trainer.stepper
+    tensors = trained_tensors(stepper.models)
+    for number, state in enumerate(stepper.optimizer.state.values()):
+        tensors |= {f"{name} of parameter {number}": value for name, value in state.items()}
+    names = [name for name, value in tensors.items() if not value.isfinite().all()]
+    if names:
+        raise diverged(
+            f"After iteration {trainer.progress.iteration}, {len(names)} tensors of the training "
+            f"state have NaN or infinite values, such as {names[0]}. No checkpoint was written"
+        )
+
+
+def _check_loadable(states: Mapping[str, Any]) -> None:
+    """Raise RunError if `checkpoint.load` would refuse the state of a hook."""
+    for name, state in states.items():
+        file = io.BytesIO()
+        try:
+            torch.save(state, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception as error:
+            raise RunError(
+                f"The state of the hook {name} cannot be stored in a checkpoint. Its state_dict "
+                "may return tensors, numbers, texts, lists, tuples and dicts, but no objects of "
+                f"other types, such as arrays or NumPy's numbers ({error!s:.200})"
+            ) from error
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:

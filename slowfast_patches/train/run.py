@@ -140,7 +140,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
         ValueError: The list cannot be parsed, or none of the first videos in the list exists.
     """
     videos = read_list(recipe, split)
-    paths = list(islice(dict.fromkeys(v.path for v in videos if hasattr(v, "path")), _LOOKED_AT))
+    paths = [v.path for v in islice(videos, _LOOKED_AT) if hasattr(v, "path")]
     if paths and not any(as_path(path).exists() for path in paths):
         raise ValueError(
             f"None of the first {len(paths)} videos in {list_path(recipe, split)} exists, for "

@@ -34,7 +34,10 @@ class Hook:
         """
 
     def after_train(self, trainer: Trainer) -> None:
-        """Run at the end of the training, also if an error ends it."""
+        """Run at the end of the training, also if an error ends it.
+
+        Not called if the error comes before the end of `before_train` of this hook.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to store in checkpoints: tensors, numbers, texts and collections.
@@ -123,13 +126,15 @@ class Trainer:
             TrainingInterruptedError: The run was asked to stop, and the state has been saved.
             RunError: The training cannot continue. The message states the reason.
         """
+        started = list[Hook]()
         try:
             for hook in self.hooks:
                 hook.before_train(self)
+                started.append(hook)
             with self.clock.time("training"):
                 self._train_from(self.progress.iteration)
         finally:
-            for hook in self.hooks:
+            for hook in started:
                 hook.after_train(self)
 
     def _train_from(self, start: int) -> None:

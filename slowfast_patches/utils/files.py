@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,6 @@ from tempfile import NamedTemporaryFile
 from typing import BinaryIO, TypeVar, cast
 from uuid import uuid4
 
-from slowfast_patches.utils.errors import mistake_in
 from slowfast_patches.utils.storage import is_remote, upload
 
 T = TypeVar("T")
@@ -101,12 +101,18 @@ def check_archive(path: Path) -> bool:
 
     Raises:
         ValueError: The archive is damaged or truncated.
+        OSError: The disk cannot read the file.
     """
     with path.open("rb") as file:
         if file.read(len(_ARCHIVE)) != _ARCHIVE:
             return False
-        with mistake_in(f"{path} is damaged"), zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()
+        try:
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()
+        except Exception as error:  # zipfile raises errors of many types for an invalid file.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
+            raise ValueError(f"{path} is damaged: {error}") from error
     if damaged is not None:
         raise ValueError(f"{path} is damaged: the checksum of the entry {damaged} does not match")
     return True

@@ -130,6 +130,18 @@ def test_what_does_not_fit_a_training_of_one_epoch_is_refused(
         fit(module(), tmp_path, *callbacks, **options)
 
 
+def test_a_callback_that_has_trained_is_refused(tmp_path):
+    first = fit(Module(), tmp_path)
+    used = next(one for one in first.callbacks if isinstance(one, MultigridCallback))
+    module = Module()
+    module.train_dataloader = lambda: used.loader(Clips(VIDEOS))
+    again = L.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, callbacks=[used], default_root_dir=tmp_path
+    )
+    with pytest.raises(ValueError, match="Create a new callback for each fit"):
+        again.fit(module)
+
+
 def test_a_trainer_without_the_callback_is_refused():
     module = Module()
     module.train_dataloader = lambda: MultigridCallback(SCHEDULE).loader(Clips(VIDEOS))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from multigrid import (
     PAPER,
@@ -113,6 +114,7 @@ class Answers(Clips):
     ("dataset", "message"),
     [
         (Indexed(VIDEOS), r"Indexed.__getitem__\(ClipRequest.*must accept a ClipRequest"),
+        (Subset(Indexed(VIDEOS), range(VIDEOS)), "Subset.*must accept a ClipRequest"),
         (Answers(lambda item: (item["clip"], item["label"])), "a tuple"),
         (Answers(lambda item: item | {"clip": item["clip"] / 255}), "float64"),
         (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), r"\(1, 1, 4, 3\).* 1 frames"),

@@ -142,6 +142,10 @@ class MultigridCallback(Callback):
             "make_schedule",
         )
         refuse(
+            self.training.iteration != trainer.global_step,
+            "the callback was already used for a training. Create a new callback for each fit",
+        )
+        refuse(
             len(trainer.optimizers) != 1,
             "the schedule sets the learning rates of a single optimizer. Return a single optimizer "
             "from configure_optimizers",
@@ -226,9 +230,15 @@ def _check_trainer(trainer: Any, iterations: int) -> None:
         f"{_ONE_EPOCH}, so check_val_every_n_epoch={trainer.check_val_every_n_epoch} would never "
         f"validate. {_BY_STEPS}",
     )
+    refuse(
+        trainer.reload_dataloaders_every_n_epochs != 0,
+        f"{_ONE_EPOCH}, so reload_dataloaders_every_n_epochs has no effect. Leave it out",
+    )
     for callback in trainer.callbacks:
         by_epochs = isinstance(callback, ModelCheckpoint) and (callback.every_n_epochs or 0) > 1
-        at_the_end = isinstance(callback, EarlyStopping) and trainer.val_check_interval == 1.0
+        at_the_end = isinstance(callback, EarlyStopping) and (
+            callback._check_on_train_epoch_end or trainer.val_check_interval == 1.0
+        )
         refuse(
             by_epochs or at_the_end or isinstance(callback, _UNSUITABLE),
             f"{_ONE_EPOCH}, and the schedule sets batch size and learning rate, so "

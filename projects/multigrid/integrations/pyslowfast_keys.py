@@ -114,6 +114,16 @@ def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = 
     Raises:
         ValueError: The config describes no valid schedule, or has been used for multigrid already.
     """
+    if "MULTIGRID" not in cfg:
+        raise ValueError(
+            "the config has no section MULTIGRID. Call add_multigrid_config(cfg) before you merge "
+            "a recipe into the config"
+        )
+    if uses_multigrid(cfg) and not cfg.MULTIGRID.EVAL_FREQ:
+        raise ValueError(
+            "MULTIGRID.EVAL_FREQ is 0, which only multigrid-train accepts. Set the number of "
+            "evaluations in each phase, such as 1"
+        )
     if cfg.MULTIGRID.DEFAULT_B:
         raise ValueError(
             f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}, so multigrid has already changed "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -101,7 +102,7 @@ def _find_copies(lists_of: Mapping[str, set[str]]) -> dict[str, object]:
     """
     found: dict[str, object] = dict.fromkeys(lists_of)
     for look in (_size, _head, _digest):
-        described = map_files(look, list(found))
+        described = map_files(partial(_looked, look), list(found))
         groups = defaultdict[object, list[str]](list)
         for path, value in described.items():
             groups[value].append(path)
@@ -114,16 +115,21 @@ def _find_copies(lists_of: Mapping[str, set[str]]) -> dict[str, object]:
     return found
 
 
+def _looked(look: Callable[[str], object], path: str) -> object:
+    """Call `look`, and return the path if the file cannot be read, so that it has no copies."""
+    try:
+        return look(path)
+    except (OSError, ValueError, IndexError):  # missing, no valid file name, an empty folder
+        return path
+
+
 def _size(path: str) -> object:
     """Return the number of files of a video, and the size of the first.
 
-    For an empty or missing file, which has no copies, return the path.
+    For an empty file, which has no copies, return the path instead of the size.
     """
-    try:
-        files = _files(path)
-        return (len(files), os.path.getsize(files[0]) or path)
-    except (OSError, ValueError, IndexError):  # missing, no valid file name, an empty folder
-        return path
+    files = _files(path)
+    return (len(files), os.path.getsize(files[0]) or path)
 
 
 def _head(path: str) -> object:

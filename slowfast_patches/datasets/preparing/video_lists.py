@@ -87,6 +87,8 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], Sequ
     for split in ("train", "val"):
         file = labels_file(absolute(folder), split)
         videos = webm_videos(file, prefix, sys.maxsize)
+        if not videos:
+            raise ValueError(f"{file} lists no video")
         root = absolute(videos[0].path).parent
         lists.append(VideoList(f"{split}.csv", file, root, videos))
     return lists, ssv2_classes(folder) or ()

@@ -66,7 +66,9 @@ def load_weights(
     if shifted is not None and shifted != here:
         # A comparison of tensors cannot find this, because a shift has no parameters.
         fit.problems["Temporal shift"] = f"in {len(shifted)} blocks, not in {len(here)} blocks"
-    if problem := _problem(fit, model, inflate, complete) or not_finite(fit.values.items()):
+    trained = trained_tensors(model).keys()
+    used = [(name, value) for name, value in fit.values.items() if name in trained]
+    if problem := _problem(fit, model, inflate, complete) or not_finite(used):
         raise ValueError(f"{path} {problem}.")
     model.load_state_dict(fit.values, strict=False)
     if inflate and not fit.inflated:
@@ -126,6 +128,15 @@ class Fit:
         lines = [f"{len(self.loaded)} tensors loaded, {len(self.inflated)} repeated along time"]
         lines += [f"{len(of)} {problem}: {shorten_list(of)}" for problem, of in names.items()]
         return "\n  ".join(lines)
+
+
+def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and the BN running statistics of a model.
+
+    Other buffers are constants. They may be infinite, as the mask of an attention.
+    """
+    statistics = {name: value for name, value in model.named_buffers() if "running_" in name}
+    return {**dict(model.named_parameters()), **statistics}
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:

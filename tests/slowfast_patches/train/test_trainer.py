@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -205,6 +206,52 @@ def test_a_damaged_best_checkpoint_does_not_prevent_resuming(tmp_path):
     trainer.train()
     assert trainer.progress.best["iteration"] == 6
     assert checkpoints.load(checkpoints.best_checkpoint(tmp_path)).iteration == 6
+
+
+def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path):
+    def spoil(trainer: Trainer) -> None:
+        with torch.no_grad():
+            next(trainer.stepper.model.parameters())[:] = torch.nan
+
+    with pytest.raises(RunError, match="1 tensors of the training state"):
+        make(tmp_path, At(2, spoil)).train()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_constant_of_the_model_may_be_infinite(tmp_path):
+    trainer = make(tmp_path)
+    mask = torch.tensor([0, -torch.inf])
+    for model in trainer.stepper.models:
+        model.register_buffer("mask", mask.clone())
+    trainer.train()
+    last = checkpoints.load(checkpoints.last_checkpoint(tmp_path))
+    assert last.model_state["mask"].equal(mask)
+    assert last.ema_state["mask"].equal(mask)
+
+
+class Array(Hook):
+    """Has a state that torch does not load from a checkpoint."""
+
+    def state_dict(self) -> dict:
+        return {"mean": np.float64(0.5)}
+
+
+def test_the_state_of_a_hook_that_could_not_be_loaded_is_not_stored(tmp_path):
+    with pytest.raises(RunError, match="state of the hook Array cannot be stored"):
+        make(tmp_path, Array()).train()
+
+
+def test_after_an_error_only_hooks_that_have_started_end(tmp_path):
+    """An error of another hook's start is not replaced by one of their ends."""
+
+    class Full(Hook):
+        def before_train(self, trainer: Trainer) -> None:
+            raise RunError("does not fit into memory")
+
+    calls = list[object]()
+    with pytest.raises(RunError, match="does not fit"):
+        make(tmp_path, Noted(calls), Full(), Noted(later := [])).train()
+    assert (calls, later) == (["before", "after"], [])
 
 
 def test_each_hook_has_a_state_of_its_own(tmp_path):

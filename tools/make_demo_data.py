@@ -12,7 +12,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import add_option, at_least_one, start_program, tool
+from slowfast_patches.utils.command_line import (
+    add_option,
+    at_least_one,
+    start_program,
+    tool,
+    whole_number,
+)
 
 if __name__ == "__main__":
     start_program()
@@ -34,7 +40,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     shown |= {"seed": "seed of all videos", "frames": "frames per video"}
     for name, what in shown.items():
         text = f"{what} (default: %(default)s)"
-        kind = at_least_one if name == "frames" else int
+        kind = at_least_one if name == "frames" else whole_number
         add(f"--{name}", "N", text, kind, getattr(DemoSpec, name))
     parser.add_argument(
         "--size",

@@ -88,6 +88,13 @@ def make_schedule(
         ValueError: An argument is out of range, a batch cannot be divided into BN groups, or the
             training is so short that a phase has no iteration.
     """
+    if not isinstance(learning_rate, LearningRate):
+        raise ValueError(
+            f"learning_rate is {learning_rate!r}, but must be a policy such as CosineRate, or "
+            "SteppedRate((40.0, 50.0), (0.1, 0.01)) for 50 epochs"
+        )
+    if bn_size is not None and bn_size < 1:
+        raise ValueError(f"bn_size is {bn_size}, but must be at least 1 clip, or None")
     used = cycles or Cycles()
     long_cycle = used.long_cycle
     if not long_cycle and used.short_cycle and learning_rate.drops:

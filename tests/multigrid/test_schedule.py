@@ -224,6 +224,8 @@ def test_cycles_on_a_cosine():
     [
         ({"num_videos": 0}, "too short: with 0 clips"),
         ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "has one stage"),
+        ({"learning_rate": 0.1}, "learning_rate is 0.1, but must be a policy"),
+        ({"bn_size": 0}, "bn_size is 0"),
         ({"base": Shape(12, 16, 64)}, "cannot be divided into BN groups of 8"),
     ],
 )

@@ -52,10 +52,11 @@ def test_a_clip_moves_by_nearly_half_and_grey_comes_in(name, axis):
 def test_shears_and_rotations_are_about_the_centre():
     clip = np.zeros((1, 21, 21, 3), np.uint8)
     clip[:, 10, 10], clip[:, 20, 10] = 255, 200
-    changed = {name: apply(name, clip, 1.0, (0, 0, 0)) for name in ("rotate", "shear_x", "shear_y")}
-    assert all((result[0, 10, 10] == 255).all() for result in changed.values())
-    sheared = changed["shear_x"][0, 20, 13, 0]
-    assert sheared == 200, "ten rows below, 0.3 times as many columns aside"
+    for name in ("rotate", "shear_x", "shear_y"):
+        changed = apply(name, clip, 1.0, (0, 0, 0))
+        assert (changed[0, 10, 10] == 255).all()
+        if name == "shear_x":  # ten rows below, 0.3 times as many columns aside
+            assert changed[0, 20, 13, 0] == 200
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -104,7 +104,6 @@ def test_damaged_files_are_read_or_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["with space.mp4", "smörgås 日本.mp4", "a:b%03d.mp4", "-x.mp4"])
 def test_any_name_will_do(tmp_path, name, monkeypatch):
-    path = write_video(tmp_path / "plain.mp4", moving(10)).rename(tmp_path / name)
-    assert scan(str(path)).video.frames == 10
+    write_video(tmp_path / "plain.mp4", moving(10)).rename(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     assert scan(name).video.frames == 10

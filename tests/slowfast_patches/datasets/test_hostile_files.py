@@ -2,14 +2,12 @@
 
 import os
 import threading
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading import video_file
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip
@@ -94,14 +92,3 @@ def test_frames_of_too_many_pixels_are_refused(tmp_path, video, monkeypatch, kin
         call()
         monkeypatch.setattr(video_file, "MAX_PIXELS", PIXELS - 1)
         assert "has frames of 64×48 pixels, more than" in refusal(call)
-
-
-def test_a_scan_opens_a_file_as_often_whatever_its_key_frames(tmp_path):
-    """Opening takes longer with more frames, so opening once per key frame would be quadratic."""
-    counts = []
-    for gop in (24, 3):
-        video = write_video(tmp_path / f"{gop}.avi", grey(FRAMES), gop=gop, codec="libx264")
-        with patch.object(scanning, "open_video", wraps=scanning.open_video) as opened:
-            assert len(scan(str(video)).keys) == FRAMES // gop
-        counts.append(opened.call_count)
-    assert counts[0] == counts[1]

@@ -35,7 +35,6 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     ("size", "processes", "workers", "fitting"),
     [
         (64, 1, 2, 2),  # 5 mini-batches of 10 MB
-        (64, 1, 3, 2),  # 7 mini-batches
         (64, 2, 2, 1),  # 3 mini-batches in 32 MB
         (64, 4, 2, 0),
         (0, 1, 0, 0),

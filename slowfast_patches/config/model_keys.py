@@ -166,8 +166,8 @@ class Hf:
     model: str = key(
         "videomae",
         "One of: a model type (videomae, timesformer, vivit or vjepa2) to train from scratch; a "
-        "folder with config.json and optionally weights in `*.safetensors`; the name of a model on "
-        "the Hugging Face Hub that has weights in `*.safetensors`, which are downloaded once.",
+        "folder with config.json and weights in `*.safetensors`; the name of a model on the "
+        "Hugging Face Hub with such files, which are downloaded once.",
         speed=True,
         needs=only_with("MODEL.ARCH", "hf"),
     )

@@ -47,8 +47,8 @@ class InputTransform:
     A pixel u becomes (u / 255 - mean) / std, computed in float32 and then rounded to `dtype`.
 
     Args:
-        mean: Mean of each input channel of the model, (3,), for pixels in [0, 1].
-        std: Standard deviation of each input channel of the model, (3,).
+        mean: Mean of each input channel of the model, (3, 1, 1, 1), for pixels in [0, 1].
+        std: Standard deviation of each input channel of the model, (3, 1, 1, 1).
         alpha: See `pack_pathways`.
         reverse_channels: Reverse the channels of the clips from RGB to BGR.
         device: Device of the model.
@@ -70,8 +70,8 @@ class InputTransform:
         # DATA.MEAN and DATA.STD are in the order R, G, B, even if the model's input is BGR.
         order = -1 if recipe.data.reverse_input_channel else 1
         return cls(
-            mean=torch.tensor(recipe.data.mean[::order], device=device),
-            std=torch.tensor(recipe.data.std[::order], device=device),
+            mean=torch.tensor(recipe.data.mean[::order], device=device).view(-1, 1, 1, 1),
+            std=torch.tensor(recipe.data.std[::order], device=device).view(-1, 1, 1, 1),
             alpha=recipe.slowfast.alpha if recipe.model.has_two_pathways else None,
             reverse_channels=recipe.data.reverse_input_channel,
             device=device,
@@ -114,9 +114,9 @@ class InputTransform:
             clips = torch.where(flipped, clips.flip(3), clips)
         if self.reverse_channels:
             clips = clips.flip(4)
-        single = out.dtype == self.mean.dtype
-        pixels = out if single else torch.empty_like(out, dtype=self.mean.dtype)
-        _normalise_(pixels.copy_(clips.permute(0, 4, 1, 2, 3)), *self._statistics())
+        single = out.dtype == torch.float32
+        pixels = out if single else torch.empty_like(out, dtype=torch.float32)
+        self._normalise_(pixels.copy_(clips.permute(0, 4, 1, 2, 3)))
         if not single:
             out.copy_(pixels)
 
@@ -128,19 +128,13 @@ class InputTransform:
         Args:
             clips: Clips (N, 3, T, H, W) uint8 on the device.
         """
-        order = [2, 1, 0] if self.reverse_channels else [0, 1, 2]
-        pixels = _normalise_(clips[:, order].to(self.mean.dtype), *self._statistics())
-        return pack_pathways(pixels.to(self.dtype), self.alpha)
+        clips = clips.flip(1) if self.reverse_channels else clips
+        return pack_pathways(self._normalise_(clips.float()).to(self.dtype), self.alpha)
 
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Return mean and std in the shape (C, 1, 1, 1), which broadcasts to (C, T, H, W)."""
-        return self.mean.view(-1, 1, 1, 1), self.std.view(-1, 1, 1, 1)
-
-
-def _normalise_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Normalise pixels from [0, 255] in place."""
-    # On a GPU, torch multiplies by the reciprocal of a Python number, which rounds differently.
-    return pixels.div_(pixels.new_full((), 255)).sub_(mean).div_(std)
+    def _normalise_(self, pixels: Tensor) -> Tensor:
+        """Normalise pixels (N, 3, T, H, W) from [0, 255] in place."""
+        # On a GPU, torch multiplies by the reciprocal of a Python number, which rounds differently.
+        return pixels.div_(pixels.new_full((), 255)).sub_(self.mean).div_(self.std)
 
 
 def blank_inputs(shape: Sequence[int], alpha: int | None) -> list[Tensor]:

@@ -52,7 +52,7 @@ class Mixing:
         crop = pathways[0].shape[-1]
         drawn = torch.tensor([self.draw(number, crop) for number in clips], dtype=torch.float32)
         added = _added(_sent(drawn, device), crop)
-        others = _sent(torch.tensor(_neighbours(clips)), device)
+        others = _sent(_neighbours(clips), device)
         for pathway in pathways:
             pathway.lerp_(pathway[others], added.to(pathway.dtype))
         targets = F.one_hot(labels, self._classes).float() if labels.ndim == 1 else labels
@@ -83,17 +83,15 @@ class Mixing:
         return 1.0, top, bottom, left, right
 
 
-def _neighbours(clips: Sequence[int]) -> list[int]:
+def _neighbours(clips: Sequence[int]) -> Tensor:
     """Return, for each clip, the position of its neighbour in `clips`.
 
     In the order of the data stream, the first and second clips are neighbours, then the third and
     fourth. With an odd number of clips, the last clip is its own neighbour.
     """
-    others = list(range(len(clips)))
-    ordered = sorted(others, key=clips.__getitem__)
-    for one, two in zip(ordered[::2], ordered[1::2], strict=False):
-        others[one] = two
-        others[two] = one
+    others = torch.arange(len(clips))
+    pairs = torch.tensor(clips).argsort()[: len(clips) // 2 * 2].view(-1, 2)
+    others[pairs] = pairs.flip(1)
     return others
 
 

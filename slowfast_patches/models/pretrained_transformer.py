@@ -98,17 +98,6 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     return config, folder
 
 
-def has_start_weights(recipe: Recipe) -> bool:
-    """Return whether HF.MODEL has pre-trained weights."""
-    folder = _folder(recipe.hf.model)
-    return folder is not None and has_weights(folder)
-
-
-def has_weights(folder: Path) -> bool:
-    """Return whether a folder has weights as safetensors."""
-    return any(folder.glob("*.safetensors"))
-
-
 def _folder(name: str) -> Path | None:
     """Return the folder of HF.MODEL. Download a model of the Hugging Face Hub if necessary.
 
@@ -116,28 +105,27 @@ def _folder(name: str) -> Path | None:
         The folder, or None if HF.MODEL is a model type.
 
     Raises:
-        ValueError: The model does not exist, or has weights only as a pickle.
+        ValueError: The model does not exist, or has no weights as safetensors.
     """
     if name in MODEL_TYPES:
         return None
     folder = Path(name).expanduser()
-    is_on_hub = not folder.exists() and _HUB_NAME.fullmatch(name) is not None
-    if is_on_hub:
+    if not folder.exists() and _HUB_NAME.fullmatch(name):
         from huggingface_hub import snapshot_download
 
         logger.info("Downloading HF.MODEL %s from the Hugging Face Hub unless it is cached.", name)
         with mistake_in(f"HF.MODEL {name} is not a folder, and cannot be downloaded"):
             folder = Path(snapshot_download(name, allow_patterns=_DOWNLOADED))
-    if (is_on_hub or any(folder.glob("*.bin"))) and not has_weights(folder):
-        raise ValueError(
-            f"HF.MODEL {name} has no *.safetensors. Pickles are not loaded, because they can run "
-            "code. If you trust the model, load it with transformers, call save_pretrained, and "
-            "set HF.MODEL to the new folder."
-        )
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"HF.MODEL {name} is neither a folder with a config.json, nor one of "
             f"{', '.join(MODEL_TYPES)}, nor a name on the Hugging Face Hub such as some-org/model."
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"HF.MODEL {name} has no *.safetensors. Pickles are not loaded, because they can run "
+            "code. If you trust the model, load it with transformers, call save_pretrained, and "
+            "set HF.MODEL to the new folder."
         )
     return folder
 

@@ -56,9 +56,9 @@ def _untracked(block: nn.Module) -> Iterator[None]:
     be switched off, because both computations of a block must save the same number of tensors.
     """
     norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm3d)]
-    kept = [dict(norm._buffers) for norm in norms]
+    kept = [dict(norm.named_buffers()) for norm in norms]
     for norm, buffers in zip(norms, kept, strict=True):
-        norm._buffers.update({k: b if b is None else b.clone() for k, b in buffers.items()})
+        norm._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
     try:
         yield
     finally:

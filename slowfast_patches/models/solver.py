@@ -36,23 +36,20 @@ def build_optimizer(
         fused: Use the fused implementation even if SOLVER.FUSED is False.
     """
     solver = recipe.solver
-    decays = (recipe.bn.weight_decay, solver.weight_decay, 0.0)
-    by_depth = solver.layer_decay < 1 and recipe.model.family.is_transformer
-    depths = parameter_depths(model) if by_depth else dict.fromkeys(model.parameters(), 0)
-    members = defaultdict[tuple[int, int], list[nn.Parameter]](list)
+    depths: dict[nn.Parameter, int] = {}
+    if solver.layer_decay < 1 and recipe.model.family.is_transformer:
+        depths = parameter_depths(model)
+    last = max(depths.values(), default=0)
+    members = defaultdict[tuple[float, float], list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
         flat = solver.zero_wd_1d_param and parameter.ndim in (0, 1, 3)
-        kind = 0 if "bn" in name else 2 if flat else 1
+        decay = recipe.bn.weight_decay if "bn" in name else 0.0 if flat else solver.weight_decay
+        scale = solver.layer_decay ** (last - depths.get(parameter, last))
         if parameter.requires_grad:
-            members[kind, depths[parameter]].append(parameter)
-    last = max(depths.values())
+            members[decay, scale].append(parameter)
     groups = [
-        {
-            "params": members[kind, depth],
-            "weight_decay": decays[kind],
-            "lr_scale": solver.layer_decay ** (last - depth),
-        }
-        for kind, depth in sorted(members)
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), parameters in members.items()
     ]
     options: dict[str, Any] = {"lr": solver.base_lr}
     if solver.fused or fused:
@@ -60,8 +57,8 @@ def build_optimizer(
     if solver.optimizing_method == "sgd":
         options |= {"momentum": solver.momentum, "dampening": solver.dampening}
         return torch.optim.SGD(groups, nesterov=solver.nesterov, **options)
-    kind_of = torch.optim.AdamW if solver.optimizing_method == "adamw" else torch.optim.Adam
-    return kind_of(groups, **options)
+    kind = torch.optim.AdamW if solver.optimizing_method == "adamw" else torch.optim.Adam
+    return kind(groups, **options)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.pretrained_transformer import (
     MODEL_TYPES,
     configuration,
-    has_weights,
     load_folder,
 )
 from slowfast_patches.utils.errors import mistake_in
@@ -45,7 +44,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
             "pip install 'slowfast-multigrid[transformers]'"
         ) from None
     config, folder = configuration(recipe)
-    if folder and has_weights(folder) and torch.get_default_device().type != "meta":
+    if folder and torch.get_default_device().type != "meta":
         model = load_folder(folder, config, recipe.data)
     else:
         with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from slowfast_patches.models.layers.convolution import AdoptingConv3d
 
@@ -27,40 +28,13 @@ def temporal_shift(x: Tensor, channels: int) -> Tensor:
         channels: Number of channels to shift in each direction.
 
     Returns:
-        A new tensor of the same shape and memory format.
+        A new tensor of the same shape and, if some channels do not move, memory format.
     """
-    assert x.ndim == 5, x.shape
     assert 0 <= 2 * channels <= x.shape[1], (x.shape, channels)
-    shifted: Tensor = _TemporalShift.apply(x, channels, False)  # type: ignore[no-untyped-call]
-    return shifted
-
-
-class _TemporalShift(torch.autograd.Function):
-    """Temporal shift with a backward pass that shifts the gradient in the opposite direction.
-
-    This saves memory: autograd would allocate a full-size gradient for each of the three groups of
-    channels.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, channels: int, reverse: bool) -> Tensor:
-        ctx.channels = channels
-        ctx.reverse = reverse
-        out = torch.empty_like(x)
-        first = slice(0, channels)
-        second = slice(channels, 2 * channels)
-        back, forward = (second, first) if reverse else (first, second)
-        out[:, back, :-1] = x[:, back, 1:]
-        out[:, back, -1:] = 0
-        out[:, forward, 1:] = x[:, forward, :-1]
-        out[:, forward, :1] = 0
-        out[:, 2 * channels :] = x[:, 2 * channels :]
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gradient = _TemporalShift.apply(gradients[0], ctx.channels, not ctx.reverse)  # type: ignore[no-untyped-call]
-        return gradient, None, None
+    back, forward, fixed = torch.split(x, [channels, channels, x.shape[1] - 2 * channels], 1)
+    # The numbers are for both ends of W, H and T. A negative number crops.
+    shifted = F.pad(back, (0, 0, 0, 0, -1, 1)), F.pad(forward, (0, 0, 0, 0, 1, -1))
+    return torch.cat([*shifted, fixed], 1)
 
 
 class ShiftedConv3d(AdoptingConv3d):

@@ -30,7 +30,7 @@ from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.freeze import frozen_names
-from slowfast_patches.models.pretrained_transformer import has_start_weights
+from slowfast_patches.models.pretrained_transformer import MODEL_TYPES
 from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
@@ -104,7 +104,7 @@ def _check_training(recipe: Recipe, resumes: bool) -> None:
     given = recipe.train.checkpoint_file_path
     if recipe.train.freeze:
         frozen_names(build_on_meta(recipe), recipe.train.freeze)
-        if not (given or (recipe.model.family.is_transformer and has_start_weights(recipe))):
+        if not given and recipe.hf.model in MODEL_TYPES:
             raise ValueError(
                 f"TRAIN.FREEZE {','.join(recipe.train.freeze)} would freeze random weights. Set "
                 "TRAIN.CHECKPOINT_FILE_PATH (or, with MODEL.ARCH hf, HF.MODEL) to pretrained "

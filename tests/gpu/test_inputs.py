@@ -20,8 +20,8 @@ def transform(
     channels_last: bool = False,
     reverse: bool = False,
 ) -> InputTransform:
-    mean = torch.tensor([0.45, 0.1, 0.6], device=device)
-    std = torch.tensor([0.225, 0.3, 0.2], device=device)
+    mean = torch.tensor([0.45, 0.1, 0.6], device=device).view(-1, 1, 1, 1)
+    std = torch.tensor([0.225, 0.3, 0.2], device=device).view(-1, 1, 1, 1)
     return InputTransform(mean, std, alpha, reverse, device, dtype, channels_last)
 
 

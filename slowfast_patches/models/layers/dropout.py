@@ -56,12 +56,12 @@ class ClipDropout(nn.Dropout):
         Returns:
             Mask of the elements to keep, (N, C) bool, on the CPU. N is the sum of `counts`.
         """
-        generators = [np.random.default_rng((self.seed, number, _DROPOUT)) for number in clips]
+        generators = (np.random.default_rng((self.seed, number, _DROPOUT)) for number in clips)
         drawn = [
-            rng.random((count, self.features), dtype=np.float32) >= self.p
+            rng.random((count, self.features), dtype=np.float32)
             for rng, count in zip(generators, counts, strict=True)
         ]
-        return torch.from_numpy(np.concatenate(drawn))
+        return torch.from_numpy(np.concatenate(drawn) >= self.p)
 
 
 def seed_dropout(
@@ -90,7 +90,7 @@ def seed_dropout(
     for module in model.modules():
         if isinstance(module, ClipDropout):
             module.kept = None
-            if clips is not None and module.p not in (0.0, 1.0):
+            if clips is not None and module.p < 1:
                 module.kept = module.draw(clips, counts or [1] * len(clips))
                 if device is not None and device.type == "cuda":
                     # Copy from pinned memory, so that the CPU does not wait for the GPU.

@@ -99,12 +99,6 @@ def test_a_file_that_is_not_only_arrays_is_refused(
     assert not (tmp_path / "executed").exists()
 
 
-def test_what_is_refused_is_named(tmp_path: Path):
-    array = np.array(["text"], dtype=object)
-    with pytest.raises(ValueError, match=r"contains numpy\.dtype of O8, but only arrays"):
-        read_blobs(written(tmp_path, pickle.dumps({"blobs": {"a": array}}, 2)))
-
-
 def test_what_was_set_in_one_file_is_not_there_in_the_next(tmp_path: Path):
     defaults = b"cnumpy\ndtype\n(N}U\x0c__defaults__)stb."
     with pytest.raises(ValueError):

@@ -18,7 +18,6 @@ from slowfast_patches.models import transformer
 from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.layers.dropout import seed_dropout
-from slowfast_patches.models.pretrained_transformer import has_start_weights
 from slowfast_patches.models.solver import build_optimizer
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
@@ -72,10 +71,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_trains_at_every_shape_and_scores_in_evaluation(kind):
     model = built(kind)
-    names = [name for name, _ in model.named_parameters()]
-    assert all(
-        name.startswith((f"{kind}.", "classifier.", "pooler.", "fc_norm.")) for name in names
-    )
     for frames, crop in ((4, 32), (2, 48)):
         model.train().zero_grad()
         logits = model(clips(2, frames, crop))
@@ -132,17 +127,12 @@ def test_a_folders_weights_are_taken_and_another_number_of_classes_has_a_new_hea
     with torch.no_grad():
         expected = theirs(clips(2)[0].transpose(1, 2)).logits.softmax(1)
         torch.testing.assert_close(same(clips(2)), expected, rtol=0, atol=1e-5)
-    with caplog.at_level(logging.INFO):
-        other = built(folder, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 48)
+    caplog.set_level(logging.INFO)
+    other = built(folder, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 48)
     assert "randomly: classifier.bias and classifier.weight" in caplog.text
-    state = other.state_dict()
-    assert all(
-        torch.equal(state[name], value)
-        for name, value in theirs.state_dict().items()
-        if not name.startswith("classifier")
-    )
+    for name, value in theirs.base_model.state_dict().items():
+        assert torch.equal(other.base_model.state_dict()[name], value), name
     assert other(clips(1, 8, 48)).shape == (1, 3)  # positions are those of the folder's grid
-    assert torch.equal(built(folder).classifier.weight, built(folder).classifier.weight)
 
 
 @pytest.mark.parametrize("part", ["whole", "encoder"])
@@ -158,11 +148,9 @@ def test_a_v_jepa_2_that_was_trained_here_is_taken_again_and_only_its_probe_is_t
         assert torch.equal(value, trained.base_model.state_dict()[name]), name
     query = model.pooler.query_tokens
     assert torch.equal(query, trained.pooler.query_tokens) == (part == "whole")
-    for frames, crop in ((4, 32), (2, 48)):
-        nn.functional.cross_entropy(model(clips(2, frames, crop)), torch.tensor([0, 4])).backward()
-    with_gradient = {name for name, p in model.named_parameters() if p.grad is not None}
-    probe = {name for name, _ in model.named_parameters() if name.startswith(("pooler.", "class"))}
-    assert with_gradient == probe
+    model(clips(2)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == name.startswith(("pooler.", "classifier.")), name
 
 
 def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
@@ -179,7 +167,6 @@ def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
     [
         ("vit", {}, "neither a folder with a config.json, nor one of timesformer, videomae"),
         ("videomae", {"hiden_size": 8}, "HF.CONFIG.hiden_size is not in the model's configuration"),
-        ("videomae", {"image_size": 8}, "follows from another key: DATA.TRAIN_CROP_SIZE"),
         ("videomae", {"hidden_size": "wide"}, "expected int, got str"),
     ],
 )
@@ -204,10 +191,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_models_name_stands_for_the_folder_that_was_fetched(folder, hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder, hub)
-    named, there = built("some-org/videomae"), built(folder)
-    for name, value in there.state_dict().items():
-        assert torch.equal(named.state_dict()[name], value), name
-    assert has_start_weights(recipe("some-org/videomae"))
+    state = built("some-org/videomae").state_dict()
+    for name, value in built(folder).state_dict().items():
+        assert torch.equal(state[name], value), name
     (hub / "model.safetensors").rename(hub / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"some-org/videomae has no \*.safetensors. Pickles are"):
         built("some-org/videomae")
@@ -218,10 +204,9 @@ def test_a_models_name_stands_for_the_folder_that_was_fetched(folder, hub, tmp_p
 def test_weights_of_another_model_or_none_are_refused(folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    with pytest.raises(ValueError, match=r"weights lack videomae.*, or have them in another shape"):
-        built(folder, hidden_size=16)
-    with pytest.raises(ValueError, match=r"weights lack videomae.encoder.layer.2"):
-        built(folder, num_hidden_layers=3)
+    for config in ({"hidden_size": 16}, {"num_hidden_layers": 3}):
+        with pytest.raises(ValueError, match=r"weights lack videomae.*, or have them in another"):
+            built(folder, **config)
     broken = shutil.copytree(folder, tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     name = next(name for name in weights if name.endswith("attention.output.dense.bias"))
@@ -252,14 +237,13 @@ def test_a_layers_rate_is_a_part_of_the_next_ones_and_positions_do_not_decay():
     model = built("vivit")
     optimizer = build_optimizer(recipe("vivit", *asked), model)
     prepare_step(ScheduleStep(0, 0, Shape(1, 4, 16), 0.8, None, 0, 0.0), model, optimizer)
-    names = {parameter: name for name, parameter in model.named_parameters()}
     found = {
-        names[parameter]: (group["lr"], group["weight_decay"])
+        parameter: (group["lr"], group["weight_decay"])
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    assert found.keys() == set(names.values())
-    of = {
+    assert found.keys() == set(model.parameters())
+    expected = {
         "vivit.embeddings.patch_embeddings.projection.weight": (0.1, 0.05),
         "vivit.embeddings.position_embeddings": (0.1, 0),
         "vivit.embeddings.cls_token": (0.1, 0),
@@ -269,7 +253,8 @@ def test_a_layers_rate_is_a_part_of_the_next_ones_and_positions_do_not_decay():
         "vivit.layernorm.bias": (0.8, 0),
         "classifier.weight": (0.8, 0.05),
     }
-    assert {name: found[name] for name in of} == {name: pytest.approx(v) for name, v in of.items()}
+    for name, rate_and_decay in expected.items():
+        assert found[model.get_parameter(name)] == pytest.approx(rate_and_decay), name
 
 
 def test_no_other_recipe_needs_transformers(monkeypatch):

@@ -1,6 +1,6 @@
 """Tests of wrong weight files: the message is one line that names the key to change."""
 
-from collections.abc import Callable
+import io
 from pathlib import Path
 from urllib.error import URLError
 
@@ -16,31 +16,31 @@ class Evil:
         return (Path.touch, (Path("executed"),))
 
 
-def written(content: object, path: Path) -> Path:
-    torch.save(content, path)
-    return path
-
-
-def torch_bytes(content: object, folder: Path) -> bytes:
-    return written(content, folder / "file").read_bytes()
+def torch_bytes(content: object, *, old: bool = False) -> bytes:
+    """Return a file of PyTorch, or of PyTorch before 1.6."""
+    file = io.BytesIO()
+    torch.save(content, file, _use_new_zipfile_serialization=not old)
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("content", "said"),
     [
-        (lambda f: b"\n<!DOCTYPE html>", "is neither a file of PyTorch"),
-        (lambda f: torch_bytes({"a": Evil()}, f), "more than weights"),
-        (lambda f: torch_bytes({"a": torch.ones(999)}, f)[:900], "is damaged: "),
-        (lambda f: torch_bytes({"epoch": 3}, f), "has no weights, neither"),
-        (lambda f: b"\x80\x02cos\nsystem\n.", "it contains os.system, but only arrays"),
+        (b"\n<!DOCTYPE html>", "is neither a file of PyTorch"),
+        (torch_bytes({"a": Evil()}), "more than weights"),
+        (torch_bytes({"a": Evil()}, old=True), "more than weights"),
+        (torch_bytes({"a": torch.ones(999)})[:900], "is damaged: "),
+        (torch_bytes({"epoch": 3}), "has no weights, neither"),
+        (b"\x80\x02cos\nsystem\n.", "it contains os.system, but only arrays"),
+        (torch_bytes({"weight": torch.ones(3, 2), "bias": torch.full((3,), torch.nan)}), "in bias"),
     ],
 )
 def test_a_file_without_weights(
-    make: Callable[[Path], bytes], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "file"
-    path.write_bytes(make(tmp_path))
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=said) as caught:
         load_weights(nn.Linear(2, 3), path)
     assert str(path) in str(caught.value)
@@ -48,15 +48,10 @@ def test_a_file_without_weights(
     assert not (tmp_path / "executed").exists()
 
 
-def test_an_old_file_of_pytorch_is_read_as_safely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    model, path = nn.Linear(2, 3), tmp_path / "old.pth"
-    torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
-    load_weights(model, path, complete=True)
-    torch.save({"a": Evil()}, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(ValueError, match="more than weights"):
-        load_weights(model, path)
-    assert not (tmp_path / "executed").exists()
+def test_an_old_file_of_pytorch_is_read(tmp_path: Path):
+    path = tmp_path / "old.pth"
+    path.write_bytes(torch_bytes(nn.Linear(2, 3).state_dict(), old=True))
+    load_weights(nn.Linear(2, 3), path, complete=True)
 
 
 def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeypatch):
@@ -69,7 +64,7 @@ def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeyp
         if address.endswith("gone"):
             raise URLError("no such host")
         fetched.append(Path(file))
-        written(nn.Linear(2, 2).state_dict(), Path(file))
+        torch.save(nn.Linear(2, 2).state_dict(), file)
 
     monkeypatch.setattr(files, "download_url_to_file", fetch)
     for path in ("a/../../../b.pyth", "..", 300 * "x") * 2:
@@ -79,11 +74,3 @@ def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeyp
     for path in ("https://host/gone", tmp_path / "gone"):
         with pytest.raises(ValueError, match="gone"):
             check_file(path)
-
-
-def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
-    path = written(
-        {"weight": torch.ones(2, 2), "bias": torch.tensor([1.0, torch.nan])}, tmp_path / "w"
-    )
-    with pytest.raises(ValueError, match=r"w has values .* not finite in bias"):
-        load_weights(nn.Linear(2, 2), path, complete=True)

@@ -12,11 +12,12 @@ from multigrid import ClipRequest, Schedule, stream
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.datasets.protocol import VideoDataset, clips_per_video
+from slowfast_patches.datasets.protocol import clips_per_video
 from slowfast_patches.tasks import task_of
 from slowfast_patches.utils.pictures import new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _CLIPS = 3
@@ -42,71 +43,54 @@ def clips_figure(recipe: Recipe, schedule: Schedule) -> Figure:
     Raises:
         ValueError: A list is missing or invalid.
     """
-    task = task_of(recipe)
-
-    def item(dataset: VideoDataset, request: ClipRequest | int) -> dict[str, Any]:
-        found = dataset[request]
-        return {**found, "classes": [] if found.get("unread") else task.classes(found["label"])}
-
     train = build_dataset(recipe, "train")
     val = build_dataset(recipe, "val")
     first = stream(recipe.rng_seed, len(train.videos), 0, min(_CLIPS, len(train.videos)))
-    rows = {
-        _title(shape.frames, shape.crop, f"{shape.batch} clips"): [
-            item(train, ClipRequest(video, epoch, shape, 0)) for video, epoch in first
-        ]
+    rows = [
+        (f"{shape.batch} clips", shape, [train[ClipRequest(*each, shape, 0)] for each in first])
         for shape in schedule.shapes
-    }
-    views = clips_per_video(val)
-    base = schedule.base
-    rows[_title(base.frames, base.crop, "evaluation")] = [
-        item(val, number * views) for number in _evenly(len(val.videos), _CLIPS)
     ]
-    return _draw(rows, class_names(recipe))
+    views = clips_per_video(val)
+    tested = [val[number * views] for number in _evenly(len(val.videos), _CLIPS)]
+    rows.append(("evaluation", schedule.base, tested))
 
-
-def _title(frames: int, crop: int, which: str) -> str:
-    return f"{which}\n{frames} frames\n{crop}² pixels"
-
-
-def _draw(rows: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str] | None) -> Figure:
-    """Draw a row of clips for each title."""
-    columns = max(map(len, rows.values()))
+    columns = max(len(items) for *_, items in rows)
     figure, panels = new_figure(len(rows), 4.2 * columns + 1, 1.5 * len(rows), columns=columns)
     figure.suptitle(f"up to {_FRAMES} frames of each clip, from the first to the last", fontsize=9)
     for axes in panels:
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-        axes.set_xticks([])
-        axes.set_yticks([])
-    for row, (title, items) in enumerate(rows.items()):
-        cells = panels[row * columns : (row + 1) * columns]
+        axes.set(xticks=[], yticks=[], frame_on=False)
+    names = class_names(recipe)
+    for number, (what, shape, items) in enumerate(rows):
+        cells = panels[number * columns :]
+        title = f"{what}\n{shape.frames} frames\n{shape.crop}² pixels"
         cells[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
         for axes, item in zip(cells, items, strict=False):
-            clip = np.asarray(item["clip"])[:, :, :: -1 if item["flip"] else 1]
-            frames = clip[_evenly(len(clip), _FRAMES)]
-            axes.imshow(np.concatenate(frames, axis=1), extent=(0, len(frames), 0, 1))
-            axes.set_xlabel(_caption(item, names), fontsize=8, loc="left", parse_math=False)
+            classes = [] if item.get("unread") else task_of(recipe).classes(item["label"])
+            labels = [names[c] if names else f"class {c}" for c in classes]
+            _draw(axes, item, labels or ["unreadable video"])
     return figure
+
+
+def _draw(axes: Axes, item: Mapping[str, Any], labels: Sequence[str]) -> None:
+    """Draw the frames of a clip side by side, above a caption.
+
+    The caption has the labels of the clip, the time that it spans, and the size of its crop in the
+    video. Items of a user's data set (`DatasetFamily.build`) may lack the time and the crop.
+    """
+    clip = np.asarray(item["clip"])[:, :, :: -1 if item["flip"] else 1]
+    frames = clip[_evenly(len(clip), _FRAMES)]
+    axes.imshow(np.concatenate(frames, axis=1), extent=(0, len(frames), 0, 1))
+    parts = list[str]()
+    if "shown" in item:
+        count, window, video = item["shown"]
+        parts.append(f"{count / video.fps:.2g} s" if video.fps else f"{count} frames")
+        size = f"{window.width:.0f}×{window.height:.0f}"
+        parts.append(f"{size} of {video.width}×{video.height} pixels")
+    parts += ["flipped"] * bool(item["flip"])
+    caption = f"{textwrap.shorten(', '.join(labels), _LABEL, placeholder='…')}\n{', '.join(parts)}"
+    axes.set_xlabel(caption, fontsize=8, loc="left", parse_math=False)
 
 
 def _evenly(count: int, most: int) -> list[int]:
     """Return at most `most` evenly spaced indices below `count`, including the first and last."""
     return [round(index) for index in np.linspace(0, count - 1, min(count, most))]
-
-
-def _caption(item: Mapping[str, Any], names: Sequence[str] | None) -> str:
-    """Return the labels of a clip, the time that it spans, and the size of its crop in the video.
-
-    Items of a data set that is built by `DatasetFamily.build` may lack the time and the crop.
-    """
-    if item.get("unread"):
-        return "unreadable video"
-    labels = ", ".join(names[c] if names else f"class {c}" for c in item["classes"])
-    parts = ["flipped"] * bool(item["flip"])
-    if "shown" in item:
-        frames, window, video = item["shown"]
-        span = f"{frames / video.fps:.2g} s" if video.fps else f"{frames} frames"
-        crop = f"{window.width:.0f}×{window.height:.0f} of {video.width}×{video.height} pixels"
-        parts = [span, crop, *parts]
-    return f"{textwrap.shorten(labels, _LABEL, placeholder='…')}\n{', '.join(parts)}"

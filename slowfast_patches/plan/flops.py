@@ -47,45 +47,25 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
         ValueError: The model does not accept a shape. The message names the keys to change.
     """
     model, alpha = _build(recipe)
-    tested = replace(recipe.base_shape, crop=recipe.data.test_crop_size)
     shapes = list(shapes)
-    check_patches(model, [*shapes, tested])
+    check_patches(model, [*shapes, replace(recipe.base_shape, crop=recipe.data.test_crop_size)])
     for shape in shapes:
-        if alpha is not None and shape.frames < alpha:
-            raise ValueError(
-                f"SLOWFAST.ALPHA {alpha} leaves the slow pathway without a frame at {shape}. Use "
-                f"an ALPHA of at most {shape.frames}, or increase DATA.NUM_FRAMES."
-            )
-        if recipe.model.arch == "tsm" and shape.frames < 2:
-            raise ValueError(
-                f"MODEL.ARCH tsm needs at least 2 frames, but the schedule has the shape {shape}. "
-                "Increase DATA.NUM_FRAMES."
-            )
         try:
             with torch.no_grad():
                 logits = model(*_arguments(recipe, shape.frames, shape.crop, alpha))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise ValueError(
                 f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}). "
                 "Increase DATA.NUM_FRAMES or DATA.TRAIN_CROP_SIZE, or use less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)."
             ) from error
-        _check_logits(recipe, logits)
-
-
-def _check_logits(recipe: Recipe, logits: object) -> None:
-    """Check that a model returns logits (1, classes) for one clip.
-
-    Raises:
-        ValueError: `logits` is not a tensor of this shape.
-    """
-    wanted = (1, recipe.model.num_classes)
-    if not isinstance(logits, Tensor) or logits.shape != wanted:
+        wanted = (1, recipe.model.num_classes)
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(
-            f"MODEL.ARCH {recipe.model.arch} must return logits (N, MODEL.NUM_CLASSES). For one "
-            f"clip, it returned {found} instead of {wanted}. Correct the model."
-        )
+        if found != wanted:
+            raise ValueError(
+                f"MODEL.ARCH {recipe.model.arch} must return logits (N, MODEL.NUM_CLASSES). For "
+                f"one clip, it returned {found} instead of {wanted}. Correct the model."
+            )
 
 
 def _arguments(recipe: Recipe, frames: int, crop: int, alpha: int | None) -> tuple[Any, ...]:

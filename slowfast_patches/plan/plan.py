@@ -16,7 +16,7 @@ from multigrid.cost import (
     schedule_cost,
     short_ends,
 )
-from multigrid.schedule import Phase, Schedule
+from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size
@@ -73,23 +73,22 @@ class Plan:
     @cached_property
     def phases(self) -> list[dict[str, Any]]:
         """Plain data of each phase."""
-        return [self._phase(number, phase) for number, phase in enumerate(self.schedule.phases, 1)]
-
-    def _phase(self, number: int, phase: Phase) -> dict[str, Any]:
         schedule = self.schedule
         flops = partial(iteration_flops, flops_per_clip=self.flops_per_clip)
-        cost = schedule_cost(schedule, self.flops_per_clip, self.timing.ours, [phase])
-        return {
-            "number": number,
-            "stage": phase.stage + 1,
-            "fine_tuning": phase.fine_tuning,
-            "shapes": [asdict(shape) for shape in phase.shapes],
-            "start": phase.start,
-            **asdict(cost),
-            "relative_flops": [flops(shape) / flops(schedule.base) for shape in phase.shapes],
-            "lr": (schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
-            "bn_sizes": phase.bn_sizes,
-        }
+        return [
+            {
+                "number": number,
+                "stage": phase.stage + 1,
+                "fine_tuning": phase.fine_tuning,
+                "shapes": [asdict(shape) for shape in phase.shapes],
+                "start": phase.start,
+                **asdict(schedule_cost(schedule, self.flops_per_clip, self.timing.ours, [phase])),
+                "relative_flops": [flops(shape) / flops(schedule.base) for shape in phase.shapes],
+                "lr": (schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
+                "bn_sizes": phase.bn_sizes,
+            }
+            for number, phase in enumerate(schedule.phases, 1)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data for JSON.
@@ -184,21 +183,18 @@ _TOTALS = (
 def format_plan(plan: Plan) -> str:
     """Return a plan as text: a table of phases, a comparison with the baseline, notes, warnings."""
     schedule = plan.schedule
-    headers = ["phase", "LR stage", "base shape", "short cycle"]
-    headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs"]
-    if plan.timing.ours is not None:
-        headers.append("time")
+    headers = ["phase", "LR stage", "shapes"]
+    headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs", "time"]
     totals = [
         [label, show(ours), show(baseline), format_factor(ours, baseline)]
         for label, name, show in _TOTALS
-        if (ours := getattr(plan.cost, name)) is not None
-        if (baseline := getattr(plan.baseline, name)) is not None
+        if (ours := getattr(plan.cost, name)) and (baseline := getattr(plan.baseline, name))
     ]
     count, share = plan.evaluations
     notes = [
-        "Shapes are clips × frames × crop², over all machines. BN clips and FLOPs are in the order "
-        "of the shapes. FLOPs are the FLOPs of an iteration divided by the FLOPs of an iteration "
-        "of the baseline.",
+        "Shapes are clips × frames × crop², over all machines. The short cycle alternates between "
+        "the shapes of a phase. BN clips and FLOPs are in the order of the shapes. FLOPs are the "
+        "FLOPs of an iteration divided by the FLOPs of an iteration of the baseline.",
         f"Global batch: {schedule.base.batch} clips at the baseline's shape. This is "
         "TRAIN.BATCH_SIZE, which is per machine, times NUM_SHARDS. The LR is for the global batch.",
         f"Training set: {schedule.num_videos:,} videos.",
@@ -213,25 +209,22 @@ def format_plan(plan: Plan) -> str:
             f"Wall-clock speed-up: {plan.speed_up:.2f}×, not counting data loading and evaluation. "
             f"Source of the times: {plan.timing.source}."
         )
-    tables = [format_table(headers, [_cells(row) for row in plan.phases], left=4)]
+    tables = [format_table(headers, [_cells(row) for row in plan.phases], left=3)]
     tables += [format_table(["", "this plan", "baseline", ""], totals)]
     warnings = [f"warning: {text}" for text in plan_warnings(schedule)]
     return "\n\n".join([*tables, "\n".join(notes), *warnings])
 
 
 def _cells(phase: Mapping[str, Any]) -> list[str]:
-    shapes = [str(Shape(**shape)) for shape in phase["shapes"]]
-    rates = dict.fromkeys(f"{lr:.4g}" for lr in phase["lr"])
     sizes = ["batch" if size is None else str(size) for size in phase["bn_sizes"]]
-    flops = [f"{share:.2f}" for share in phase["relative_flops"]]
-    cells = [
+    return [
         str(phase["number"]),
-        f"{phase['stage']} fine-tuning" if phase["fine_tuning"] else str(phase["stage"]),
-        shapes[-1],
-        "  ".join(shapes) if len(shapes) > 1 else "–",
+        f"{phase['stage']}{' fine-tuning' * phase['fine_tuning']}",
+        "  ".join(str(Shape(**shape)) for shape in phase["shapes"]),
         format_count(phase["iterations"]),
         f"{phase['epochs']:.2f}",
-        " → ".join(rates),
-        *(each[0] if len(set(each)) == 1 else ", ".join(each) for each in (sizes, flops)),
+        " → ".join(dict.fromkeys(f"{lr:.4g}" for lr in phase["lr"])),
+        ", ".join(sizes),
+        ", ".join(f"{share:.2f}" for share in phase["relative_flops"]),
+        "–" if phase["seconds"] is None else format_duration(phase["seconds"]),
     ]
-    return cells if phase["seconds"] is None else [*cells, format_duration(phase["seconds"])]

@@ -40,10 +40,9 @@ def _check_bn_groups(recipe: Recipe) -> None:
     size = recipe.bn_size
     if not 0 < size < batch or batch % size == 0:
         return
-    fitting = max(n for n in range(1, size) if batch % n == 0)
     raise ValueError(
         f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS "
         f"{recipe.num_shards}) cannot be split into BN groups of {size}. Set TRAIN.BATCH_SIZE to a "
-        f"multiple of {size}, or set {recipe.bn_key} {fitting}. MULTIGRID.BN_BASE_SIZE applies to "
-        "multigrid training, and BN.GROUP_SIZE applies to a baseline."
+        f"multiple of {size}, or {recipe.bn_key} to a divisor of {batch}. MULTIGRID.BN_BASE_SIZE "
+        "applies to multigrid training, and BN.GROUP_SIZE applies to a baseline."
     )

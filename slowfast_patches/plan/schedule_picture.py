@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +30,6 @@ def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
         _draw_shapes(axes, schedule, side)
         axes.set_ylabel(label)
     panels[0].set_yscale("log", base=2)
-    panels[0].yaxis.set_major_formatter("{x:,.0f}")
     _draw_learning_rate(panels[-1], schedule, baseline)
     for axes in panels:
         for phase in schedule.phases:
@@ -44,7 +43,6 @@ def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
     figure.suptitle(f"{schedule.iterations:,} iterations, {epochs:.1f} epochs", fontsize=11)
     whole = f"{schedule.baseline_iterations:,}"
     panels[-1].set_xlabel(f"iteration (the baseline's {whole} are drawn over the same width)")
-    panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlim(0, schedule.iterations)
     save_figure(figure, path)
 
@@ -61,9 +59,8 @@ def _draw_shapes(axes: Axes, schedule: Schedule, side: str) -> None:
     phases = schedule.phases
     short = {(getattr(s, side), p.start, p.stop) for p in phases for s in p.shapes[:-1]}
     if short:
-        axes.hlines(
-            *zip(*sorted(short), strict=True), color=COLOURS[0], lw=0.9, label="short cycle"
-        )
+        lines = zip(*sorted(short), strict=True)
+        axes.hlines(*lines, color=COLOURS[0], lw=0.9, label="short cycle")
     axes.axhline(base, color=MUTED, lw=1.2, ls="--", zorder=1, label="baseline")
     long = [getattr(phase.base_shape, side) for phase in phases]
     edges = [*(phase.start for phase in phases), schedule.iterations]
@@ -77,14 +74,11 @@ def _draw_shapes(axes: Axes, schedule: Schedule, side: str) -> None:
 def _draw_learning_rate(axes: Axes, schedule: Schedule, baseline: LearningRate) -> None:
     """Plot the learning rates of the schedule and the baseline on a logarithmic axis."""
     shares = np.linspace(0, 1, 2000, endpoint=False)
+    iterations = shares * schedule.iterations
     unscaled = [baseline.at(share * baseline.stage_ends[-1]) for share in shares]
-    starts = [phase.start for phase in schedule.phases]
-    iterations = np.union1d((shares * schedule.iterations).astype(np.int64), starts)
-    rates = [schedule.at(int(i)).lr for i in iterations]
-    steps: dict[str, Any] = {"drawstyle": "steps-post"}
-    axes.plot(shares * schedule.iterations, unscaled, color=MUTED, lw=1.2, ls="--", **steps)
-    edges = [*iterations, schedule.iterations]
-    axes.plot(edges, [*rates, rates[-1]], color=COLOURS[2], lw=2, **steps)
+    rates = [schedule.at(int(iteration)).lr for iteration in iterations]
+    axes.plot(iterations, unscaled, color=MUTED, lw=1.2, ls="--")
+    axes.plot(iterations, rates, color=COLOURS[2], lw=2)
     axes.set_ylabel("learning rate")
     # Limit the axis to four decades, because a cosine ends at 0 and a warm-up may start at 0.
     axes.set_yscale("log")

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -102,10 +101,10 @@ class StepTimes:
 
         def look_up(frames: int, crop: int) -> float:
             wanted = [frames, crop, recipe.groups_batchnorm]
-            timed = [clips for clips, *key in self.seconds if key == wanted]
-            if not timed:
+            found = {clips: time for (clips, *key), time in self.seconds.items() if key == wanted}
+            if not found:
                 raise MisfitError(f"{self.path} has no time for {frames} frames of {crop}² pixels")
-            return self.seconds[max(timed), frames, crop, recipe.groups_batchnorm] / max(timed)
+            return found[max(found)] / max(found)
 
         return look_up
 
@@ -136,8 +135,8 @@ def write_step_times(
         device: Device on which the steps were timed.
         seconds: Maps (shape, BN size) to the seconds per step.
     """
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
+    here = machine()
+    name = here["gpus"][0] if device.type == "cuda" else here["processor"]
     rows = [
         {
             "shape": [shape.batch, shape.frames, shape.crop],
@@ -170,12 +169,10 @@ def read_step_times(path: str | Path) -> StepTimes:
         if content["format"] != FORMAT or not content["shapes"]:
             raise ValueError("it has no shapes. Measure them with --variants recipe")
         device = content["device"]
-        seconds = dict(_time(row) for row in content["shapes"] if row["seconds"])
+        seconds = {
+            (row["local_clips"], *row["shape"][1:], row["bn_size"] is not None): time["median"]
+            for row in content["shapes"]
+            if (time := row["seconds"])
+        }
         model = dict(content["model"])
         return StepTimes(path, device["type"], device["name"], content["date"], model, seconds)
-
-
-def _time(row: Any) -> tuple[tuple[int, int, int, bool], float]:
-    _, frames, crop = row["shape"]
-    key = (row["local_clips"], frames, crop, row["bn_size"] is not None)
-    return key, row["seconds"]["median"]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from multigrid import Shape
-from multigrid.cost import FlopsPerClip, SecondsPerIteration, iteration_flops
+from multigrid.cost import SecondsPerIteration, iteration_flops
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import without_multigrid
-from slowfast_patches.plan.flops import flops_per_clip as count_flops
+from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_time_file import MisfitError, StepTimes, read_step_times
 
@@ -62,18 +61,14 @@ def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, S
     reasons = list[str]()
     for times in files:
         try:
-            return times, _times_of_all_shapes(times, recipe)
+            look_up = times.of_recipe(recipe)
+            for shape, bn_size in shapes_to_measure(recipe):
+                if (bn_size is not None) == recipe.groups_batchnorm:
+                    look_up(shape)
+            return times, look_up
         except MisfitError as error:
             reasons.append(str(error))
     raise MisfitError("; ".join(reasons))
-
-
-def _times_of_all_shapes(times: StepTimes, recipe: Recipe) -> SecondsPerIteration:
-    look_up = times.of_recipe(recipe)
-    for shape, bn_size in shapes_to_measure(recipe):
-        if (bn_size is not None) == recipe.groups_batchnorm:
-            look_up(shape)
-    return look_up
 
 
 def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) -> Timing:
@@ -82,14 +77,21 @@ def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) ->
     Args:
         recipe: The recipe.
         seconds: Seconds per iteration at the baseline's shape, from which the times at the other
-            shapes are estimated. None reads the files instead.
+            shapes are estimated by their training FLOPs. None reads the files instead.
         files: Files of step times.
 
     Raises:
         ValueError: No file applies to the recipe.
     """
     if seconds is not None:
-        return estimated_timing(recipe, seconds, count_flops(recipe))
+        work = partial(iteration_flops, flops_per_clip=flops_per_clip(recipe))
+        rate = seconds / work(recipe.base_shape)
+        source = f"an estimate, from {seconds:g} s at the baseline's shape and the training FLOPs"
+
+        def estimate(shape: Shape) -> float:
+            return rate * work(shape)
+
+        return Timing(estimate, estimate, source)
     try:
         return measured_timing(files, recipe) if files else UNTIMED
     except MisfitError as error:
@@ -97,30 +99,6 @@ def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) ->
             f"{error}. Measure the step times of this recipe (docs/performance.md), or estimate "
             "them with --step-seconds S."
         ) from error
-
-
-def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerClip) -> Timing:
-    """Return times that are proportional to training FLOPs.
-
-    Args:
-        recipe: The recipe.
-        seconds: Seconds per iteration at the baseline's shape.
-        flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
-
-    Raises:
-        ValueError: `seconds` is not a finite number above 0.
-    """
-    if not 0 < seconds < math.inf:
-        raise ValueError(
-            f"The time of an iteration must be a finite number of seconds above 0, not {seconds:g}."
-        )
-    work = partial(iteration_flops, flops_per_clip=flops_per_clip)
-
-    def estimate(shape: Shape) -> float:
-        return seconds * work(shape) / work(recipe.base_shape)
-
-    source = f"an estimate, from {seconds:g} s at the baseline's shape and the training FLOPs of"
-    return Timing(estimate, estimate, f"{source} the other shapes")
 
 
 def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:

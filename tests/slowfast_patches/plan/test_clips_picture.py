@@ -8,8 +8,9 @@ import pytest
 from multigrid import ClipRequest, Video, Window, stream
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.datasets.sampling import Shown
-from slowfast_patches.plan.clips_picture import _caption, _draw, clips_figure
+from slowfast_patches.plan.clips_picture import _draw, clips_figure
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.utils.pictures import new_figure
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +64,13 @@ def test_the_last_row_has_the_evaluation_clips(recipe, schedule, rows):
         assert axes.get_xlabel().endswith("\n0.53 s, 36×36 of 48×40 pixels")
 
 
-def test_captions_name_all_labels_and_what_is_known_of_the_clip():
-    """The second clip is of a video without a frame rate, and the third of a user's data set."""
+def test_captions_have_all_labels_and_what_is_known_of_the_clip():
+    """The first clip is of a video without a frame rate, and the second of a user's data set."""
+    figure, [axes] = new_figure(1, 2, 2)
+    item = {"flip": True, "clip": np.zeros((1, 8, 8, 3), np.uint8)}
     shown = Shown(9, Window(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
-    item = {"classes": [0, 2], "flip": True, "shown": shown}
-    names = ("up", "down", "left")
-    assert _caption(item, names) == "up, left\n9 frames, 30×30 of 48×40 pixels, flipped"
-    del item["shown"]
-    assert _caption(item, None) == "class 0, class 2\nflipped"
-
-
-def test_a_class_name_is_not_read_as_a_formula():
-    item = {"classes": [0], "flip": False, "clip": np.zeros((1, 8, 8, 3), np.uint8)}
-    _draw({"a row": [item]}, [r"$\nosuch$"]).savefig(io.BytesIO())
+    _draw(axes, item | {"shown": shown}, ["up", "left"])
+    assert axes.get_xlabel() == "up, left\n9 frames, 30×30 of 48×40 pixels, flipped"
+    _draw(axes, item, [r"$\nosuch$"])
+    assert axes.get_xlabel() == "$\\nosuch$\nflipped"
+    figure.savefig(io.BytesIO())  # A class name is not read as a formula.

@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         equal_iterations=args.equal_iterations,
         lengths=args.lengths,
     )
-    study = Study(arms, list(dict.fromkeys(args.seeds)), args.output)
+    study = Study(arms, args.seeds, args.output)
     if args.step_times:
         seconds = {arm.name: step_seconds(arm, args.step_times) for arm in arms}
         study = replace(study, step_seconds=seconds)

@@ -104,9 +104,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     arms = pilot_arms(recipe_path(args.cfg), args.overrides)
     seconds = measured_seconds(arms, args.step_times, args.output)
-    seeds = list(dict.fromkeys(args.seeds))
     try:
-        study = pilot_study(arms, seconds, args.minutes, seeds, args.output)
+        study = pilot_study(arms, seconds, args.minutes, args.seeds, args.output)
     except ShortBaselineError as error:
         advised = next_command(args, cycles_of(arms[1].recipe), "undecided")
         print(f"{error}\n\n    {advised}")

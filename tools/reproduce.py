@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     data = {name: getattr(args, name) for name in _DATA}
     weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}
     arms = paper_arms(rows, data, weights, args.overrides)
-    study = Study(list(arms.values()), list(dict.fromkeys(args.seeds)), args.output)
+    study = Study(list(arms.values()), args.seeds, args.output)
     costs = reproduce.costs_of(arms, args.step_times)
     print(f"{len(arms)} different recipes × {len(study.seeds)} seeds\n", flush=True)
 

@@ -53,38 +53,25 @@ def evaluation_share(
 ) -> tuple[int, float]:
     """Return the number of evaluations, and the FLOPs of the evaluations and the test.
 
-    The FLOPs are a fraction of the training FLOPs. The number of clips is taken from the lists.
-    Without list files, the FLOPs are 0.
+    The FLOPs are a fraction of the training FLOPs, and include precise BN. The number of clips is
+    taken from the lists. Without list files, the FLOPs are 0.
 
     Args:
         recipe: The recipe.
         schedule: The schedule of the recipe.
         flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
     """
-    validated = count_list(recipe, "val") or 0
-    count = len(evaluation_iterations(recipe, schedule))
-    flops = multi_view_flops(recipe, count_list(recipe, "test") or 0, flops_per_clip)
-    if validated:
-        flops += count * evaluation_flops(recipe, schedule, validated, flops_per_clip)
-    return count, flops / (schedule_cost(schedule, flops_per_clip).flops or math.inf)
-
-
-def evaluation_flops(
-    recipe: Recipe, schedule: Schedule, clips: int, flops_per_clip: FlopsPerClip
-) -> float:
-    """Return the FLOPs of one evaluation of `clips` clips, including the FLOPs of precise BN."""
     base = schedule.base
-    if recipe.bn.use_precise_stats:
+    count = len(evaluation_iterations(recipe, schedule))
+    validated = count_list(recipe, "val") or 0
+    if validated and recipe.bn.use_precise_stats:
         batches = min(recipe.bn.num_batches_precise, schedule.num_videos // base.batch)
-        clips += max(1, batches) * base.batch
-    models = 2 if recipe.model.ema_decay else 1
-    return models * clips * flops_per_clip(base.frames, base.crop) / TRAINING_FACTOR
-
-
-def multi_view_flops(recipe: Recipe, videos: int, flops_per_clip: FlopsPerClip) -> float:
-    """Return the FLOPs of the multi-view test on `videos` videos, or 0 with TEST.ENABLE False."""
+        validated += max(1, batches) * base.batch
     test = recipe.test
     views = test.enable * test.num_ensemble_views * test.num_spatial_crops
+    tested = views * (count_list(recipe, "test") or 0)
+    flops = count * validated * flops_per_clip(base.frames, base.crop)
+    flops += tested * flops_per_clip(recipe.data.num_frames, recipe.data.test_crop_size)
     models = 2 if recipe.model.ema_decay else 1
-    forward = flops_per_clip(recipe.data.num_frames, recipe.data.test_crop_size) / TRAINING_FACTOR
-    return models * videos * views * forward
+    training = schedule_cost(schedule, flops_per_clip).flops or math.inf
+    return count, models * flops / TRAINING_FACTOR / training

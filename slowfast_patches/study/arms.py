@@ -23,7 +23,6 @@ class Arm:
 
     Attributes:
         name: Name of the arm in tables.
-        folder: Folder for the runs of the arm, relative to the study's output folder.
         cfg_file: Config file of the recipe.
         overrides: Alternating config keys and values that override the config file.
         recipe: Recipe with the overrides applied.
@@ -35,7 +34,6 @@ class Arm:
     """
 
     name: str
-    folder: str
     cfg_file: Path
     overrides: tuple[str, ...]
     recipe: Recipe
@@ -46,16 +44,20 @@ class Arm:
     open_keys: frozenset[str] = frozenset()
 
     @property
+    def folder(self) -> str:
+        """Folder for the runs of the arm, relative to the study's output folder."""
+        return self.name.replace(", ", "_").replace(" ", "_")
+
+    @property
     def iterations(self) -> int:
         return self.schedule.iterations
 
 
-def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
+def make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
     """Build an arm from a config file.
 
     Args:
         name: Name of the arm.
-        folder: Folder for the runs of the arm, relative to the study's output folder.
         cfg_file: Config file of the recipe.
         overrides: Alternating config keys and values that override the config file.
 
@@ -68,24 +70,20 @@ def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -
         schedule = schedule_of(recipe, dataset_size(recipe))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    pairs = tuple(overrides)
-    return Arm(name, folder, cfg_file, pairs, recipe, schedule, label=name, baseline=name)
+    return Arm(name, cfg_file, tuple(overrides), recipe, schedule, label=name, baseline=name)
 
 
-def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
-    """Return a copy of an arm with a scaled number of epochs.
+def scaled(arm: Arm, length: float) -> Arm:
+    """Return an arm with a scaled number of epochs. For length 1, it is the arm itself.
 
     Args:
         arm: Arm to copy.
-        length: Multiplier for the number of epochs, the learning-rate steps and the warm-up. If it
-            is 1, the arm itself is returned, and `name` and `folder` are ignored.
-        name: Name of the copy.
-        folder: Folder for the runs of the copy, relative to the study's output folder.
+        length: Multiplier for the number of epochs, the learning-rate steps and the warm-up.
     """
     if length == 1:
         return arm
     pairs = as_overrides(scaled_lengths(arm.recipe, length))
-    other = make_arm(name, folder, arm.cfg_file, (*arm.overrides, *pairs))
+    other = make_arm(f"{arm.name} x{length:.4g}", arm.cfg_file, (*arm.overrides, *pairs))
     return replace(other, label=arm.label, baseline=arm.baseline, length=length)
 
 
@@ -96,11 +94,10 @@ def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
         ValueError: Two config files have the same name, or an override sets a key that the study
             sets for each run.
     """
-    stems = [path.stem for path in cfg_files]
-    if len(set(stems)) < len(stems):
+    if len({path.stem for path in cfg_files}) < len(cfg_files):
         raise ValueError(
             "Runs are named after the config files, so two config files cannot have the same name. "
-            f"Rename one of them: {', '.join(stems)}."
+            "Rename one of them."
         )
     for key, option in {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}.items():
         if key in overrides[::2]:

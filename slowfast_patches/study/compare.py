@@ -63,7 +63,7 @@ def make_arms(
             of the recipes differ.
     """
     check_study(cfg_files, overrides)
-    arms = [make_arm(path.stem, path.stem, path, overrides) for path in cfg_files]
+    arms = [make_arm(path.stem, path, overrides) for path in cfg_files]
     metrics = {arm.name: ", ".join(metric_names(arm.recipe)) for arm in arms}
     if len(set(metrics.values())) > 1:
         raise ValueError(
@@ -72,11 +72,7 @@ def make_arms(
     if equal_iterations:
         arms.insert(1, _shortened(*arms[:2]))
     if lengths:
-        arms = [
-            scaled(arm, length, f"{arm.name} at {length:g}×", f"{arm.folder}_x{length:g}")
-            for arm in arms
-            for length in sorted(lengths)
-        ]
+        arms = [scaled(arm, length) for arm in arms for length in sorted(lengths)]
     own = [arm for arm in arms if arm.label == arms[0].label]
     baseline = max(own, key=lambda arm: (arm.length == 1, arm.length))
     return [replace(arm, baseline=baseline.name) for arm in arms]
@@ -84,16 +80,14 @@ def make_arms(
 
 def _shortened(long: Arm, short: Arm) -> Arm:
     """Return a copy of the arm `long` with as many iterations as the arm `short`."""
-    factor = long.iterations / short.iterations
-    if factor <= 1:
+    if long.iterations <= short.iterations:
         raise ValueError(
             "--equal-iterations shortens the first config to the iterations of the second, but the "
             f"first config has {long.iterations} iterations and the second has {short.iterations}. "
             "Give the longer config first."
         )
-    name = f"{long.name} at 1/{factor:.1f}"
-    arm = scaled(long, 1 / factor, name, f"{long.folder}_1_over_{factor:.1f}")
-    return replace(arm, label=name, length=1.0)
+    arm = scaled(long, short.iterations / long.iterations)
+    return replace(arm, label=arm.name, length=1.0)
 
 
 def compare(

@@ -5,7 +5,7 @@ Both are read from published.yaml. A training that appears in several tables run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ PAPER = tuple(name for name in EXPERIMENTS if name.startswith(("table", "figure"
 
 
 def paper_arms(
-    rows: Iterable[Row],
+    rows: Collection[Row],
     data: Mapping[str, str] | None = None,
     weights: Mapping[str, str] | None = None,
     overrides: Sequence[str] = (),
@@ -152,10 +152,18 @@ def paper_arms(
         if row.factor and plain.uses_multigrid:
             keys["MULTIGRID.EPOCH_FACTOR"] = row.factor
         pairs = row.overrides + as_overrides(keys) + tuple(overrides)
-        arm = make_arm(row.folder, row.folder, path, pairs)
+        arm = make_arm(row.folder, path, pairs)
         if row.factor and not plain.uses_multigrid:
-            arm = scaled(arm, row.factor, row.folder, row.folder)
-        return replace(arm, baseline=row.reference.folder, open_keys=_PLACES)
+            arm = scaled(arm, row.factor)
+        factor = arm.recipe.multigrid.epoch_factor if plain.uses_multigrid else row.factor
+        return replace(
+            arm,
+            name=row.folder,
+            label=row.curve,
+            baseline=row.reference.folder,
+            length=factor or 1.0,
+            open_keys=_PLACES,
+        )
 
-    trainings = {each.folder: each for row in rows for each in (row.reference, row)}
+    trainings = {each.folder: each for each in [*(row.reference for row in rows), *rows]}
     return {folder: make(row) for folder, row in trainings.items()}

@@ -118,13 +118,13 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
 
 def _make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
     """Build an arm of a pilot. Raise ValueError if a shape of its schedule cannot be trained."""
-    arm = make_arm(name, name.replace(", ", "_").replace(" ", "_"), cfg_file, overrides)
+    arm = make_arm(name, cfg_file, overrides)
     check_world_size(arm.recipe, arm.schedule)
     smallest = min(shape.crop for shape in arm.schedule.shapes)
     if arm.recipe.uses_multigrid and smallest < _SMALLEST_CROP:
         raise ValueError(f"{name}: a crop of {smallest} pixels is smaller than {_SMALLEST_CROP}")
     check_shapes(arm.recipe, arm.schedule.shapes)
-    return replace(arm, baseline="baseline")
+    return arm
 
 
 def measured_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> list[float]:
@@ -195,15 +195,15 @@ def pilot_study(
             f"{format_duration(whole)}, and a pilot {format_duration(seconds)}. Train both the "
             "baseline and the multigrid recipe in full instead. The result is more reliable."
         )
-    number = max(n for n in range(2, len(arms) + 1) if n == 2 or n * max(needs[:n]) <= seconds)
+    number = max(n for n in range(2, len(arms) + 1) if n * max(needs[:n]) <= seconds)
     share = seconds / number - besides
-    tried = list[Arm]()
-    for arm, whole_arm in zip(arms[:number], seconds_of_steps, strict=False):
-        length = float(f"{share / whole_arm:.4g}")
-        tried.append(scaled(arm, length, arm.name, f"{arm.folder}_x{length:g}"))
+    tried = [
+        scaled(arm, share / whole_arm)
+        for arm, whole_arm in zip(arms[:number], seconds_of_steps, strict=False)
+    ]
     print(
         f"The pilot takes about {format_duration(seconds)} per seed. Each of these arms is trained "
-        f"for {format_duration(share)}: {'; '.join(arm.name for arm in tried)}.",
+        f"for {format_duration(share)}: {'; '.join(arm.label for arm in tried)}.",
         file=sys.stderr,
     )
     return Study(tried, seeds, output, {arm.name: share for arm in tried})

@@ -41,7 +41,7 @@ _SUREST = 0.95
 _WAITING = 0.15
 """Share of training time spent waiting for data from which the arms' times count as unequal."""
 
-_COLUMNS = ("length", "iterations", "clips", "clock", "seconds", "total", "loading")
+_COLUMNS = ("iterations", "clips", "clock", "seconds", "total", "loading")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Outcome:
     """Outcome of a pilot, whose arms were trained for equal times.
 
     Attributes:
-        scores: Maps the name of each arm to its score and standard error.
+        scores: Maps the label of each arm to its score and standard error.
         best: Arm with the highest score, excluding the baseline.
         ahead: Probability that the best cycle is more accurate than the baseline after equal time.
         waiting: Share of the best cycle's training time that was spent waiting for data.
@@ -85,9 +85,9 @@ def evaluate_pilot(study: Study, runs: pd.DataFrame) -> Outcome:
     """
     baseline, *cycles = study.arms
     metric = metric_names(baseline.recipe)[0]
-    scores = {arm.name: score_of(runs, arm.name, metric, _SEEDS) for arm in study.arms}
-    best = max(cycles, key=lambda arm: scores[arm.name].mean)
-    ahead = 1 - (scores[best.name] - scores[baseline.name]).cdf(0)
+    scores = {arm.label: score_of(runs, arm.name, metric, _SEEDS) for arm in study.arms}
+    best = max(cycles, key=lambda arm: scores[arm.label].mean)
+    ahead = 1 - (scores[best.label] - scores[baseline.label]).cdf(0)
     if ahead > 0.5:
         # Bonferroni correction: with several cycles, the best may be ahead by chance.
         ahead = max(0.5, 1 - len(cycles) * (1 - ahead))
@@ -139,7 +139,7 @@ def report_pilot(
             "seconds": seconds,
             "ahead": outcome.ahead,
             "advice": outcome.advice,
-            "best": outcome.best.name,
+            "best": outcome.best.label,
             "standard_errors": {name: score.stdev for name, score in outcome.scores.items()},
         },
     )
@@ -151,19 +151,19 @@ def _explain(outcome: Outcome) -> list[str]:
     texts = list[str]()
     if outcome.waiting >= _WAITING:
         texts.append(
-            f'Warning: "{best.name}" spent {100 * outcome.waiting:.0f} % of its training time '
+            f'Warning: "{best.label}" spent {100 * outcome.waiting:.0f} % of its training time '
             "waiting for data, so the arms did not train for equal times. Prepare the videos with "
             "multigrid-prepare, and repeat the pilot."
         )
     if (final := final_iterations(best.schedule)) < MIN_FINAL_ITERATIONS:
         texts.append(
-            f'Warning: "{best.name}" ended with only {final} iterations at the baseline\'s shape. '
+            f'Warning: "{best.label}" ended with only {final} iterations at the baseline\'s shape. '
             f"About {MIN_FINAL_ITERATIONS} are needed to recover the accuracy after training on "
             "small shapes."
         )
     ahead = (
-        f'After equal time, the best cycle ("{best.name}") is more accurate than the baseline with '
-        f"a probability of {100 * outcome.ahead:.0f} %."
+        f'After equal time, the best cycle ("{best.label}") is more accurate than the baseline '
+        f"with a probability of {100 * outcome.ahead:.0f} %."
     )
     more = {
         "use multigrid": f"A full training with this cycle takes 1/{outcome.speed_up:.2f} of the "

@@ -110,13 +110,18 @@ def format_cell(runs: pd.DataFrame, arm: Arm, name: str) -> str:
     return COLUMNS[name][1](found.mean) if name in COLUMNS else found.format()
 
 
+def count_cell(study: Study, runs: pd.DataFrame, arm: Arm) -> str:
+    """Return how many runs of an arm have finished, such as `2 of 3`."""
+    return f"{(runs['arm'] == arm.name).sum()} of {len(study.seeds)}"
+
+
 def arms_table(study: Study, runs: pd.DataFrame, columns: Sequence[str]) -> Table:
     """Return a table with one row per arm and the means of some columns of `Study.runs`."""
     headers = [COLUMNS[n][0] if n in COLUMNS else f"{metric_title(n)}, %" for n in columns]
-    rows = list[list[str]]()
-    for arm in study.arms:
-        finished = f"{(runs['arm'] == arm.name).sum()} of {len(study.seeds)}"
-        rows.append([arm.name, finished, *(format_cell(runs, arm, name) for name in columns)])
+    rows = [
+        [arm.name, count_cell(study, runs, arm), *(format_cell(runs, arm, n) for n in columns)]
+        for arm in study.arms
+    ]
     return Table(["config", "seeds", *headers], rows)
 
 

@@ -27,6 +27,7 @@ from slowfast_patches.study.report import (
     Report,
     Table,
     arm_json,
+    count_cell,
     format_cell,
     origin,
     study_warnings,
@@ -110,7 +111,7 @@ def report_experiment(
         name=name,
         title=experiment.title,
         result=study_warnings(runs),
-        tables=[_table(experiment, arms, runs, costs, len(study.seeds))],
+        tables=[_table(experiment, study, arms, runs, costs)],
         notes=[
             f"Published: {source}. Measured: mean over seeds ± sample standard deviation. The "
             "measured speed-up is the wall-clock training time of the baseline divided by the "
@@ -129,7 +130,7 @@ def report_experiment(
             "published_runs": experiment.published_runs,
             "rows": [_row_json(row, arms[row.folder], runs) for row in experiment.rows],
         },
-        figure=_figure(experiment, arms, runs) if name.startswith("figure") else None,
+        figure=_figure(experiment, runs) if name.startswith("figure") else None,
     )
 
 
@@ -147,10 +148,10 @@ def _row_json(row: Row, arm: Arm, runs: pd.DataFrame) -> dict[str, Any]:
 
 def _table(
     experiment: Experiment,
+    study: Study,
     arms: Mapping[str, Arm],
     runs: pd.DataFrame,
     costs: Mapping[str, Cost],
-    seeds: int,
 ) -> Table:
     """Return a table of planned costs, and of published and measured numbers.
 
@@ -168,37 +169,30 @@ def _table(
         for name in planned:
             value = getattr(costs[arm.name], name)
             cells.append("?" if value is None else COLUMNS[name][1](value))
+        published = {name: value.format(1, 2) for name, value in row.metrics.items()}
+        if row.speed_up:
+            published["speed_up"] = f"{row.speed_up:.1f}×"
         for name in (*experiment.metrics, "speed_up"):
-            theirs = row.metrics.get(name)
-            published = theirs.format(1, 2) if theirs else "–"
-            if name == "speed_up" and row.speed_up:
-                published = f"{row.speed_up:.1f}×"
-            cells += [published, "–" if row.published_only else format_cell(runs, arm, name)]
-        finished = f"{(runs['arm'] == arm.name).sum()} of {seeds}"
-        rows.append([*cells, "–" if row.published_only else finished])
+            measured = "–" if row.published_only else format_cell(runs, arm, name)
+            cells += [published.get(name, "–"), measured]
+        rows.append([*cells, "–" if row.published_only else count_cell(study, runs, arm)])
     return Table(headers, rows)
 
 
-def _figure(experiment: Experiment, arms: Mapping[str, Arm], runs: pd.DataFrame) -> Figure:
+def _figure(experiment: Experiment, runs: pd.DataFrame) -> Figure:
     """Draw top-1 accuracy against the training time relative to the baseline.
 
     Hollow points are published numbers.
     """
-    rows = {row.folder: row for row in experiment.rows}
+    runs = runs[runs["arm"].isin([row.folder for row in experiment.rows])]
     curves = dict.fromkeys(row.curve for row in experiment.rows)
     colours = dict(zip(curves, cycle(COLOURS), strict=False))
-    runs = runs[runs["arm"].isin(list(rows))]
-    whole = arms[experiment.rows[0].reference.folder].schedule.epochs
-    runs = runs.assign(
-        label=[rows[name].curve for name in runs["arm"]],
-        length=[arms[name].schedule.epochs / whole for name in runs["arm"]],
-        clock=1 / runs["speed_up"],
-    )
     figure, [axes] = new_figure(rows=1, width=8, height=5)
     figure.suptitle(experiment.title, fontsize=11)
     axes.set_xlabel("training time relative to the baseline (including data loading)")
     axes.set_ylabel("top-1 accuracy (%)")
-    draw_curves(axes, curves_of(runs, "clock", "top1"), colours, runs, lengths=True)
+    measured = curves_of(runs.assign(time=1 / runs["speed_up"]), "time", "top1")
+    draw_curves(axes, measured, colours, runs, lengths=True)
     for row in experiment.rows:
         if "top1" in row.metrics:
             point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)

@@ -70,8 +70,7 @@ def chance_of(recipe: Recipe) -> float | None:
     if recipe.multi_label:
         return None
     split = "test" if recipe.test.enable else "val"
-    videos = read_list(recipe, split) if list_path(recipe, split).is_file() else []
-    labels = Counter(video.label for video in videos if hasattr(video, "label"))
-    if not labels:
+    if not list_path(recipe, split).is_file():
         return 100 / recipe.model.num_classes
+    labels = Counter(video.label for video in read_list(recipe, split))
     return 100 * max(labels.values()) / labels.total()

@@ -251,7 +251,7 @@ def whole_number(word: str) -> int:
 
 
 def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], float]) -> None:
-    """Convert the values of an option that takes several numbers, in place.
+    """Convert the values of an option that takes several different numbers, in place.
 
     argparse cannot know where the numbers end. If config keys and values follow the numbers on the
     command line, argparse assigns them to the option as well. Move them to `args.overrides`.
@@ -270,7 +270,7 @@ def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], floa
     if words and not count:
         raise ValueError(f"{option_of(name)} takes numbers, not {words[0]}")
     args.overrides = split_pairs(words[count:]) + args.overrides
-    setattr(args, name, [kind(word) for word in words[:count]])
+    setattr(args, name, list(dict.fromkeys(map(kind, words[:count]))))
 
 
 def at_least_one(text: str) -> int:

@@ -30,14 +30,11 @@ def rows(recipe, schedule):
 
 
 def check_drawn(axes, item):
-    """Check that the first and last of the frames side by side are those of the clip."""
+    """Check that the frames side by side begin and end with those of the clip."""
     clip = item["clip"][:, :, ::-1] if item["flip"] else item["clip"]
-    [image] = axes.images
-    size = clip.shape[1]
-    picture = np.asarray(image.get_array())
-    assert picture.shape == (size, min(4, len(clip)) * size, 3)
-    np.testing.assert_array_equal(picture[:, :size], clip[0])
-    np.testing.assert_array_equal(picture[:, -size:], clip[-1])
+    picture = np.asarray(axes.images[0].get_array())
+    frames = np.split(picture, min(4, len(clip)), axis=1)
+    np.testing.assert_array_equal([frames[0], frames[-1]], [clip[0], clip[-1]])
 
 
 def test_each_shape_has_a_row_of_the_first_clips_of_the_training(recipe, schedule, rows):

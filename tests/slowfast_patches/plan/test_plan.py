@@ -77,15 +77,6 @@ def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_e
     assert "warning: the training ends with 18 iterations at the baseline's shape" in text
 
 
-def test_cycles_that_do_not_fit_the_length_are_warned_of_with_the_line_to_write(plan_json):
-    """The 30 epochs of the demo are 2,400 iterations with 640 videos, and 25,001 with 6,667."""
-    paper = ["--cfg", "configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml", "--dataset-size"]
-    (warning,) = plan_json(*paper, 640)["warnings"]
-    assert "has 2,400 iterations" in warning
-    assert warning.endswith("_BASE_: [RECIPE.yaml, configs/Cycles/GENTLE.yaml]")
-    assert plan_json(*paper, 6667)["warnings"] == []
-
-
 def test_pictures_are_drawn_by_the_command(tool, tiny_recipe, tmp_path):
     paths = [tmp_path / "new" / name for name in ("clips.png", "plan.png")]
     data = ["DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]

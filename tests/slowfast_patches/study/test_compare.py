@@ -194,7 +194,7 @@ def test_chance_is_the_share_of_the_commonest_class_that_is_tested(configs, tmp_
 def test_equal_iterations_scales_every_length_by_the_ratio_of_iterations(configs):
     full, short, multigrid = make_arms(configs, ["SOLVER.BASE_LR", "0.2"], equal_iterations=True)
     assert (full.iterations, short.iterations, multigrid.iterations) == (102, 36, 36)
-    assert (short.name, short.folder) == ("baseline at 1/2.8", "baseline_1_over_2.8")
+    assert (short.name, short.folder) == ("baseline x0.3529", "baseline_x0.3529")
     solver, ratio = short.recipe.solver, 36 / 102
     lengths = [solver.max_epoch, *solver.steps, solver.warmup_epochs]
     assert lengths == pytest.approx([6 * ratio, 0, 4 * ratio, 0.5 * ratio], rel=1e-5)
@@ -227,7 +227,7 @@ def test_all_arms_are_trained_with_a_seed_before_the_next_and_none_twice(
         train_all(study, fake_run_net)
     calls = fake_run_net.with_name("calls.txt")
     trained = calls.read_text()
-    assert trained == "baseline seed0\nbaseline_1_over_2.8 seed0\nbaseline seed13\n"
+    assert trained == "baseline seed0\nbaseline_x0.3529 seed0\nbaseline seed13\n"
     assert study.runs()["top1"].tolist() == [80, 80, 81]
     assert train_all(replace(study, seeds=[0]), fake_run_net) == [3]
     assert calls.read_text() == trained
@@ -277,7 +277,7 @@ def test_a_damaged_result_and_one_of_several_rates_are_refused(study, write_run)
     [
         (["RNG_SEED", "1"], "--seeds"),
         (["--cfg", "{0}"], "cannot have the same name"),
-        (["--lengths", "0.5", "1", "0.01"], "baseline at 0.01×: the training is too short"),
+        (["--lengths", "0.5", "1", "0.01"], "baseline x0.01: the training is too short"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(

@@ -85,7 +85,7 @@ def finished(study: Study, write_run) -> Study:
 def test_all_lengths_are_multiplied_and_one_is_the_recipe_itself(configs, study) -> None:
     assert [arm.iterations for arm in study.arms] == [28, 56, 112, 12, 24, 48]
     assert [(arm.name, arm.folder) for arm in study.arms[:2]] == [
-        ("baseline at 0.5×", "baseline_x0.5"),
+        ("baseline x0.5", "baseline_x0.5"),
         ("baseline", "baseline"),
     ]
     assert {arm.label for arm in study.arms[3:]} == {"multigrid"}

@@ -59,9 +59,7 @@ class TestPaper:
 
     def test_what_tables_share_is_trained_once(self) -> None:
         default = row("table1a", "4 long-cycle shapes (default)").folder
-        assert row("table1b", "3 short-cycle shapes (default)").folder == default
         assert row("table2b", "32 frames, multigrid").folder == default
-        assert row("table2a", "multigrid, without pre-training").folder == default
         assert row("figure1", "multigrid, 1.5× epochs").folder == default
         rows = [row for experiment in EXPERIMENTS.values() for row in experiment.rows]
         trainings = {(row.folder, row.recipe, row.start, row.overrides) for row in rows}
@@ -107,12 +105,6 @@ class TestArms:
         assert iterations("long cycle only, 1× epochs") == pytest.approx(
             896_000 / (3.75 * 92 / 112 + 20 / 112), rel=2e-3
         )
-
-    def test_the_short_cycle_alone_in_figure_3_fine_tunes(self) -> None:
-        """With one shape 3 cycled LR stages are a phase each; iterations as its clips: 7/3."""
-        made = arm("figure3", "short cycle only, 1× epochs")
-        assert [p.fine_tuning for p in made.schedule.phases] == [False] * 3 + [True] * 2
-        assert made.iterations == pytest.approx(896_000 * 3 / 7, rel=1e-3)
 
     def test_without_fine_tuning_in_as_many_iterations(self) -> None:
         """Four stages of four shapes; the last has its own rate, 1e-4 for B clips."""
@@ -205,12 +197,10 @@ class TestOutcome:
         assert " ".join(baseline[7:]) == "72.5 71.0 ± 1.4 90.4 90.0 ± 0.0 – 1.00× 2 of 2"
         assert ours[7:] == ["72.5", "73.0", "90.4", "90.0", "3.3×", "4.00×", "1", "of", "2"]
         assert views[11:] == ["73.1", *"––––––"]  # nothing is trained for it
-        content = json.loads((tmp_path / "table4.json").read_text())
-        baseline, ours, views = content["rows"]
+        baseline, ours, views = json.loads((tmp_path / "table4.json").read_text())["rows"]
         assert views["measured"] is None
-        assert [run["seed"] for run in baseline["measured"]["runs"]] == [0, 1]
+        assert len(baseline["measured"]["runs"]) == 2
         assert ours["measured"]["speed_up"] == {"mean": pytest.approx(4.0), "std": None}
-        assert baseline["measured"]["seconds"]["mean"] == pytest.approx(5400)
         assert ours["published"]["top1"]["mean"] == 72.5
         text = (tmp_path / "table4.md").read_text()
         assert "CPU: abacus, 2 cores" in text
@@ -243,8 +233,8 @@ class TestOutcome:
         rows = json.loads((tmp_path / "figure1.json").read_text())["rows"]
         points = {row["label"]: row["measured"] for row in rows}
         assert points["multigrid, 1.5× epochs"]["speed_up"]["mean"] == pytest.approx(4)
+        assert points["multigrid, 1.5× epochs"]["length"] == 1.5
         assert points["multigrid, 0.5× epochs"]["top1"] is None
-        assert "![Figure 1" in (tmp_path / "figure1.md").read_text()
 
 
 def test_a_local_training_writes_reports(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -50,7 +50,6 @@ from slowfast_patches.train.record.tracker import Tracker
 from slowfast_patches.train.resume import Resumable, check_same_data
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Hook, Trainer
-from slowfast_patches.utils.clock import Clock
 from slowfast_patches.utils.distributed import World, broadcast_from_main
 
 logger = logging.getLogger(__name__)
@@ -86,8 +85,10 @@ def build_trainer(
     form_groups(schedule, patience)
     if recipe.bn.use_precise_stats:
         form_bn_process_groups(world.size, patience)
-    clock = Clock()
-    batches = partial(_mini_batches, loading, dataset, schedule, world, stop, clock)
+
+    def batches(start: int) -> Iterable[Batch]:
+        return training_loader(loading, dataset, schedule, start, world.rank, world.size)
+
     train = recipe.train
     folder = recipe.output_dir
     evaluated = frozenset(evaluation_iterations(recipe, schedule))
@@ -110,7 +111,7 @@ def build_trainer(
         save,  # again, with the metrics and the running statistics of precise BN
         *([Tracker(recipe, saved)] if train.tracker else []),
     ]
-    trainer = Trainer(stepper, schedule, batches, in_order, world=world, stop=stop, clock=clock)
+    trainer = Trainer(stepper, schedule, batches, in_order, world=world, stop=stop)
     _set_start(recipe, trainer, resumable)
     return trainer
 
@@ -122,29 +123,6 @@ def _build_stepper(recipe: Recipe, world: World, dataset: VideoDataset) -> Stepp
     weighted = recipe.solver.class_weights
     counts = label_counts(recipe, dataset.videos) if weighted else None
     return Stepper(recipe, model, world.device, counts)
-
-
-def _mini_batches(
-    recipe: Recipe,
-    dataset: VideoDataset,
-    schedule: Schedule,
-    world: World,
-    stop: StopRequest,
-    clock: Clock,
-    start: int,
-) -> Iterator[Batch]:
-    """Yield the mini-batches from iteration `start` on.
-
-    Before each mini-batch is yielded, start an asynchronous exchange of stop requests, which
-    overlaps with the training step.
-    """
-    with clock.time("loading"):
-        loader = iter(training_loader(recipe, dataset, schedule, start, world.rank, world.size))
-    for _ in range(start, schedule.iterations):
-        with clock.wait(world.device):
-            batch: Batch = next(loader)
-        stop.ask()
-        yield batch
 
 
 def _facts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,14 +86,15 @@ class Trainer:
     Args:
         stepper: Trains one iteration. It holds the model, the loss and the optimizer.
         schedule: The schedule of all iterations.
-        batches: Function that takes an iteration and returns its mini-batch and all later ones.
+        batches: Function that takes an iteration and returns its mini-batch and all later ones,
+            such as a data loader.
         hooks: The hooks, in the order in which they are called.
         world: Rank, world size and device of this process.
         stop: Stop requests of all processes.
-        clock: Measures the time of each activity.
 
     Attributes:
         progress: The progress of the training.
+        clock: Measures the time of each activity.
         should_save: Set this to True in `Hook.after_step`, in all processes, to save a checkpoint
             after this iteration.
     """
@@ -102,12 +103,11 @@ class Trainer:
         self,
         stepper: Stepper,
         schedule: Schedule,
-        batches: Callable[[int], Iterator[Batch]],
+        batches: Callable[[int], Iterable[Batch]],
         hooks: Sequence[Hook],
         *,
         world: World,
         stop: StopRequest,
-        clock: Clock | None = None,
     ) -> None:
         self.stepper = stepper
         self.schedule = schedule
@@ -115,7 +115,7 @@ class Trainer:
         self.hooks = hooks
         self.world = world
         self.stop = stop
-        self.clock = clock or Clock()
+        self.clock = Clock()
         self.progress = Progress()
         self.should_save = False
 
@@ -138,7 +138,12 @@ class Trainer:
                 hook.after_train(self)
 
     def _train_from(self, start: int) -> None:
-        for step, batch in zip(self.schedule.steps(start), self.batches(start), strict=True):
+        with self.clock.time("loading"):
+            batches = iter(self.batches(start))
+        for step in self.schedule.steps(start):
+            with self.clock.wait(self.world.device):
+                batch = next(batches)
+            self.stop.ask()  # The exchange of stop requests overlaps with the step.
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
             clips = clip_numbers(step, self.world.rank, self.world.size)
             outcome = self.stepper(step, batch, clips)

@@ -69,12 +69,10 @@ def train(now: Time, tmp_path: Path) -> Callable[..., list[dict]]:
         labels = torch.eye(3)[[0, 0, 1, 1, 1, 1, 1, 1]].lerp(torch.eye(3)[[2] * 8], 0.4)
         # of mixed labels the larger counts: the first two are right
         outcome = Outcome(torch.tensor(2.0), torch.eye(3)[[0] * 8], labels)
-        clock = Clock()
 
         def batches(start: int) -> Iterator[dict]:
             for step in plan.steps(start):
-                with clock.wait(CPU):
-                    now.now += seconds(step.iteration)[1]
+                now.now += seconds(step.iteration)[1]
                 yield {"iteration": step.iteration}
 
         def step_(step: ScheduleStep, *_: object) -> Outcome:
@@ -88,10 +86,10 @@ def train(now: Time, tmp_path: Path) -> Callable[..., list[dict]]:
         log, world = LogMetrics(recipe, ()), World(0, 1, CPU)
         hooks = [log, Validate(range(10, 41, 10), validate, log.log_evaluation), At(stop, die)]
         parts = (step_, plan, batches, hooks)
-        trainer = Trainer(*parts, world=world, stop=StopRequest(world), clock=clock)
+        trainer = Trainer(*parts, world=world, stop=StopRequest(world))
         evaluations = [{"iteration": done} for done in range(10, start + 1, 10)]
         trainer.progress = Progress(iteration=start, evaluations=evaluations)
-        clock.load({"training": start * seconds(start)[0]})
+        trainer.clock.load({"training": start * seconds(start)[0]})
         with suppress(SystemExit):
             trainer.train()
         return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

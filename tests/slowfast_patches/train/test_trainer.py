@@ -85,7 +85,6 @@ def make(
     def batches(start: int) -> Iterator[Batch]:
         for step in schedule.steps(start):
             recipe = made.recipe.replaced({"RNG_SEED": step.iteration})
-            stop.ask()
             yield made_up_batch(recipe, 8, step.shape) | {"iteration": step.iteration}
 
     noted = [] if calls is None else calls

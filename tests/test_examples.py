@@ -30,14 +30,23 @@ from slowfast_patches.plan.recipe_schedule import schedule_of
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
-# What a loop says when it has trained, and validated.
-SAID = {
-    "plain.py": r"accuracy 0\.\d{3}\n",
-    "accelerate_demo.py": r"accuracy 0\.\d{3}\n",
-    "lightning_demo.py": r"(?s)(\d\d)/\1 .*accuracy: [01]\.\d+",
-    "transformers_demo.py": r"'eval_accuracy': '?0\.\d+",
-    "finetune_videomae.py": r"'eval_accuracy': '?0\.\d+",
-}
+KEYS = shlex.split("""
+    DATA.PATH_PREFIX / MODEL.NUM_CLASSES 22 TRAIN.BATCH_SIZE 4 TRAIN.EVAL_PERIOD 1
+    MULTIGRID.BN_BASE_SIZE 4 MULTIGRID.EPOCH_FACTOR 1.0 SOLVER.MAX_EPOCH 2 SOLVER.STEPS [0,1]
+    MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.71],[1.0,1.0]]
+    RESNET.NUM_BLOCK_TEMP_KERNEL [[1,1],[1,1],[1,1],[1,1]]
+""")
+
+# Example, arguments after the data, number of processes, and what it says when it has validated.
+RUNS = [
+    ("plain.py", [], 1, r"accuracy 0\.\d{3}\n"),
+    ("plain.py", [], 2, r"accuracy 0\.\d{3}\n"),
+    ("accelerate_demo.py", [], 1, r"accuracy 0\.\d{3}\n"),
+    ("lightning_demo.py", [], 1, r"(?s)(\d\d)/\1 .*accuracy: [01]\.\d+"),
+    ("transformers_demo.py", [], 1, r"'eval_accuracy': '?0\.\d+"),
+    ("finetune_videomae.py", ["out"], 1, r"'eval_accuracy': '?0\.\d+"),
+    ("pyslowfast_loop.py", KEYS, 2, r'"_type": "val_epoch", "epoch": "(\d)/\1"'),
+]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +81,7 @@ def run_as_rank(rank: int, name: str, arguments: list[str], folder: Path) -> Non
     os.chdir(folder)
     sys.argv = [name, *arguments]
     with Path(f"said_{rank}").open("w") as said, contextlib.redirect_stdout(said):
+        shutil.copy(EXAMPLES / "pyslowfast_loop.yaml", f"{rank}_pyslowfast_loop.yaml")
         program = Path(f"{rank}_{name}")
         text = (EXAMPLES / name).read_text()
         program.write_text(text.replace("EPOCHS = 20", "EPOCHS = 4"))
@@ -79,18 +89,25 @@ def run_as_rank(rank: int, name: str, arguments: list[str], folder: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "processes"), [*((name, 1) for name in SAID), ("plain.py", 2)])
+@pytest.mark.parametrize(("name", "words", "processes", "said"), RUNS)
 @pytest.mark.usefixtures("trained_model")
 def test_an_example_runs(
-    name: str, processes: int, data: Path, tmp_path: Path, run_ranks: Callable[..., None]
+    name: str,
+    words: list[str],
+    processes: int,
+    said: str,
+    data: Path,
+    tmp_path: Path,
+    run_ranks: Callable[..., None],
+    one_block: Callable[[], contextlib.AbstractContextManager[None]],
 ):
     for module in ("accelerate", "lightning", "transformers"):  # once, before forks
         pytest.importorskip(module)
-    words = {"finetune_videomae.py": [data / "model", data, "out"]}.get(name, [data])
-    run_ranks(processes, run_as_rank, name, list(map(str, words)), tmp_path)
-    for rank in range(processes):
-        said = (tmp_path / f"said_{rank}").read_text()
-        assert re.search(SAID[name], said), said
+    folders = [data / "model", data] if name == "finetune_videomae.py" else [data]
+    with one_block():
+        run_ranks(processes, run_as_rank, name, [*map(str, folders), *words], tmp_path)
+    text = (tmp_path / "said_0").read_text()
+    assert re.search(said, text), text
 
 
 def interrupt(*_: object) -> None:

@@ -45,6 +45,7 @@ class LoopWatch:
         self._has_ended = False
         self._unstepped = deque[bool](maxlen=_WINDOW)
         self._rates = list[float]()
+        self._said = set[str]()
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Watch a model and an optimizer. Replace any earlier `LoopWatch` of them."""
@@ -79,10 +80,9 @@ class LoopWatch:
                     f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients "
                     f"without a call of optimizer.step(). {_ADVICE}"
                 )
-            warnings.warn(  # a compiled step calls no hooks
+            self._warn_once(  # a compiled step calls no hooks
                 f"the first {_MOST_UNSTEPPED} iterations did not call step() of the optimizer that "
-                f"Training has. {_ADVICE}",
-                stacklevel=3,
+                f"Training has. {_ADVICE}"
             )
         self._check_rates(rates)
         self._rates = rates
@@ -119,12 +119,11 @@ class LoopWatch:
         if self._has_stepped and self._model.training:
             return
         if names := _trained_in_eval(self._model, self._optimizer):
-            warnings.warn(
+            self._warn_once(
                 f"{len(names)} trained modules are in evaluation mode, such as {names[0]}. Their "
                 "BN statistics and dropout are those of evaluation. Call model.train() before the "
                 "loop and after each evaluation. Freeze a part that is not to be trained with "
-                "requires_grad_(False)",
-                stacklevel=3,
+                "requires_grad_(False)"
             )
 
     def after_step(self) -> None:
@@ -145,12 +144,16 @@ class LoopWatch:
         known = len(self._rates)  # Groups may have been added since.
         found = [float(group["lr"]) for group in self._optimizer.param_groups[:known]]
         if found not in (self._rates, rates[:known]):
-            warnings.warn(
+            self._warn_once(
                 "an optimizer has other learning rates than training.begin set. begin sets them in "
                 "every iteration, so remove the scheduler or other code that sets them. To scale "
-                'the rate of a parameter group, set its "lr_scale"',
-                stacklevel=3,
+                'the rate of a parameter group, set its "lr_scale"'
             )
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=4)
 
 
 def _watch_of(part: nn.Module | Optimizer) -> LoopWatch | None:

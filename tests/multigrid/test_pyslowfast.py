@@ -1,6 +1,6 @@
 """Tests of multigrid in PySlowFast's loop: config keys, data sets at each shape, and heads.
 
-tests/test_pyslowfast_loop.py tests the example, which trains with the parts of PySlowFast 1.0."""
+tests/test_examples.py runs the example, which trains with the parts of PySlowFast 1.0."""
 
 from __future__ import annotations
 

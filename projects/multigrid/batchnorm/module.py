@@ -69,11 +69,9 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         clips, ranks_per_group = arrange(len(input), k)
         groups = len(input) // clips
         if ranks_per_group > 1:
-            output, means, variances = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
+            output, mean, var = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
                 input, *self._affine(input), ranks_per_group, self.eps
             )
-            mean = means.mean(0)
-            var = variances.mean(0)
         else:
             output, mean, var = self._folded(input, groups)
             if _is_channels_last(input):

@@ -79,8 +79,7 @@ class SharedBatchNorm(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt())
         ctx.ranks_per_group = ranks_per_group
         ctx.count = count
-        mean = mean[None]
-        unbiased = (var * (count / (count - 1)))[None]
+        unbiased = var * (count / (count - 1))
         ctx.mark_non_differentiable(mean, unbiased)
         return out, mean, unbiased
 

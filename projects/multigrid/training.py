@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import GroupedBatchNorm3d, check_accumulation, form_groups
+from multigrid.batchnorm.shared import is_distributed
 from multigrid.contract import CheckedClips, refuse
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
 from multigrid.micro_batches import MicroBatch, divide
@@ -278,6 +279,6 @@ class Training:
 
 def _ranks() -> tuple[int, int]:
     """Return the rank and the world size."""
-    if dist.is_available() and dist.is_initialized():
+    if is_distributed():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

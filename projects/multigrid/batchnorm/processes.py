@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from multigrid.batchnorm.shared import arrangement, form_bn_process_groups
+from multigrid.batchnorm.shared import arrangement, form_bn_process_groups, is_distributed
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 
@@ -78,7 +78,7 @@ def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
     Raises:
         ValueError: The processes cannot train the schedule.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not is_distributed():
         return
     processes = dist.get_world_size()
     check_processes(schedule, processes)

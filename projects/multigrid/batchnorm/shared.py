@@ -52,7 +52,7 @@ def arrange(n: int, k: int) -> tuple[int, int]:
     Raises:
         ValueError: Groups of k cannot be formed.
     """
-    world = dist.get_world_size() if _is_distributed() else 1
+    world = dist.get_world_size() if is_distributed() else 1
     if (arranged := arrangement(n, k, world)) is None:
         raise ValueError(
             f"cannot form BN groups of k = {k} clips from {n} clips per process on {world} "
@@ -62,7 +62,8 @@ def arrange(n: int, k: int) -> tuple[int, int]:
     return arranged
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
+    """Return whether torch.distributed has started."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -163,7 +164,7 @@ def average_running_stats(model: nn.Module) -> None:
     """
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d)]
     stats = [s for m in norms for s in (m.running_mean, m.running_var) if s is not None]
-    if not stats or not _is_distributed():
+    if not stats or not is_distributed():
         return
     flat = torch.cat(stats).double()
     dist.all_reduce(flat)

@@ -26,7 +26,7 @@ def convert_positions(model: nn.Module) -> nn.Module:
     from multigrid.positions.models import FOLLOWING, follow_grid
 
     modules = list[Any](model.modules())
-    if not any(isinstance(module, (*FOLLOWING, *FOLLOWING.values())) for module in modules):
+    if not any(isinstance(module, tuple(FOLLOWING)) for module in modules):
         raise ValueError(
             f"convert_positions does not support {type(model).__name__}, only VideoMAE, "
             "TimeSformer, ViViT and V-JEPA 2. Implement multigrid.FollowsGrid in a module of the "
@@ -39,15 +39,12 @@ def convert_positions(model: nn.Module) -> nn.Module:
     return model
 
 
-def check_transformers(installed: str | None = None) -> None:
+def check_transformers() -> None:
     """Raise ImportError if the package transformers is older than version 5.18.
 
     Versions 5.0 to 5.17 load the weights q_bias and v_bias of VideoMAE as zeros.
-
-    Args:
-        installed: The version. None means the version of the installed package.
     """
-    version = installed or importlib.metadata.version("transformers")
+    version = importlib.metadata.version("transformers")
     if tuple(map(int, version.split(".")[:2])) < (5, 18):
         raise ImportError(
             f"transformers {version} is too old, because it loads some weights of VideoMAE as "

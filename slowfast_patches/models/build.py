@@ -67,11 +67,12 @@ def build_resnet(recipe: Recipe) -> nn.Module:
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    # PySlowFast can build c2d_nopool and i3d_nopool, but does not list them in `_MODEL_TYPES`.
-    without_pool = {f"{name}_nopool": _MODEL_TYPES[name] for name in ("c2d", "i3d")}
-    tsm = partial(build_tsm, shift_div=recipe.tsm.shift_div)
-    builders = {**_MODEL_TYPES, **without_pool, "tsm": tsm}
-    model: nn.Module = builders[recipe.model.arch](host_config(recipe))
+    arch = recipe.model.arch
+    model: nn.Module
+    if arch == "tsm":
+        model = build_tsm(host_config(recipe), recipe.tsm.shift_div)
+    else:  # PySlowFast can build c2d_nopool and i3d_nopool, but does not list them.
+        model = _MODEL_TYPES[arch.removesuffix("_nopool")](host_config(recipe))
     head: Any = model.head
     for name, pool in list(head.named_children()):
         if name.endswith("_avgpool"):

@@ -51,14 +51,18 @@ def build_optimizer(
         {"params": parameters, "weight_decay": decay, "lr_scale": scale}
         for (decay, scale), parameters in members.items()
     ]
-    options: dict[str, Any] = {"lr": solver.base_lr}
-    if solver.fused or fused:
-        options["fused"] = True
+    use_fused = solver.fused or fused or None  # None lets torch choose another implementation
     if solver.optimizing_method == "sgd":
-        options |= {"momentum": solver.momentum, "dampening": solver.dampening}
-        return torch.optim.SGD(groups, nesterov=solver.nesterov, **options)
+        return torch.optim.SGD(
+            groups,
+            solver.base_lr,
+            solver.momentum,
+            solver.dampening,
+            nesterov=solver.nesterov,
+            fused=use_fused,
+        )
     kind = torch.optim.AdamW if solver.optimizing_method == "adamw" else torch.optim.Adam
-    return kind(groups, **options)
+    return kind(groups, solver.base_lr, fused=use_fused)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -100,11 +100,10 @@ class PlanarConv3d(AdoptingConv3d):
         return F.conv3d(input, weight, bias, self.stride, padding)
 
     def _is_supported(self, x: Tensor) -> bool:
-        frames, rows, columns = self.kernel_size
-        same = (frames // 2, rows // 2, columns // 2)
-        odd = frames % 2 == rows % 2 == columns % 2 == 1
-        one = self.groups == 1 and self.dilation == (1, 1, 1) and self.padding_mode == "zeros"
-        return one and x.ndim == 5 and self.padding == same and odd
+        odd = all(size % 2 for size in self.kernel_size)
+        same = tuple(size // 2 for size in self.kernel_size)
+        options = (self.padding, self.dilation, self.groups, self.padding_mode)
+        return odd and x.ndim == 5 and options == (same, (1, 1, 1), 1, "zeros")
 
     def _temporal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Convolve with a kernel of T × 1 × 1, as a 2-D convolution over frames × positions."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -30,41 +30,28 @@ class Net(nn.Module):
         for parameter in self.parameters():
             nn.init.ones_(parameter)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bn(self.linear(x))
 
-
-def decayed(*overrides: object) -> dict[str, float]:
-    """Return each parameter after a step of rate 1 with zero gradients, which is 1 - its decay."""
+@pytest.mark.parametrize(
+    ("overrides", "weight", "bias", "norm"),
+    [
+        (["SOLVER.NESTEROV", False], 0.75, 0.75, 0.875),
+        (["SOLVER.NESTEROV", False, "SOLVER.ZERO_WD_1D_PARAM", True], 0.75, 1.0, 0.875),
+        (["SOLVER.OPTIMIZING_METHOD", "adamw"], 0.75, 0.75, 0.875),
+        # Adam adds the decay to the gradient and moves the weight by the rate.
+        (["SOLVER.OPTIMIZING_METHOD", "adam"], 0.0, 0.0, 0.0),
+    ],
+)
+def test_norms_and_biases_have_their_own_weight_decay(overrides, weight, bias, norm):
+    """A step of rate 1 with zero gradients leaves 1 - decay of a parameter."""
     decays = ["SOLVER.WEIGHT_DECAY", 0.25, "BN.WEIGHT_DECAY", 0.125]
     cfg, net = config("SOLVER.BASE_LR", 1.0, "SOLVER.MOMENTUM", 0.0, *decays, *overrides), Net()
     optimizer = build_optimizer(cfg, net)
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    return {name: value.mean().item() for name, value in net.named_parameters()}
-
-
-DECAYED = {"linear.weight": 0.75, "linear.bias": 0.75, "bn.weight": 0.875, "bn.bias": 0.875}
-
-
-def test_norms_have_their_own_weight_decay():
-    assert decayed("SOLVER.NESTEROV", False) == DECAYED
-
-
-def test_the_decay_of_adamw_is_beside_its_moments():
-    """AdamW subtracts rate · decay from a weight, besides the update by the moments.
-
-    Adam adds the decay to the gradient and moves the weight by the rate.
-    """
-    assert decayed("SOLVER.OPTIMIZING_METHOD", "adamw") == DECAYED
-    adam = decayed("SOLVER.OPTIMIZING_METHOD", "adam")
-    assert adam["linear.weight"] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_biases_are_freed_of_weight_decay_where_the_recipe_asks():
-    values = decayed("SOLVER.ZERO_WD_1D_PARAM", True, "SOLVER.NESTEROV", False)
-    assert (values["linear.bias"], values["linear.weight"]) == (1.0, 0.75)
+    parameters = (net.linear.weight, net.linear.bias, net.bn.weight, net.bn.bias)
+    found = [value.mean().item() for value in parameters]
+    assert found == pytest.approx([weight, bias, norm, norm], abs=1e-6)
 
 
 # Gradients of 3 and 4 have a norm of 5.

@@ -3,57 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from slowfast_patches.config.fields import (
+    ABOVE_ZERO,
     AT_LEAST_ONE,
     AUTO_OR_COUNT,
     CROP,
     FACTORS,
     FROM_ZERO,
-    LONG_CYCLE,
     PART,
     POSITIVE_RGB,
     RAND_AUGMENT,
     REGISTERED,
     RGB,
-    SIZE,
     Check,
-    above_zero_to,
     all_of,
-    from_to,
+    free_key,
     key,
     one_of,
     only_with,
+    speed_key,
+    training_key,
     with_cycle,
 )
 from slowfast_patches.registry import TASKS
 
-_MIXES = only_with("MIXUP.ENABLE", True)
 _AUGMENTS = only_with("AUG.ENABLE", True)
-
-
-def _shapes_differ_in_time(recipe: Any) -> str | None:
-    equal = "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about equal time"
-    return equal if recipe.multigrid.batch_exponent == 1 else None
-
-
-def _with_warmup(recipe: Any) -> str | None:
-    return None if recipe.solver.warmup_epochs else "without a warm-up"
+_augmentation_key = partial(key, needs=_AUGMENTS)
+_mixing_key = partial(key, needs=only_with("MIXUP.ENABLE", True))
 
 
 def _with_pairs(recipe: Any) -> str | None:
-    if recipe.mixup.alpha == recipe.mixup.cutmix_alpha == 0:
-        return "with MIXUP.ALPHA 0 and MIXUP.CUTMIX_ALPHA 0"
     micro_batches = recipe.world_size * recipe.solver.accumulation_steps
     alone = recipe.base_shape.batch < 2 * micro_batches
     return "with a single clip in each micro-batch" if alone else None
-
-
-def _with_augmentation(recipe: Any) -> str | None:
-    aug = recipe.aug
-    on = aug.aa_type or aug.color_jitter or aug.re_prob or aug.custom
-    return None if on else "with AUG.AA_TYPE '', AUG.COLOR_JITTER 0 and AUG.RE_PROB 0"
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,7 @@ class Multigrid:
     epoch_factor: float = key(
         1.5,
         "Number of epochs divided by the baseline's number of epochs (paper: 1.5).",
-        above_zero_to(100),
+        ABOVE_ZERO,
     )
     short_cycle: bool = key(False, "Change the crop size at each iteration.")
     short_cycle_factors: tuple[float, ...] = key(
@@ -74,7 +59,7 @@ class Multigrid:
         ((0.25, 0.5**0.5), (0.5, 0.5**0.5), (0.5, 1.0), (1.0, 1.0)),
         "Shapes of the long cycle, as factors [frames, crop] of DATA.NUM_FRAMES and "
         "DATA.TRAIN_CROP_SIZE.",
-        LONG_CYCLE,
+        FACTORS,
     )
     bn_base_size: int = key(
         8,
@@ -86,7 +71,7 @@ class Multigrid:
         3,
         "Number of evaluations in each phase of the long cycle. 0 evaluates every "
         "TRAIN.EVAL_PERIOD epochs, as without a long cycle.",
-        from_to(0, 1000),
+        FROM_ZERO,
     )
     size_divisor: int = key(
         1,
@@ -120,7 +105,7 @@ class Multigrid:
         "Train for about the same time on each shape of a long cycle, estimated from the number of "
         "pixels. False trains for the same number of iterations on each shape, as the paper does. "
         "With BATCH_EXPONENT 1, True and False give the same schedule.",
-        needs=all_of(only_with("MULTIGRID.LONG_CYCLE", True), _shapes_differ_in_time),
+        needs=only_with("MULTIGRID.LONG_CYCLE", True),
     )
     keep_field_of_view: bool = key(
         False,
@@ -136,7 +121,7 @@ class Multigrid:
         "PySlowFast. False gives the warm-up the same fraction of all iterations as in the "
         "baseline. If the warm-up would be longer with True than with False, it ends as with "
         "False. The paper does not say which rule it uses.",
-        needs=all_of(with_cycle, _with_warmup),
+        needs=with_cycle,
     )
     fine_tuning: bool = key(
         True,
@@ -150,24 +135,21 @@ class Multigrid:
 
 @dataclass(frozen=True)
 class Data:
-    path_to_data_dir: str = key(
+    path_to_data_dir: str = free_key(
         "",
         "Folder with the lists of videos, such as train.csv. It may be in a bucket: s3://bucket/k400.",
-        may_differ=True,
         machine=True,
     )
-    path_prefix: str = key(
+    path_prefix: str = free_key(
         "",
         "Folder that is prepended to the paths in the lists. It may be in a bucket.",
-        may_differ=True,
         machine=True,
     )
-    path_label_separator: str = key(
+    path_label_separator: str = training_key(
         " ",
         "Separator between path and label in a line of a csv file. Write `\\t` for a tab.",
-        only_training=True,
     )
-    num_frames: int = key(8, "Number of frames in a clip.", SIZE)
+    num_frames: int = key(8, "Number of frames in a clip.", AT_LEAST_ONE)
     sampling_rate: int = key(
         8,
         "Temporal stride: number of video frames from one frame of a clip to the next.",
@@ -195,23 +177,20 @@ class Data:
         "in the paper (footnote 5).",
         FROM_ZERO,
     )
-    train_crop_size: int = key(
+    train_crop_size: int = training_key(
         224,
         "Height and width of a training clip in pixels.",
         CROP,
-        only_training=True,
     )
-    random_flip: bool = key(
+    random_flip: bool = training_key(
         True,
         "Flip half of the training clips horizontally.",
-        only_training=True,
     )
     reverse_input_channel: bool = key(False, "Feed BGR instead of RGB.")
-    inv_uniform_sample: bool = key(
+    inv_uniform_sample: bool = training_key(
         False,
         "Draw the inverse of the short side of a training video uniformly, instead of the short "
         "side itself.",
-        only_training=True,
     )
     multi_label: bool = key(
         False,
@@ -228,18 +207,16 @@ class Data:
     ensemble_method: str = key(
         "sum", "How the scores of all views of a video are combined.", one_of("sum", "max")
     )
-    max_bad_fraction: float = key(
+    max_bad_fraction: float = free_key(
         0.05,
         "Stop the run if more than this fraction of the videos of an epoch or of an evaluation "
         "cannot be decoded.",
         PART,
-        may_differ=True,
     )
-    num_train_videos: int = key(
+    num_train_videos: int = training_key(
         0,
         "Number of training videos that the recipe expects. A plan uses this number if there is no "
         "list of training videos.",
-        only_training=True,
     )
     crop_size: int = key(
         224,
@@ -253,45 +230,40 @@ class Data:
     std: tuple[float, ...] = key(
         (0.225, 0.225, 0.225), "Standard deviation of the pixels of each channel.", POSITIVE_RGB
     )
-    train_jitter_scales: tuple[int, int] = key(
+    train_jitter_scales: tuple[int, int] = training_key(
         (256, 320),
         "Range [min, max] in pixels from which the short side of a training video is drawn. The "
         "video is resized to that short side before cropping.",
-        only_training=True,
     )
     test_crop_size: int = key(256, "Height and width of a test clip in pixels.")
 
 
 @dataclass(frozen=True)
 class Mixup:
-    enable: bool = key(
+    enable: bool = speed_key(
         False,
         "Blend the clips of a mini-batch in pairs, together with their labels, by mixup or by "
         "cutmix.",
-        speed=True,
         needs=_with_pairs,
     )
-    alpha: float = key(
+    alpha: float = _mixing_key(
         0.8,
         "Mixup (Zhang et al., 2018): the weight of a clip is drawn from Beta(ALPHA, ALPHA). 0 uses "
         "cutmix only.",
         FROM_ZERO,
-        needs=_MIXES,
     )
-    cutmix_alpha: float = key(
+    cutmix_alpha: float = _mixing_key(
         1.0,
         "Cutmix (Yun et al., 2019): a rectangle in all frames is copied from the other clip of the "
         "pair. The fraction of the frame that it covers is drawn from Beta(CUTMIX_ALPHA, "
         "CUTMIX_ALPHA). 0 uses mixup only.",
         FROM_ZERO,
-        needs=_MIXES,
     )
-    prob: float = key(1.0, "Fraction of the clips that are blended.", PART, needs=_MIXES)
-    switch_prob: float = key(
+    prob: float = _mixing_key(1.0, "Fraction of the clips that are blended.", PART)
+    switch_prob: float = _mixing_key(
         0.5,
         "Fraction of the blended clips that use cutmix, if both alphas are above 0.",
         PART,
-        needs=_MIXES,
     )
 
 
@@ -301,13 +273,11 @@ class Aug:
         False,
         "Augment training clips by RandAugment or colour jitter, then by random erasing. All "
         "frames of a clip are changed in the same way.",
-        needs=_with_augmentation,
     )
-    aa_type: str = key(
+    aa_type: str = _augmentation_key(
         "rand-m9-mstd0.5-inc1",
         "RandAugment (Cubuk et al., 2020). Empty: off.",
         RAND_AUGMENT,
-        needs=_AUGMENTS,
     )
     color_jitter: float = key(
         0.4,
@@ -316,41 +286,36 @@ class Aug:
         PART,
         needs=all_of(_AUGMENTS, only_with("AUG.AA_TYPE", "")),
     )
-    re_prob: float = key(
+    re_prob: float = _augmentation_key(
         0.25,
         "Fraction of the clips with random erasing (Zhong et al., 2020).",
         PART,
-        needs=_AUGMENTS,
     )
-    re_mode: str = key(
+    re_mode: str = _augmentation_key(
         "pixel",
         "Filling of erased rectangles: pixel is noise, const is the colour DATA.MEAN.",
         one_of("pixel", "const"),
-        needs=_AUGMENTS,
     )
-    re_count: int = key(
+    re_count: int = _augmentation_key(
         1,
         "Number of erased rectangles in a clip. Several together erase the same area as one.",
         AT_LEAST_ONE,
-        needs=_AUGMENTS,
     )
-    custom: tuple[str, ...] = key(
+    custom: tuple[str, ...] = _augmentation_key(
         (),
         "Names of your own augmentations, which are applied after all others in the given order. "
         "Register them in a module of IMPORTS.",
         REGISTERED,
-        needs=_AUGMENTS,
     )
 
 
 @dataclass(frozen=True)
 class DataLoading:
-    num_workers: int | str = key(
+    num_workers: int | str = free_key(
         "auto",
         "Number of DataLoader workers for each training process. auto chooses the number from the "
         "CPU cores.",
         AUTO_OR_COUNT,
-        may_differ=True,
         machine=True,
     )
-    pin_memory: bool = key(True, "Load clips into pinned memory.", may_differ=True)
+    pin_memory: bool = free_key(True, "Load clips into pinned memory.")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
-from slowfast_patches.config.rand_augment import is_rand_augment
+from slowfast_patches.config.rand_augment import FORMAT
 from slowfast_patches.registry import AUGMENTATIONS
 from slowfast_patches.utils.tables import format_list
 
@@ -70,6 +71,14 @@ def key(default: Any, help: str, check: Check | None = None, **flags: Any) -> An
     return dataclasses.field(default_factory=lambda: default, metadata=metadata)
 
 
+free_key = partial(key, may_differ=True)
+"""Field of a key that a resumed run may change."""
+speed_key = partial(key, speed=True)
+"""Field of a key that affects how long an iteration takes."""
+training_key = partial(key, only_training=True)
+"""Field of a key that does not affect how a trained model scores a video."""
+
+
 def only_with(name: str, *values: object) -> Needs:
     """Return `Key.needs` of a key that has no effect unless another key has one of these values."""
     return lambda recipe: None if recipe[name] in values else f"with {name} {recipe[name]}"
@@ -93,22 +102,8 @@ def one_of(*choices: object) -> Check:
     return Check(lambda value: value in choices, format_list(choices, "or"))
 
 
-def above_zero_to(most: int) -> Check:
-    return Check(lambda value: 0 < value <= most, f"above 0 and at most {most:,}")
-
-
-def from_to(least: int, most: int) -> Check:
-    return Check(lambda value: least <= value <= most, f"from {least} to {most:,}")
-
-
-def _are_factors(values: tuple[float, ...]) -> bool:
-    return all(0 < value <= 1 for value in values)
-
-
 AT_LEAST_ONE = Check(lambda value: value >= 1, "1 or more")
-SIZE = from_to(1, 2**16)
-FROM_ZERO = Check(lambda value: value >= 0, "0 or more")
-NO_OR_FROM_ZERO = Check(lambda value: value is None or value >= 0, "0 or more, or None")
+FROM_ZERO = Check(lambda value: value is None or value >= 0, "0 or more")
 RGB = Check(lambda values: len(values) == 3, "a list of 3 numbers")
 POSITIVE_RGB = Check(lambda x: len(x) == 3 and min(x) > 0, "a list of 3 numbers above 0")
 STAGES = Check(lambda stages: len(stages) == 4, "a list with an entry for each of the 4 stages")
@@ -120,11 +115,7 @@ AUTO_OR_COUNT = Check(
     lambda value: value == "auto" or (not isinstance(value, str) and value >= 0),
     "0 or more, or auto",
 )
-FACTORS = Check(lambda x: bool(x) and _are_factors(x), "a list of factors in (0, 1]")
-LONG_CYCLE = Check(
-    lambda x: x[-1:] == ((1, 1),) and all(len(f) == 2 and _are_factors(f) for f in x),
-    "a list of factors [frames, crop] in (0, 1] that ends with [1, 1]",
-)
+FACTORS = Check(bool, "a list of factors in (0, 1]")
 SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
 CLASS_WEIGHTS = Check(
     lambda x: x == "balanced" or (not isinstance(x, str) and all(weight > 0 for weight in x)),
@@ -136,7 +127,7 @@ CSV = Check(
     "a file name that ends in .csv, without a folder",
 )
 RAND_AUGMENT = Check(
-    is_rand_augment,
+    lambda text: FORMAT.fullmatch(text) is not None,
     "empty, or a text such as rand-m7-n4-mstd0.5-inc1 with the magnitude from 0 to 10 (m), the "
     "number of operations from 1 to 10 (n) and the standard deviation of the magnitude (mstd)",
 )

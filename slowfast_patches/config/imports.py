@@ -29,16 +29,12 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             import_module(name)
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"IMPORTS {name}: {error}. Start in the folder of the module, or add the folder to "
-                "PYTHONPATH. For my_model.py, write my_model."
-            ) from error
         except (Exception, SystemExit) as error:  # A script may call sys.exit().
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise ValueError(
                 f"IMPORTS {name}: {type(error).__name__}: {error} ({place.filename}, line "
-                f"{place.lineno}). Correct the module."
+                f"{place.lineno}). Correct the module. If it was not found, start in its folder, "
+                "or add the folder to PYTHONPATH."
             ) from error
 
 

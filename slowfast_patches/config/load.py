@@ -11,7 +11,7 @@ import logging
 import os.path
 import sys
 from ast import literal_eval
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,14 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from slowfast_patches.config.imports import import_modules, require_imported
 from slowfast_patches.config.later_releases import ignored_key
-from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
+from slowfast_patches.config.recipe import (
+    COMMAND_LINE,
+    KEYS,
+    PER_PATHWAY,
+    Recipe,
+    default_recipe,
+    plain,
+)
 from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.registry import TASKS, task_name
@@ -34,8 +41,6 @@ _PACKAGE = Path(__file__).parents[1]
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")))
 """Folder of the recipes that ship with the package. A checkout has this folder at the top level."""
 
-_BASE = "_BASE_"
-_COMMAND_LINE = "the command line"
 _COUNTED_CLASSES = ("MODEL.NUM_CLASSES", "auto")
 """Key and value that mean the same as an absent key."""
 
@@ -44,7 +49,7 @@ class _Layer(NamedTuple):
     """Values of keys as the user wrote them, by full key, and their source.
 
     Attributes:
-        source: File name, or `_COMMAND_LINE`.
+        source: File name, or `COMMAND_LINE`.
         values: Values by full key. The values of HF.CONFIG are a mapping, or separate keys such as
             HF.CONFIG.hidden_size.
     """
@@ -73,24 +78,8 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
         ValueError: A file is missing or is not valid YAML, a key does not exist, a value has the
             wrong type, an override has no value, or a module of IMPORTS cannot be imported.
     """
-    return _make(_layers(path, overrides))
-
-
-def given_keys(path: str | Path | None, overrides: Sequence[object]) -> Collection[str]:
-    """Return the keys that a recipe file or the overrides set.
-
-    Raises:
-        ValueError: See `load_recipe`.
-    """
-    return _given_keys(_layers(path, overrides))
-
-
-def _given_keys(layers: Iterable[_Layer]) -> set[str]:
-    given = dict[str, Any]()
-    for layer in layers:
-        given |= layer.values
-    names = {name for name, value in given.items() if (name, value) != _COUNTED_CLASSES}
-    return {name if name in KEYS else name.rpartition(".")[0] for name in names}
+    files = [] if path is None else _read(recipe_path(path))
+    return _make([*files, _command_line(overrides)])
 
 
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
@@ -105,10 +94,9 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
     for candidate in (folder / os.path.expanduser(path), CONFIGS.parent / path):
         if candidate.exists():
             return candidate
-    shipped = [str(file.relative_to(CONFIGS.parent)) for file in CONFIGS.rglob("*.yaml")]
     raise ValueError(
         f"the config {folder / path} cannot be read: there is no such file, and {CONFIGS} has no "
-        f"recipe of that name.{_did_you_mean(str(path), shipped)}"
+        "recipe of that name."
     )
 
 
@@ -133,55 +121,41 @@ def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Re
     return _make([layer, given])
 
 
-def _layers(path: str | Path | None, overrides: Sequence[object]) -> list[_Layer]:
-    files = [] if path is None else _read(recipe_path(path))
-    return [*files, _command_line(overrides)]
-
-
 def _make(layers: Sequence[_Layer]) -> Recipe:
     """Make a recipe from layers. Later layers take precedence."""
     values = {name: default_recipe()[name] for name in KEYS}
+    given = dict[str, str]()
     for layer in layers:
         for name, value in layer.values.items():
-            _set(values, name, value, layer.source)
-    given = _given_keys(layers)
+            _set(values, given, name, value, layer.source)
     import_modules(values["IMPORTS"])
-    for key in KEYS.values():
+    for name, key in KEYS.items():
         values |= key.later[1](values) if key.later else {}
+        if key.check and not key.check.passes(values[name]):
+            raise _wrong_value(name, key.check.wanted, plain(values[name]))
     _derive(values, given)
-    for name in KEYS:
-        check = KEYS[name].check
-        if name in given and check and not check.passes(values[name]):
-            raise _wrong_value(name, check.wanted, plain(values[name]))
-    recipe = replace(default_recipe().replaced(values), given=frozenset(_given_keys(layers[-1:])))
+    recipe = replace(default_recipe().replaced(values), given=given)
     if recipe.solver.length != 1:
         recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
     return scale_to_world_size(recipe)
 
 
-def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:
+def _read(path: Path) -> list[_Layer]:
     """Return the layers of a YAML file: those of its `_BASE_` files, and its own.
 
-    Args:
-        path: YAML file.
-        parents: Files whose `_BASE_` led to this file.
-
     Raises:
-        ValueError: A file is invalid, or refers to itself through `_BASE_`.
+        ValueError: A file is invalid.
     """
-    file = path.resolve()
-    if file in parents:
-        raise ValueError(f"{path} refers to itself through {_BASE}. Remove the circular reference.")
     with mistake_in(f"the config {path} cannot be read"):
         text = path.read_text(encoding="utf-8")
     content = _content(text, str(path))
-    named = content.pop(_BASE, None) or []
+    named = content.pop("_BASE_", None) or []
     bases = [named] if isinstance(named, str) else named
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ValueError(f"{path}: {_BASE} must be a path or a list of paths, not {named!r:.60}")
+        raise ValueError(f"{path}: _BASE_ must be a path or a list of paths, not {named!r:.60}")
     layers = list[_Layer]()
     for base in bases:
-        layers += _read(recipe_path(base, path.parent), (*parents, file))
+        layers += _read(recipe_path(base, path.parent))
     return [*layers, _Layer(str(path), dict(flatten(content)))]
 
 
@@ -199,38 +173,36 @@ def _command_line(overrides: Sequence[object]) -> _Layer:
             f"overrides must be pairs KEY VALUE or KEY=VALUE, but {words[-1]} has no value"
         )
     names = map(str, words[::2])
-    return _Layer(_COMMAND_LINE, dict(zip(names, words[1::2], strict=True)))
+    return _Layer(COMMAND_LINE, dict(zip(names, words[1::2], strict=True)))
 
 
-def _set(values: dict[str, Any], name: str, value: Any, source: str) -> None:
-    """Set the value of one key, or warn that the key has no effect."""
+def _set(values: dict[str, Any], given: dict[str, str], name: str, value: Any, source: str) -> None:
+    """Set the value and the source of one key, or warn that the key has no effect."""
     section, _, inner = name.rpartition(".")
-    if row := ignored_key(name):
-        if (decoded := _decode(value)) not in row.usual:
-            logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.note}")
-    elif (name, value) == _COUNTED_CLASSES:
+    if section == "HF.CONFIG":
+        name, value = section, {inner: value}
+    if (name, value) == _COUNTED_CLASSES:
         values[name] = default_recipe()[name]
-    elif section == "HF.CONFIG":
-        values[section] = {**values[section], inner: _decode(value)}
+        given.pop(name, None)
     elif name in KEYS:
         try:
             new = _adapt(value, KEYS[name].kind)
         except TypeError as wanted:
             raise _wrong_value(name, wanted, value) from None
         values[name] = {**values[name], **new} if isinstance(new, Mapping) else new
+        given[name] = source
+    elif row := ignored_key(name):
+        if (decoded := _decode(value)) not in row.usual:
+            logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.note}")
     elif value is not None or not any(key.startswith(f"{name}.") for key in KEYS):
         # An empty section is valid.
-        advice = _did_you_mean(name.upper(), KEYS)
+        nearest = difflib.get_close_matches(name.upper(), KEYS, n=1)
+        advice = f" Did you mean {nearest[0]}?" if nearest else ""
         raise ValueError(f"{name:.60} is not a config key ({source}).{advice}")
 
 
 def _wrong_value(name: str, wanted: object, value: object) -> ValueError:
     return ValueError(f"{name} must be {wanted}, not {value!r:.60}")
-
-
-def _did_you_mean(name: str, known: Collection[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {nearest[0]}?" if nearest else ""
 
 
 _WANTED = {

@@ -12,14 +12,15 @@ from slowfast_patches.config.fields import (
     FROM_ZERO,
     PART,
     SHIFT,
-    SIZE,
     STAGES,
     Check,
     all_of,
-    from_to,
+    free_key,
     key,
     one_of,
     only_with,
+    speed_key,
+    training_key,
     with_backbone,
 )
 from slowfast_patches.registry import MODELS, ModelFamily
@@ -32,7 +33,7 @@ Places = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True)
 class Model:
-    arch: str = key(
+    arch: str = speed_key(
         "slowfast",
         "Architecture. c2d and i3d pool pairs of frames after the first stage; c2d_nopool and "
         "i3d_nopool keep all frames. hf is a video transformer of the package transformers (see "
@@ -43,72 +44,63 @@ class Model:
             "slowfast, slowonly, c2d, c2d_nopool, i3d, i3d_nopool, tsm, hf, or registered by "
             "IMPORTS",
         ),
-        speed=True,
         later=(
             "`slow` becomes `slowonly`.",
             lambda values: {"MODEL.ARCH": "slowonly"} if values["MODEL.ARCH"] == "slow" else {},
         ),
     )
-    num_classes: int = key(
+    num_classes: int = speed_key(
         400,
         "Number of classes. If this key is auto or not set, the classes in the training list are "
         "counted.",
-        from_to(1, 10**6),
-        speed=True,
+        AT_LEAST_ONE,
     )
     head_act: str = key(
         "softmax",
         "Activation that turns logits into scores in evaluation: softmax, or sigmoid if a video "
         "may have several labels. If this key is not set, its value follows from the task.",
     )
-    label_smoothing: float = key(
+    label_smoothing: float = training_key(
         0.0,
         "Label smoothing in the training loss: the fraction of a label that is spread evenly over "
         "all classes (Szegedy et al., 2016, section 7).",
         BELOW_ONE,
         needs=only_with("DATA.MULTI_LABEL", False),
-        only_training=True,
     )
-    ema_decay: float = key(
+    ema_decay: float = speed_key(
         0.0,
         "Decay of an exponential moving average of the weights, which is updated at each iteration "
         "(Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017). Evaluations score both the "
         "weights and their average. 0 means no average.",
         BELOW_ONE,
-        speed=True,
         only_training=True,
     )
-    channels_last: bool = key(
+    channels_last: bool = free_key(
         False,
         "Store clips and weights in the memory format channels_last_3d, which is faster on tensor "
         "cores.",
-        may_differ=True,
         switch=True,
     )
-    act_checkpoint: bool = key(
+    act_checkpoint: bool = free_key(
         False,
         "Activation checkpointing: save memory by computing the activations of a block again in "
         "the backward pass instead of storing them.",
-        may_differ=True,
         speed=True,
     )
-    loss_func: str = key(
+    loss_func: str = training_key(
         "cross_entropy",
         "Training loss: cross_entropy for one label per video, bce_logit for several labels, bce "
         "for detection. If this key is not set, its value follows from the task.",
-        only_training=True,
     )
-    dropout_rate: float = key(
+    dropout_rate: float = training_key(
         0.5,
         "Dropout rate of the head.",
         PART,
-        only_training=True,
     )
-    fc_init_std: float = key(
+    fc_init_std: float = training_key(
         0.01,
         "Standard deviation of the head's initial weights.",
         FROM_ZERO,
-        only_training=True,
     )
 
     @property
@@ -126,140 +118,122 @@ class Model:
 
 @dataclass(frozen=True)
 class SlowFast:
-    alpha: int = key(
+    alpha: int = speed_key(
         8,
         "Number of frames in the fast pathway for each frame in the slow pathway.",
         AT_LEAST_ONE,
-        speed=True,
     )
-    beta_inv: int = key(
+    beta_inv: int = speed_key(
         8,
         "Number of channels in the slow pathway for each channel in the fast pathway.",
         AT_LEAST_ONE,
-        speed=True,
     )
-    fusion_conv_channel_ratio: int = key(
+    fusion_conv_channel_ratio: int = speed_key(
         2,
         "Number of output channels of a lateral convolution for each channel in the fast pathway.",
-        SIZE,
-        speed=True,
+        AT_LEAST_ONE,
     )
-    fusion_kernel_sz: int = key(
-        5, "Temporal kernel size of the lateral convolutions.", SIZE, speed=True
+    fusion_kernel_sz: int = speed_key(
+        5, "Temporal kernel size of the lateral convolutions.", AT_LEAST_ONE
     )
 
 
 @dataclass(frozen=True)
 class Tsm:
-    shift_div: int = key(
+    shift_div: int = speed_key(
         8,
         "Shift 1/SHIFT_DIV of the channels one frame backward, and the same number of channels one "
         "frame forward. 0 means no shift.",
         SHIFT,
-        speed=True,
         needs=only_with("MODEL.ARCH", "tsm"),
     )
 
 
 @dataclass(frozen=True)
 class Hf:
-    model: str = key(
+    model: str = speed_key(
         "videomae",
         "One of: a model type (videomae, timesformer, vivit or vjepa2) to train from scratch; a "
         "folder with config.json and weights in `*.safetensors`; the name of a model on the "
         "Hugging Face Hub with such files, which are downloaded once.",
-        speed=True,
         needs=only_with("MODEL.ARCH", "hf"),
     )
-    config: Mapping[str, Any] = key(
+    config: Mapping[str, Any] = speed_key(
         {},
         "Values that override the model's configuration, such as hidden_size. On the command line, "
         "set each value separately: HF.CONFIG.hidden_size 192. The input size and the number of "
         "classes follow from DATA and MODEL.NUM_CLASSES.",
-        speed=True,
         needs=only_with("MODEL.ARCH", "hf"),
     )
-    drop_path: float = key(
+    drop_path: float = training_key(
         0.0,
         "Stochastic depth (Huang et al., 2016): the probability that a clip skips a residual "
         "branch of the last layer. The probability rises linearly from 0 at the first layer.",
         BELOW_ONE,
         needs=all_of(only_with("MODEL.ARCH", "hf"), with_backbone),
-        only_training=True,
     )
 
 
 @dataclass(frozen=True)
 class ResNet:
     # PySlowFast fails to build its basic_transform: it passes arguments that the class rejects.
-    trans_func: str = key(
+    trans_func: str = speed_key(
         "bottleneck_transform",
         "Type of residual block.",
         one_of("bottleneck_transform"),
-        speed=True,
     )
-    depth: int = key(50, "Number of layers of the ResNet.", one_of(50, 101), speed=True)
-    num_groups: int = key(
-        1, "Number of groups in the 3×3 convolution of a block.", SIZE, speed=True
+    depth: int = speed_key(50, "Number of layers of the ResNet.", one_of(50, 101))
+    num_groups: int = speed_key(
+        1, "Number of groups in the 3×3 convolution of a block.", AT_LEAST_ONE
     )
-    width_per_group: int = key(
-        64, "Number of channels per group in the first stage.", SIZE, speed=True
+    width_per_group: int = speed_key(
+        64, "Number of channels per group in the first stage.", AT_LEAST_ONE
     )
-    inplace_relu: bool = key(
+    inplace_relu: bool = speed_key(
         True,
         "Use in-place ReLU.",
-        speed=True,
         only_training=True,
     )
-    stride_1x1: bool = key(
+    stride_1x1: bool = speed_key(
         False,
         "Apply the spatial stride of a block in the first 1×1 convolution instead of the 3×3 "
         "convolution.",
-        speed=True,
     )
-    num_block_temp_kernel: Stages = key(
+    num_block_temp_kernel: Stages = speed_key(
         ((3,), (4,), (6,), (3,)),
         "Number of blocks in each stage that have temporal kernels.",
         STAGES,
-        speed=True,
     )
-    spatial_strides: Stages = key(
-        ((1,), (2,), (2,), (2,)), "Spatial stride of each stage.", STAGES, speed=True
+    spatial_strides: Stages = speed_key(
+        ((1,), (2,), (2,), (2,)), "Spatial stride of each stage.", STAGES
     )
-    spatial_dilations: Stages = key(
-        ((1,),) * 4, "Spatial dilation of each stage.", STAGES, speed=True
-    )
-    zero_init_final_bn: bool = key(
+    spatial_dilations: Stages = speed_key(((1,),) * 4, "Spatial dilation of each stage.", STAGES)
+    zero_init_final_bn: bool = training_key(
         False,
         "Initialise the scale of the last BN layer of each block with 0.",
-        only_training=True,
     )
 
 
 @dataclass(frozen=True)
 class NonLocal:
-    location: Places = key(
+    location: Places = speed_key(
         (((),),) * 4,
         "Indices of the blocks in each stage that are followed by a non-local block.",
         STAGES,
-        speed=True,
     )
-    group: Stages = key(
+    group: Stages = speed_key(
         ((1,),) * 4,
         "Number of temporal segments into which a non-local block splits a clip.",
         STAGES,
-        speed=True,
     )
-    pool: Places = key(
+    pool: Places = speed_key(
         (((1, 2, 2), (1, 2, 2)),) * 4,
         "Pooling kernel for the keys and values of a non-local block.",
         STAGES,
-        speed=True,
     )
-    instantiation: str = key(
+    instantiation: str = speed_key(
         "dot_product",
         "Normalisation of the attention in non-local blocks: dot_product or softmax.",
-        speed=True,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-_TEXT = re.compile(r"rand(-(mstd|m|n|inc)\d+(\.\d+)?)*")
-_OPTION = re.compile(r"-(mstd|m|n|inc)([\d.]+)")
+FORMAT = re.compile(r"(rand(-m(10|\d(\.\d+)?)|-n(10|[1-9])|-mstd\d+(\.\d+)?|-inc1)*)?")
+"""Matches valid values of AUG.AA_TYPE."""
 
 
 def parse_rand_augment(text: str) -> tuple[int, float, float]:
@@ -20,21 +20,6 @@ def parse_rand_augment(text: str) -> tuple[int, float, float]:
 
     Returns:
         The number of operations, the magnitude, and the standard deviation of the magnitude.
-
-    Raises:
-        ValueError: The text does not have this format.
     """
-    values = {"n": 2.0, "m": 9.0, "mstd": 0.0, "inc": 1.0}
-    values |= {name: float(number) for name, number in _OPTION.findall(text)}
-    fits = values["n"] in range(1, 11) and values["m"] <= 10 and values["inc"] == 1
-    if not (_TEXT.fullmatch(text) and fits):
-        raise ValueError(text)
-    return int(values["n"]), values["m"], values["mstd"]
-
-
-def is_rand_augment(text: str) -> bool:
-    """Return whether a text is empty or can be parsed by `parse_rand_augment`."""
-    try:
-        return not text or bool(parse_rand_augment(text))
-    except ValueError:
-        return False
+    given = {name: float(number) for name, number in re.findall(r"-(mstd|m|n)([\d.]+)", text)}
+    return int(given.get("n", 2)), given.get("m", 9.0), given.get("mstd", 0.0)

@@ -10,10 +10,10 @@ docs/keys.md and the comparison with checkpoints then include the new key.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
+from math import isclose
 from typing import Any, get_type_hints
 
 from slowfast.config import defaults as host_defaults
@@ -22,11 +22,11 @@ from multigrid import Shape
 from slowfast_patches.config.data_keys import Aug, Data, DataLoading, Mixup, Multigrid
 from slowfast_patches.config.detection_keys import Ava, Detection
 from slowfast_patches.config.fields import (
+    ABOVE_ZERO,
     AT_LEAST_ONE,
     FROM_ZERO,
     Key,
-    above_zero_to,
-    from_to,
+    free_key,
     key,
     one_of,
 )
@@ -52,6 +52,9 @@ PER_PATHWAY = (
     "NONLOCAL.POOL",
 )
 """Keys whose values have an entry for each pathway of each stage."""
+
+COMMAND_LINE = "the command line"
+"""Source of the keys that the command line, or the overrides of `load_recipe`, set."""
 
 
 def _frozen(value: Any) -> Any:
@@ -79,53 +82,42 @@ class Recipe:
     solver: Solver = Solver()
     train: Train = Train()
     test: Test = Test()
-    num_gpus: int = key(
-        1, "Number of GPUs on each machine. 0 uses the CPU.", from_to(0, 1024), may_differ=True
-    )
+    num_gpus: int = free_key(1, "Number of GPUs on each machine. 0 uses the CPU.", FROM_ZERO)
     num_shards: int = key(1, "Number of machines.", AT_LEAST_ONE)
-    shard_id: int = key(
+    shard_id: int = free_key(
         0,
         "Index of this machine, from 0.",
-        may_differ=True,
         machine=True,
     )
-    imports: tuple[str, ...] = key(
+    imports: tuple[str, ...] = free_key(
         (),
         "Python modules to import before the recipe is checked. They can register models, data "
         "sets or augmentations. The option --import sets this key.",
-        may_differ=True,
     )
     rng_seed: int = key(1, "Random seed of a run.", FROM_ZERO)
-    output_dir: str = key("./tmp", "Folder for all output of the run.", may_differ=True)
-    log_period: int = key(
-        10, "Number of iterations between lines of the log.", AT_LEAST_ONE, may_differ=True
-    )
-    log_model_info: bool = key(
-        True, "Log the number of parameters and FLOPs of the model.", may_differ=True
-    )
-    dist_backend: str = key(
+    output_dir: str = free_key("./tmp", "Folder for all output of the run.")
+    log_period: int = free_key(10, "Number of iterations between lines of the log.", AT_LEAST_ONE)
+    log_model_info: bool = free_key(True, "Log the number of parameters and FLOPs of the model.")
+    dist_backend: str = free_key(
         "auto",
         "Backend of torch.distributed. auto means nccl with GPUs and gloo without GPUs.",
         one_of("auto", "nccl", "gloo"),
-        may_differ=True,
         needs=lambda recipe: (
             "with NUM_GPUS 0, which uses gloo"
             if recipe.dist_backend == "nccl" and recipe.num_gpus == 0
             else None
         ),
     )
-    dist_join_seconds: float = key(
+    dist_join_seconds: float = free_key(
         300.0,
         "Maximum time in seconds that a process waits for the other processes at the rendezvous.",
-        above_zero_to(10**9),
-        may_differ=True,
+        ABOVE_ZERO,
     )
-    dist_stall_seconds: float = key(
+    dist_stall_seconds: float = free_key(
         1800.0,
         "Maximum time in seconds that a process waits for the other processes in a collective "
         "operation before the run fails.",
-        above_zero_to(10**9),
-        may_differ=True,
+        ABOVE_ZERO,
     )
 
     processes_per_machine: int = dataclasses.field(default=0, compare=False)
@@ -134,8 +126,11 @@ class Recipe:
     This field is not a key.
     """
 
-    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
-    """Keys that the command line, or the overrides of `load_recipe`, set. This is not a key."""
+    given: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    """Maps each key that the user has set to its source: a file, or `COMMAND_LINE` for overrides.
+
+    This field is not a key.
+    """
 
     @property
     def world_size(self) -> int:
@@ -257,44 +252,26 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     return values_by_key(default_recipe()) | stored
 
 
-def differing_keys(
-    stored: Mapping[str, object], wanted: Mapping[str, object], ignored: Collection[str] = ()
-) -> list[str]:
-    """Return the keys whose values differ between two configs, sorted.
-
-    Floats that differ by rounding are equal.
+def differences(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], ignored: Collection[str] = ()
+) -> dict[str, str]:
+    """Describe the keys whose values differ between two configs. Ignore rounding of floats.
 
     Args:
         stored: Values of the stored config by full key.
         wanted: Values of the new config by full key.
         ignored: Keys that may differ.
-    """
-    keys = sorted((stored.keys() | wanted.keys()).difference(ignored))
-    return [key for key in keys if not _equal(stored.get(key), wanted.get(key))]
-
-
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other)
-    return one == other
-
-
-def differences(
-    stored: Mapping[str, object],
-    wanted: Mapping[str, object],
-    now: str,
-    ignored: Collection[str] = (),
-) -> list[str]:
-    """Describe the keys that differ between two configs (see `differing_keys`).
 
     Returns:
-        One text for each key that differs, such as "SOLVER.BASE_LR 0.1 there, 0.2 here", where
-        `now` is the last word.
+        A text such as "SOLVER.BASE_LR 0.1 there, 0.2 here" for each key that differs, sorted.
     """
-    return [
-        f"{key} {stored.get(key)} there, {wanted.get(key)} {now}"
-        for key in differing_keys(stored, wanted, ignored)
-    ]
+    texts = dict[str, str]()
+    for name in sorted((stored.keys() | wanted.keys()).difference(ignored)):
+        there, here = stored.get(name), wanted.get(name)
+        is_rounding = isinstance(there, float) and isinstance(here, float) and isclose(there, here)
+        if there != here and not is_rounding:
+            texts[name] = f"{name} {there} there, {here} here"
+    return texts
 
 
 def host_config(recipe: Recipe) -> Any:

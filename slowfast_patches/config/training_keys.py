@@ -10,13 +10,13 @@ from slowfast_patches.config.fields import (
     CLASS_WEIGHTS,
     CSV,
     FROM_ZERO,
-    NO_OR_FROM_ZERO,
     RATIO,
-    above_zero_to,
     all_of,
+    free_key,
     key,
     one_of,
     only_with,
+    speed_key,
     with_backbone,
 )
 from slowfast_patches.config.later_releases import rates_of_one_machine
@@ -25,12 +25,12 @@ from slowfast_patches.config.later_releases import rates_of_one_machine
 @dataclass(frozen=True)
 class Solver:
     # Epochs are floats, because a shortened recipe may have fractions of an epoch.
-    max_epoch: float = key(300.0, "Number of epochs of the baseline.", above_zero_to(100_000))
+    max_epoch: float = key(300.0, "Number of epochs of the baseline.", ABOVE_ZERO)
     length: float = key(
         1.0,
         "Factor that multiplies MAX_EPOCH, STEPS and WARMUP_EPOCHS when a recipe is loaded. 0.25 "
         "trains a quarter as long. The loaded recipe has the multiplied values and LENGTH 1.",
-        above_zero_to(100),
+        ABOVE_ZERO,
     )
     warmup_epochs: float = key(0.0, "Number of epochs of the warm-up.")
     lr_policy: str = key(
@@ -62,21 +62,19 @@ class Solver:
         "(Malladi et al., 2022).",
         one_of("linear", "sqrt"),
     )
-    reference_batch_size: int = key(
+    reference_batch_size: int = free_key(
         0,
         "Global batch size for which BASE_LR, WARMUP_START_LR and COSINE_END_LR are given. When a "
         "recipe is loaded, BATCH_RATE_RULE scales these learning rates to the actual global batch "
         "size, and this key is set to that size. 0 means no scaling.",
         FROM_ZERO,
-        may_differ=True,
     )
-    reference_world_size: int = key(
+    reference_world_size: int = free_key(
         0,
         "Number of GPUs of one machine for which TRAIN.BATCH_SIZE is given. With another number of "
         "GPUs, each GPU still has the same number of clips, and BATCH_RATE_RULE scales the "
         "learning rates. 0 means no scaling.",
         FROM_ZERO,
-        may_differ=True,
     )
     base_lr_scale_num_shards: bool = key(
         False,
@@ -88,12 +86,11 @@ class Solver:
             rates_of_one_machine,
         ),
     )
-    optimizing_method: str = key(
+    optimizing_method: str = speed_key(
         "sgd",
         "Optimizer. sgd and adam work as in PySlowFast. adamw (Loshchilov and Hutter, 2019) is "
         "torch.optim.AdamW with the same betas as adam.",
         one_of("sgd", "adam", "adamw"),
-        speed=True,
     )
     layer_decay: float = key(
         1.0,
@@ -106,12 +103,12 @@ class Solver:
     clip_grad_val: float | None = key(
         None,
         "Clip each element of the gradients to this absolute value. None: no clipping.",
-        NO_OR_FROM_ZERO,
+        FROM_ZERO,
     )
     clip_grad_l2norm: float | None = key(
         None,
         "Maximum L2 norm of all gradients together, for gradient clipping. None: no clipping.",
-        NO_OR_FROM_ZERO,
+        FROM_ZERO,
         needs=only_with("SOLVER.CLIP_GRAD_VAL", None, 0.0),
     )
     class_weights: tuple[float, ...] | str = key(
@@ -127,19 +124,17 @@ class Solver:
         "Use no weight decay for biases, other one-dimensional parameters, and the position "
         "embeddings and tokens of a transformer.",
     )
-    accumulation_steps: int = key(
+    accumulation_steps: int = free_key(
         1,
         "Gradient accumulation (Ott et al., 2018): split the mini-batch of a process into this "
         "many micro-batches to save memory. The batch size, the learning rates and the result of "
         "the training stay the same.",
         AT_LEAST_ONE,
-        may_differ=True,
         speed=True,
     )
-    fused: bool = key(
+    fused: bool = free_key(
         False,
         "Use the fused implementation of sgd, adam and adamw.",
-        may_differ=True,
         switch=True,
     )
     gamma: float = key(
@@ -169,72 +164,59 @@ class Train:
         "bits of mantissa.",
         switch=True,
     )
-    cudnn_benchmark: bool = key(
+    cudnn_benchmark: bool = free_key(
         True,
         "Let cuDNN benchmark its convolution algorithms at each shape and use the fastest one.",
-        may_differ=True,
         switch=True,
     )
-    deterministic: bool = key(
+    deterministic: bool = free_key(
         False,
         "Use deterministic algorithms, so that runs on the same machine give the same numbers. "
         "Some kernels are slower.",
-        may_differ=True,
         speed=True,
     )
-    compile: bool | str = key(
+    compile: bool | str = free_key(
         False,
         "Compile the model for each shape before the training begins: True, or a mode of "
         "torch.compile. reduce-overhead uses CUDA graphs.",
         one_of(False, True, "default", "reduce-overhead", "max-autotune"),
-        may_differ=True,
         switch=True,
     )
-    eval_period: int = key(
+    eval_period: int = free_key(
         1,
         "Number of epochs between evaluations if the long cycle is off or MULTIGRID.EVAL_FREQ "
         "is 0.",
         AT_LEAST_ONE,
-        may_differ=True,
     )
-    checkpoint_period: int = key(
-        1, "Number of epochs between checkpoints.", AT_LEAST_ONE, may_differ=True
-    )
-    checkpoints_kept: int = key(
+    checkpoint_period: int = free_key(1, "Number of epochs between checkpoints.", AT_LEAST_ONE)
+    checkpoints_kept: int = free_key(
         3,
         "Number of latest checkpoints to keep. The checkpoints at the ends of phases are kept in "
         "addition. 0 keeps all checkpoints.",
         FROM_ZERO,
-        may_differ=True,
     )
-    keep_best: bool = key(
+    keep_best: bool = free_key(
         False,
         "Save the weights with the best validation so far, by the recipe's first metric, as "
         "checkpoint_best.pyth. With MODEL.EMA_DECAY, the metric is that of the averaged weights.",
-        may_differ=True,
     )
-    freeze: tuple[str, ...] = key(
+    freeze: tuple[str, ...] = speed_key(
         (),
         "Freeze parts of the model: names of modules or parameters, with wildcards `*` and `?`, or "
         "backbone for everything except the head. Frozen parts also keep their BN statistics and "
         "have no dropout.",
-        speed=True,
     )
-    tracker: str = key(
+    tracker: str = free_key(
         "",
         "Experiment tracker to which the metrics and the recipe are sent. Empty: none.",
         one_of("", "mlflow", "wandb", "trackio"),
-        may_differ=True,
     )
-    tracker_project: str = key(
+    tracker_project: str = free_key(
         "multigrid",
         "Project of the tracker, which MLflow calls an experiment.",
-        may_differ=True,
         needs=only_with("TRAIN.TRACKER", "mlflow", "wandb", "trackio"),
     )
-    auto_resume: bool = key(
-        True, "Resume the run in OUTPUT_DIR if it has a checkpoint.", may_differ=True
-    )
+    auto_resume: bool = free_key(True, "Resume the run in OUTPUT_DIR if it has a checkpoint.")
     enable: bool = key(True, "Train the model.")
     dataset: str = key("kinetics", "Data set to train on.")
     checkpoint_file_path: str = key(
@@ -247,32 +229,27 @@ class Train:
 
 @dataclass(frozen=True)
 class Test:
-    enable: bool = key(True, "Test the model after training.", may_differ=True)
-    dataset: str = key(
-        "kinetics", "Data set to test on. By default that of TRAIN.DATASET.", may_differ=True
-    )
-    batch_size: int = key(
+    enable: bool = free_key(True, "Test the model after training.")
+    dataset: str = free_key("kinetics", "Data set to test on. By default that of TRAIN.DATASET.")
+    batch_size: int = free_key(
         8,
         "Number of clips in the mini-batch of one machine in the multi-view test. A validation "
         "during the training has TRAIN.BATCH_SIZE clips, divided by ACCUMULATION_STEPS.",
         AT_LEAST_ONE,
-        may_differ=True,
     )
-    num_ensemble_views: int = key(
+    num_ensemble_views: int = free_key(
         10,
         "Number of temporal views: clips that are spread over a video. Must be 1 with "
         "DETECTION.ENABLE.",
         AT_LEAST_ONE,
-        may_differ=True,
     )
-    num_spatial_crops: int = key(
-        3, "Number of spatial crops of each temporal view.", one_of(1, 3), may_differ=True
+    num_spatial_crops: int = free_key(
+        3, "Number of spatial crops of each temporal view.", one_of(1, 3)
     )
-    checkpoint_file_path: str = key("", "Checkpoint to test.", may_differ=True)
-    save_results_path: str = key(
+    checkpoint_file_path: str = free_key("", "Checkpoint to test.")
+    save_results_path: str = free_key(
         "",
         "CSV file in OUTPUT_DIR for the predictions of the test: label, prediction and class "
         "probabilities of each video. An existing file is replaced. Empty: no file.",
         CSV,
-        may_differ=True,
     )

@@ -14,10 +14,6 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-_MOST_ALIASES = 20
-"""Maximum number of aliases. Each may double the size of a text, which may come from a stranger."""
-
-
 class _Loader(_SafeLoader):  # type: ignore[misc]
     """Loader that refuses a mapping with the same key twice. PyYAML would take the last value."""
 
@@ -38,13 +34,9 @@ def parse_yaml(text: str, source: str = "the config") -> Any:
         source: Origin of the text, for error messages.
 
     Raises:
-        ValueError: The text is not valid YAML, has the same key twice in a mapping, or has too many
-            aliases.
+        ValueError: The text is not valid YAML, or has the same key twice in a mapping.
     """
     with mistake_in(f"{source} is not valid YAML"):
-        events = yaml.parse(text, _SafeLoader)
-        if sum(isinstance(event, yaml.AliasEvent) for event in events) > _MOST_ALIASES:
-            raise ValueError(f"it has more than {_MOST_ALIASES} aliases")
         return yaml.load(text, _Loader)
 
 

@@ -246,9 +246,12 @@ def _check_same_recipe(recipe: Recipe) -> None:
     first, *others = gather_objects(values_by_key(recipe))
     of_machine = [name for name, key in KEYS.items() if key.machine]
     for number, keys in enumerate(others, 1):
-        if differing := differences(first, keys, f"on rank {number}", of_machine):
-            text = f"rank {number} has another recipe than rank 0: {'; '.join(differing)}. Use the "
-            raise RunError(f"{text}same recipe on all machines.", everywhere=True)
+        if differing := "; ".join(differences(first, keys, of_machine).values()):
+            raise RunError(
+                f"rank {number} (here) has another recipe than rank 0 (there): {differing}. Use "
+                "the same recipe on all machines.",
+                everywhere=True,
+            )
 
 
 def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:

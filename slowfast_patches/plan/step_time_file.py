@@ -64,8 +64,8 @@ class StepTimes:
         # A key that is missing in the file is newer than the file and had its default value.
         measured = {"device": self.device, **model_of(default_recipe()), **self.model}
         wanted = {"device": device_of(recipe), **model_of(recipe)}
-        if differing := differences(measured, wanted, "here"):
-            raise MisfitError(f"{self.path} is for another model: {'; '.join(differing)}")
+        if differing := differences(measured, wanted):
+            raise MisfitError(f"{self.path} is for another model: {'; '.join(differing.values())}")
 
     def of_recipe(self, recipe: Recipe) -> SecondsPerIteration:
         """Return a function from a shape to the seconds per iteration of a recipe.

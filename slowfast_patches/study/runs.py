@@ -160,9 +160,9 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
         stored = stored_keys(result["config"])
     wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
     differing = list(result.get("rate_changes", ()))
-    differing += differences(stored, wanted, "now", _FREE | arm.open_keys)
+    differing += differences(stored, wanted, _FREE | arm.open_keys).values()
     if "DATA.PATH_TO_DATA_DIR" not in arm.open_keys and result["iterations"] != arm.iterations:
-        differing.append(f"{result['iterations']} iterations there, {arm.iterations} now")
+        differing.append(f"{result['iterations']} iterations there, {arm.iterations} here")
     if differing:
         raise ValueError(
             f"{path} was trained with another config or list ({shorten_list(differing, 5)}). "

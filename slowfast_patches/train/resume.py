@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slowfast_patches.config.key_lists import changes_scores, may_differ
 from slowfast_patches.config.recipe import (
+    COMMAND_LINE,
     KEYS,
     Recipe,
-    differing_keys,
+    differences,
     stored_keys,
     values_by_key,
 )
@@ -140,15 +141,15 @@ def check_same_recipe(
     # NUM_GPUS.
     old = _as_trained(stored_keys(parse_yaml(stored)))
     new = _as_trained(values_by_key(recipe))
-    differing = differing_keys(old, new, ignored=list(filter(may_differ, KEYS)))
-    if rates_may_differ and set(differing) <= set(_RATES):
+    differing = differences(old, new, ignored=list(filter(may_differ, KEYS)))
+    if rates_may_differ and differing.keys() <= {*_RATES}:
         return ", ".join(f"{key} {new[key]:g} in place of {old[key]:g}" for key in differing)
     if differing:
         raise ValueError(
-            f"{path} was trained with another recipe:\n{_lines(differing, old, new)}Give the same "
-            "values to resume. TRAIN.BATCH_SIZE is shown for all NUM_SHARDS machines together. If "
-            "the batch or the learning rates scale with the number of GPUs, resume on the same "
-            f"number of GPUs. {_START_OVER}"
+            f"{path} was trained with another recipe: {'; '.join(differing.values())}. Give the "
+            "same values to resume. TRAIN.BATCH_SIZE is shown for all NUM_SHARDS machines "
+            "together. If the batch or the learning rates scale with the number of GPUs, resume on "
+            f"the same number of GPUs. {_START_OVER}"
         )
     return ""
 
@@ -171,17 +172,15 @@ def check_same_scores(recipe: Recipe, path: Path) -> None:
         return
     old = stored_keys(parse_yaml(stored))
     new = values_by_key(recipe)
-    ignored = [key for key in KEYS if not changes_scores(key) or key in recipe.given]
-    if differing := differing_keys(old, new, ignored):
+    chosen = [key for key, source in recipe.given.items() if source == COMMAND_LINE]
+    ignored = [key for key in KEYS if not changes_scores(key) or key in chosen]
+    if differing := differences(old, new, ignored):
         raise ValueError(
-            f"{path} was trained with other values of keys that change its scores:\n"
-            f"{_lines(differing, old, new)}Use the recipe of the training, such as config.yaml in "
-            "its OUTPUT_DIR. To use other values on purpose, set these keys on the command line."
+            f"{path} was trained with other values of keys that change its scores: "
+            f"{'; '.join(differing.values())}. Use the recipe of the training, such as "
+            "config.yaml in its OUTPUT_DIR. To use other values on purpose, set these keys on the "
+            "command line."
         )
-
-
-def _lines(keys: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    return "".join(f"  {key}: {old[key]} in the checkpoint, {new[key]} now\n" for key in keys)
 
 
 def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.config.load import given_keys, load_recipe
+from slowfast_patches.config.load import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
@@ -52,7 +52,7 @@ def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ())
         ValueError: As for `load_recipe` and `read_list`.
     """
     recipe = load_recipe(path, overrides)
-    given = given_keys(path, overrides)
+    given = recipe.given
     switch, on = TASKS[dataset_of(recipe, "train").task].switch
     if switch not in given:
         recipe = recipe.replaced({switch: on})

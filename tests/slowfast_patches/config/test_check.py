@@ -22,13 +22,9 @@ def check(overrides: str) -> None:
         ("TEST.NUM_SPATIAL_CROPS 2", "must be 1 or 3, not 2"),
         ("MODEL.ARCH x3d", "MODEL.ARCH must be slowfast, slowonly"),
         ("TRAIN.BATCH_SIZE 0", "TRAIN.BATCH_SIZE must be 1 or more, not 0"),
-        ("DATA.NUM_FRAMES 1000000000", "DATA.NUM_FRAMES must be from 1 to 65,536, not 1000000000"),
-        ("SOLVER.MAX_EPOCH 1e9", "SOLVER.MAX_EPOCH must be above 0 and at most 100,000"),
         ("DATA_LOADER.NUM_WORKERS -1", "must be 0 or more, or auto, not -1"),
         ("MODEL.EMA_DECAY 1.0", "MODEL.EMA_DECAY must be in [0, 1)"),
-        ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "that ends with [1, 1], not [[0.5, 0.5]]"),
-        ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
-        ("SOLVER.CLIP_GRAD_L2NORM -1", "CLIP_GRAD_L2NORM must be 0 or more, or None, not -1"),
+        ("MULTIGRID.SHORT_CYCLE_FACTORS []", "factors in (0, 1]"),
         ("DATA.STD [0,1,1]", "DATA.STD must be a list of 3 numbers above 0"),
         ("RESNET.SPATIAL_STRIDES [[1,1],[2,2]]", "an entry for each of the 4 stages"),
         # Several keys.
@@ -56,24 +52,6 @@ def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
     with pytest.raises(ValueError) as caught:
         check(overrides)
     assert message in str(caught.value)
-
-
-STRIDES = "RESNET.SPATIAL_STRIDES [[1,1],[2,2],[2,2],[1,1]]"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("", "DETECTION.SPATIAL_SCALE_FACTOR 16 does not match RESNET.SPATIAL_STRIDES"),
-        (f"{STRIDES} TEST.NUM_ENSEMBLE_VIEWS 10", "a key frame has only one temporal view"),
-        (f"{STRIDES} MIXUP.ENABLE True", "MIXUP.ENABLE True is not possible with DETECTION.ENABLE"),
-        ("MODEL.ARCH hf", "no feature map to pool boxes from"),
-    ],
-)
-def test_what_boxes_cannot_have_is_refused(overrides, message):
-    check(f"DETECTION.ENABLE True {STRIDES}")
-    with pytest.raises(ValueError, match=message):
-        check(f"DETECTION.ENABLE True {overrides}")
 
 
 @pytest.mark.parametrize(
@@ -109,14 +87,6 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
         ("AUG.COLOR_JITTER 0.5", "AUG.COLOR_JITTER 0.5 has no effect with AUG.ENABLE False"),
         ("AUG.ENABLE True AUG.COLOR_JITTER 0.5", "0.5 has no effect with AUG.AA_TYPE rand-m9"),
         ("MIXUP.ENABLE True TRAIN.BATCH_SIZE 1", "no effect with a single clip in each micro"),
-        (
-            f"{CYCLE} MULTIGRID.EQUAL_TIME True",
-            "EQUAL_TIME True has no effect with MULTIGRID.BATCH",
-        ),
-        (
-            f"{CYCLE} MULTIGRID.WARMUP_IN_EPOCHS False SOLVER.WARMUP_EPOCHS 0",
-            "WARMUP_IN_EPOCHS False has no effect without a warm-up",
-        ),
         (f"{CYCLE} SOLVER.OPTIMIZING_METHOD adamw", "Set SOLVER.BATCH_RATE_RULE sqrt"),
         ("MULTIGRID.FINE_TUNING False", "FINE_TUNING False has no effect without a cycle"),
         (f"{CYCLE} BN.GROUP_SIZE 4", "BN.GROUP_SIZE 4 has no effect with a cycle"),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from multigrid import Shape
@@ -17,8 +16,6 @@ from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.models.build import build_model
-from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
     MODELS,
@@ -52,7 +49,7 @@ def write(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import no_such_package", "IMPORTS mine: No module named 'no_such_package'.*PYTHONPATH"),
+        ("import no_such_package", "IMPORTS mine: .*No module named 'no_such_pac.*PYTHONPATH"),
         ("raise SystemExit(3)", r"SystemExit: 3 \(.*mine.py, line 2\)"),
         ("register_model('tsm')(int)", "IMPORTS mine: .*'tsm' cannot be the name of a new model"),
     ],
@@ -125,19 +122,6 @@ def test_a_registered_task_is_selected_by_its_data_set():
     assert recipe.data.task == recipe.task == "ranked"
     assert metric_names(recipe) == ("spearman",)
     assert isinstance(task_of(recipe), Ranked)
-
-
-def test_random_numbers_of_a_registered_model_depend_on_the_clip_alone():
-    """Set torch's generator to another state, as after a resume."""
-    register_model("net")(lambda recipe: nn.Sequential(nn.Dropout(0.5)))
-    found = []
-    for seed, clips in ((0, [8]), (1, [8]), (0, [9])):
-        torch.manual_seed(seed)
-        model = build_model(load_recipe(None, ["MODEL.ARCH", "net"])).train()
-        seed_dropout(model, clips)
-        found.append(model(torch.ones(64)))
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
 
 
 def test_a_registered_model_is_checked_at_the_shapes_of_its_schedule():

@@ -128,12 +128,3 @@ def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
     both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
     cycled = schedule_of(load("I3D_IN1K", tmp_path, *both), VIDEOS)
     assert [phase.stage for phase in cycled.phases] == [0] * 4 + [1] * 4 + [2] * 2
-
-
-def test_the_warm_up_keeps_its_epochs(tmp_path):
-    """The warm-up has 34 epochs, all at the first shape, which scales the rates by 8."""
-    run = schedule_of(load("SLOWFAST_multigrid", tmp_path), VIDEOS)
-    rates = [run.at(i).lr for i in range(run.phases[0].stop)]
-    assert (rates[0], max(rates)) == pytest.approx((0.08, 0.8))
-    end = rates.index(max(rates))
-    assert run.at(end).epoch == pytest.approx(34, abs=0.01)

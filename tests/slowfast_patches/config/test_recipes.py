@@ -185,22 +185,3 @@ def test_the_rows_of_table_1_drop_the_coarsest_shapes():
 
 
 # Tables 2 to 6.
-
-
-@pytest.mark.parametrize(
-    ("name", "base", "delta"),
-    [
-        (
-            f"{SLOWFAST}_IMAGENET",
-            SLOWFAST,
-            {"TRAIN.CHECKPOINT_INFLATE": True, "TRAIN.CHECKPOINT_FILE_PATH": "resnet50.pth"},
-        ),
-        (SLOWFASTS[3], SLOWFAST, {"DATA.NUM_FRAMES": 16, "SLOWFAST.ALPHA": 2}),
-        (SLOWFASTS[4], SLOWFAST, {"DATA.NUM_FRAMES": 64}),
-        (SLOWFASTS[5], SLOWFAST, {"RESNET.DEPTH": 101}),
-        (NO_POOL, ONE_GPU, {"MODEL.ARCH": "i3d_nopool"}),
-        (I3DS[1], I3DS[0], {"NONLOCAL.LOCATION": [[[]], [[1, 3]], [[1, 3, 5]], [[]]]}),
-    ],
-)
-def test_a_row_differs_in_what_its_table_says(name, base, delta):
-    assert changes(name, base) == delta

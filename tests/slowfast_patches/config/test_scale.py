@@ -9,7 +9,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_world_size
 from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.train.resume import check_same_recipe
 
 ROOT = Path(__file__).parents[3]
 LARGE = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU"
@@ -85,11 +84,3 @@ def test_a_launcher_with_other_processes_scales_as_the_recipe_would(monkeypatch)
 def test_a_batch_that_is_not_for_the_reference_is_refused():
     with pytest.raises(ValueError, match=r"BATCH_SIZE 60 is not divisible by .* 8. Set .* 64,"):
         config(*BY_GPUS, "TRAIN.BATCH_SIZE", 60)
-
-
-def test_a_run_is_continued_where_batch_and_rates_stay():
-    stored = config(*BY_CLIPS).text
-    four_machines = [*BY_CLIPS, "NUM_SHARDS", 4, "TRAIN.BATCH_SIZE", 16]
-    check_same_recipe(stored, config(*four_machines), Path("c.pyth"))
-    with pytest.raises(ValueError, match=r"BATCH_SIZE: 64 in the checkpoint, 128 now"):
-        check_same_recipe(stored, config(*BY_CLIPS, "NUM_SHARDS", 2), Path("c.pyth"))

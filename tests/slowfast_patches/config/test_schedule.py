@@ -7,7 +7,7 @@ import pytest
 from multigrid import Cycles, Schedule, Shape, make_schedule
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size, learning_rate_of, recipe_at
+from slowfast_patches.config.schedule import learning_rate_of, recipe_at
 from slowfast_patches.plan.recipe_schedule import schedule_of
 
 RECIPE = ["TRAIN.BATCH_SIZE", 8, "DATA.NUM_FRAMES", 16, "DATA.TRAIN_CROP_SIZE", 64]
@@ -63,13 +63,6 @@ def test_off_is_the_baseline_whatever_the_multigrid_keys_say():
     rate = learning_rate_of(recipe)
     assert off == make_schedule(Shape(8, 16, 64), 800, rate, cycles=None, bn_size=None)
     assert recipe_at(recipe, off, 0) == recipe_at(recipe, off, off.iterations - 1) == recipe
-
-
-def test_processes_that_cannot_train_a_schedule_are_told_which_can():
-    recipe = config(*BOTH)
-    check_world_size(recipe.replaced({"PROCESSES_PER_MACHINE": 4}), schedule(*BOTH))
-    with pytest.raises(ValueError, match=r"TRAIN\.BATCH_SIZE 8, .*MULTIGRID\.BN_BASE_SIZE 8"):
-        check_world_size(recipe.replaced({"PROCESSES_PER_MACHINE": 3}), schedule(*BOTH))
 
 
 # The recipe at an iteration.

@@ -140,7 +140,7 @@ def test_another_recipe_is_refused_key_by_key(two_machines, tmp_path):
     for status, said in map(end_of, two_machines("nothing", *other, SPAWN="fork")):
         assert status == 2
         assert said.count("\n") == 1
-        assert "has another recipe than rank 0: SOLVER.BASE_LR 0.1 there, 0.3 on rank" in said
+        assert "recipe than rank 0 (there): SOLVER.BASE_LR 0.1 there, 0.3 here" in said
         assert "DATA.PATH_PREFIX" not in said, "machines may have their data in other places"
     assert not list((tmp_path / "temp").iterdir())
 

@@ -253,7 +253,7 @@ def test_a_run_of_another_config_is_refused(configs, study, write_run):
 
     # A failed run advises to change these keys.
     assert runs("DATA_LOADER.NUM_WORKERS", 0, "DATA.MAX_BAD_FRACTION", 0.5) == 1
-    with pytest.raises(ValueError, match=r"ENSEMBLE_METHOD sum there, max now.*another --output"):
+    with pytest.raises(ValueError, match=r"ENSEMBLE_METHOD sum there, max here.*another --output"):
         runs("DATA.ENSEMBLE_METHOD", "max")
     result["config"]["DATA"]["NUM_TRAIN_VIDEOS"] = 272
     path.write_text(json.dumps(result))

@@ -80,7 +80,7 @@ def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
     finished = shutil.copytree(multigrid_run, tmp_path / "finished")
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     answer = command_line(finished, "SOLVER.BASE_LR", 0.5, "LOG_PERIOD", 3)
-    assert_refused(answer, "another recipe", "SOLVER.BASE_LR: 0.01 in the checkpoint, 0.5 now")
+    assert_refused(answer, "another recipe", "SOLVER.BASE_LR 0.01 there, 0.5 here")
     after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     log = finished / "train.log"
     assert after.pop(log).startswith(before.pop(log))  # says what was refused

@@ -22,11 +22,8 @@ def test_what_changes_the_training_is_listed(tiny_config: Callable[..., Recipe],
     here = tiny_config(tmp_path / "elsewhere", *changed, *moved)
     with pytest.raises(ValueError, match="another recipe") as caught:
         resume.check_same_recipe(stored, here, tmp_path / "c.pyth")
-    lines = [line for line in str(caught.value).splitlines() if " in the checkpoint, " in line]
-    assert lines == [
-        "  SOLVER.BASE_LR: 0.01 in the checkpoint, 0.5 now",
-        "  TRAIN.CHECKPOINT_FILE_PATH:  in the checkpoint, other.pyth now",
-    ]
+    keys = "SOLVER.BASE_LR 0.01 there, 0.5 here; TRAIN.CHECKPOINT_FILE_PATH  there, other.pyth here"
+    assert f"another recipe: {keys}. " in str(caught.value)
 
 
 def test_a_run_on_another_list_or_by_another_schedule_is_not_continued(tmp_path: Path):

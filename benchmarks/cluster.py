@@ -35,7 +35,7 @@ from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import find_timing
 from slowfast_patches.utils import command_line
-from slowfast_patches.utils.command_line import above_zero, at_least_one, from_zero
+from slowfast_patches.utils.command_line import above_zero, at_least_one
 from slowfast_patches.utils.tables import format_duration, format_table
 
 _BACKWARD = 2 / 3
@@ -224,7 +224,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--network", "GB/s", text, above_zero, required=True)
     text = "bandwidth between two GPUs of the same node (default: no limit)"
     add("--node-network", "GB/s", text, above_zero, math.inf)
-    add("--latency", "US", "latency of a message in µs (default: %(default)g)", from_zero, 20.0)
+    add("--latency", "US", "latency of a message in µs (default: %(default)g)", float, 20.0)
     text = "clips that a node can load per second (default: loading takes no time)"
     add("--loader", "CLIPS/s", text, above_zero, math.inf)
     command_line.add_overrides(parser, "keys to set in the config")

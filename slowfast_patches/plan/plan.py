@@ -28,7 +28,6 @@ from slowfast_patches.plan.step_times import UNTIMED, Timing
 from slowfast_patches.utils.tables import (
     format_count,
     format_duration,
-    format_factor,
     format_flops,
     format_table,
 )
@@ -186,7 +185,7 @@ def format_plan(plan: Plan) -> str:
     headers = ["phase", "LR stage", "shapes"]
     headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs", "time"]
     totals = [
-        [label, show(ours), show(baseline), format_factor(ours, baseline)]
+        [label, show(ours), show(baseline), f"{baseline / ours:.2f}×"]
         for label, name, show in _TOTALS
         if (ours := getattr(plan.cost, name)) and (baseline := getattr(plan.baseline, name))
     ]
@@ -210,7 +209,7 @@ def format_plan(plan: Plan) -> str:
             f"Source of the times: {plan.timing.source}."
         )
     tables = [format_table(headers, [_cells(row) for row in plan.phases], left=3)]
-    tables += [format_table(["", "this plan", "baseline", ""], totals)]
+    tables += [format_table(["", "this plan", "baseline", "factor"], totals)]
     warnings = [f"warning: {text}" for text in plan_warnings(schedule)]
     return "\n\n".join([*tables, "\n".join(notes), *warnings])
 

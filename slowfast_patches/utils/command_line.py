@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -266,24 +267,17 @@ def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], floa
     """
     words = getattr(args, name)
     # A key starts with a letter.
-    count = next((n for n, word in enumerate(words) if word[:1].isalpha()), len(words))
-    if words and not count:
+    numbers = list(takewhile(lambda word: not word[:1].isalpha(), words))
+    if words and not numbers:
         raise ValueError(f"{option_of(name)} takes numbers, not {words[0]}")
-    args.overrides = split_pairs(words[count:]) + args.overrides
-    setattr(args, name, list(dict.fromkeys(map(kind, words[:count]))))
+    args.overrides = split_pairs(words[len(numbers) :]) + args.overrides
+    setattr(args, name, list(dict.fromkeys(map(kind, numbers))))
 
 
 def at_least_one(text: str) -> int:
     """Convert to an integer of at least 1. Use this as `type` of an argparse option."""
-    if not text.isdigit() or int(text) < 1:
+    if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, not {text}")
-    return int(text)
-
-
-def from_zero(text: str) -> float:
-    """Convert to a number of at least 0. Use this as `type` of an argparse option."""
-    if not (number := float(text)) >= 0:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, not {text}")
     return number
 
 

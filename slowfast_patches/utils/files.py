@@ -6,8 +6,8 @@ import errno
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, TypeVar, cast
@@ -86,11 +86,8 @@ def map_files(query: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
     Returns:
         The result for each name.
     """
-    with ThreadPoolExecutor(_THREADS) as threads:
-        parts = threads.map(
-            lambda first: {name: query(name) for name in names[first::_THREADS]}, range(_THREADS)
-        )
-        return {name: result for part in parts for name, result in part.items()}
+    with ThreadPool(_THREADS) as threads:
+        return dict(zip(names, threads.map(query, names), strict=True))
 
 
 def check_archive(path: Path) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
+import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,9 @@ _CORES_PER_WORKER = 4
 def versions() -> dict[str, str]:
     """Return the versions of Python and of packages that affect results, by package name."""
     names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
-    packages = {name: _version(name) for name in names}
+    packages = {name: version(name) for name in names}
     # The version in the metadata of torch lacks the suffix for CUDA, such as +cu126.
     return {"python": platform.python_version(), **packages, "torch": torch.__version__}
-
-
-def _version(package: str) -> str:
-    """Return the version of a package. A checkout on PYTHONPATH is a package without a version."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def machine() -> dict[str, Any]:
@@ -94,9 +87,7 @@ def num_workers(wanted: int | str, num_gpus: int) -> int:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    name = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
+    return name[1] if name else platform.processor()

@@ -65,15 +65,15 @@ class RemotePath(PosixPath):
 
     def exists(self, **options: bool) -> bool:
         """Return whether there is a file or a folder with this path."""
-        return _info(str(self)) is not None
+        return _kind(str(self)) is not None
 
     def is_file(self, **options: bool) -> bool:
         """Return whether there is a file with this path."""
-        return (_info(str(self)) or {}).get("type") == "file"
+        return _kind(str(self)) == "file"
 
     def is_dir(self, **options: bool) -> bool:
         """Return whether there is a folder with this path."""
-        return (_info(str(self)) or {}).get("type") == "directory"
+        return _kind(str(self)) == "directory"
 
     def open(self, mode: str = "r", **text: Any) -> IO[Any]:  # type: ignore[override]
         """Read the whole file, and return its content as a file.
@@ -91,10 +91,11 @@ class RemotePath(PosixPath):
         return read_range(str(self), 0, None)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Remove the file."""
-        if missing_ok and not self.is_file():
-            return
-        with _translate_errors(str(self), "removed") as (system, place):
+        """Remove the file, if it exists."""
+        with (
+            suppress(FileNotFoundError),
+            _translate_errors(str(self), "removed") as (system, place),
+        ):
             system.rm_file(place)
 
     def mkdir(self, *options: Any, **others: Any) -> None:
@@ -235,22 +236,17 @@ class _RemoteFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = 0) -> int:
         return int(self._file.seek(offset, whence))
 
-    def tell(self) -> int:
-        return int(self._file.tell())
-
     def readinto(self, buffer: Any) -> int:
         with _translate_errors(self._path):
             return int(self._file.readinto(buffer))
 
 
-def _info(path: str) -> dict[str, Any] | None:
-    """Return what fsspec knows about a file or folder, or None if it does not exist."""
-    with _translate_errors(path) as (system, place):
+def _kind(path: str) -> str | None:
+    """Return "file" or "directory", or None if a path does not exist."""
+    with suppress(FileNotFoundError), _translate_errors(path) as (system, place):
         system.invalidate_cache(place)
-        try:
-            return cast(dict[str, Any], system.info(place))
-        except FileNotFoundError:
-            return None
+        return cast(str, system.info(place)["type"])
+    return None
 
 
 def _status(info: dict[str, Any]) -> Status:

@@ -61,14 +61,6 @@ def format_flops(flops: float) -> str:
     return f"{flops / 1000**power:.3g} {_PREFIXES[power]}FLOP"
 
 
-def format_factor(ours: float, baseline: float) -> str:
-    """Format how many times `ours` is smaller or larger: `3.43× fewer`, `1.50× more` or `equal`."""
-    factor = f"{max(ours, baseline) / min(ours, baseline):.2f}"
-    if factor == "1.00":
-        return "equal"
-    return f"{factor}× {'fewer' if ours < baseline else 'more'}"
-
-
 def shorten_list(items: Sequence[object], named: int = 3) -> str:
     """Format the first `named` items and the number of the others: "a, b, c and 7 more"."""
     more = len(items) - named

@@ -73,7 +73,7 @@ def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_e
     assert rows[2] == ["1", "1", "64×4×45²", "6", "2.82", "0.8", "8", "8.00", "–"]
     assert rows[6][:3] == ["5", "2", "fine-tuning"]
     assert ["iterations", "36", "102", "2.83×"] in rows
-    assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "equal"] in rows
+    assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "1.00×"] in rows
     assert "warning: the training ends with 18 iterations at the baseline's shape" in text
 
 

@@ -257,7 +257,7 @@ def test_a_run_of_another_config_is_refused(configs, study, write_run):
         runs("DATA.ENSEMBLE_METHOD", "max")
     result["config"]["DATA"]["NUM_TRAIN_VIDEOS"] = 272
     path.write_text(json.dumps(result))
-    with pytest.raises(ValueError, match="102 iterations there, 204 now"):
+    with pytest.raises(ValueError, match="102 iterations there, 204 here"):
         runs("DATA.NUM_TRAIN_VIDEOS", 272)
 
 

@@ -158,13 +158,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = partial(add_option, parser)
     add("--clips", "N", "number of clips in the batch (%(default)s)", int, 64)
     add("--group-size", "N", "number of clips per BN group (%(default)s)", int, 8)
-    dtypes = ["float32", "bfloat16"]
-    text = "data type of the inputs (%(default)s)"
-    add("--dtype", None, text, default="float32", choices=dtypes)
+    add("--dtype", None, "data type (%(default)s)", str, "float32", choices=["float32", "bfloat16"])
     parser.add_argument("--small", action="store_true", help="measure only four small layers")
-    text = "device to measure (%(default)s)"
-    add("--device", None, text, default=gpu, choices=["cpu", "cuda"])
-    return parser.parse_args(argv)
+    add("--device", None, "device (%(default)s)", str, gpu, choices=["cpu", "cuda"])
+    args = parser.parse_args(argv)
+    if args.clips % args.group_size or args.clips == args.group_size:
+        parser.error("--clips must be a multiple of --group-size and give at least two groups")
+    return args
 
 
 @tool

@@ -71,8 +71,7 @@ class Traffic(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write the result, and return the exit status."""
     parser = new_source_parser(__doc__, "runs/bucket", 8)
-    text = "delay of each answer of the server (%(default)s)"
-    add_option(parser, "--latency", "MS", text, float, 0.0)
+    add_option(parser, "--latency", "MS", "delay of each answer of the server (0)", float, 0.0)
     args = parser.parse_intermixed_args(argv)
     torch.set_num_threads(1)
     local = dict(zip(("files", "prepared"), make_sets(args), strict=True))

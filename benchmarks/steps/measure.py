@@ -85,8 +85,12 @@ def _variant_row(
 ) -> Row:
     """Return the results of a variant for each shape and for the whole schedule."""
     shapes = [_shape_row(variant, case) for case in variant.cases]
-    row: Row = {"name": variant.name, "keys": dict(variant.keys), "failure": variant.failure}
-    row["shapes"] = shapes
+    row: Row = {
+        "name": variant.name,
+        "keys": dict(variant.keys),
+        "failure": variant.failure,
+        "shapes": shapes,
+    }
     if variant.failure is not None:
         return row | {"precision": None, "totals": {"failure": variant.failure}}
     for shape in shapes:

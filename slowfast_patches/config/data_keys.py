@@ -13,6 +13,7 @@ from slowfast_patches.config.fields import (
     CROP,
     FACTORS,
     FROM_ZERO,
+    LONG_CYCLE,
     PART,
     POSITIVE_RGB,
     RAND_AUGMENT,
@@ -59,7 +60,7 @@ class Multigrid:
         ((0.25, 0.5**0.5), (0.5, 0.5**0.5), (0.5, 1.0), (1.0, 1.0)),
         "Shapes of the long cycle, as factors [frames, crop] of DATA.NUM_FRAMES and "
         "DATA.TRAIN_CROP_SIZE.",
-        FACTORS,
+        LONG_CYCLE,
     )
     bn_base_size: int = key(
         8,

@@ -116,6 +116,10 @@ AUTO_OR_COUNT = Check(
     "0 or more, or auto",
 )
 FACTORS = Check(bool, "a list of factors in (0, 1]")
+LONG_CYCLE = Check(
+    lambda x: x[-1:] == ((1, 1),) and all(len(factors) == 2 for factors in x),
+    "a list of factors [frames, crop] in (0, 1] that ends with [1, 1]",
+)
 SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
 CLASS_WEIGHTS = Check(
     lambda x: x == "balanced" or (not isinstance(x, str) and all(weight > 0 for weight in x)),

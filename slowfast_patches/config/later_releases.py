@@ -26,9 +26,19 @@ def ignored_key(name: str) -> Ignored | None:
 
 
 def rates_of_one_machine(values: Values) -> dict[str, Any]:
-    """Replace SOLVER.BASE_LR_SCALE_NUM_SHARDS by SOLVER.REFERENCE_BATCH_SIZE."""
+    """Replace SOLVER.BASE_LR_SCALE_NUM_SHARDS by SOLVER.REFERENCE_BATCH_SIZE.
+
+    Raises:
+        ValueError: Both are set.
+    """
     if not values["SOLVER.BASE_LR_SCALE_NUM_SHARDS"]:
         return {}
+    if values["SOLVER.REFERENCE_BATCH_SIZE"]:
+        raise ValueError(
+            "SOLVER.BASE_LR_SCALE_NUM_SHARDS True and SOLVER.REFERENCE_BATCH_SIZE would both "
+            "scale the learning rates. Set SOLVER.BASE_LR_SCALE_NUM_SHARDS False or "
+            "SOLVER.REFERENCE_BATCH_SIZE 0."
+        )
     return {
         "SOLVER.REFERENCE_BATCH_SIZE": values["TRAIN.BATCH_SIZE"],
         "SOLVER.BASE_LR_SCALE_NUM_SHARDS": False,

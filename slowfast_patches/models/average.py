@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from slowfast_patches.models.weights.load import trained_tensors
+
 
 def start_average(model: nn.Module) -> nn.Module:
     """Return a copy of a model, with `requires_grad=False` for all parameters of the copy."""
@@ -24,15 +26,10 @@ def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
     Running statistics are averaged like parameters. Other buffers are copied: they are counters, or
     constants such as an attention mask of -inf, whose average would be NaN.
     """
-    averages, average_others = _split(average)
-    values, others = _split(model)
-    get_ema_multi_avg_fn(decay)(averages, values, 0)  # type: ignore[no-untyped-call]
-    for average_other, other in zip(average_others, others, strict=True):
-        average_other.copy_(other)
-
-
-def _split(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the parameters and BN running statistics of a model, and its other buffers."""
-    statistics = [value for name, value in model.named_buffers() if "running_" in name]
-    others = [value for name, value in model.named_buffers() if "running_" not in name]
-    return [*model.parameters(), *statistics], others
+    averages = trained_tensors(average)
+    values = trained_tensors(model)
+    update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    update(list(averages.values()), list(values.values()), 0)
+    for (name, ours), theirs in zip(average.named_buffers(), model.buffers(), strict=True):
+        if name not in averages:
+            ours.copy_(theirs)

@@ -42,7 +42,9 @@ def build_optimizer(
     last = max(depths.values(), default=0)
     members = defaultdict[tuple[float, float], list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
-        flat = solver.zero_wd_1d_param and parameter.ndim in (0, 1, 3)
+        # The position embeddings and tokens of transformers have three axes.
+        is_position = recipe.model.family.is_transformer and parameter.ndim == 3
+        flat = solver.zero_wd_1d_param and (parameter.ndim <= 1 or is_position)
         decay = recipe.bn.weight_decay if "bn" in name else 0.0 if flat else solver.weight_decay
         scale = solver.layer_decay ** (last - depths.get(parameter, last))
         if parameter.requires_grad:

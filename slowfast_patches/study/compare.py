@@ -26,7 +26,6 @@ from slowfast_patches.study.report import (
 from slowfast_patches.study.runs import Study, mean
 from slowfast_patches.study.score import CLEAR, format_score, score_of
 from slowfast_patches.utils.pictures import COLOURS, MUTED, add_legend, new_figure
-from slowfast_patches.utils.tables import format_list
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,7 +105,7 @@ def compare(
     metrics = metric_names(first.recipe)
     scores = {name: score_of(runs, name, metrics[0]) for name in runs["arm"].unique()}
     content = study_json(study, runs, command)
-    verdict = _verdict(study, runs, scores, content["chance"])
+    verdicts = _verdicts(study, runs, scores)
     warnings = [*_warnings(study, scores, content["chance"] or 0.0), *study_warnings(runs)]
     times = f"iterations × the step times of {step_times}" if step_times else "wall-clock times"
     columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", *metrics]
@@ -118,28 +117,23 @@ def compare(
     return Report(
         name="report",
         title="Comparison",
-        result=[
-            *(f"Warning: {text}" for text in warnings),
-            *[f"Verdict: {verdict}"] * bool(verdict),
-        ],
+        result=[f"Warning: {text}" for text in warnings] + verdicts,
         tables=tables,
-        notes=[_explain(first.baseline, times), *origin(runs, command)],
-        content=content | {"seconds": times, "verdict": verdict or None, "warnings": warnings},
+        notes=[_explain(first.baseline, times, content["chance"]), *origin(runs, command)],
+        content=content | {"seconds": times, "verdicts": verdicts, "warnings": warnings},
         figure=_figure(runs, metrics[0], content["chance"], times, has_lengths=has_lengths),
     )
 
 
-def _verdict(
-    study: Study, runs: pd.DataFrame, scores: Mapping[str, NormalDist], chance: float | None
-) -> str:
-    """Return one sentence that compares arms with their baseline.
+def _verdicts(study: Study, runs: pd.DataFrame, scores: Mapping[str, NormalDist]) -> list[str]:
+    """Return a sentence for each arm that compares it with its baseline.
 
-    Arms that are longer or shorter than the baseline are left out. The sentence is empty until
-    the baseline and another arm have finished runs.
+    Arms that are longer or shorter than the baseline are left out, and arms that have no finished
+    run with the seed of a finished run of the baseline.
     """
     baseline = next(arm for arm in study.arms if arm.name == arm.baseline)
     title = metric_title(metric_names(baseline.recipe)[0])
-    clauses = list[str]()
+    texts = list[str]()
     for arm in study.arms:
         speed_up, total = (mean(runs, arm.name, n) for n in ("speed_up", "total_speed_up"))
         if arm is baseline or arm.length != baseline.length or not speed_up or not total:
@@ -148,16 +142,13 @@ def _verdict(
         after = scores[arm.name]
         change = after - before
         clear = 0 < CLEAR * change.stdev <= abs(change.mean)
-        clauses.append(
-            f"{arm.name} is {speed_up.mean:.2f}× as fast ({total.mean:.2f}× with evaluation and "
-            f"test), and its {title} differs by {format_score(change)} points "
-            f"({format_score(after)} % against {format_score(before)} %"
-            f"{'' if clear else ', undecided'})"
+        texts.append(
+            f"Verdict: compared with {baseline.name}, {arm.name} is {speed_up.mean:.2f}× as fast "
+            f"({total.mean:.2f}× with evaluation and test), and its {title} differs by "
+            f"{format_score(change)} points ({format_score(after)} % against "
+            f"{format_score(before)} %{'' if clear else ', undecided'})."
         )
-    if not clauses:
-        return ""
-    last = [] if chance is None else [f"chance is {chance:.1f} %"]
-    return f"Compared with {baseline.name}, {'; '.join([*clauses, *last])}."
+    return texts
 
 
 def _warnings(study: Study, scores: Mapping[str, NormalDist], chance: float) -> list[str]:
@@ -166,13 +157,13 @@ def _warnings(study: Study, scores: Mapping[str, NormalDist], chance: float) -> 
     low = [name for name, each in scores.items() if each.mean - CLEAR * each.stdev <= chance]
     if low and chance:
         texts.append(
-            f"The accuracy of {format_list(low)} is not clearly above chance. A speed-up at this "
+            f"The accuracy of {', '.join(low)} is not clearly above chance. A speed-up at this "
             "accuracy means nothing."
         )
     return texts
 
 
-def _explain(baseline: str, times: str) -> str:
+def _explain(baseline: str, times: str, chance: float | None) -> str:
     """Return a paragraph that explains the tables and the verdict."""
     return (
         f"Speed-up and iteration factor are relative to {baseline}. The speed-up is the training "
@@ -184,6 +175,7 @@ def _explain(baseline: str, times: str) -> str:
         "passes. With several lengths, accuracies are the best up to each time. Between two "
         "lengths, they are interpolated linearly in the logarithm of the time. ≤ means that even "
         "the shortest training exceeds the accuracy."
+        + (f" Chance is {chance:.1f} %." if chance else "")
     )
 
 

@@ -182,16 +182,15 @@ def pilot_study(
         ShortBaselineError: The full baseline takes no longer than the pilot.
     """
     whole = seconds_of_steps[0]
-    baseline = arms[0]
     _, evaluation = evaluation_share(
-        baseline.recipe, baseline.schedule, lambda frames, crop: frames * crop**2
+        arms[0].recipe, arms[0].schedule, lambda frames, crop: frames * crop**2
     )
     besides = _START + evaluation * whole
     needs = [besides + _least(arm) * s for arm, s in zip(arms, seconds_of_steps, strict=True)]
     seconds = max(2 * max(needs[:2]), whole / 10 if minutes is None else 60 * minutes)
     if whole <= seconds:
         raise ShortBaselineError(
-            f"No pilot is needed: a full training of the baseline takes about "
+            "No pilot is needed: a full training of the baseline takes about "
             f"{format_duration(whole)}, and a pilot {format_duration(seconds)}. Train both the "
             "baseline and the multigrid recipe in full instead. The result is more reliable."
         )

@@ -90,7 +90,6 @@ def test_what_this_machine_does_not_see_is_only_warned_of(submit: Callable, tmp_
     ("keys", "is_warned"),
     [
         ([], True),
-        (["SOLVER.REFERENCE_WORLD_SIZE", 1], False),
         (["SOLVER.REFERENCE_BATCH_SIZE", 2], False),
     ],
 )

@@ -26,6 +26,7 @@ from multigrid import GENTLE, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from tests.conftest import one_block
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -99,7 +100,6 @@ def test_an_example_runs(
     data: Path,
     tmp_path: Path,
     run_ranks: Callable[..., None],
-    one_block: Callable[[], contextlib.AbstractContextManager[None]],
 ):
     for module in ("accelerate", "lightning", "transformers"):  # once, before forks
         pytest.importorskip(module)

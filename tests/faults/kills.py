@@ -18,7 +18,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -28,15 +27,12 @@ from subprocess import TimeoutExpired
 
 from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
 from slowfast_patches.detection.demo import make_ava_form
-from tests.conftest import RECIPE, Folder, assert_same_bits, without_times
+from tests.conftest import RECIPE, Folder, assert_same_bits, free_port, without_times
 from tests.forked import Process, Server
 from tests.slowfast_patches.detection.test_training import KEYS as DETECTION
 
 PROGRAM = "tests/faults/faulty_run_net.py"
-PLAIN = (
-    *("OUTPUT_DIR", "out", "TRAIN.CHECKPOINT_PERIOD", 1, "DATA_LOADER.NUM_WORKERS", 1),
-    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1]] * 4),
-)
+PLAIN = ("OUTPUT_DIR", "out", "TRAIN.CHECKPOINT_PERIOD", 1, "DATA_LOADER.NUM_WORKERS", 1)
 CASES = {
     "one process": (),
     "two processes": ("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2),
@@ -133,9 +129,7 @@ def start(server: Server, folder: Path, case: str) -> list[Process]:
     """Start the processes of a training, each in a process group of its own."""
     keys = ("DATA.PATH_TO_DATA_DIR", "../data", *PLAIN, *CASES[case])
     ranks = 2 if "NUM_SHARDS" in keys else 1
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     environment = os.environ | {"ONE_BLOCK": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = (PROGRAM, "--cfg", "../tiny.yaml", "--init-method", address)
     with (folder / "said.txt").open("a") as said:

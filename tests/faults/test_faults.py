@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from slowfast_patches.train.checkpoint import last_checkpoint
+from tests.conftest import Folder, assert_same_run
 from tests.faults.kills import find_difference
 
 MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
@@ -22,17 +23,9 @@ MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TRAININGS", 1))))
-def test_a_killed_training_ends_as_if_undisturbed(
-    seed,
-    start_run_net,
-    one_block_keys,
-    multigrid_run,
-    tmp_path,
-    opened,
-    assert_same_run,
-):
+def test_a_killed_training_ends_as_if_undisturbed(seed, start_run_net, multigrid_run, tmp_path):
     program = Path(__file__).with_name("faulty_run_net.py")
-    keys = ("DATA_LOADER.NUM_WORKERS", 1, "TRAIN.CHECKPOINT_PERIOD", 1, *one_block_keys)
+    keys = ("DATA_LOADER.NUM_WORKERS", 1, "TRAIN.CHECKPOINT_PERIOD", 1)
     rng = random.Random(seed)
     for place in [*rng.sample(sorted(MOST), len(MOST)), "none"]:
         fault = f"{place}:{rng.randint(1, MOST.get(place, 1))}"
@@ -44,7 +37,7 @@ def test_a_killed_training_ends_as_if_undisturbed(
         # torch's import of a profiler at the first step, where the loss of a worker interrupts it.
         foreign = said.count("in _serve") + said.count("in _maybe_cupti_monitor")
         assert said.count("Traceback") == foreign, said
-    assert_same_run(opened(tmp_path), opened(multigrid_run))
+    assert_same_run(Folder(tmp_path), Folder(multigrid_run))
     left = [path.name for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".damaged")]
     assert left == []
 

@@ -14,6 +14,7 @@ from slowfast_patches.train.hooks import KeepBest, SaveCheckpoint, Validate
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Trainer
+from tests.conftest import free_port
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +48,6 @@ def test_a_continued_training_is_the_undisturbed_one_bit_for_bit(
 
 def test_two_processes_on_one_card_train_what_one_does(
     start_run_net: Callable[..., subprocess.Popen[str]],
-    free_port: Callable[[], int],
     tmp_path: Path,
     opened: type,
 ):

@@ -7,11 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import ClipPlan, ClipRequest, Shape, Video, collate, network_input, plan_test
-from multigrid.micro_batches import select_clips
-from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.detection.clips import Targets, boxes_in_clip, pack
-from slowfast_patches.tasks import task_of
+from slowfast_patches.detection.clips import Targets, boxes_in_clip
 from tests.slowfast_patches.detection.ava_lists import BOXES, recipe_of, write_lists
 
 BASE = Shape(8, 8, 64)
@@ -21,8 +18,8 @@ TRAIN = "".join(f"{name},0902,{box},{n},0\n" for n, (name, box) in enumerate(BOX
 
 
 @pytest.fixture(scope="module")
-def folder(made_once):
-    return made_once("ava_lists", lambda path: write_lists(path, TRAIN, val=TRAIN))
+def folder(tmp_path_factory):
+    return write_lists(tmp_path_factory.mktemp("ava"), TRAIN, val=TRAIN)
 
 
 @pytest.mark.parametrize(("frames", "stride", "last"), [(32, 2, 100), (8, 8, 40), (4, 16, 99)])
@@ -90,26 +87,3 @@ def test_an_evaluation_has_all_boxes_and_says_what_it_shows_of_them(folder):
     # Of 96 pixels, the crops show 0 to 64, 16 to 80 and 32 to 96; the boxes are 12 to 36, 72 to 96.
     shares = targets.shares.tolist()
     assert shares == pytest.approx([1, 20 / 24, 4 / 24, 0, 8 / 24, 1])
-
-
-def test_a_video_that_ends_before_its_key_frame_is_unreadable(tmp_path):
-    late = write_lists(tmp_path, TRAIN.replace("b,0902", "b,0903"))
-    dataset = build_dataset(recipe_of(late, *KEYS), "train")
-    [(_, reason)] = dataset[ClipRequest(1, 3, BASE, 0)]["failures"][:1]
-    assert (
-        "has 70 frames at 30 frames per second and ends before its key frame at second 903"
-        in reason
-    )
-
-
-def test_a_part_of_a_mini_batch_has_the_boxes_of_its_clips():
-    """Select the last two of three clips, which have one, two and one boxes."""
-    boxes, classes = np.arange(16.0).reshape(4, 4), np.eye(4)
-    split = [slice(0, 1), slice(1, 3), slice(3, 4)]
-    labels = [pack(np.ones(len(boxes[at])), boxes[at], classes[at], 3) for at in split]
-    batch = {"clips": torch.arange(3), "labels": torch.tensor(np.stack(labels))}
-    assert task_of(load_recipe(None, ["DETECTION.ENABLE", True])).rows_of_clips(batch) == [1, 2, 1]
-    part = Targets.of_labels(select_clips(batch, slice(1, None), 3)["labels"])
-    np.testing.assert_array_equal(part.boxes, np.c_[[0, 0, 1], boxes[1:]])
-    np.testing.assert_array_equal(part.classes, classes[1:])
-    assert part.places.tolist() == [0, 1, 0]

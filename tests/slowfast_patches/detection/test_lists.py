@@ -64,12 +64,6 @@ def test_boxes_and_labels_are_the_hosts(tmp_path, split, count):
     assert len(found) == count
 
 
-def test_without_a_detectors_boxes_the_annotated_ones_are_scored(tmp_path):
-    lists = write_lists(tmp_path, TRAIN, val="a,0904,0.1,0.2,0.5,0.6,1,0\n")
-    [key_frame] = read_list(recipe_of(lists, "AVA.TEST_PREDICT_BOX_LISTS", []), "test")
-    assert key_frame.labels == ((0,),)
-
-
 def test_videos_may_be_files_and_lists_elsewhere(tmp_path):
     lists = write_lists(tmp_path / "lists", TRAIN)
     frames = tmp_path / "frames"
@@ -85,9 +79,3 @@ def test_videos_may_be_files_and_lists_elsewhere(tmp_path):
 
 def test_classes_have_the_names_of_the_label_map_and_else_their_numbers(tmp_path):
     assert class_names(recipe_of(write_lists(tmp_path, TRAIN))) == ("stand", "2", "run")
-
-
-def test_boxes_without_an_area_are_counted(tmp_path, caplog):
-    lists = write_lists(tmp_path, TRAIN + "a,0902,0.5,0.2,0.5,0.6,1\n")
-    assert len(read_list(recipe_of(lists), "train")[0].boxes) == 1
-    assert "ava_train_v2.2.csv: 1 boxes have no area in the frame and are left out" in caplog.text

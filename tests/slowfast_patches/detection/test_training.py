@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import start_processes
 
 from multigrid import clip_numbers, convert_batchnorm, form_groups
 from slowfast_patches.config.recipe import Recipe
@@ -21,6 +20,7 @@ from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.step import Stepper, in_parallel
+from tests.conftest import Folder, one_block
 
 pytestmark = pytest.mark.slow
 
@@ -33,62 +33,59 @@ KEYS = (
 )
 
 
-@pytest.fixture(scope="module")
-def keys(made_once: Callable[..., Path]) -> tuple[object, ...]:
-    def make(folder: Path) -> None:
-        spec = DemoSpec(train=12, val=4, test=0, frames=40, width=64, height=40)
-        make_ava_form(folder, spec, 1)
-
-    return (*KEYS, "DATA.PATH_TO_DATA_DIR", made_once("ava_form", make))
+@pytest.fixture(autouse=True, scope="module")
+def _one_block() -> Iterator[None]:
+    with one_block():
+        yield
 
 
 @pytest.fixture(scope="module")
-def finished(train, tmp_path_factory, keys) -> Path:
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("detection") / "ava"
+    make_ava_form(folder, DemoSpec(train=12, val=4, test=0, frames=40, width=64, height=40), 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(train, data) -> Folder:
     """Return the folder of a finished run with both cycles."""
     options = ("TEST.SAVE_RESULTS_PATH", "boxes.csv", "MODEL.DROPOUT_RATE", 0.0)
-    return train(tmp_path_factory.mktemp("detection") / "run", *keys, *options)
+    keys = (*KEYS, "DATA.PATH_TO_DATA_DIR", data, *options)
+    return Folder(train(data.with_name("run"), *keys))
 
 
-def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(finished, opened):
-    folder = opened(finished)
-    result = folder.result
-    assert result["metric"] == "map"
+def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(finished):
+    result, records = finished.result, finished.metrics()
+    assert (result["metric"], result["videos"]) == ("map", 8)  # two key frames of each video
     assert 0 < result["map"] <= 100
-    assert result["videos"] == 8  # two key frames of each of four videos
     assert all(0 < e["map"] <= 100 for e in result["evaluations"])
-    records = folder.metrics()
     assert records[0]["loss"] == pytest.approx(0.693, abs=0.03)  # log 2, of logits near 0
     assert sum(record.get("redrawn", 0) for record in records) > 0
-    rows = (folder.path / "boxes.csv").read_text().splitlines()
-    assert rows[0].startswith("video,label,prediction,probability,clockwise,")
-    assert rows[1].startswith('"val0000 902 (')
-    table = (folder.path / "result_classes.csv").read_text().splitlines()
+    table = (finished.path / "result_classes.csv").read_text().splitlines()
     assert table[0] == "class,videos,average_precision"
     assert len(table) == 1 + len(ACTIONS)
 
 
-def test_predictions_of_boxes_are_the_tests(finished, keys, load_program, capsys):
-    data = Path(str(keys[-1]))
+def test_predictions_of_boxes_are_the_tests(finished, data, load_program, capsys):
     tool = load_program("tools/predict.py")
-    given = ("--checkpoint", finished, "--targets", data / "ava_val_v2.2.csv", "--json", "--top", 6)
-    video = data / "val" / "val0001.mp4"
-    assert tool.main([*map(str, given), str(video)]) == 0
+    targets = ("--targets", data / "ava_val_v2.2.csv", "--json", "--top", 6)
+    given = ("--checkpoint", finished.path, *targets, data / "val" / "val0001.mp4")
+    assert tool.main(list(map(str, given))) == 0
     found = json.loads(capsys.readouterr().out)
-    with (finished / "boxes.csv").open() as file:
+    with (finished.path / "boxes.csv").open() as file:
         tested = {row["video"]: row for row in csv.DictReader(file)}
+    assert len(found) == 2
     for row in found:
         expected = tested[f"val0001 {row['second']} {tuple(row['box'])}"]
         for of_class in row["classes"]:
-            assert of_class["probability"] == pytest.approx(
-                float(expected[of_class["name"]]), rel=1e-3
-            )
+            probability = float(expected[of_class["name"]])
+            assert of_class["probability"] == pytest.approx(probability, rel=1e-3)
 
 
 def train_rank(rank: int, recipe: Recipe, size: int, folder: Path) -> None:
     """Train a few steps of each shape as a run does, and save the losses and the weights."""
     if size > 1:
-        store = dist.FileStore(str(folder / "store"), size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        dist.init_process_group("gloo")
     recipe = with_precision(recipe, False)
     dataset = build_dataset(recipe, "train")
     schedule = schedule_of(recipe, len(dataset))
@@ -107,24 +104,29 @@ def train_rank(rank: int, recipe: Recipe, size: int, folder: Path) -> None:
     torch.save((found, stepper.model.state_dict()), folder / f"{rank}.pt")
 
 
-def trained(folder: Path, recipe: Recipe, size: int) -> list[tuple[list[tuple[float, int]], Any]]:
-    """Train on `size` processes. Return the (loss, boxes) of each step and the weights, by rank."""
-    folder.mkdir()
-    start_processes(train_rank, (recipe, size, folder), size, start_method="fork")
-    return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
+@pytest.fixture
+def trained(run_ranks, tmp_path) -> Callable[..., Any]:
+    """`trained(recipe, size)`: the (loss, boxes) of each step and the weights, by rank."""
+
+    def on_ranks(recipe: Recipe, size: int) -> list[tuple[list[tuple[float, int]], Any]]:
+        run_ranks(size, train_rank, recipe, size, tmp_path)
+        return [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
+
+    return on_ranks
 
 
-def test_losses_are_those_of_one_process_however_boxes_fall_to_others(tiny_config, tmp_path, keys):
+def test_losses_are_those_of_one_process_however_boxes_fall_to_others(
+    trained, tiny_config, tmp_path, data
+):
     """The run has dropout masks per clip, and micro-batches."""
     more = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1, 1]], "MULTIGRID.EPOCH_FACTOR", 1.0)
-    recipe = tiny_config(tmp_path / "run", *keys, *more, "SOLVER.BASE_LR", 1e-4)
-    whole = recipe.replaced({"MULTIGRID.BN_BASE_SIZE": 2})
-    parts = whole.replaced({"SOLVER.ACCUMULATION_STEPS": 2})
-    [(alone, weights)] = trained(tmp_path / "alone", whole, 1)
+    more += ("SOLVER.BASE_LR", 1e-4, "MULTIGRID.BN_BASE_SIZE", 2, "DATA.PATH_TO_DATA_DIR", data)
+    whole = tiny_config(tmp_path / "run", *KEYS, *more)
+    [(alone, weights)] = trained(whole, 1)
     expected = [loss for loss, _ in alone]
-    [(in_parts, _)] = trained(tmp_path / "parts", parts, 1)
+    [(in_parts, _)] = trained(whole.replaced({"SOLVER.ACCUMULATION_STEPS": 2}), 1)
     assert [loss for loss, _ in in_parts] == pytest.approx(expected, rel=1e-3)
-    (first, first_weights), (second, _) = trained(tmp_path / "ranks", whole, 2)
+    (first, first_weights), (second, _) = trained(whole, 2)
     boxes = [(one, other) for (_, one), (_, other) in zip(first, second, strict=True)]
     assert any(one != other for one, other in boxes), "ranks have as many boxes"
     assert [sum(counts) for counts in boxes] == [count for _, count in alone]

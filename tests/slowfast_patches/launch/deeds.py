@@ -33,28 +33,29 @@ SAVING = float(os.environ.get("SAVING", "1"))
 def main(recipe: Recipe, world: World) -> None:
     setup_logging(recipe.output_dir, world)
     signal.alarm(DEADLINE)
-    _deed(os.environ["DEED"], Path(recipe.output_dir), world, recipe.dist_stall_seconds)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    (Path(recipe.output_dir) / f"rank_{world.rank}").write_text(f"{int(total)} {world.local_rank}")
-
-
-def _deed(name: str, folder: Path, world: World, patience: float) -> None:
+    folder, name = Path(recipe.output_dir), os.environ["DEED"]
     if name == "train":
-        _train(folder, world, timedelta(seconds=patience))
+        _train(folder, world, timedelta(seconds=recipe.dist_stall_seconds))
     if world.rank == 1:
-        if name == "mistake":
-            raise ValueError("a key of the recipe is wrong")
-        if name == "bug":
-            error = KeyError("no such thing")
-            error.add_note("in iteration 7")
-            raise error
-        if name == "kill" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if name == "silence":
-            time.sleep(DEADLINE)
+        _fail(name)
     elif name == "bug":
         time.sleep(DEADLINE)  # in no collective, and still it ends
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    (folder / f"rank_{world.rank}").write_text(f"{int(total)} {world.local_rank}")
+
+
+def _fail(name: str) -> None:
+    if name == "mistake":
+        raise ValueError("a key of the recipe is wrong")
+    if name == "bug":
+        error = KeyError("no such thing")
+        error.add_note("in iteration 7")
+        raise error
+    if name == "kill" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "silence":
+        time.sleep(DEADLINE)
 
 
 def _train(folder: Path, world: World, patience: timedelta) -> None:
@@ -66,13 +67,9 @@ def _train(folder: Path, world: World, patience: timedelta) -> None:
                 os.write(1, b"trains\n")
             time.sleep(0.1)
             if stop.agreed():
-                _save(folder, world, iteration)
+                time.sleep(0.0 if world.rank else SAVING)
+                (folder / f"saved_{world.rank}").write_text(str(iteration))
                 stop.check()
-
-
-def _save(folder: Path, world: World, iteration: int) -> None:
-    time.sleep(0.0 if world.rank else SAVING)
-    (folder / f"saved_{world.rank}").write_text(str(iteration))
 
 
 def start(keys: list[str]) -> None:

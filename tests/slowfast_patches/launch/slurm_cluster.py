@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
@@ -118,7 +118,7 @@ class Cluster:
         self.run("scancel", "--user=root", check=False)
         with suppress(AssertionError):
             self.until(lambda: not self.run("squeue", "--noheader", check=False), 30)
-        for path in [*self.folder.glob("slurm*.pid"), *self.folder.glob("munge/*.pid")]:
+        for path in self.folder.glob("**/*.pid"):
             with suppress(ValueError, ProcessLookupError):
                 os.kill(int(path.read_text()), signal.SIGTERM)
         with suppress(AssertionError):  # They delete these files at their end.
@@ -132,10 +132,6 @@ def is_possible() -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for probe in sockets:
-        probe.bind(("", 0))
-    ports = [probe.getsockname()[1] for probe in sockets]
-    for probe in sockets:
-        probe.close()
-    return ports
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in sockets]

@@ -6,12 +6,13 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
 import torch
+
+from tests.conftest import Folder, free_port
 
 # Dropout and precise BN are tested in test_equivalence.py.
 OPTIONS = (
@@ -24,10 +25,8 @@ SMALL = {"GLOO_SOCKET_IFNAME": "lo", "ONE_BLOCK": "1"}
 
 
 @pytest.fixture(scope="module")
-def data(
-    demo_data: Path, one_block_keys: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[object, ...]:
-    """Return keys for one block in each stage, and for demo data with one unreadable video.
+def data(demo_data, tmp_path_factory) -> tuple[object, ...]:
+    """Return keys for demo data with one unreadable video.
 
     All processes must replace and count that video in the same way.
     """
@@ -38,21 +37,15 @@ def data(
     (folder / "broken.mp4").write_text("not a video")
     lines[5] = f"{folder / 'broken.mp4'} {lines[5].split()[-1]}"
     (folder / "train.csv").write_text("\n".join(lines) + "\n")
-    return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data, *one_block_keys)
+    return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
 
 
 @pytest.fixture(scope="module")
-def one_process(
-    train: Callable[..., Path],
-    one_block: Callable[[], AbstractContextManager[None]],
-    data: tuple[object, ...],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    with one_block():
-        return train(tmp_path_factory.mktemp("one_process"), *OPTIONS, *data)
+def one_process(train, data, tmp_path_factory) -> Folder:
+    return Folder(train(tmp_path_factory.mktemp("one_process"), *OPTIONS, *data))
 
 
-def assert_same_training(found, expected) -> None:
+def assert_same_training(found: Folder, expected: Folder) -> None:
     assert (found.result["world_size"], expected.result["world_size"]) == (2, 1)
     assert found.result["global_batch"] == expected.result["global_batch"] == 4
     weights = expected.checkpoint["model_state"]
@@ -69,9 +62,7 @@ def assert_same_training(found, expected) -> None:
 
 
 @pytest.fixture
-def start(
-    start_python: Callable[..., Popen[str]], tiny_recipe: Path, data: tuple[object, ...]
-) -> Callable[..., Popen[str]]:
+def start(start_python, tiny_recipe, data) -> Callable[..., Popen[str]]:
     """Return `start(folder, OPTION, ..., NAME=value)`, which starts run_net in a folder.
 
     The names are environment variables. The output is in the subfolder "out".
@@ -94,33 +85,31 @@ def said_by(processes: list[Popen[str]], status: int = 0) -> list[str]:
     return said
 
 
-def test_two_machines_train_what_one_process_does(
-    start, free_port, one_process: Path, tmp_path: Path, opened: type
-):
+def test_two_machines_train_what_one_process_does(start, one_process, tmp_path):
     where = ("--init-method", f"tcp://127.0.0.1:{free_port()}", "--num-shards", 2)
     keys = ("TRAIN.BATCH_SIZE", 2)
     said_by([start(tmp_path / n, *where, "--shard-id", n, *keys) for n in ("0", "1")])
-    assert_same_training(opened(tmp_path / "0" / "out"), opened(one_process))
+    assert_same_training(Folder(tmp_path / "0" / "out"), one_process)
     written = [path.name for path in (tmp_path / "1" / "out").rglob("*")]
     assert sorted(written) == ["logs", "rank_0001.log"], "only the first process writes"
 
 
 def test_stopped_on_four_tasks_of_srun_it_continues_on_two_processes_of_torchrun(
-    start, free_port, one_process: Path, tmp_path: Path, opened: type
+    start, one_process, tmp_path
 ):
     step = {"SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 4, "SLURM_STEP_NUM_NODES": 1}
     step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": os.getpid(), "SLURM_NODEID": 0}
     started = [start(tmp_path, **step, SLURM_PROCID=task, SLURM_LOCALID=task) for task in range(4)]
-    metrics, deadline = tmp_path / "out" / "metrics.jsonl", time.monotonic() + 240
+    folder = Folder(tmp_path / "out")
+    metrics, deadline = folder.path / "metrics.jsonl", time.monotonic() + 240
     while not metrics.exists() or metrics.read_text().count('"train"') < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     started[-1].send_signal(signal.SIGTERM)
     assert "stopped by SIGTERM" in said_by(started, status=75)[0]
-    assert "continuing" not in (tmp_path / "out" / "logs" / "rank_0001.log").read_text()
-    done = opened(tmp_path / "out").checkpoint["iteration"]
+    done = folder.checkpoint["iteration"]
     run = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 1}
     run |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     said_by([start(tmp_path, **run, RANK=rank, LOCAL_RANK=rank) for rank in range(2)])
-    assert f"Resuming after iteration {done}" in opened(tmp_path / "out").log
-    assert_same_training(opened(tmp_path / "out"), opened(one_process))
+    assert f"Resuming after iteration {done}" in folder.log
+    assert_same_training(folder, one_process)

@@ -31,13 +31,10 @@ def config(*overrides: object) -> Recipe:
         (("NUM_GPUS", 0), {}, Placement(1, 0, 1, 0), 1, 0),
         (("NUM_GPUS", 8), {}, Placement(1, 0, 8, None), 8, 0),
         (("NUM_SHARDS", 3, "SHARD_ID", 2), {}, Placement(3, 2, 8, None), 24, 16),
-        (("NUM_GPUS", 0, "NUM_SHARDS", 3), {}, Placement(3, 0, 1, 0), 3, 0),
         # A batch script, and srun --pty bash.
         ((), JOB, Placement(1, 0, 8, None), 8, 0),
         ((), JOB | {"SLURM_STEP_NUM_TASKS": "1"}, Placement(1, 0, 8, None), 8, 0),
-        ((), TORCHRUN, UNDER_TORCHRUN, 16, 11),
-        ((), TORCHRUN | ONE_TASK_A_MACHINE, UNDER_TORCHRUN, 16, 11),
-        (("NUM_SHARDS", 2, "SHARD_ID", 0), TORCHRUN, UNDER_TORCHRUN, 16, 11),
+        (("NUM_SHARDS", 2, "SHARD_ID", 0), TORCHRUN | ONE_TASK_A_MACHINE, UNDER_TORCHRUN, 16, 11),
     ],
 )
 def test_who_starts_which_ranks(keys, environment, expected, size, rank):
@@ -94,12 +91,10 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
     ("environment", "keys", "init_method", "said"),
     [
         (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "SHARD_ID is 5, .* remove both keys"),
-        (TORCHRUN, [], THERE, "Remove --init-method"),
         (TORCHRUN, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM_GPUS is 4"),
         (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3"),
         (ONE_TASK_A_GPU | {"SLURM_STEP_NUM_TASKS": "15"}, [], None, "15 tasks on 2 machines"),
         ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID must be from 0 to NUM_SHARDS - 1"),
-        ({}, [], "first:9999", "--init-method is first:9999, but must be tcp://HOST:PORT"),
     ],
 )
 def test_launchers_that_contradict_each_other(environment, keys, init_method, said):

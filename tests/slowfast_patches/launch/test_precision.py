@@ -7,18 +7,6 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.launch.launch import resolve
 
 
-@pytest.fixture
-def processor(monkeypatch):
-    """Return `processor(instruction, ...)`, which fakes a CPU with the given instructions."""
-
-    def set_to(*instructions: str) -> None:
-        for name in ("avx512_bf16", "amx_tile"):
-            found = name in instructions
-            monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda found=found: found)
-
-    return set_to
-
-
 @pytest.mark.parametrize(
     ("instructions", "pairs", "mixed"),
     [
@@ -29,8 +17,10 @@ def processor(monkeypatch):
         ((), ("NUM_GPUS", 1, "RESNET.WIDTH_PER_GROUP", 8), True),
     ],
 )
-def test_auto_is_where_it_was_measured_to_help(instructions, pairs, mixed, processor, caplog):
-    processor(*instructions)
+def test_auto_is_where_it_was_measured_to_help(instructions, pairs, mixed, monkeypatch, caplog):
+    for name in ("avx512_bf16", "amx_tile"):
+        found = name in instructions
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda found=found: found)
     asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto", "NUM_GPUS", 0, *pairs])
     with caplog.at_level("INFO"):
         assert resolve(asked).train.mixed_precision is mixed

@@ -1,11 +1,8 @@
 """Runs that are stopped or fail: their checkpoints, messages and files."""
 
 import multiprocessing
-import os
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,15 +15,11 @@ from slowfast_patches.utils.errors import TrainingInterruptedError
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-def send(number: signal.Signals, pid: int | None = None) -> None:
-    os.kill(pid or os.getpid(), number)
-
-
 # The request.
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_is_noted_and_handled_as_before_afterwards(number: signal.Signals):
+def test_a_signal_is_noted_and_handled_as_before_afterwards(number):
     def handler(*_: object) -> None:
         heard.append(number)
 
@@ -34,13 +27,13 @@ def test_a_signal_is_noted_and_handled_as_before_afterwards(number: signal.Signa
     try:
         with StopRequest(ALONE) as stop:
             stop.ask()
-            send(number)
+            signal.raise_signal(number)
             assert not stop.agreed()  # processes agree on what was so when they asked
             stop.ask()
             with pytest.raises(TrainingInterruptedError, match=number.name):
                 stop.check()
         assert heard == []
-        send(number)
+        signal.raise_signal(number)
         assert heard == [number]
     finally:
         signal.signal(number, before)
@@ -48,8 +41,8 @@ def test_a_signal_is_noted_and_handled_as_before_afterwards(number: signal.Signa
 
 def test_ctrl_c_that_a_launcher_has_already_passed_on_is_no_second_one():
     with StopRequest(ALONE) as stop:
-        send(signal.SIGTERM)
-        send(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
         stop.ask()
         assert stop.agreed()
 
@@ -59,42 +52,29 @@ def test_an_evaluation_is_left_between_its_mini_batches():
         assert list(stop.between([1, 2], 2)) == [1, 2]
         batches = stop.between(range(9), 9)
         assert [next(batches), next(batches)] == [0, 1]
-        send(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert next(batches) == 2
         with pytest.raises(TrainingInterruptedError, match="SIGTERM"):
             next(batches)
 
 
-# Processes that read clips.
+# A process that reads clips.
 
 
-class Slow(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, number: int) -> dict[str, int]:
-        time.sleep(0.01)
-        return {"labels": number}
-
-
-def reading() -> Iterator[object]:
-    loader = loader_module._Loader(
-        Slow(), num_workers=1, worker_init_fn=loader_module.leave_to_parent
-    )
-    return iter(loader)
+def send_from_elsewhere(pid: int) -> None:
+    for name in ("TERM", "INT", "USR1"):
+        subprocess.run(["kill", f"-{name}", str(pid)], check=True)
 
 
 def test_a_worker_outlives_signals_to_all_and_ends_with_its_loader():
-    batches = reading()
+    videos = [{"labels": number} for number in range(40)]
+    batches = iter(
+        loader_module._Loader(videos, num_workers=1, worker_init_fn=loader_module.leave_to_parent)
+    )
     (worker,) = multiprocessing.active_children()
-    signal_from_elsewhere(worker.pid)  # before it is set up, perhaps
+    send_from_elsewhere(worker.pid)  # before it is set up, perhaps
     first = next(batches)
-    signal_from_elsewhere(worker.pid)
+    send_from_elsewhere(worker.pid)
     assert [int(batch["labels"]) for batch in (first, *batches)] == list(range(40))
     worker.join(60)
     assert worker.exitcode == 0
-
-
-def signal_from_elsewhere(pid: int) -> None:
-    for name in ("TERM", "INT", "USR1"):
-        subprocess.run(["kill", f"-{name}", str(pid)], check=True)

@@ -28,6 +28,7 @@ from slowfast_patches.study.report import Report
 from slowfast_patches.study.runs import Study
 from slowfast_patches.study.score import score_of
 from slowfast_patches.train import step_timer
+from tests.conftest import one_block
 
 DEMO = Path("configs/Demo/SLOWFAST_DEMO.yaml")
 
@@ -198,12 +199,12 @@ def small(monkeypatch):
 
 
 @pytest.fixture
-def run(small, tiny_recipe, one_block, one_block_keys, load_program, tmp_path):
+def run(small, tiny_recipe, load_program, tmp_path):
     """The tool, and a function that calls it for a pilot of a second; a baseline of minutes."""
     tool = load_program("tools/pilot.py")
 
     def main(*arguments: str) -> int:
-        keys = [*map(str, one_block_keys), "DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
+        keys = ["DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
         keys += ["SOLVER.MAX_EPOCH", "1000", "SOLVER.STEPS", "[0,600]"]
         keys += ["DATA_LOADER.NUM_WORKERS", "0"]
         options = ["--minutes", "0.02", "--output", str(tmp_path)]

@@ -1,45 +1,29 @@
-"""What is trained here has one block in each stage, and draws no pictures."""
+"""Networks have one block in each stage, and trainers are stopped by hooks, or have no network."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from unittest import mock
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 import pytest
+import torch
 
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.train import run as run_module
-from slowfast_patches.train.build import build_trainer
-from slowfast_patches.train.record import tables
-from slowfast_patches.train.trainer import Hook, Trainer
+from multigrid import Schedule, ScheduleStep
+from slowfast_patches.launch.stopping import StopRequest
+from slowfast_patches.train.step import Outcome
+from slowfast_patches.train.trainer import Hook, Progress, Trainer
+from slowfast_patches.utils.distributed import World
+from tests.conftest import one_block
 
-OneBlock = Callable[[], AbstractContextManager[None]]
+ALONE = World(0, 1, torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_block(one_block: OneBlock) -> Iterator[None]:
+def _one_block() -> Iterator[None]:
     with one_block():
         yield
 
 
-@pytest.fixture(scope="session")
-def tiny_config(
-    tiny_config: Callable[..., Recipe], one_block_keys: tuple[object, ...]
-) -> Callable[..., Recipe]:
-    return lambda output, *keys: tiny_config(output, *one_block_keys, *keys)
-
-
-@contextmanager
-def no_pictures() -> Iterator[None]:
-    with (
-        mock.patch.object(run_module, "plot_plan"),
-        mock.patch.object(tables, "_plot_confusion"),
-    ):
-        yield
-
-
 class At(Hook):
-    """Acts once so many iterations are done: `hooked(At(7, die))`."""
+    """Acts once so many iterations are done: `At(7, die)`."""
 
     def __init__(self, done: int, act: Callable[[Trainer], object]) -> None:
         self.done, self.act = done, act
@@ -49,42 +33,34 @@ class At(Hook):
             self.act(trainer)
 
 
-class SaveAndDie(Hook):
-    """Saves once so many iterations are done, and ends the process after the next."""
-
-    def __init__(self, done: int) -> None:
-        self.done = done
-
-    def after_step(self, trainer: Trainer, step: object, outcome: object) -> None:
-        trainer.should_save = trainer.progress.iteration == self.done
-        if trainer.progress.iteration > self.done:
-            raise SystemExit
+def die(trainer: Trainer) -> None:
+    raise SystemExit
 
 
-def hooked(hook: Hook) -> AbstractContextManager[object]:
-    """Runs that are started in the body have the hook."""
-    return mock.patch.object(
-        run_module, "build_trainer", lambda *given: build_trainer(*given[:-1], [hook])
-    )
+def train_without_model(
+    plan: Schedule,
+    hooks: list[Hook],
+    start: int,
+    take_step: Callable[[ScheduleStep], Outcome],
+    *,
+    wait: Callable[[int], object] = lambda i: None,
+    evaluated: Iterable[int] = (),
+    seconds: float = 0.0,
+) -> None:
+    """Call the hooks from an iteration on, as after `seconds` of training.
 
+    `wait(i)` is called where mini-batch i is loaded. Iterations `evaluated` have been validated.
+    """
 
-@pytest.fixture(scope="session")
-def train(
-    train: Callable[..., Path], one_block: OneBlock, one_block_keys: tuple[object, ...]
-) -> Callable[..., Path]:
-    def run_here(output: Path, *keys: object) -> Path:
-        with one_block(), no_pictures():
-            return train(output, *one_block_keys, *keys)
+    def batches(start: int) -> Iterator[dict[str, int]]:
+        for i in range(start, plan.iterations):
+            wait(i)
+            yield {"iteration": i}
 
-    return run_here
-
-
-@pytest.fixture
-def command_line(
-    command_line: Callable[..., tuple[int, str]], one_block_keys: tuple[object, ...]
-) -> Callable[..., tuple[int, str]]:
-    def run_here(output: Path, *keys: object) -> tuple[int, str]:
-        with no_pictures():
-            return command_line(output, *one_block_keys, *keys)
-
-    return run_here
+    parts = (lambda step, *_: take_step(step), plan, batches, hooks)
+    trainer = Trainer(*parts, world=ALONE, stop=StopRequest(ALONE))
+    trainer.clock.load({"training": seconds})
+    evaluations = [{"iteration": done} for done in evaluated if done <= start]
+    trainer.progress = Progress(iteration=start, evaluations=evaluations)
+    with suppress(SystemExit):
+        trainer.train()

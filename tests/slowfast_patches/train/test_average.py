@@ -1,8 +1,5 @@
 """Averaged weights (MODEL.EMA_DECAY)."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -14,10 +11,9 @@ from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.utils.distributed import World
+from tests.conftest import assert_same_bits
+from tests.slowfast_patches.train.conftest import ALONE
 from tests.slowfast_patches.train.test_transformer import KEYS as TRANSFORMER
-
-CPU = torch.device("cpu")
 
 
 def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
@@ -43,15 +39,13 @@ FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
     [("MODEL.ACT_CHECKPOINT", True, "MIXUP.ENABLE", True), FROZEN, TRANSFORMER],
     ids=["recomputed and mixed", "frozen", "transformer"],
 )
-def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(
-    tiny_config: Callable, tmp_path: Path, keys
-):
+def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(tiny_config, tmp_path, keys):
     recipe = tiny_config(tmp_path, *keys, "MODEL.EMA_DECAY", 0.9)
     schedule = schedule_of(recipe, 24)
 
     def start() -> Stepper:
         torch.manual_seed(0)
-        return Stepper(recipe, build_model(recipe, grouped_bn=True), CPU)
+        return Stepper(recipe, build_model(recipe, grouped_bn=True), ALONE.device)
 
     def take(stepper: Stepper, iterations: range) -> None:
         for step in map(schedule.at, iterations):
@@ -64,16 +58,13 @@ def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(
     continued.load_state_dict(torch.load(tmp_path / "state.pt"))
     for stepper in (whole, continued):
         take(stepper, range(2, 4))
-    ours, theirs = continued.models.state_dict(), whole.models.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    assert_same_bits(continued.models.state_dict(), whole.models.state_dict())
 
 
-def test_an_average_starts_at_the_weights_that_are_given(tiny_config: Callable, tmp_path: Path):
+def test_an_average_starts_at_the_weights_that_are_given(tiny_config, tmp_path):
     recipe = tiny_config(tmp_path, "MODEL.EMA_DECAY", 0.9)
     given = build_model(recipe).state_dict()
     torch.save({"model_state": given}, tmp_path / "given.pyth")
     recipe = recipe.replaced({"TRAIN.CHECKPOINT_FILE_PATH": str(tmp_path / "given.pyth")})
-    world = World(0, 1, CPU)
-    for model in build_trainer(recipe, world, StopRequest(world)).stepper.models:
-        assert all(torch.equal(model.state_dict()[name], value) for name, value in given.items())
+    for model in build_trainer(recipe, ALONE, StopRequest(ALONE)).stepper.models:
+        assert_same_bits(model.state_dict(), given)

@@ -1,8 +1,7 @@
 """Damaged checkpoint files never load with wrong values, and writes are atomic."""
 
-import errno
-import pickle
 import resource
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,15 +19,12 @@ GIVEN = {"iteration": 7, "class_names": ("a", "b"), "best": {"nested": ["a", (1,
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = checkpoints.save(
-        tmp_path_factory.mktemp("whole"), made(model_state={"weights": WEIGHTS}, **GIVEN)
-    )
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-    return path.read_bytes()
+def whole(tmp_path_factory) -> bytes:
+    folder = tmp_path_factory.mktemp("whole")
+    return checkpoints.save(folder, made(model_state={"weights": WEIGHTS}, **GIVEN)).read_bytes()
 
 
-def test_what_is_not_a_checkpoint_of_this_version_is_refused(tmp_path: Path):
+def test_what_is_not_a_checkpoint_of_this_version_is_refused(tmp_path):
     path = tmp_path / "c.pyth"
     torch.save(vars(made()) | {"version": 0}, path)
     with pytest.raises(ValueError, match=f"^{path} was not written by this version"):
@@ -36,21 +32,16 @@ def test_what_is_not_a_checkpoint_of_this_version_is_refused(tmp_path: Path):
 
 
 def load_changed(path: Path, content: bytes) -> Checkpoint | None:
-    """What a file with this content holds; None where an error names the file."""
+    """What a file with this content holds; None where an error says that it is damaged."""
     path.write_bytes(content)
-    try:
+    with suppress(ValueError):
         return checkpoints.load(path)
-    except ValueError as error:
-        if str(path) not in str(error):
-            raise
-        return None
+    return None
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_byte_changed_anywhere_is_noticed_or_means_nothing(
-    whole: bytes, tmp_path: Path, data: st.DataObject
-):
+def test_a_byte_changed_anywhere_is_noticed_or_means_nothing(whole, tmp_path, data):
     """Besides entries, an archive has names, sizes and offsets, and bytes that are never read."""
     changed = bytearray(whole)
     changed[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
@@ -60,7 +51,7 @@ def test_a_byte_changed_anywhere_is_noticed_or_means_nothing(
         assert torch.equal(found.model_state["weights"], WEIGHTS)
 
 
-def test_cut_anywhere_it_is_noticed(whole: bytes, tmp_path: Path):
+def test_cut_anywhere_it_is_noticed(whole, tmp_path):
     path = tmp_path / "c.pyth"
     for size in {*range(0, len(whole), 271), *range(len(whole) - 30, len(whole))}:
         assert load_changed(path, whole[:size]) is None, size
@@ -71,17 +62,15 @@ class Evil:
         return (Path.touch, (Path("executed"),))
 
 
-def test_nothing_in_a_file_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_in_a_file_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"model_state": Evil()}, tmp_path / "evil.pyth")
-    (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Evil()))
-    for name in ("evil.pyth", "evil.pkl"):
-        with pytest.raises(ValueError, match="cannot be read as a PyTorch checkpoint"):
-            checkpoints.load(tmp_path / name)
+    with pytest.raises(ValueError, match="cannot be read as a PyTorch checkpoint"):
+        checkpoints.load(tmp_path / "evil.pyth")
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_file_too_large_leaves_the_one_before_and_no_part(tmp_path: Path):
+def test_a_file_too_large_leaves_the_one_before_and_no_part(tmp_path):
     path = checkpoints.save(tmp_path, made(iteration=7))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     large = made(iteration=7, model_state={"weights": torch.zeros(100_000)})
@@ -89,17 +78,16 @@ def test_a_file_too_large_leaves_the_one_before_and_no_part(tmp_path: Path):
     for most in (0, 8192, 300_000, 400_900):
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-            with pytest.raises(OSError) as caught:
+            with pytest.raises(OSError, match="File too large"):
                 checkpoints.save(tmp_path, large)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert caught.value.errno == errno.EFBIG
     assert list(path.parent.iterdir()) == [path]
     assert checkpoints.load(path) == made(iteration=7)
 
 
 @pytest.mark.parametrize(("kept", "stay"), [(3, [6, 10, 12, 14]), (0, [2, 4, 6, 8, 10, 12, 14])])
-def test_the_last_and_those_at_phase_ends_stay(tmp_path: Path, kept: int, stay: list[int]):
+def test_the_last_and_those_at_phase_ends_stay(tmp_path, kept, stay):
     for iteration in range(2, 15, 2):
         last = checkpoints.save(tmp_path, made(iteration=iteration), kept, {6, 12, 18})
         assert checkpoints.last_checkpoint(tmp_path) == last

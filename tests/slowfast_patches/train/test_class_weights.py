@@ -1,20 +1,15 @@
 """Classes are weighted by their numbers of videos in the list, also for mixed clips."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.dry_run import made_up_batch
-from slowfast_patches.utils.distributed import World
-
-WORLD = World(0, 1, torch.device("cpu"))
+from tests.slowfast_patches.train.conftest import ALONE
 
 
-def test_a_run_has_the_weights_of_its_list(tiny_config: Callable, demo_data: Path, tmp_path: Path):
+def test_a_run_has_the_weights_of_its_list(tiny_config, demo_data, tmp_path):
     """Of 3 videos of each of 8 classes, remove those of classes 3 to 7, except two of class 3."""
     lines = (demo_data / "train.csv").read_text().splitlines()
     few = [line for line in lines if int(line.split()[-1]) < 3]
@@ -24,7 +19,7 @@ def test_a_run_has_the_weights_of_its_list(tiny_config: Callable, demo_data: Pat
     data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
     keys = ("SOLVER.CLASS_WEIGHTS", "balanced", "MIXUP.ENABLE", True)
     recipe = tiny_config(tmp_path / "run", *keys, *data)
-    trainer = build_trainer(recipe, WORLD, StopRequest(WORLD))
+    trainer = build_trainer(recipe, ALONE, StopRequest(ALONE))
     # 1/3, 1/3, 1/3 and 1/2 of 11 videos have a mean of 4/11.
     expected = [11 / 12] * 3 + [11 / 8] + [11 / 4] * 4
     assert trainer.stepper._loss_function.weight.tolist() == pytest.approx(expected)

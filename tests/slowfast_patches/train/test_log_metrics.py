@@ -3,8 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,17 +14,22 @@ from tensorboard.summary.writer import event_file_writer
 
 from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.hooks import Validate
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.step import Outcome
-from slowfast_patches.train.trainer import Progress, Trainer
 from slowfast_patches.utils import clock as clock_module
 from slowfast_patches.utils.clock import Clock
-from slowfast_patches.utils.distributed import World
-from tests.slowfast_patches.train.conftest import At
+from tests.slowfast_patches.train.conftest import At, die, train_without_model
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+GPU = torch.device("cuda")
+RATE = SteppedRate((20.0, 40.0), (0.1, 0.01))
+PLAN = make_schedule(Shape(8, 8, 32), 8, RATE, cycles=None, bn_size=4)
+"""20 iterations with each of two rates, which are reported every second and evaluated every tenth
+iteration."""
+EVALUATED = (10, 20, 30, 40)
+LABELS = torch.eye(3)[[0, 0, 1, 1, 1, 1, 1, 1]].lerp(torch.eye(3)[[2] * 8], 0.4)
+OUTCOME = Outcome(torch.tensor(2.0), torch.eye(3)[[0] * 8], LABELS)
+"""Of mixed labels the larger counts: the first two clips are right."""
 
 
 class Time:
@@ -38,7 +42,7 @@ class Time:
 
 
 @pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Time:
+def now(monkeypatch, caplog) -> Time:
     """The time. Readers of events order files by their names, which hold the second and the
     process: those of runs that one process begins in one second are in no order."""
     caplog.set_level("INFO")
@@ -50,59 +54,36 @@ def now(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Ti
 
 @pytest.fixture
 def train(now: Time, tmp_path: Path) -> Callable[..., list[dict]]:
-    """`train(start, stop, ...)`: a run from one iteration to another; its records.
+    """`train(start, stop, seconds=...)`: a run from one iteration to another; its records.
 
-    Of 20 iterations of stage one and 20 of two, of 8 clips of 8 frames of 32². It is reported every
-    second iteration and evaluated every tenth. `seconds(i)` are those of training and of loading of
-    iteration i.
+    `seconds(i)` are those of training and of loading of iteration i.
     """
 
-    def run(
-        start: int = 0,
-        stop: int = 40,
-        *,
-        seconds: Callable[[int], tuple[float, float]] = lambda i: (0.3, 0.0),
-    ) -> list[dict]:
-        shape, rate = Shape(8, 8, 32), SteppedRate((20.0, 40.0), (0.1, 0.01))
-        plan = make_schedule(shape, 8, rate, cycles=None, bn_size=4)
-        recipe = default_recipe().replaced({"OUTPUT_DIR": str(tmp_path), "LOG_PERIOD": 2})
-        labels = torch.eye(3)[[0, 0, 1, 1, 1, 1, 1, 1]].lerp(torch.eye(3)[[2] * 8], 0.4)
-        # of mixed labels the larger counts: the first two are right
-        outcome = Outcome(torch.tensor(2.0), torch.eye(3)[[0] * 8], labels)
+    def run(start: int = 0, stop: int = 40, seconds=lambda i: (0.3, 0.0)) -> list[dict]:
+        def spend(time: float) -> None:
+            now.now += time
 
-        def batches(start: int) -> Iterator[dict]:
-            for step in plan.steps(start):
-                now.now += seconds(step.iteration)[1]
-                yield {"iteration": step.iteration}
-
-        def step_(step: ScheduleStep, *_: object) -> Outcome:
-            now.now += seconds(step.iteration)[0]
-            return outcome
+        def take_step(step: ScheduleStep) -> Outcome:
+            spend(seconds(step.iteration)[0])
+            return OUTCOME
 
         def validate(step: ScheduleStep) -> dict[str, float]:
-            now.now += 7
+            spend(7)
             return {"top1": 2.0}
 
-        log, world = LogMetrics(recipe, ()), World(0, 1, CPU)
-        hooks = [log, Validate(range(10, 41, 10), validate, log.log_evaluation), At(stop, die)]
-        parts = (step_, plan, batches, hooks)
-        trainer = Trainer(*parts, world=world, stop=StopRequest(world))
-        evaluations = [{"iteration": done} for done in range(10, start + 1, 10)]
-        trainer.progress = Progress(iteration=start, evaluations=evaluations)
-        trainer.clock.load({"training": start * seconds(start)[0]})
-        with suppress(SystemExit):
-            trainer.train()
+        log = LogMetrics(
+            default_recipe().replaced({"OUTPUT_DIR": str(tmp_path), "LOG_PERIOD": 2}), ()
+        )
+        train_without_model(
+            *(PLAN, [log, Validate(EVALUATED, validate, log.log_evaluation), At(stop, die)]),
+            *(start, take_step),
+            wait=lambda i: spend(seconds(i)[1]),
+            evaluated=EVALUATED,
+            seconds=start * seconds(start)[0],
+        )
         return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
     return run
-
-
-def die(trainer: Trainer) -> None:
-    raise SystemExit
-
-
-def of(kind: str, records: list[dict]) -> list[dict]:
-    return [record for record in records if record["type"] == kind]
 
 
 # Waiting for data, and what is left.
@@ -111,8 +92,8 @@ def of(kind: str, records: list[dict]) -> list[dict]:
 def test_each_phase_says_what_its_time_went_to_and_each_report_what_is_left(train, caplog):
     # 8 clips an iteration: 40 clips/s of training alone; the second phase waits as long again, the
     # first only for the mini-batch with which the run begins
-    records = of("train", train(seconds=lambda i: (0.2, 0.2 * (i >= 20) + 500 * (i == 0))))
-    by_iteration = {record["iteration"]: record for record in records}
+    records = train(seconds=lambda i: (0.2, 0.2 * (i >= 20) + 500 * (i == 0)))
+    by_iteration = {r["iteration"]: r for r in records if r["type"] == "train"}
     first, second, last = (by_iteration[n] for n in (2, 22, 40))
     assert (first["clips_per_second"], first["loading_share"]) == (40, 0)
     assert (second["clips_per_second"], second["loading_share"]) == (20, 0.5)
@@ -143,6 +124,9 @@ def test_a_real_gpu_that_still_computes_is_not_waiting(monkeypatch):
     assert shares[1] < 0.1
 
 
+# Files.
+
+
 def curves(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     """(step, seconds, value) of each scalar, as TensorBoard reads it."""
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
@@ -152,31 +136,25 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
-def test_every_curve_is_there_over_iterations_and_seconds_of_training(tmp_path: Path, train):
-    train()
+def test_a_continued_run_draws_and_writes_each_point_once(tmp_path, train):
+    whole = train()
     found = curves(tmp_path)
     means = {"shape/batch": 8, "shape/frames": 8, "shape/crop": 32, "train/bn_size": 4}
     means |= {"train/loss": 2, "train/top1": 25, "train/loading_share": 0}
     for name, value in (means | {"train/clips_per_second": 26.67}).items():
-        expected = [(2 * n, 0.6 * n, value) for n in range(1, 21)]
-        assert found[name] == [pytest.approx(point) for point in expected]
+        points = [(2 * n, 0.6 * n, value) for n in range(1, 21)]
+        assert found[name] == [pytest.approx(point) for point in points]
     assert [v for _, _, v in found["train/lr"]] == pytest.approx([0.1] * 10 + [0.01] * 10)
     assert [step for step, _, _ in found["val/top1"]] == [10, 20, 30, 40]
     assert len(found) == 10
 
-
-def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(tmp_path: Path, train):
-    whole = train()
-    expected = curves(tmp_path)
     train(0, 25)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"type": "tra')  # as the run was killed
     records = train(14)
     assert curves(tmp_path) == {
-        tag: [(step, pytest.approx(seconds), value) for step, seconds, value in points]
-        for tag, points in expected.items()
+        tag: [pytest.approx(point) for point in points] for tag, points in found.items()
     }
-    for kind in ("train", "val"):
-        assert [r["iteration"] for r in of(kind, records)] == [
-            r["iteration"] for r in of(kind, whole)
-        ]
+    assert [(r["type"], r["iteration"]) for r in records] == [
+        (r["type"], r["iteration"]) for r in whole
+    ]

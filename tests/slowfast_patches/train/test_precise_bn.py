@@ -11,9 +11,8 @@ from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import ClipDropout, seed_dropout
 from slowfast_patches.train.evaluate import update_precise_bn
-from slowfast_patches.utils.distributed import World
+from tests.slowfast_patches.train.conftest import ALONE
 
-ALONE = World(0, 1, torch.device("cpu"))
 RECIPE = default_recipe().replaced({"MODEL.ARCH": "slowonly", "NUM_GPUS": 0})
 
 
@@ -42,8 +41,9 @@ def test_on_one_process_it_is_fvcores_whatever_the_groups_were():
     transform = InputTransform.of_recipe(RECIPE, ALONE.device)
     inputs = [transform(batch["clips"], batch["flips"]) for batch in loader]
     update_bn_stats(theirs.train(), inputs, len(inputs))
-    for name, value in theirs.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        dict(ours.state_dict()), dict(theirs.state_dict()), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_clips_of_the_training_are_forgotten():

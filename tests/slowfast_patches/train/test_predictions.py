@@ -24,7 +24,7 @@ def evaluation(labels: list, precisions: list | None = None) -> Evaluation:
     return Evaluation({}, SCORES, torch.tensor(labels), scored, precisions)
 
 
-def test_rows_of_videos_have_labels_names_and_no_control_characters(tmp_path: Path):
+def test_rows_of_videos_have_labels_names_and_no_control_characters(tmp_path):
     path = tmp_path / "predictions.csv"
     write_predictions(path, ["x\udcff.mp4", "lost"], [SCORES[2], None], ("a", "\x1b[2J\a", "b"))
     assert rows(path) == [
@@ -40,7 +40,7 @@ def test_rows_of_videos_have_labels_names_and_no_control_characters(tmp_path: Pa
     assert [row[1] for row in rows(path)[1:]] == ["run, fast|$", ""]
 
 
-def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_path: Path):
+def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_path):
     # Two videos of class 0, one of them right; one of class 2, right; the last is left out.
     write_tables(tmp_path, "test", evaluation([0, 1, 2, 1]), NAMES)
     assert rows(tmp_path / "test_classes.csv") == [
@@ -52,7 +52,7 @@ def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_pa
     assert (tmp_path / "test_confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_classes_of_several_labels_have_an_average_precision(tmp_path: Path):
+def test_classes_of_several_labels_have_an_average_precision(tmp_path):
     labels = [[1, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 1]]
     write_tables(tmp_path, "result", evaluation(labels, [500 / 6, 50.0, None]))
     assert rows(tmp_path / "result_classes.csv") == [

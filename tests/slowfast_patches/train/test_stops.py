@@ -1,12 +1,10 @@
-"""Runs that are killed, asked to stop, lose a worker, or find the disk full: saved, said, continued
-as if never stopped, bit for bit; tests/faults kills for it."""
+"""Runs that are asked to stop, or lose a worker, are saved and continued as if never stopped, bit
+for bit; tests/faults kills for it."""
 
 import multiprocessing
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,17 +18,14 @@ from slowfast_patches.utils.errors import (
     TrainingInterruptedError,
     explain_machine_error,
 )
-from tests.slowfast_patches.train.conftest import At, hooked
-
-pytestmark = pytest.mark.slow
+from tests.conftest import Folder, assert_same_run
+from tests.slowfast_patches.train.conftest import At
 
 PLAIN = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
     *("BN.USE_PRECISE_STATS", False, "TRAIN.CHECKPOINT_PERIOD", 1),
 )
 """Saved every 6 iterations."""
-SHORT = ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [], "SOLVER.LRS", [1])
-"""6 iterations."""
 
 
 def send(number: signal.Signals) -> None:
@@ -40,60 +35,52 @@ def send(number: signal.Signals) -> None:
     subprocess.run(["kill", f"-{number}", *map(str, [*workers, os.getpid()])], check=True)
 
 
-@contextmanager
-def before(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callable) -> Iterator[None]:
-    """`act(*arguments)` before each call of a function."""
-    original = getattr(owner, name)
+def send_before_evaluating(patch: pytest.MonkeyPatch, module: object, number: int) -> None:
+    evaluate = module.evaluate
 
-    def acting(*args: object, **kwargs: object) -> object:
-        act(*args)
-        return original(*args, **kwargs)
+    def stopped(*given: object) -> object:
+        send(number)
+        return evaluate(*given)
 
-    with patch.context() as patched:
-        patched.setattr(owner, name, acting)
-        yield
+    patch.setattr(module, "evaluate", stopped)
 
 
 def test_stopped_by_signals_it_ends_as_if_never_stopped_and_once_finished_stays_as_it_is(
-    train: Callable[..., Path],
-    command_line: Callable[..., tuple[int, str]],
-    multigrid_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    opened: type,
-    assert_same_run: Callable[..., None],
+    train, command_line, multigrid_run: Path, tmp_path, monkeypatch
 ):
     """Stop after an iteration within a phase, in a validation, and in the test."""
-    with hooked(At(11, lambda _: send(signal.SIGTERM))):
-        status, error = command_line(tmp_path, "DATA_LOADER.NUM_WORKERS", 1)
-    content, last = opened(tmp_path).checkpoint, checkpoints.last_checkpoint(tmp_path)
-    assert (status, content["iteration"]) == (INTERRUPTED_STATUS, 12)
-    assert f"interrupted: stopped by SIGTERM\nThe last checkpoint is {last}." in error
+    stop = At(11, lambda _: send(signal.SIGTERM))
+    with pytest.raises(TrainingInterruptedError):
+        train(tmp_path, "DATA_LOADER.NUM_WORKERS", 1, hooks=[stop])
+    run, expected = Folder(tmp_path), Folder(multigrid_run)
+    assert run.checkpoint["iteration"] == 12
+    with monkeypatch.context() as patch:
+        send_before_evaluating(patch, evaluate_module, signal.SIGUSR1)
+        status, error = command_line(tmp_path)
+    assert status == INTERRUPTED_STATUS
+    last = checkpoints.last_checkpoint(tmp_path)
+    assert "interrupted: stopped by SIGUSR1" in error
+    assert f"The last checkpoint is {last}." in error
     assert "Traceback" not in error
-    for module, number in ((evaluate_module, signal.SIGUSR1), (test_module, signal.SIGINT)):
-        ask = before(monkeypatch, module, "evaluate", lambda *_, number=number: send(number))
-        with ask, pytest.raises(TrainingInterruptedError):
+    with monkeypatch.context() as patch:
+        send_before_evaluating(patch, test_module, signal.SIGINT)
+        with pytest.raises(TrainingInterruptedError):
             train(tmp_path)
     assert not (tmp_path / "result.json").exists()
     train(tmp_path)
-    assert_same_run(opened(tmp_path), opened(multigrid_run))
-    result = opened(tmp_path).result
+    assert_same_run(run, expected)
+    seconds = run.result["seconds"]["training"]
     train(tmp_path)
-    assert opened(tmp_path).result["seconds"]["training"] == result["seconds"]["training"]
-    assert_same_run(opened(tmp_path), opened(multigrid_run))
+    assert run.result["seconds"]["training"] == seconds
+    assert_same_run(run, expected)
 
 
-def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
-    train: Callable[..., Path], tmp_path: Path
-):
+def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(train, tmp_path):
     def kill(_: Trainer) -> None:
         for worker in multiprocessing.active_children():
             os.kill(worker.pid, signal.SIGKILL)
 
-    with (
-        hooked(At(8, kill)),
-        pytest.raises((RuntimeError, OSError, EOFError)) as caught,
-    ):
-        train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
+    with pytest.raises((RuntimeError, OSError, EOFError)) as caught:
+        train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1, hooks=[At(8, kill)])
     assert "worker was killed" in explain_machine_error(caught.value)
     assert "00000006.pyth. Repeat the command" in caught.value.__notes__[0]

@@ -1,7 +1,7 @@
 """Trackers get each point of a killed and resumed training once."""
 
-import importlib
-from contextlib import suppress
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
@@ -9,17 +9,17 @@ import torch
 
 from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.hooks import Validate
 from slowfast_patches.train.record import tracker as tracker_module
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.record.tracker import Tracker
 from slowfast_patches.train.step import Outcome
-from slowfast_patches.train.trainer import Progress, Trainer
-from slowfast_patches.utils.distributed import World
-from tests.slowfast_patches.train.conftest import At
+from tests.slowfast_patches.train.conftest import At, die, train_without_model
 
 Point = tuple[str, int, float]
+PLAN = make_schedule(Shape(8, 8, 32), 8, SteppedRate((12.0,), (0.1,)), cycles=None, bn_size=4)
+"""12 iterations."""
+SAVED = (4, 8, 12)
 
 
 def recipe_of(folder: Path, name: str) -> Recipe:
@@ -46,32 +46,18 @@ class FakeRuns:
         self.points.append((name, iteration, values[name]))
 
 
+def take_step(step: ScheduleStep) -> Outcome:
+    rows = torch.eye(3)[[0] * 8]
+    return Outcome(torch.tensor(1.0 / (step.iteration + 1)), rows, rows)
+
+
 def train(folder: Path, start: int, stop: int) -> None:
     """Train from an iteration on, validate and save after each fourth, and die after one."""
-    rate = SteppedRate((12.0,), (0.1,))
-    plan = make_schedule(Shape(8, 8, 32), 8, rate, cycles=None, bn_size=4)
     recipe = recipe_of(folder, "mlflow")
-
-    def take_step(step: ScheduleStep, *_: object) -> Outcome:
-        rows = torch.eye(3)[[0] * 8]
-        return Outcome(torch.tensor(1.0 / (step.iteration + 1)), rows, rows)
-
-    def die(trainer: Trainer) -> None:
-        raise SystemExit
-
-    log, world = LogMetrics(recipe, ()), World(0, 1, torch.device("cpu"))
-    saved = (4, 8, 12)
-    validate = Validate(saved, lambda s: {"top1": s.iteration + 1.0}, log.log_evaluation)
-    hooks = [log, At(stop, die), validate, Tracker(recipe, saved)]
-    trainer = Trainer(
-        *(take_step, plan, lambda start: ({"iteration": i} for i in range(start, 12)), hooks),
-        world=world,
-        stop=StopRequest(world),
-    )
-    evaluations = [{"iteration": done} for done in saved if done <= start]
-    trainer.progress = Progress(iteration=start, evaluations=evaluations)
-    with suppress(SystemExit):
-        trainer.train()
+    log = LogMetrics(recipe, ())
+    validate = Validate(SAVED, lambda s: {"top1": s.iteration + 1.0}, log.log_evaluation)
+    hooks = [log, At(stop, die), validate, Tracker(recipe, SAVED)]
+    train_without_model(PLAN, hooks, start, take_step, evaluated=SAVED)
 
 
 @pytest.mark.parametrize("fails_at", [0, 3, 6, 10])
@@ -81,51 +67,59 @@ def test_each_point_is_sent_once_and_one_that_fails_is_sent_again(tmp_path, monk
     for start, stop in ((0, 6), (4, 9), (8, 0)):
         train(tmp_path, start, stop)
     losses = [("train/loss", n, pytest.approx(1 / n, abs=1e-6)) for n in range(1, 13)]
-    expected = losses + [("val/top1", n, float(n)) for n in (4, 8, 12)]
+    expected = losses + [("val/top1", n, float(n)) for n in SAVED]
     assert sorted(runs.points) == expected
     assert runs.ids[:3] == [None, "run 1", "run 1"]
     assert runs.ends[-1]
 
 
-def points_of_mlflow(folder: Path) -> list[Point]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    (run,) = client.search_runs([client.get_experiment_by_name("words").experiment_id])
-    assert (run.info.status, run.info.run_name) == ("FINISHED", folder.name)
-    assert run.data.params["SOLVER.BASE_LR"] == "0.1"
-    history = client.get_metric_history(run.info.run_id, "train/loss")
-    return sorted(("train/loss", point.step, point.value) for point in history)
+# The packages: one point of a new run and, but for wandb, one of the run that is continued.
 
 
-def points_of_trackio(folder: Path) -> list[Point]:
-    import trackio
-    from trackio.sqlite_storage import SQLiteStorage
-
-    (run,) = trackio.Api().runs("words")
-    assert run.config["SOLVER.BASE_LR"] == 0.1
-    rows = SQLiteStorage.get_logs("words", run.name)
-    return sorted(("train/loss", row["step"], row["train/loss"]) for row in rows)
+def log_twice(folder: Path, name: str) -> None:
+    first = tracker_module._RUNS[name](recipe_of(folder, name), None)
+    first.log({"train/loss": 1.0}, 1)
+    first.close(False)
+    second = tracker_module._RUNS[name](recipe_of(folder, name), first.id)
+    assert second.id == first.id
+    second.log({"train/loss": 0.5}, 2)
+    second.close(True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlflow", "trackio", "wandb"])
-def test_the_packages_continue_a_run(tmp_path, monkeypatch, name):
+def test_mlflow_continues_a_run(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    log_twice(tmp_path, "mlflow")
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("words").experiment_id])
+    assert (run.info.status, run.data.params["SOLVER.BASE_LR"]) == ("FINISHED", "0.1")
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted((point.step, point.value) for point in history) == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.slow
+def test_trackio_continues_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read at the first import only
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    log_twice(tmp_path, "trackio")
+    (run,) = trackio.Api().runs("words")
+    assert run.config["SOLVER.BASE_LR"] == 0.1
+    rows = SQLiteStorage.get_logs("words", run.name)
+    assert [(row["step"], row["train/loss"]) for row in rows] == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.slow
+def test_wandb_has_a_run(tmp_path, monkeypatch):
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read at the first import only
-    monkeypatch.chdir(tmp_path)
-    ids, kept = list[str | None]([None]), list[Point]()
-    for iteration in (1, 2):
-        run = tracker_module._RUNS[name](recipe_of(tmp_path, name), ids[-1])
-        run.log({"train/loss": 1 / iteration}, iteration)
-        if name == "wandb":
-            summary = importlib.import_module("wandb").run.summary
-            kept.append(("train/loss", summary["iteration"], summary["train/loss"]))
-        run.close(iteration == 2)
-        ids.append(run.id)
-    assert ids[1] == ids[2]
-    if name != "wandb":
-        kept = globals()[f"points_of_{name}"](tmp_path)
-    assert kept == [("train/loss", 1, 1.0), ("train/loss", 2, 0.5)]
+    run = tracker_module._RUNS["wandb"](recipe_of(tmp_path, "wandb"), "id of the first run")
+    run.log({"train/loss": 0.5}, 2)
+    summary = wandb.run.summary
+    assert (run.id, summary["iteration"], summary["train/loss"]) == ("id of the first run", 2, 0.5)
+    run.close(True)

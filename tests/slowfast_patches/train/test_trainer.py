@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from multigrid import Batch, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.launch.stopping import StopRequest
@@ -21,13 +21,11 @@ from slowfast_patches.train.hooks import (
     restore,
 )
 from slowfast_patches.train.trainer import Hook, Trainer
-from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.errors import RunError
 from tests.conftest import assert_same_bits
-from tests.slowfast_patches.train.conftest import At, SaveAndDie
+from tests.slowfast_patches.train.conftest import ALONE, At
 from tests.slowfast_patches.train.test_stepper import stepper
 
-ALONE = World(0, 1, torch.device("cpu"))
 FACTS = {"epoch": 0.0, "cfg": "", "cfg_at_iteration": "", "phases": (), "num_videos": 16}
 FACTS |= {"list_digest": "", "class_names": None}
 SCORES = {2: 50.0, 4: 70.0, 6: 70.0, 8: 60.0}
@@ -62,6 +60,18 @@ class Noted(Hook):
 
     def load_state_dict(self, state: dict) -> None:
         self.steps = state["steps"]
+
+
+class SaveAndDie(Hook):
+    """Saves once so many iterations are done, and ends the process after the next."""
+
+    def __init__(self, done: int) -> None:
+        self.done = done
+
+    def after_step(self, trainer, step, outcome) -> None:
+        trainer.should_save = trainer.progress.iteration == self.done
+        if trainer.progress.iteration > self.done:
+            raise SystemExit
 
 
 class Saves(SaveCheckpoint):
@@ -263,12 +273,15 @@ def test_each_hook_has_a_state_of_its_own(tmp_path):
     assert (first.steps, second.steps) == (3, 103)
 
 
-def test_a_hook_may_end_the_training(tmp_path):
-    def end(trainer: Trainer) -> None:
-        raise RunError("no better")
-
+def test_a_hook_may_end_the_training_and_the_same_command_goes_on(tmp_path):
+    """Run the example of docs/training.md. Its hook sees a validation after the next iteration."""
+    page = Path(__file__).parents[3] / "docs" / "training.md"
+    code = re.search(r"```python\n(.*?class EarlyStopping.*?)```", page.read_text(), re.DOTALL)[1]
+    example: dict = {}
+    exec(code, example)
     calls = list[object]()
-    with pytest.raises(RunError, match=r"^no better$"):
-        make(tmp_path, At(5, end), Noted(calls)).train()
-    assert calls[-1] == "after"
-    assert make(tmp_path).progress.iteration == 4
+    stop = example["EarlyStopping"](patience=1)
+    with pytest.raises(RunError, match=r"1 validations without more than 70.0 %"):
+        make(tmp_path, Noted(calls), stop).train()
+    assert calls[-2:] == [6, "after"]
+    assert make(tmp_path).progress.iteration == 6

@@ -1,14 +1,13 @@
-"""Whole runs: equal to a loop of PySlowFast's functions, with no memory leaks or stray files."""
+"""Whole runs: equal to a loop of PySlowFast's functions, with all that they should leave behind."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
+import sys
 
 import pytest
 import torch
 import yaml
 
-from multigrid import MultigridBatchSampler, Schedule, collate
+from multigrid import MultigridBatchSampler, collate
 from slowfast_patches import patching
 from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe, values_by_key
@@ -16,6 +15,8 @@ from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.layers.convolution import convert_convolutions
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.record import tracker
+from tests.conftest import Folder
+from tests.slowfast_patches.train.conftest import At, die
 from tests.slowfast_patches.train.test_tracker import FakeRuns
 
 OFF = (
@@ -67,9 +68,9 @@ def prepare(cfg: Recipe, sample: dict) -> torch.Tensor:
 
 
 def test_off_is_a_loop_of_the_hosts_functions_whatever_the_multigrid_keys_say(
-    train: Callable[..., Path], tmp_path: Path, tiny_config: Callable[..., Recipe], opened: type
+    train, tmp_path, tiny_config
 ):
-    run = opened(train(tmp_path, *OFF))
+    run = Folder(train(tmp_path, *OFF))
     assert run.result["iterations"] == run.result["baseline_iterations"] == 12
     assert len({record["lr"] for record in run.metrics()}) > 3  # warm-up, plateau, a tenth
     expected = host_loop(tiny_config(tmp_path, *OFF))
@@ -80,15 +81,9 @@ def test_off_is_a_loop_of_the_hosts_functions_whatever_the_multigrid_keys_say(
 # What is left behind.
 
 
-@pytest.fixture(scope="module")
-def schedule(multigrid_run: Path, tiny_config: Callable[..., Recipe]) -> Schedule:
-    return schedule_of(tiny_config(multigrid_run), 24)
-
-
-def test_metrics_have_each_iteration_once_as_the_schedule_says(
-    multigrid_run: Path, schedule: Schedule, opened: type
-):
-    folder = opened(multigrid_run)
+def test_a_run_leaves_each_iteration_once_and_everything_that_made_it(multigrid_run, tiny_config):
+    recipe, folder = tiny_config(multigrid_run), Folder(multigrid_run)
+    schedule, result = schedule_of(recipe, 24), folder.result
     records, evaluations = map(folder.metrics, ("train", "val"))
     assert re.findall(r"phase \d of 6: (.*); LR", folder.log) == list(schedule.phase_lines())
     assert [r["iteration"] for r in records] == list(range(1, schedule.iterations + 1))
@@ -97,71 +92,52 @@ def test_metrics_have_each_iteration_once_as_the_schedule_says(
         assert (record["shape"], record["phase"]) == (shape, step.phase)
         assert (record["lr"], record["bn_size"]) == (step.lr, step.bn_size)
         assert record["epoch"] == pytest.approx(step.epoch, abs=1e-3)
-        assert 0 < record["loss"] < 100
-        assert 0 <= record["top1"] <= 100
     seconds = [r["seconds"] for r in records]
     assert seconds == sorted(seconds)
     assert [e["iteration"] for e in evaluations] == [phase.stop for phase in schedule.phases]
-    assert [{"type": "val", **e} for e in folder.result["evaluations"]] == evaluations
-    assert all(0 <= e["top1"] <= e["top5"] <= 100 for e in evaluations)
+    assert [{"type": "val", **e} for e in result["evaluations"]] == evaluations
 
-
-def test_result_holds_everything_that_made_it(
-    multigrid_run: Path, schedule: Schedule, tiny_config: Callable[..., Recipe], opened: type
-):
-    result = opened(multigrid_run).result
-    assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).text)
+    assert result["config"] == yaml.safe_load(recipe.text)
+    assert values_by_key(load_recipe(multigrid_run / "config.yaml")) == values_by_key(recipe)
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert result["seconds"]["testing"] > 0
     assert (result["iterations"], result["baseline_iterations"]) == (schedule.iterations, 36)
-    assert result["clips"] == schedule.clips
-    assert (result["global_batch"], result["world_size"], result["finished"]) == (4, 1, True)
-    assert result["metric"] == "top1"
+    assert (result["clips"], result["global_batch"]) == (schedule.clips, 4)
+    assert (result["metric"], result["videos"], result["unreadable"]) == ("top1", 8, 0)
     assert 0 <= result["top1"] <= result["top5"] <= 100
-    assert (result["videos"], result["unreadable"]) == (8, 0)
-    config = load_recipe(multigrid_run / "config.yaml")
-    assert values_by_key(config) == values_by_key(tiny_config(multigrid_run))
-    for name, part in (("plan.txt", b"fine-tuning"), ("plan.json", b'"iteration_factor"')):
-        assert part in (multigrid_run / name).read_bytes()
-    assert (multigrid_run / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert "fine-tuning" in (multigrid_run / "plan.txt").read_text()
 
 
 def test_a_run_with_all_switches_begins_as_the_plain_run(
-    train: Callable[..., Path],
-    multigrid_run: Path,
-    tmp_path: Path,
-    opened: type,
-    monkeypatch: pytest.MonkeyPatch,
+    train, multigrid_run, tmp_path, monkeypatch
 ):
     runs = FakeRuns(fails_at=3)
     monkeypatch.setitem(tracker._RUNS, "mlflow", runs.start)
+    monkeypatch.setitem(sys.modules, "mlflow", tracker)  # its import takes seconds
     switches = ("MODEL.CHANNELS_LAST", "MODEL.ACT_CHECKPOINT", "SOLVER.FUSED", "TRAIN.KEEP_BEST")
-    keys = [item for key in switches for item in (key, True)] + ["MODEL.EMA_DECAY", 0.5]
-    keys += ["TRAIN.TRACKER", "mlflow"]
+    keys = [item for key in switches for item in (key, True)]
+    keys += ["MODEL.EMA_DECAY", 0.5, "TRAIN.TRACKER", "mlflow"]
     few = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.5**0.5], [1, 1]])
-    short = ("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "BN.USE_PRECISE_STATS", False)
-    train(tmp_path, *few, *keys, *short)
-    plain, found = opened(multigrid_run).metrics(), opened(tmp_path).metrics()
-    assert found[0]["shape"] == plain[0]["shape"]
-    assert found[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
-    content, result = opened(tmp_path).checkpoint["model_state"], opened(tmp_path).result
-    assert content.keys() == opened(multigrid_run).checkpoint["model_state"].keys()
+    few += ("MULTIGRID.EVAL_FREQ", 0, "TRAIN.EVAL_PERIOD", 99, "BN.USE_PRECISE_STATS", False)
+    train(tmp_path, *few, *keys, "SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1])
+    run, plain = Folder(tmp_path), Folder(multigrid_run)
+    records, first = run.metrics(), plain.metrics()[0]
+    assert records[0]["shape"] == first["shape"]
+    assert records[0]["loss"] == pytest.approx(first["loss"], rel=1e-4)
+    content = run.checkpoint["model_state"]
+    assert content.keys() == plain.checkpoint["model_state"].keys()
     weight = content["s2.pathway0_res0.branch2.b.weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)
-    assert content["s1.pathway0_stem.bn.num_batches_tracked"] == len(found)
-    assert 0 <= result["top1_ema"] <= 100
+    assert content["s1.pathway0_stem.bn.num_batches_tracked"] == len(records)
+    assert 0 <= run.result["top1_ema"] <= 100
     sent = [(n, value) for name, n, value in runs.points if name == "train/loss"]
-    assert sent == [(record["iteration"], record["loss"]) for record in found]
+    assert sent == [(record["iteration"], record["loss"]) for record in records]
 
 
-def test_fewer_evaluations_train_the_same_weights(
-    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
-):
-    """Precise BN runs on fewer mini-batches, which changes only the counters of BN layers."""
-    few = opened(train(tmp_path, "MULTIGRID.EVAL_FREQ", 0, "TRAIN.EVAL_PERIOD", 1000))
-    many = opened(multigrid_run)
-    assert len(few.result["evaluations"]) == 1
-    assert few.result["top1"] == many.result["top1"]
-    weights = few.checkpoint["model_state"]
-    for name, value in many.checkpoint["model_state"].items():
-        assert name.endswith("num_batches_tracked") or torch.equal(weights[name], value)
+def test_validations_and_precise_bn_change_nothing_of_the_training(train, multigrid_run, tmp_path):
+    """The other run has two validations before the sixth iteration."""
+    with pytest.raises(SystemExit):
+        train(tmp_path, "MULTIGRID.EVAL_FREQ", 0, "TRAIN.EVAL_PERIOD", 1000, hooks=[At(6, die)])
+    assert Folder(tmp_path).metrics("val") == []
+    losses = [[r["loss"] for r in Folder(f).metrics()[:6]] for f in (tmp_path, multigrid_run)]
+    assert losses[0] == losses[1]

@@ -1,7 +1,5 @@
-"""Steps of a video transformer: the coverage of clips, dry steps and recomputed activations."""
+"""Steps of a video transformer: the coverage of clips, and recomputed activations."""
 
-from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -11,10 +9,8 @@ from multigrid import FollowsGrid
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.train.dry_run import dry_run, made_up_batch
-from slowfast_patches.train.hooks import buffers_of_ranks
+from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.utils.distributed import World
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +28,15 @@ KEYS = (
 
 
 @pytest.fixture
-def stepper(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Stepper:
+def stepper(tiny_config, tmp_path) -> Stepper:
+    """Without anything random."""
+    config = {**CONFIG, "hidden_dropout_prob": 0.0}
+    keys = ("HF.CONFIG", str(config), "HF.DROP_PATH", 0.0, "SOLVER.ACCUMULATION_STEPS", 2)
+    return stepper_of(tiny_config(tmp_path, *KEYS, *keys))
+
+
+def stepper_of(recipe: Recipe) -> Stepper:
     torch.manual_seed(0)
-    recipe = tiny_config(tmp_path, *KEYS, "SOLVER.ACCUMULATION_STEPS", 2, "HF.DROP_PATH", 0.0)
-    recipe = recipe.replaced({"HF.CONFIG": {**recipe.hf.config, "hidden_dropout_prob": 0.0}})
     return Stepper(recipe, build_model(recipe, grouped_bn=True), CPU)
 
 
@@ -57,19 +58,10 @@ def test_each_part_is_told_the_coverage_of_its_clips(stepper):
     assert losses[0] != pytest.approx(losses[1], rel=1e-6)
 
 
-def test_a_model_without_buffers_has_dry_steps_and_nothing_of_ranks(stepper):
-    schedule = schedule_of(stepper.recipe, 24)
-    assert not list(stepper.model.buffers())
-    assert buffers_of_ranks(stepper.model, World(0, 2, CPU)) is None
-    assert set(dry_run(stepper, schedule)) <= set(schedule.steps())
-
-
 def test_layers_whose_activations_are_recomputed_have_the_same_gradients(stepper):
     step = schedule_of(stepper.recipe, 24).at(2)
     batch = made_up_batch(stepper.recipe, step.shape.batch, step.shape)
-    again = stepper.recipe.replaced({"MODEL.ACT_CHECKPOINT": True})
-    torch.manual_seed(0)
-    lean = Stepper(again, build_model(again), CPU)
+    lean = stepper_of(stepper.recipe.replaced({"MODEL.ACT_CHECKPOINT": True}))
     assert all(layer.gradient_checkpointing for layer in lean.model.videomae.encoder.layer)
     for made in (stepper, lean):
         made.forward_backward(step, batch)

@@ -2,7 +2,7 @@
 
 With FAULT=PLACE:NUMBER, the process kills itself (-9) at the call NUMBER, from 1, of a function.
 With FAULTY_RANK, only this rank does so. With ONE_BLOCK, networks have one block in each stage.
-With PAUSE=SECONDS, each step first waits. A process restarted by torchrun or SLURM has no faults.
+A process restarted by torchrun or SLURM has no faults.
 """
 
 import importlib
@@ -12,7 +12,6 @@ import runpy
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +57,10 @@ def install(place: str, number: int) -> None:
     setattr(owner, name, faulty)
 
 
-def pause(seconds: float) -> None:
-    """Wait before each step."""
-    step = Stepper.__call__
-
-    def slow(*args: Any, **options: Any) -> Any:
-        time.sleep(seconds)
-        return step(*args, **options)
-
-    Stepper.__call__ = slow
-
-
 if __name__ == "__main__":
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     again = any(os.environ.get(name, "0") != "0" for name in counts)
-    if "PAUSE" in os.environ and not again:
-        pause(float(os.environ["PAUSE"]))
     place, number = os.environ.get("FAULT", "none:0").split(":")
     if place in PLACES and os.environ.get("FAULTY_RANK", rank) == rank and not again:
         install(place, int(number))

@@ -29,8 +29,8 @@ def test_keys_that_change_the_scores_are_named_unless_the_command_line_sets_them
     other.write_text(OTHER.format(base=tiny_recipe))
     with pytest.raises(ValueError, match=f"^{checkpoint} .*other values") as caught:
         check_same_scores(load_recipe(other), checkpoint)
-    named = "DATA.MEAN [0.45, 0.45, 0.45] there, [0.5, 0.45, 0.45] here; DATA.SAMPLING_RATE 2 there, "
-    named += "4 here; SLOWFAST.ALPHA 2 there, 4 here. Use"
+    named = "DATA.MEAN [0.45, 0.45, 0.45] there, [0.5, 0.45, 0.45] here; "
+    named += "DATA.SAMPLING_RATE 2 there, 4 here; SLOWFAST.ALPHA 2 there, 4 here. Use"
     assert named in str(caught.value)
     chosen = ("DATA.SAMPLING_RATE", 8, "SLOWFAST.ALPHA=4", "DATA.MEAN", [0.4, 0.4, 0.4])
     check_same_scores(load_recipe(other, chosen), checkpoint)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from multigrid import Batch, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.launch.stopping import StopRequest

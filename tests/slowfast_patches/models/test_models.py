@@ -117,5 +117,5 @@ def test_the_heads_activation_makes_scores_in_evaluation_only(activation, score)
 
 
 def test_a_shape_with_too_few_frames_for_the_slow_pathway_is_named():
-    with pytest.raises(ValueError, match=r"ALPHA 4 .* 8×2×64²\. Use an ALPHA of at most 2"):
+    with pytest.raises(ValueError, match=r"the shape 8×2×64² .* SLOWFAST\.ALPHA"):
         check_shapes(thin("slowfast-nl", "SLOWFAST.ALPHA", 4), [Shape(2, 8, 64), Shape(8, 2, 64)])

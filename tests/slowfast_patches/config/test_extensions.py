@@ -63,7 +63,7 @@ def test_a_module_that_cannot_be_imported_is_a_mistake_of_the_user(text: str, sa
 def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
     write("register_model('net')(lambda recipe: None)")
     pairs = ("IMPORTS", "mine", "MODEL.ARCH", "net", "DATA.NUM_TRAIN_VIDEOS", "64")
-    arm = make_arm("a", "a", Path("configs/Demo/SLOWFAST_DEMO.yaml"), pairs)
+    arm = make_arm("a", Path("configs/Demo/SLOWFAST_DEMO.yaml"), pairs)
     command = run_command(arm, 0, Path("out"), Path("run_net.py"))
     assert command[command.index("IMPORTS") + 1] == "mine"
     assert parse_yaml(arm.recipe.text, "the test")["IMPORTS"] == ["mine"]

@@ -111,8 +111,8 @@ def compare(
     columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", *metrics]
     tables: list[str | Table] = [arms_table(study, runs, columns)]
     curves = curves_of(runs, "clock", metrics[0])
-    has_lengths = first.label in curves and any(arm.length != 1 for arm in study.arms)
-    if has_lengths:
+    has_lengths = any(arm.length != 1 for arm in study.arms)
+    if has_lengths and first.label in curves:
         tables = [levels_table(curves, metric_title(metrics[0])), leads_table(curves), *tables]
     return Report(
         name="report",
@@ -194,7 +194,7 @@ def _figure(
     figure, panels = new_figure(1, 4 + 4 * len(titles), 5, columns=len(titles))
     for axes, (cost, title) in zip(panels, titles.items(), strict=True):
         axes.set_xlabel(title)
-        draw_curves(axes, curves_of(runs, cost, metric), colours, runs, has_lengths)
+        draw_curves(axes, curves_of(runs, cost, metric), colours, runs)
         if chance is not None:
             axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
     for run in [] if has_lengths else runs.itertuples():

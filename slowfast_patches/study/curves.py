@@ -128,24 +128,24 @@ def leads_table(curves: Curves) -> Table:
     return Table(["config", "training time", f"points above\n{baseline}"], rows)
 
 
-def draw_curves(
-    axes: Axes, curves: Curves, colours: Mapping[str, str], runs: pd.DataFrame, lengths: bool
-) -> None:
+def draw_curves(axes: Axes, curves: Curves, colours: Mapping[str, str], runs: pd.DataFrame) -> None:
     """Draw curves with error bars.
+
+    With several lengths, costs are drawn on a logarithmic axis, and lengths next to the points.
 
     Args:
         axes: Axes to draw in.
         curves: The curves.
         colours: Maps the label of each curve to its colour.
         runs: Table of runs, for the numbers of seeds in the legend.
-        lengths: Whether to draw costs on a logarithmic axis, and the length next to each point.
     """
     seeds = runs.groupby("label")["seed"].nunique()
+    several = any(len(curve) > 1 for curve in curves.values())
     for label, curve in curves.items():
         style: dict[str, Any] = {"marker": "o", "lw": 2, "capsize": 4, "color": colours[label]}
         error = curve["std"].fillna(0.0)
         name = f"{label} (n = {seeds[label]})"
         axes.errorbar(curve["cost"], curve["accuracy"], error, label=name, **style)
-        for point in curve.itertuples() if lengths else []:
+        for point in curve.itertuples() if several else []:
             axes.annotate(f" {point.length:g}×", (point.cost, point.accuracy), fontsize=8, va="top")
-    axes.set_xscale("log" if lengths else "linear")
+    axes.set_xscale("log" if several else "linear")

@@ -71,16 +71,12 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
     """Check that the list files and weights of some rows exist and that the lists can be read.
 
     Raises:
-        ValueError: A file is missing or unreadable. If an option was not given, the message names
-            the option.
+        ValueError: A file is missing or unreadable.
     """
     for row in rows:
         recipe = arms[row.folder].recipe
         if row.start != SCRATCH and not recipe.train.checkpoint_file_path:
             raise ValueError(f"{row.folder} needs weights. Give --{row.start}-weights FILE.")
-        if not recipe.data.path_to_data_dir:
-            name = recipe.train.dataset
-            raise ValueError(f"{row.folder} needs the data set {name}. Give --{name} DIR.")
         if hidden := hidden_files(recipe):
             raise ValueError(f"{row.folder} needs {hidden[0]}, which does not exist.")
 
@@ -192,7 +188,7 @@ def _figure(experiment: Experiment, runs: pd.DataFrame) -> Figure:
     axes.set_xlabel("training time relative to the baseline (including data loading)")
     axes.set_ylabel("top-1 accuracy (%)")
     measured = curves_of(runs.assign(time=1 / runs["speed_up"]), "time", "top1")
-    draw_curves(axes, measured, colours, runs, lengths=True)
+    draw_curves(axes, measured, colours, runs)
     for row in experiment.rows:
         if "top1" in row.metrics:
             point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)

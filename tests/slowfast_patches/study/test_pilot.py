@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from multigrid.cost import final_iterations
-from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.study import pilot
@@ -128,8 +128,6 @@ def test_arms_take_equal_times(whole_arms, tmp_path, monkeypatch):
     lengths = [cost(arm) for arm in study.arms]
     assert lengths == pytest.approx([*study.step_seconds.values()], rel=0.01)
     assert sum(lengths) < 1500 < 1.2 * sum(lengths)  # the rest is evaluation
-    again = pilot_study(whole_arms, seconds, 25, [0, 1], tmp_path)
-    assert [arm.folder for arm in again.arms] == [arm.folder for arm in study.arms]
     assert len(pilot_study(whole_arms, seconds, 11.5, [0], tmp_path).arms) == 2
     assert all(final_iterations(arm.schedule) >= 100 for arm in study.arms[1:])
 
@@ -252,8 +250,6 @@ def test_of_a_baseline_that_is_shorter_than_a_pilot_the_command_is_said_that_tra
     baseline, multigrid = (load_recipe(path, compared.overrides) for path in compared.cfg)
     assert cycles_of(baseline) is None  # the tiny recipe has cycles of its own
     assert cycles_of(multigrid) == CYCLES[2]  # the first that fits its crops
-    check_recipe(baseline)
-    assert compared.overrides[-4:] == short
 
 
 def test_steps_are_timed_once(whole_arms, small, tmp_path, monkeypatch):

@@ -150,7 +150,10 @@ class TestDryRun:
         ("argv", "message"),
         [
             (["table5", "--local"], "Give --kinetics-weights FILE"),
-            (["table1a", "--local"], "needs the data set kinetics. Give --kinetics DIR"),
+            (
+                ["table1a", "--local"],
+                "kinetics: DATA.PATH_TO_DATA_DIR, the folder of the lists, is not set",
+            ),
             (["table1a", "--local", "--kinetics", "no"], "needs no/train.csv, which does not"),
         ],
     )

@@ -119,7 +119,7 @@ def test_a_forked_worker_has_a_connection_of_its_own(data, bucket):
         collate_fn=collate,
         num_workers=1,
         multiprocessing_context="fork",
-        timeout=60,
+        timeout=300,
     )
     np.testing.assert_array_equal([batch["clips"][0] for batch in loader], expected)
 

@@ -85,15 +85,6 @@ def test_pictures_are_drawn_by_the_command(tool, tiny_recipe, tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
-def test_the_size_of_the_data_set_is_that_of_the_list_or_the_recipe(
-    plan_json, short_cycle_recipe, tmp_path
-):
-    base = ("--cfg", short_cycle_recipe, "MULTIGRID.SHORT_CYCLE", "False")
-    assert plan_json(*base)["num_videos"] == 64  # DATA.NUM_TRAIN_VIDEOS
-    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 1\n" * 30)
-    assert plan_json(*base, "DATA.PATH_TO_DATA_DIR", tmp_path)["num_videos"] == 60
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -123,12 +123,6 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
         measured_timing(paths[:2], cfg)
 
 
-def test_a_file_that_is_none_is_refused_by_name(recipe, tmp_path):
-    bad = content(load_recipe(recipe)) | {"shapes": []}
-    with pytest.raises(ValueError, match=r"bad.json.*--variants recipe"):
-        read_step_times(write(tmp_path / "bad.json", bad))
-
-
 def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config, tmp_path):
     """The tiny recipe has 32 × 4 × 16² with BN sizes 8 and 16. Only the smaller one is measured."""
     cfg = tiny_config(tmp_path)

@@ -22,6 +22,7 @@ from slowfast_patches.config.fields import (
     Check,
     all_of,
     free_key,
+    from_to,
     key,
     one_of,
     only_with,
@@ -72,7 +73,7 @@ class Multigrid:
         3,
         "Number of evaluations in each phase of the long cycle. 0 evaluates every "
         "TRAIN.EVAL_PERIOD epochs, as without a long cycle.",
-        FROM_ZERO,
+        from_to(0, 1000),
     )
     size_divisor: int = key(
         1,
@@ -150,7 +151,7 @@ class Data:
         " ",
         "Separator between path and label in a line of a csv file. Write `\\t` for a tab.",
     )
-    num_frames: int = key(8, "Number of frames in a clip.", AT_LEAST_ONE)
+    num_frames: int = key(8, "Number of frames in a clip.", from_to(1, 2**16))
     sampling_rate: int = key(
         8,
         "Temporal stride: number of video frames from one frame of a clip to the next.",

@@ -102,6 +102,14 @@ def one_of(*choices: object) -> Check:
     return Check(lambda value: value in choices, format_list(choices, "or"))
 
 
+def from_to(least: int, most: int) -> Check:
+    return Check(lambda value: least <= value <= most, f"from {least} to {most:,}")
+
+
+def _are_factors(values: tuple[float, ...]) -> bool:
+    return all(0 < value <= 1 for value in values)
+
+
 AT_LEAST_ONE = Check(lambda value: value >= 1, "1 or more")
 FROM_ZERO = Check(lambda value: value is None or value >= 0, "0 or more")
 RGB = Check(lambda values: len(values) == 3, "a list of 3 numbers")
@@ -115,9 +123,9 @@ AUTO_OR_COUNT = Check(
     lambda value: value == "auto" or (not isinstance(value, str) and value >= 0),
     "0 or more, or auto",
 )
-FACTORS = Check(bool, "a list of factors in (0, 1]")
+FACTORS = Check(lambda x: bool(x) and _are_factors(x), "a list of factors in (0, 1]")
 LONG_CYCLE = Check(
-    lambda x: x[-1:] == ((1, 1),) and all(len(factors) == 2 for factors in x),
+    lambda x: x[-1:] == ((1, 1),) and all(len(pair) == 2 and _are_factors(pair) for pair in x),
     "a list of factors [frames, crop] in (0, 1] that ends with [1, 1]",
 )
 SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")

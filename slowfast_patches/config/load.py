@@ -140,12 +140,19 @@ def _make(layers: Sequence[_Layer]) -> Recipe:
     return scale_to_world_size(recipe)
 
 
-def _read(path: Path) -> list[_Layer]:
+def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:
     """Return the layers of a YAML file: those of its `_BASE_` files, and its own.
 
+    Args:
+        path: The YAML file.
+        parents: Files whose `_BASE_` led to this file.
+
     Raises:
-        ValueError: A file is invalid.
+        ValueError: A file is invalid, or refers to itself through `_BASE_`.
     """
+    file = path.resolve()
+    if file in parents:
+        raise ValueError(f"{path} refers to itself through _BASE_. Remove the circular reference.")
     with mistake_in(f"the config {path} cannot be read"):
         text = path.read_text(encoding="utf-8")
     content = _content(text, str(path))
@@ -155,7 +162,7 @@ def _read(path: Path) -> list[_Layer]:
         raise ValueError(f"{path}: _BASE_ must be a path or a list of paths, not {named!r:.60}")
     layers = list[_Layer]()
     for base in bases:
-        layers += _read(recipe_path(base, path.parent))
+        layers += _read(recipe_path(base, path.parent), (*parents, file))
     return [*layers, _Layer(str(path), dict(flatten(content)))]
 
 

@@ -13,6 +13,11 @@ _DECODE_ERRORS = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
 the run."""
 
 
+DEMUX_ERRORS = (av.InvalidDataError, IndexError)
+"""Errors of `demux` at the damaged end of a file. PyAV raises IndexError for a packet of a stream
+that begins within the file, as damage in an MPEG transport stream can seem to show."""
+
+
 class UnreadableVideoError(ValueError):
     """Error raised when a video is missing or cannot be decoded. The message gives the reason."""
 

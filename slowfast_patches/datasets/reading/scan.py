@@ -10,7 +10,6 @@ from itertools import chain
 from operator import gt
 from typing import NamedTuple
 
-import av
 import numpy as np
 from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
@@ -18,6 +17,7 @@ from av.video.codeccontext import VideoCodecContext
 from multigrid import Video
 from slowfast_patches.datasets.reading.damage import describe_truncation, looks_whole
 from slowfast_patches.datasets.reading.errors import (
+    DEMUX_ERRORS,
     UnreadableVideoError,
     translate_decode_errors,
 )
@@ -205,7 +205,7 @@ def _read_packets(file: VideoFile) -> _Packets:
             decoding_times.append(packet.dts)
             are_sound = are_sound and is_whole(packet)
             palettes += has_palettes and packet.has_sidedata("palette")
-    except av.InvalidDataError:
+    except DEMUX_ERRORS:
         are_sound = False
     return _Packets(stamps, decoding_times, last, palettes, are_sound)
 
@@ -265,7 +265,7 @@ def _is_entry(file: VideoFile, timestamp: int) -> bool:
     for name in ("extradata", "width", "height", "codec_tag", "bits_per_coded_sample", "options"):
         setattr(decoder, name, getattr(known, name))
     decoder.thread_count = 1
-    with contextlib.suppress(av.InvalidDataError):
+    with contextlib.suppress(*DEMUX_ERRORS):
         file.container.seek(timestamp, stream=file.stream)
         for packet in file.container.demux(file.stream):
             for frame in decoder.decode(packet):

@@ -17,7 +17,7 @@ from av.stream import Discard, Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.errors import UnreadableVideoError, reason_of
+from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS, UnreadableVideoError, reason_of
 from slowfast_patches.utils.storage import is_remote, open_file
 
 _FORMATS = {
@@ -110,7 +110,7 @@ class VideoFile:
         """
         try:
             yield from self.container.demux(self.stream)
-        except av.InvalidDataError:
+        except DEMUX_ERRORS:
             yield cast("Packet[VideoStream]", Packet())
 
     def decode(self, packet: Packet[VideoStream] | None) -> list[VideoFrame | None]:

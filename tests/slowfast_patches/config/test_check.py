@@ -27,6 +27,8 @@ def check(overrides: str) -> None:
         ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "that ends with [1, 1], not [[0.5, 0.5]]"),
         ("DATA.STD [0,1,1]", "DATA.STD must be a list of 3 numbers above 0"),
         ("RESNET.SPATIAL_STRIDES [[1,1],[2,2]]", "an entry for each of the 4 stages"),
+        ("DATA.NUM_FRAMES 1000000000", "DATA.NUM_FRAMES must be from 1 to 65,536"),
+        ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
         # Several keys.
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "Shorten the warm-up"),
         (

@@ -92,6 +92,8 @@ def test_pairs_that_cannot_be_used_are_refused(words, said):
         ("SOLVER: {BASE_LR: 1}\nSOLVER: {GAMMA: 1}", "the key SOLVER is given twice"),
         ("- 1", "mapping of sections"),
         ("_BASE_: none.yaml", "none.yaml cannot be read: .*configs has no"),
+        ("_BASE_: recipe.yaml", "recipe.yaml refers to itself through _BASE_"),
+        ("_BASE_: 3", "_BASE_ must be a path or a list of paths, not 3"),
         ("SOLVER: 1", "SOLVER is not a config key"),
         ("SOLVER:\n  BASE_LRR: 1\n", r"SOLVER\.BASE_LRR is not a config key \(.*recipe.yaml\)"),
     ],

@@ -81,6 +81,7 @@ VIDEOS = {
     "h264.mkv": "libx264",
     "h264.mov": "libx264",
     "mpeg1.mpg": "mpeg1video",
+    "h264.ts": "libx264",
     "vp9.webm": "libvpx-vp9",
 }
 

@@ -137,7 +137,7 @@ def test_a_run_with_all_switches_begins_as_the_plain_run(
 def test_validations_and_precise_bn_change_nothing_of_the_training(train, multigrid_run, tmp_path):
     """The other run has two validations before the sixth iteration."""
     with pytest.raises(SystemExit):
-        train(tmp_path, "MULTIGRID.EVAL_FREQ", 0, "TRAIN.EVAL_PERIOD", 1000, hooks=[At(6, die)])
+        train(tmp_path, "MULTIGRID.EVAL_FREQ", 0, "TRAIN.EVAL_PERIOD", 1000, hooks=[At(7, die)])
     assert Folder(tmp_path).metrics("val") == []
     losses = [[r["loss"] for r in Folder(f).metrics()[:6]] for f in (tmp_path, multigrid_run)]
     assert losses[0] == losses[1]

@@ -177,7 +177,9 @@ def test_a_killer_is_named_and_not_tried_again_until_it_has_changed(data, scanne
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip", gzip.compress(json.dumps({"version": 2, "videos": {}}).encode())]
+    "content",
+    [b"no gzip", gzip.compress(json.dumps({"version": 2, "videos": {}}).encode())],
+    ids=["damaged", "another version"],
 )
 def test_a_file_that_is_damaged_or_of_another_version_is_built_anew(data, file, caplog, content):
     file.write_bytes(content)

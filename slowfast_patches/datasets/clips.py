@@ -251,7 +251,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Read consecutive evaluation clips of one video in one pass.
         """
         if torch.utils.data.get_worker_info() is not None:
-            cv2.setNumThreads(1)  # as torch does for its own threads in a worker
+            # Use one thread, as torch does in a worker. With 1 instead of 0, OpenCV would wait in a
+            # fork for threads that only the parent process has.
+            cv2.setNumThreads(0)
         both: Any = list(zip(requests, outs, strict=True))
         if isinstance(requests[0], ClipRequest):
             return [self._read_training(request, out) for request, out in both]

@@ -2,6 +2,7 @@
 
 import shutil
 
+import cv2
 import fsspec
 import numpy as np
 import pytest
@@ -113,13 +114,14 @@ def test_a_forked_worker_has_a_connection_of_its_own(data, bucket):
     dataset = ClipDataset.of_recipe(recipe_of("s3://data"), "train")
     requests = [ClipRequest(video, 0, SHAPE, 0) for video in range(len(NAMES))]
     expected = [dataset[request]["clip"] for request in requests]
+    cv2.GaussianBlur(np.zeros((2000, 2000), np.uint8), (9, 9), 2)  # starts OpenCV's threads
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=[[request] for request in requests],
         collate_fn=collate,
         num_workers=1,
         multiprocessing_context="fork",
-        timeout=300,
+        timeout=120,
     )
     np.testing.assert_array_equal([batch["clips"][0] for batch in loader], expected)
 

@@ -179,8 +179,8 @@ def check_list(path: Path) -> None:
     """
     if not path.is_file():
         raise ValueError(
-            f"the list {path} does not exist. In a recipe, set DATA.PATH_TO_DATA_DIR to the folder "
-            "that contains it, or, if there is no test list, TEST.ENABLE False"
+            f"the list {path} does not exist. Set DATA.PATH_TO_DATA_DIR in a recipe to the "
+            "folder that contains it, or, if there is no test list, TEST.ENABLE False"
         )
 
 

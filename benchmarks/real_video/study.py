@@ -55,15 +55,19 @@ def variants(folder: str) -> tuple[Path, ...]:
 
 WORDS = recipes("SLOWFAST_WORDS", "SLOWFAST_WORDS_MULTIGRID")
 DIGITS = recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID")
+WORDS_RIVALS = (
+    *variants("rivals"),
+    *recipes("words_ablation/all_pixels", "cycles/WORDS_PAPER"),
+)
+DIGITS_RIVALS = (*variants("rivals/digits"), *recipes("cycles/DIGITS_PAPER"))
 FACES = recipes("SLOWFAST_FACES", "SLOWFAST_FACES_MULTIGRID")
 (START,) = recipes("SLOWFAST_WORDS_START")
 DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
 STUDIES = {
     "words": Study("words", WORDS, (*CURVE, 2.0, 4.0), most_seeds=3),
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
-    "words_rivals": Study(
-        "words", (*WORDS, *variants("rivals"), *recipes("words_ablation/all_pixels")), (0.5,), 3
-    ),
+    "words_rivals": Study("words", (*WORDS, *WORDS_RIVALS), (0.5, 1.0), 3),
+    "digits_rivals": Study("digits", (*DIGITS, *DIGITS_RIVALS), (0.5, 1.0), 3),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
     "digits": Study("digits", DIGITS, CURVE, most_seeds=3),
     "cycles_words": Study("words", (WORDS[1], *recipes("cycles/WORDS_PAPER")), NAMED),

@@ -3,13 +3,21 @@
 import argparse
 from pathlib import Path
 
+import numpy as np
 import pytest
 import study
 from subset import DIGITS, make_subset
 
 from slowfast_patches.config import load_recipe
+from slowfast_patches.datasets.reading import pixels
 
 WORDS = ("bin", *sorted(DIGITS))
+
+
+@pytest.fixture(autouse=True)
+def usual_resize(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the reader's resizing, which the import of low_frequency replaces."""
+    monkeypatch.setattr(pixels, "_resize", pixels._resize)
 
 
 @pytest.fixture
@@ -52,3 +60,14 @@ def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str)
         == ["0", "1", "2"][: found.most_seeds]
     )
     assert words[-2:] == ["NUM_GPUS", "0"]
+
+
+def test_low_frequency_crops_keep_low_waves_and_remove_high_ones() -> None:
+    from low_frequency import low_frequencies
+
+    def wave(side: int, down: int, across: int) -> np.ndarray:
+        angles = 2 * np.pi * np.arange(side) / side
+        return 100 + 20 * np.outer(np.cos(down * angles + 0.4), np.cos(across * angles))
+
+    high = wave(75, 20, 3) - 100
+    np.testing.assert_allclose(low_frequencies(wave(75, 3, 5) + high, (32, 32)), wave(32, 3, 5))

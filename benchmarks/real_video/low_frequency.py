@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from slowfast_patches.datasets.reading import pixels
 
+_AXES = (0, 1)
 _usual_resize = pixels._resize
 
 
@@ -21,27 +22,22 @@ def resize(samples: NDArray[Any], out: NDArray[Any]) -> None:
     height, width = out.shape[:2]
     if max(samples.shape[0] / height, samples.shape[1] / width) < 2:
         _usual_resize(samples, out)
-        return
-    top = np.iinfo(out.dtype).max
-    out[...] = np.clip(np.rint(low_frequencies(samples, (height, width))), 0, top)
+    else:
+        low = np.rint(low_frequencies(samples, height, width))
+        out[...] = low.clip(0, np.iinfo(out.dtype).max)
 
 
-def low_frequencies(samples: NDArray[Any], size: tuple[int, int]) -> NDArray[np.float64]:
-    """Crop the 2-D spectrum around frequency 0, and transform it back.
+def low_frequencies(samples: NDArray[Any], height: int, width: int) -> NDArray[np.float64]:
+    """Crop the 2-D spectrum of a plane (H, W) or picture (H, W, C), and transform it back.
 
-    Args:
-        samples: Plane (H, W) or picture (H, W, C).
-        size: Height and width of the result, which must not exceed H and W.
+    `height` and `width` of the result must not exceed H and W.
     """
-    axes = (0, 1)
-    spectrum = np.fft.fftshift(np.fft.fft2(samples, axes=axes), axes=axes)
-    for axis, (before, after) in enumerate(zip(samples.shape, size, strict=False)):
-        first = before // 2 - after // 2
-        spectrum = spectrum.take(range(first, first + after), axis)
-    values = np.fft.ifft2(np.fft.ifftshift(spectrum, axes=axes), axes=axes).real
-    scale = (size[0] * size[1]) / (samples.shape[0] * samples.shape[1])
-    low: NDArray[np.float64] = scale * values
-    return low
+    spectrum = np.fft.fftshift(np.fft.fft2(samples, axes=_AXES), axes=_AXES)
+    top = samples.shape[0] // 2 - height // 2
+    left = samples.shape[1] // 2 - width // 2
+    part = np.fft.ifftshift(spectrum[top : top + height, left : left + width], axes=_AXES)
+    values: NDArray[np.float64] = np.fft.ifft2(part, axes=_AXES).real
+    return values * (values.size / samples.size)
 
 
 # The reader has no option for another resizing.

@@ -52,21 +52,16 @@ def scheduled_sampling(
     num_videos: int,
     learning_rate: LearningRate,
     cycles: Cycles | None,
-    *,
-    bn_size: int | None,
-    size_divisor: int,
-    batch_rate_rule: str,
-    **others: Any,
+    **options: Any,
 ) -> Schedule:
     """Make a schedule whose shapes are drawn from a Gaussian window over sizes, as timm's sampler.
 
     The window moves from the smallest size to the largest. Other recipes have their usual schedule.
     """
     if cycles is None or cycles.long_cycle != RUNGS:
-        others |= {"bn_size": bn_size, "size_divisor": size_divisor}
-        others |= {"batch_rate_rule": batch_rate_rule}
-        return make_schedule(base, num_videos, learning_rate, cycles, **others)
-    sizes = [scale_shape(base, rung, size_divisor, cycles.batch_exponent) for rung in RUNGS]
+        return make_schedule(base, num_videos, learning_rate, cycles, **options)
+    divisor = options["size_divisor"]
+    sizes = [scale_shape(base, rung, divisor, cycles.batch_exponent) for rung in RUNGS]
     rng = np.random.default_rng(0)
     drawn = [
         tuple(sizes[i] for i in rng.choice(len(sizes), PERIOD, p=_odds(k))) for k in range(WINDOWS)
@@ -76,20 +71,18 @@ def scheduled_sampling(
     epochs = cycles.epoch_factor * end
     length = epochs * num_videos / sum(means)
     phases = list[Phase]()
-    first_clip = 0
     for k, (shapes, mean) in enumerate(zip(drawn, means, strict=True)):
         phase = Phase(
             start=round(k * length),
             stop=round((k + 1) * length),
             baseline_epochs=(end * k / WINDOWS, end * (k + 1) / WINDOWS),
             stage=0,
-            lr_scale=batch_rate_factor(mean / base.batch, batch_rate_rule),
+            lr_scale=batch_rate_factor(mean / base.batch, options["batch_rate_rule"]),
             shapes=shapes,
-            bn_sizes=(bn_size,) * PERIOD,
-            first_clip=first_clip,
+            bn_sizes=(options["bn_size"],) * PERIOD,
+            first_clip=sum(earlier.clips for earlier in phases),
         )
         phases.append(phase)
-        first_clip += phase.clips
     return Schedule(base, num_videos, epochs, learning_rate, tuple(phases), cycles)
 
 

@@ -70,4 +70,4 @@ def test_low_frequency_crops_keep_low_waves_and_remove_high_ones() -> None:
         return 100 + 20 * np.outer(np.cos(down * angles + 0.4), np.cos(across * angles))
 
     high = wave(75, 20, 3) - 100
-    np.testing.assert_allclose(low_frequencies(wave(75, 3, 5) + high, (32, 32)), wave(32, 3, 5))
+    np.testing.assert_allclose(low_frequencies(wave(75, 3, 5) + high, 32, 32), wave(32, 3, 5))

@@ -262,7 +262,8 @@ def _check_finite(trainer: Trainer) -> None:
     stepper = trainer.stepper
     tensors = trained_tensors(stepper.models)
     for number, state in enumerate(stepper.optimizer.state.values()):
-        tensors |= {f"{name} of parameter {number}": value for name, value in state.items()}
+        values = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        tensors |= {f"{name} of parameter {number}": value for name, value in values.items()}
     names = [name for name, value in tensors.items() if not value.isfinite().all()]
     if names:
         raise diverged(

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slowfast_patches.utils.errors import UserError
+
 __all__ = [
     "DatasetFamily",
     "ModelFamily",
@@ -60,7 +62,7 @@ class Registry(Mapping[str, T]):
             ValueError: The name is taken, or has invalid characters.
         """
         if name in self.entries or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
-            raise ValueError(
+            raise UserError(
                 f"{name!r} cannot be the name of a new {self.kind}: it is taken, or has characters "
                 "other than letters, digits, '_', '.' and '-', with a letter first."
             )
@@ -78,7 +80,7 @@ class Registry(Mapping[str, T]):
             ValueError: No entry has this name.
         """
         if name not in self:
-            raise ValueError(
+            raise UserError(
                 f"{key} is {name!r}, but the registered {self.kind}s are {', '.join(self)}."
                 f"{advice} If your module registers the {self.kind}, add --import MODULE."
             )

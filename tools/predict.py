@@ -62,6 +62,7 @@ from slowfast_patches.utils.command_line import (
     start_program,
     tool,
 )
+from slowfast_patches.utils.errors import UserError
 
 if __name__ == "__main__":
     start_program()
@@ -140,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     if not args.targets:
         require_clip_scores(recipe, path)
     elif TASKS[recipe.task].scores_clips:
-        raise ValueError(f"{path} is a model for whole videos. Remove --targets.")
+        raise UserError(f"{path} is a model for whole videos. Remove --targets.")
     predictor = Predictor(recipe, path, stored or names_of_data(recipe))
     predictor.class_names = names = find_names(args.classes, predictor)
     if args.export:
@@ -213,7 +214,7 @@ def find_names(given: Path | None, predictor: Predictor) -> tuple[str, ...] | No
     count = predictor.recipe.model.num_classes
     names = read_class_names(given) if given else predictor.class_names
     if given and names and len(names) != count:
-        raise ValueError(f"{given} has {len(names)} names, but the model has {count} classes.")
+        raise UserError(f"{given} has {len(names)} names, but the model has {count} classes.")
     if names is None:
         print(
             "warning: the class names are unknown, so class indices are shown. Use --classes FILE",

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from slowfast_patches.utils import command_line
+from slowfast_patches.utils.errors import UserError
 
 if __name__ == "__main__":
     command_line.start_program()
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     queued = slurm_jobs.submit({".": (recipe, command)}, folder, args.slurm)
     if not queued:
-        raise ValueError(f"{folder} already has a queued or running job. See squeue.")
+        raise UserError(f"{folder} already has a queued or running job. See squeue.")
     number = queued["."]
     print(
         f"\nSubmitted job {number}\n"

@@ -13,6 +13,7 @@ from multigrid.batchnorm import (
 )
 from multigrid.cost import Cost, baseline_cost, schedule_cost
 from multigrid.cycles import GENTLE, PAPER, Cycles, recommend_cycles
+from multigrid.errors import MultigridError
 from multigrid.grids import Grid, SamplingOptions, make_grid
 from multigrid.learning_rate import (
     CosineRate,
@@ -61,6 +62,7 @@ __all__ = [
     "LearningRate",
     "MicroBatch",
     "MultigridBatchSampler",
+    "MultigridError",
     "MultigridLR",
     "Patches",
     "Phase",

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from multigrid.errors import MultigridError
 from multigrid.shapes import ClipRequest, Shape
 
 _EXAMPLE = """Write the data set as follows
@@ -61,7 +62,7 @@ class CheckedClips(Dataset[Any]):
         try:
             yield
         except (TypeError, LookupError, AttributeError) as error:
-            raise ValueError(
+            raise MultigridError(
                 f"{type(self.dataset).__name__}.__getitem__({request}) failed: {error!r}. "
                 f"It must accept a ClipRequest. {_EXAMPLE}"
             ) from error
@@ -71,7 +72,7 @@ class CheckedClips(Dataset[Any]):
         if (self.is_collated or is_clip) and not _fits(sample, request.shape):
             values = sample.items() if isinstance(sample, Mapping) else ()
             shapes = {key: (getattr(v, "shape", v), getattr(v, "dtype", "")) for key, v in values}
-            raise ValueError(
+            raise MultigridError(
                 f"the data set returned a {type(sample).__name__} {shapes} for a clip of "
                 f"{request.shape.frames} frames of {request.shape.crop}² pixels. {_EXAMPLE}"
             )
@@ -89,4 +90,4 @@ def _fits(sample: Any, shape: Shape) -> bool:
 def refuse(is_wrong: bool, message: str) -> None:
     """Raise ValueError with a message if something is wrong."""
     if is_wrong:
-        raise ValueError(message)
+        raise MultigridError(message)

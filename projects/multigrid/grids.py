@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from multigrid.errors import MultigridError
 from multigrid.shapes import Shape
 
 
@@ -90,7 +91,7 @@ def make_grid(
     """
     low, high = short_sides
     if high < max(low, shape.crop):
-        raise ValueError(
+        raise MultigridError(
             f"a crop of {shape.crop} pixels does not fit into frames with a short side of {low} to "
             f"{high} pixels. Choose a smaller crop or larger short sides"
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from multigrid.cycles import Cycles
+from multigrid.errors import MultigridError
 from multigrid.grids import SamplingOptions
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
 from multigrid.phases import make_schedule
@@ -93,7 +94,7 @@ def rate_from(value_of: Callable[[str], Any]) -> LearningRate:
             after_warmup=value_of("SOLVER.COSINE_AFTER_WARMUP"),
         )
     if policy not in ("steps_with_relative_lrs", "steps_with_lrs"):
-        raise ValueError(
+        raise MultigridError(
             f"SOLVER.LR_POLICY {policy} is not supported. Use cosine, steps_with_relative_lrs or "
             "steps_with_lrs, or pass learning_rate=CosineRate(...) to PySlowFastMultigrid"
         )
@@ -103,7 +104,7 @@ def rate_from(value_of: Callable[[str], Any]) -> LearningRate:
     gamma = value_of("SOLVER.GAMMA")
     rates = list(factors)[: len(starts)] or [gamma**j for j in range(len(starts))]
     if starts[0] != 0 or len(rates) != len(starts):
-        raise ValueError(
+        raise MultigridError(
             f"SOLVER.STEPS {list(steps)} must start with 0, and SOLVER.LRS {list(factors)} must "
             "have one value per step"
         )

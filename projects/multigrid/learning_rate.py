@@ -13,6 +13,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from multigrid.errors import MultigridError
+
 
 def batch_rate_factor(growth: float, rule: str = "linear") -> float:
     """Return the learning-rate multiplier for a larger batch.
@@ -28,7 +30,7 @@ def batch_rate_factor(growth: float, rule: str = "linear") -> float:
         ValueError: `rule` is unknown.
     """
     if rule not in ("linear", "sqrt"):
-        raise ValueError(f"batch_rate_rule is {rule!r}, but it must be 'linear' or 'sqrt'")
+        raise MultigridError(f"batch_rate_rule is {rule!r}, but it must be 'linear' or 'sqrt'")
     return growth if rule == "linear" else math.sqrt(growth)
 
 
@@ -110,7 +112,7 @@ class SteppedRate(LearningRate):
     def __post_init__(self) -> None:
         ascend = all(a < b for a, b in pairwise((0.0, *self.ends)))
         if not (len(self.ends) == len(self.rates) > 0 and ascend and min(self.rates) >= 0):
-            raise ValueError(
+            raise MultigridError(
                 f"{self} is not valid: give one end for each learning rate. Ends must be above 0 "
                 "and ascend, and rates must not be negative"
             )
@@ -165,7 +167,7 @@ class CosineRate(LearningRate):
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.cycles < 1 or not 0 < self.fine_tuning < 1:
-            raise ValueError(
+            raise MultigridError(
                 f"{self} is not valid: epochs must be above 0, cycles at least 1, and fine_tuning "
                 "between 0 and 1"
             )

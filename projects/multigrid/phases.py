@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from multigrid.cycles import GENTLE, Cycles
+from multigrid.errors import MultigridError
 from multigrid.learning_rate import LearningRate, batch_rate_factor
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import BASE_FACTORS, CostPerClip, Factors, Shape, scale_shape
@@ -89,12 +90,12 @@ def make_schedule(
             training is so short that a phase has no iteration.
     """
     if not isinstance(learning_rate, LearningRate):
-        raise ValueError(
+        raise MultigridError(
             f"learning_rate is {learning_rate!r}, but must be a policy such as CosineRate, or "
             "SteppedRate((40.0, 50.0), (0.1, 0.01)) for 50 epochs"
         )
     if bn_size is not None and bn_size < 1:
-        raise ValueError(f"bn_size is {bn_size}, but must be at least 1 clip, or None")
+        raise MultigridError(f"bn_size is {bn_size}, but must be at least 1 clip, or None")
     used = cycles or Cycles()
     long_cycle = used.long_cycle
     if not long_cycle and used.short_cycle and learning_rate.drops:
@@ -143,7 +144,7 @@ def _divide_training(
     *cycled, end = stage_ends
     cycled += [] if fine_tuning else [end]
     if long_cycle and not cycled:
-        raise ValueError(
+        raise MultigridError(
             "the learning rate has one stage, but a long cycle needs at least two: the last stage "
             "is fine-tuning, and each other stage contains one long cycle. Add a learning-rate "
             "step, or use no long cycle"
@@ -205,7 +206,7 @@ def _place_phases(drafts: Sequence[Phase], clips: Fraction, equal_time: bool) ->
             trained += batches[stop % len(batches)]
             stop += 1
         if stop == i:
-            raise ValueError(
+            raise MultigridError(
                 f"the training is too short: with {float(clips):.0f} clips, phase {count} of "
                 f"{len(drafts)} (shape {draft.base_shape}) has no iteration. Train for more epochs "
                 "or with a smaller batch"
@@ -250,7 +251,7 @@ def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> 
     if shape.batch % clips and base.batch < size:
         clips = base.batch
     if shape.batch % clips:
-        raise ValueError(
+        raise MultigridError(
             f"a batch of {shape.batch} clips ({shape}) cannot be divided into BN groups of {clips} "
             "clips. Choose a bn_size that divides the baseline's batch size, or another batch size"
         )

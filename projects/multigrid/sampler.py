@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
 from multigrid.batchnorm import check_processes, group_order
+from multigrid.errors import MultigridError
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest
 
@@ -128,7 +129,7 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         Frameworks read this attribute in order to divide the mini-batches over the processes, but
         these mini-batches are already divided.
         """
-        raise ValueError(
+        raise MultigridError(
             "the mini-batches of MultigridBatchSampler have no fixed size, and they are already "
             "divided over the processes. Do not pass the loader to accelerator.prepare. In "
             "Lightning, use Trainer(use_distributed_sampler=False)"

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from multigrid.errors import MultigridError
 from multigrid.grids import DEFAULTS, Grid, SamplingOptions
 
 
@@ -184,9 +185,9 @@ def plan_test(
     index, views = view
     part, crops = spatial
     if crops not in (1, 3):
-        raise ValueError(f"the number of spatial crops is {crops}, but it must be 1 or 3")
+        raise MultigridError(f"the number of spatial crops is {crops}, but it must be 1 or 3")
     if short_side is not None and short_side < crop:
-        raise ValueError(
+        raise MultigridError(
             f"a crop of {crop} pixels does not fit into frames with a short side of {short_side} "
             "pixels. Choose a smaller crop or a larger short side"
         )

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from multigrid.errors import MultigridError
+
 Factors = tuple[float, float]
 """Frames and crop of a shape as fractions (t/T, h/H) of the baseline's frames and crop."""
 
@@ -38,7 +40,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         if min(self.batch, self.frames, self.crop) < 1:
-            raise ValueError(
+            raise MultigridError(
                 f"the shape {self} is not valid: batch, frames and crop must be at least 1"
             )
 
@@ -104,7 +106,7 @@ def scale_shape(
     time, space = factors
     fits = 0 < time <= 1 and 0 < space <= 1 and base.frames * time >= 1
     if not (fits and 0 <= batch_exponent <= 1 and 1 <= size_divisor <= base.crop):
-        raise ValueError(
+        raise MultigridError(
             f"the factors (t/T, h/H) {factors}, size_divisor {size_divisor} or batch_exponent "
             f"{batch_exponent} do not fit the shape {base}: factors lie in (0, 1] and leave at "
             "least one frame, the divisor lies between 1 and the crop, the exponent in [0, 1]"

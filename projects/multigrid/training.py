@@ -18,6 +18,7 @@ from multigrid.batchnorm import GroupedBatchNorm3d, check_accumulation, form_gro
 from multigrid.batchnorm.shared import is_distributed
 from multigrid.contract import CheckedClips, refuse
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
+from multigrid.errors import MultigridError
 from multigrid.micro_batches import MicroBatch, divide
 from multigrid.positions import check_patches, set_coverage
 from multigrid.prepare import prepare_step, scaled_rates
@@ -166,7 +167,7 @@ class Training:
             "training, call load_state_dict before you create the loader",
         )
         if self.model is None or self.optimizer is None:
-            raise ValueError(
+            raise MultigridError(
                 "Training has no model or no optimizer. Create it with both, or set the attributes "
                 "model and optimizer before you call begin"
             )
@@ -207,7 +208,7 @@ class Training:
                 than micro-batches, or the model has BN layers that were not converted.
         """
         if self._step is None or self.model is None:
-            raise ValueError("no iteration has begun. Call training.begin(batch) first")
+            raise MultigridError("no iteration has begun. Call training.begin(batch) first")
         count = self._step.shape.batch // _ranks()[1]
         norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.training]
         has_norms = bool(norms)

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from multigrid.batchnorm import GroupedBatchNorm3d
+from multigrid.errors import MultigridError
 
 _WINDOW, _MOST_UNSTEPPED = 8, 4
 """Report a loop if 4 of the last 8 iterations had no optimizer step."""
@@ -76,7 +77,7 @@ class LoopWatch:
         self._unstepped.append(self._has_begun and (is_unused or _has_gradients(self._model)))
         if sum(self._unstepped) >= _MOST_UNSTEPPED:
             if self._has_stepped:
-                raise ValueError(
+                raise MultigridError(
                     f"{_MOST_UNSTEPPED} of the last {_WINDOW} iterations computed gradients "
                     f"without a call of optimizer.step(). {_ADVICE}"
                 )
@@ -109,7 +110,7 @@ class LoopWatch:
         if not self._has_begun:
             return
         if self.undivided:
-            raise ValueError(
+            raise MultigridError(
                 f"accumulation_steps is {self.undivided}, but the mini-batch was not divided. "
                 "Iterate over training.micro_batches(batch) before optimizer.step(), or leave "
                 "accumulation_steps out"
@@ -133,7 +134,7 @@ class LoopWatch:
 
     def _check_begun(self, call: str) -> None:
         if not (self._has_begun or self._has_ended):
-            raise ValueError(
+            raise MultigridError(
                 f"{call} was called in training mode, but no iteration has begun. Call "
                 "training.begin(batch) for each mini-batch before the forward. For evaluation, "
                 "call model.eval() or use torch.no_grad()"
@@ -211,7 +212,7 @@ def check_converted(model: nn.Module) -> None:
     """Raise ValueError if a model has BN layers and none of them is a GroupedBatchNorm3d."""
     norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm)]
     if norms and not any(isinstance(norm, GroupedBatchNorm3d) for norm in norms):
-        raise ValueError(
+        raise MultigridError(
             f"the model has {len(norms)} {type(norms[0]).__name__} layers, which cannot compute "
             "statistics over groups of clips. Call model = multigrid.convert_batchnorm(model) "
             "before you create the optimizer. To keep the layers and normalise the clips of each "

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from slowfast_patches.registry import import_built_in
+from slowfast_patches.utils.errors import UserError
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -31,7 +32,7 @@ def import_modules(names: Sequence[str]) -> None:
             import_module(name)
         except (Exception, SystemExit) as error:  # A script may call sys.exit().
             place = traceback.extract_tb(error.__traceback__)[-1]
-            raise ValueError(
+            raise UserError(
                 f"IMPORTS {name}: {type(error).__name__}: {error} ({place.filename}, line "
                 f"{place.lineno}). Correct the module. If it was not found, start in its folder, "
                 "or add the folder to PYTHONPATH."
@@ -46,7 +47,7 @@ def require_imported(names: Sequence[str], source: str) -> None:
     """
     if missing := [name for name in names if name not in sys.modules]:
         modules = ",".join(missing)
-        raise ValueError(
+        raise UserError(
             f"{source} needs the module {modules}. Modules named in a file are not imported "
             "without your consent, because they can run any code. If you trust the module, add "
             f"--import {modules}, or import it first."

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from slowfast_patches.config.fields import Values
+from slowfast_patches.utils.errors import UserError
 
 
 class Ignored(NamedTuple):
@@ -34,7 +35,7 @@ def rates_of_one_machine(values: Values) -> dict[str, Any]:
     if not values["SOLVER.BASE_LR_SCALE_NUM_SHARDS"]:
         return {}
     if values["SOLVER.REFERENCE_BATCH_SIZE"]:
-        raise ValueError(
+        raise UserError(
             "SOLVER.BASE_LR_SCALE_NUM_SHARDS True and SOLVER.REFERENCE_BATCH_SIZE would both "
             "scale the learning rates. Set SOLVER.BASE_LR_SCALE_NUM_SHARDS False or "
             "SOLVER.REFERENCE_BATCH_SIZE 0."

@@ -32,7 +32,7 @@ from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.registry import TASKS, task_name
 from slowfast_patches.utils.command_line import split_pairs
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
     for candidate in (folder / os.path.expanduser(path), CONFIGS.parent / path):
         if candidate.exists():
             return candidate
-    raise ValueError(
+    raise UserError(
         f"the config {folder / path} cannot be read: there is no such file, and {CONFIGS} has no "
         "recipe of that name."
     )
@@ -152,14 +152,14 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:
     """
     file = path.resolve()
     if file in parents:
-        raise ValueError(f"{path} refers to itself through _BASE_. Remove the circular reference.")
+        raise UserError(f"{path} refers to itself through _BASE_. Remove the circular reference.")
     with mistake_in(f"the config {path} cannot be read"):
         text = path.read_text(encoding="utf-8")
     content = _content(text, str(path))
     named = content.pop("_BASE_", None) or []
     bases = [named] if isinstance(named, str) else named
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ValueError(f"{path}: _BASE_ must be a path or a list of paths, not {named!r:.60}")
+        raise UserError(f"{path}: _BASE_ must be a path or a list of paths, not {named!r:.60}")
     layers = list[_Layer]()
     for base in bases:
         layers += _read(recipe_path(base, path.parent), (*parents, file))
@@ -169,14 +169,14 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:
 def _content(text: str, source: str) -> dict[str, Any]:
     content = parse_yaml(text, source) or {}
     if not isinstance(content, dict):
-        raise ValueError(f"{source}: a config must be a mapping of sections, not {content!r:.60}")
+        raise UserError(f"{source}: a config must be a mapping of sections, not {content!r:.60}")
     return content
 
 
 def _command_line(overrides: Sequence[object]) -> _Layer:
     words = split_pairs(overrides)
     if len(words) % 2:
-        raise ValueError(
+        raise UserError(
             f"overrides must be pairs KEY VALUE or KEY=VALUE, but {words[-1]} has no value"
         )
     names = map(str, words[::2])
@@ -205,11 +205,11 @@ def _set(values: dict[str, Any], given: dict[str, str], name: str, value: Any, s
         # An empty section is valid.
         nearest = difflib.get_close_matches(name.upper(), KEYS, n=1)
         advice = f" Did you mean {nearest[0]}?" if nearest else ""
-        raise ValueError(f"{name:.60} is not a config key ({source}).{advice}")
+        raise UserError(f"{name:.60} is not a config key ({source}).{advice}")
 
 
 def _wrong_value(name: str, wanted: object, value: object) -> ValueError:
-    return ValueError(f"{name} must be {wanted}, not {value!r:.60}")
+    return UserError(f"{name} must be {wanted}, not {value!r:.60}")
 
 
 _WANTED = {

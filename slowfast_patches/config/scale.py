@@ -7,6 +7,7 @@ from typing import Any
 
 from multigrid import batch_rate_factor
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.utils.errors import UserError
 
 _DIGITS = 6
 """Decimal places of scaled epochs. For most data sets, a millionth of an epoch is below one clip.
@@ -57,7 +58,7 @@ def scale_to_world_size(recipe: Recipe) -> Recipe:
     values: dict[str, Any] = {}
     if gpus:
         if clips % gpus:
-            raise ValueError(
+            raise UserError(
                 f"TRAIN.BATCH_SIZE {clips} is not divisible by SOLVER.REFERENCE_WORLD_SIZE {gpus}. "
                 f"Set TRAIN.BATCH_SIZE {(clips // gpus + 1) * gpus}, or set "
                 "SOLVER.REFERENCE_WORLD_SIZE to the number of GPUs for which TRAIN.BATCH_SIZE was "

@@ -6,6 +6,7 @@ from multigrid import Cycles, LearningRate, Schedule, check_processes
 from multigrid.batchnorm import check_accumulation
 from multigrid.keys import cycles_from, phase_keys, rate_from
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.utils.errors import UserError
 
 
 def without_multigrid(recipe: Recipe) -> Recipe:
@@ -54,7 +55,7 @@ def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
         check_processes(schedule, world_size)
         check_accumulation(schedule, world_size, steps, has_batchnorm)
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"{error} (TRAIN.BATCH_SIZE {recipe.train.batch_size}, NUM_SHARDS {recipe.num_shards}, "
             f"{recipe.bn_key} {recipe.bn_size}, SOLVER.ACCUMULATION_STEPS {steps})"
         ) from None
@@ -62,7 +63,7 @@ def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
             clips = shape.batch // world_size
             if recipe.train.compile and has_batchnorm and (size or 0) > clips:
-                raise ValueError(
+                raise UserError(
                     f"TRAIN.COMPILE True is not possible at {shape}: a process has only {clips} "
                     f"clips, so a BN group of {size} clips spans several processes. Set "
                     "TRAIN.COMPILE False, use fewer processes, or set a larger TRAIN.BATCH_SIZE."

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from slowfast_patches.config.data_keys import Aug
 from slowfast_patches.config.rand_augment import parse_rand_augment
 from slowfast_patches.registry import AUGMENTATIONS
+from slowfast_patches.utils.errors import UserError
 
 Clip = NDArray[np.uint8]
 """Clip, (T, S, S, 3) uint8 RGB."""
@@ -83,7 +84,7 @@ class Augmentation:
         for name, augment in self._custom:
             changed = augment(clip, rng)
             if np.shape(changed) != clip.shape or changed.dtype != clip.dtype:
-                raise ValueError(
+                raise UserError(
                     f"the augmentation {name!r} must return a clip {clip.shape} uint8, not "
                     f"{changed!r:.60}"
                 )

@@ -25,7 +25,7 @@ from slowfast_patches.datasets.reading.reader import read_clips
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.sampling import Sampling, Shown, sampling_of
 from slowfast_patches.registry import TASKS
-from slowfast_patches.utils.errors import RunError
+from slowfast_patches.utils.errors import RunError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class _WholeBatch(dict[Any, Any]):
 
     def __getitem__(self, key: object) -> Any:
         if key == 0:  # torch's default collate function asks for the first item of a list
-            raise ValueError(
+            raise UserError(
                 "The data set returns whole mini-batches. Pass collate_fn=multigrid.collate to the "
                 "DataLoader"
             )

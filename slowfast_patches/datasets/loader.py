@@ -19,6 +19,7 @@ from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset
 from slowfast_patches.datasets.protocol import VideoDataset, clips_per_video
 from slowfast_patches.registry import TASKS
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.machine import cores_of_process, local_processes, num_workers
 from slowfast_patches.utils.signals import block_signals, leave_to_parent
 
@@ -45,7 +46,7 @@ def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     """
     dataset = (fitting_dataset(recipe, split).build or ClipDataset.of_recipe)(recipe, split)
     if not isinstance(dataset, VideoDataset):
-        raise ValueError(
+        raise UserError(
             f"the data set of {split}, {type(dataset).__name__}, must have `videos` (the list of "
             "its videos), `__len__` and `__getitem__`"
         )
@@ -216,7 +217,7 @@ class _Loader(DataLoader[Any]):
         multi_label = TASKS[self.task].multi_label
         if len(labels) and (labels.ndim > 1) != multi_label:
             form = "vectors (N, classes)" if multi_label else "class indices (N,)"
-            raise ValueError(
+            raise UserError(
                 f"{type(self.dataset).__name__} is registered with task={self.task!r}, so the "
                 f"labels of N clips must be {form}, but have shape {tuple(labels.shape)}. Correct "
                 "the task or the labels."

@@ -16,7 +16,7 @@ from slowfast_patches.datasets.clips import TRIES, ClipDataset, Label
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
 from slowfast_patches.datasets.sampling import Sampling
-from slowfast_patches.utils.errors import printable
+from slowfast_patches.utils.errors import UserError, printable
 
 _PAIRS = (
     "videos must be (path, label) pairs. Either all labels are class indices from 0, or all are "
@@ -86,7 +86,7 @@ class VideoClips(ClipDataset):
             short_sides = (round(base.crop * 256 / 224), round(base.crop * 320 / 224))
         low, high = short_sides
         if stride < 1 or target_fps < 0 or not base.crop <= low <= high:
-            raise ValueError(
+            raise UserError(
                 f"stride is {stride}, target_fps {target_fps} and short_sides ({low}, {high}), but "
                 "stride must be 1 or more, target_fps 0 or more, and short_sides an ascending pair "
                 f"of at least {base.crop} (the crop)"
@@ -96,7 +96,7 @@ class VideoClips(ClipDataset):
         index = open_index(file, [video.path for video in listed])
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
-            raise ValueError(f"none of the {len(listed)} videos can be read. The first is {first}")
+            raise UserError(f"none of the {len(listed)} videos can be read. The first is {first}")
         super().__init__(listed, index, grid, seed=seed)
 
     @property
@@ -139,7 +139,7 @@ def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
     if isinstance(videos, (str, os.PathLike)):
         file = Path(videos)
         if not file.is_file():
-            raise ValueError(
+            raise UserError(
                 f"{file} does not exist. Give the path of a csv file, or (path, label) pairs"
             )
         return file, read_csv(file)
@@ -147,9 +147,9 @@ def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
         paths, labels = zip(*videos, strict=True)
         array = np.asarray(labels)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{_PAIRS}: {error}") from error
+        raise UserError(f"{_PAIRS}: {error}") from error
     is_class = array.ndim == 1 and array.dtype.kind in "iu" and bool((array >= 0).all())
     if not is_class and (array.ndim != 2 or array.dtype != np.float32):
-        raise ValueError(_PAIRS)
+        raise UserError(_PAIRS)
     files = [os.fspath(path) for path in paths]
     return unlisted(files), [*map(LabelledVideo, files, array.tolist() if is_class else array)]

@@ -42,6 +42,7 @@ from slowfast_patches.datasets.demo.synthetic import (
     write_clip,
 )
 from slowfast_patches.detection.lists import FIRST_SECOND, SECONDS
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import write_text
 
 ACTIONS = ("clockwise", "counterclockwise", "grow", "shrink", "sideways", "up and down")
@@ -90,7 +91,7 @@ def make_ava_form(output: Path, spec: DemoSpec, workers: int) -> int:
         OSError: Writing to `output` fails.
     """
     if not _seconds(spec):
-        raise ValueError(
+        raise UserError(
             f"--frames is {spec.frames}, but must be at least {3 * _FPS} for a key frame"
         )
     claim(output, spec, form="ava")

@@ -23,7 +23,7 @@ from slowfast_patches.datasets.lists.csv_list import LabelledVideo, check_list, 
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_file import video_name
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import shorten_list
 
@@ -81,7 +81,7 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
     names = [v.name if isinstance(v, FrameVideo) else video_name(v.path) for v in sources]
     boxes = _boxes(recipe, split)
     if unknown := sorted({name for name, _ in boxes}.difference(names)):
-        raise ValueError(
+        raise UserError(
             f"{len(unknown)} videos have boxes but are missing from {path}: "
             f"{shorten_list(unknown)}. Add these videos to the list, or remove their boxes"
         )
@@ -92,7 +92,7 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
         if (found := boxes.get((name, second)))
     )
     if not key_frames:
-        raise ValueError(f"no key frame of {split} has a box. Check the files of boxes, keys AVA.*")
+        raise UserError(f"no key frame of {split} has a box. Check the files of boxes, keys AVA.*")
     return key_frames
 
 
@@ -145,7 +145,7 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
     names = {row["id"]: row["name"] for row in categories}
     count = recipe.model.num_classes
     if not names or min(names) < 1 or max(names) > count:
-        raise ValueError(
+        raise UserError(
             f"{path} must name classes with ids from 1 to MODEL.NUM_CLASSES {count}. Correct the "
             "file, or set AVA.LABEL_MAP_FILE to another file"
         )
@@ -182,7 +182,7 @@ def read_boxes(
                 else:
                     empty += 1
         except (ValueError, IndexError, csv.Error) as error:
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {rows.line_num}: {error}. A line is video, second ({SECONDS[0]} to "
                 f"{SECONDS[-1]}), x1, y1, x2, y2 (fractions of the sides of the frame), label (1 "
                 f"to MODEL.NUM_CLASSES {num_classes}, or empty), and for predicted boxes a score"
@@ -201,7 +201,7 @@ def _parse_box(row: Sequence[str], num_classes: int) -> tuple[int, Box, list[int
         or not all(-1 <= side <= 2 for side in sides)
         or not all(0 <= label < num_classes for label in labels)
     ):
-        raise ValueError("a value is out of range")
+        raise UserError("a value is out of range")
     left, top, right, bottom = (min(max(side, 0.0), 1.0) for side in sides)
     return second, (left, top, right, bottom), labels
 
@@ -232,7 +232,7 @@ def _boxes(recipe: Recipe, split: str) -> dict[tuple[str, int], dict[Box, list[i
 def _video_lists(recipe: Recipe, split: str) -> list[Path]:
     names = recipe.ava.train_lists if split == "train" else recipe.ava.test_lists
     if not names:
-        raise ValueError(
+        raise UserError(
             f"AVA.{'TRAIN' if split == 'train' else 'TEST'}_LISTS is empty, but must name a list"
         )
     folder = as_path(recipe.ava.frame_list_dir or recipe.data.path_to_data_dir)

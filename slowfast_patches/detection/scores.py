@@ -18,7 +18,7 @@ from slowfast_patches.detection.clips import Targets, classes_of
 from slowfast_patches.detection.lists import annotation, host_ava
 from slowfast_patches.tasks.scores import Evaluation, count_clips
 from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 
 _LEAST = 1e-6
 """Minimum weight of a clip, so that a box has a score even if no clip shows any part of it."""
@@ -75,7 +75,7 @@ class BoxScores:
         scored = self.weights > 0
         scores = self.scores / self.weights.clamp(min=_LEAST).view(-1, 1)
         if scores.isnan().any():
-            raise ValueError(
+            raise UserError(
                 "mAP cannot be computed, because the model returns NaN. The training has diverged. "
                 "Train with a lower SOLVER.BASE_LR."
             )
@@ -84,7 +84,7 @@ class BoxScores:
         )
         known = [value for value in precisions if value is not None]
         if not known:
-            raise ValueError(
+            raise UserError(
                 "mAP cannot be computed, because no box in AVA.GROUNDTRUTH_FILE has a class of "
                 "AVA.LABEL_MAP_FILE. Set both keys to files of the same data set."
             )

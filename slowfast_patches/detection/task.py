@@ -17,18 +17,19 @@ from slowfast_patches.detection.scores import BoxScores, read_annotations
 from slowfast_patches.registry import TaskFamily, register_task
 from slowfast_patches.tasks.task import MultiLabel, Prediction, Transform
 from slowfast_patches.utils.distributed import sum_over_ranks
+from slowfast_patches.utils.errors import UserError
 
 
 def _check_feature_map(recipe: Recipe) -> None:
     """Check that boxes can be pooled from the last feature map of the model."""
     if not recipe.model.family.is_resnet:
-        raise ValueError(
+        raise UserError(
             f"MODEL.ARCH {recipe.model.arch} is not possible with DETECTION.ENABLE True: the model "
             "has no feature map to pool boxes from. Use a convolutional model of PySlowFast."
         )
     scale = 4 * math.prod(stage[0] for stage in recipe.resnet.spatial_strides)
     if (given := recipe.detection.spatial_scale_factor) != scale:
-        raise ValueError(
+        raise UserError(
             f"DETECTION.SPATIAL_SCALE_FACTOR {given} does not match "
             f"RESNET.SPATIAL_STRIDES {plain(recipe.resnet.spatial_strides)}, which give the last "
             f"feature map a stride of {scale} pixels. Set DETECTION.SPATIAL_SCALE_FACTOR {scale}, "

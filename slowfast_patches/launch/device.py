@@ -9,6 +9,7 @@ import torch
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.placement import Placement
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.machine import cores_of_process, num_workers
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def check_gpus(recipe: Recipe, placement: Placement) -> None:
     """
     count = torch.cuda.device_count()
     if count < recipe.num_gpus and not (placement.local_rank is not None and count == 1):
-        raise ValueError(
+        raise UserError(
             f"NUM_GPUS is {recipe.num_gpus}, but this machine has {count} GPUs. To train on the "
             "CPU, set NUM_GPUS 0."
         )

@@ -30,14 +30,8 @@ from slowfast_patches.config.scale import scale_to_world_size
 from slowfast_patches.launch.device import process_device, with_precision
 from slowfast_patches.launch.placement import Placement, find_placement
 from slowfast_patches.utils.distributed import World, gather_objects, wait_for_all
-from slowfast_patches.utils.errors import (
-    EARLY,
-    RunError,
-    TrainingInterruptedError,
-    exit_status,
-    is_lost_rank,
-    report,
-)
+from slowfast_patches.utils.errors import RunError, UserError, exit_status, is_lost_rank, report
+from slowfast_patches.utils.interruption import EARLY, TrainingInterruptedError
 from slowfast_patches.utils.signals import (
     STOP_SIGNALS,
     block_signals,
@@ -109,7 +103,7 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
             main(recipe, World(0, 1, process_device(recipe, 0)))
             return
     if placement.machines > 1 and placement.address is None:
-        raise ValueError(
+        raise UserError(
             f"NUM_SHARDS is {placement.machines}, but there is no rendezvous. Add --init-method "
             "tcp://FIRST-MACHINE:PORT to the command on all machines."
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.machine import available_cores
 
 _FIRST_PORT = 20_000
@@ -75,7 +76,7 @@ def find_placement(
     """
     given = init_method and re.fullmatch(r"tcp://([^/]+:\d+)/?", init_method)
     if init_method and not given:
-        raise ValueError(
+        raise UserError(
             f"--init-method is {init_method}, but must be tcp://HOST:PORT, where HOST is the first "
             "machine."
         )
@@ -83,7 +84,7 @@ def find_placement(
     asked = (recipe.num_shards, recipe.shard_id)
     if "TORCHELASTIC_RUN_ID" in environment:
         if address:
-            raise ValueError("torchrun provides the rendezvous. Remove --init-method.")
+            raise UserError("torchrun provides the rendezvous. Remove --init-method.")
         machines = int(environment["GROUP_WORLD_SIZE"])
         count = int(environment["WORLD_SIZE"]) // machines
         address = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
@@ -95,14 +96,14 @@ def find_placement(
         count = max(1, recipe.num_gpus)
         found = Placement(*asked, count, 0 if count == 1 else None, address)
     if 0 < recipe.num_gpus != found.per_machine:
-        raise ValueError(
+        raise UserError(
             f"The launcher starts {found.per_machine} processes on each machine, but NUM_GPUS is "
             f"{recipe.num_gpus}. The two numbers must be equal."
         )
     # The recipe may leave out NUM_SHARDS and SHARD_ID, or repeat the values of the launcher.
     allowed = {(1, 0), (found.machines, 0), (found.machines, found.machine)}
     if asked not in allowed or not 0 <= found.machine < max(1, found.machines):
-        raise ValueError(
+        raise UserError(
             f"NUM_SHARDS is {asked[0]} and SHARD_ID is {asked[1]}, but SHARD_ID must be from 0 to "
             "NUM_SHARDS - 1. If torchrun or srun starts the run, remove both keys."
         )
@@ -118,7 +119,7 @@ def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | N
     tasks = int(environment["SLURM_STEP_NUM_TASKS"])
     machines = int(environment["SLURM_STEP_NUM_NODES"])
     if tasks % machines:
-        raise ValueError(
+        raise UserError(
             f"srun started {tasks} tasks on {machines} machines, but each machine must have the "
             "same number of tasks."
         )

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.utils.errors import INTERRUPTED_STATUS
+from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.interruption import INTERRUPTED_STATUS
 
 FOLDER = "slurm"
 """Name of the subfolder of a run with the logs of its jobs."""
@@ -68,7 +69,7 @@ class Slurm:
     def __post_init__(self) -> None:
         latest = min(65_536, self.hours * 3600)
         if not (0 < self.warning_seconds < latest and self.hours < 10_000):
-            raise ValueError(
+            raise UserError(
                 f"the time limit of a job is {self.hours:g} hours, and the warning time is "
                 f"{self.warning_seconds} seconds. The warning time must be from 1 to 65535 "
                 "seconds, and shorter than the time limit."

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.errors import TrainingInterruptedError
+from slowfast_patches.utils.interruption import TrainingInterruptedError
 from slowfast_patches.utils.signals import STOP_SIGNALS, listening, set_handlers
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from torch import nn
 
 from multigrid import FollowsGrid
 from slowfast_patches.models.pretrained_transformer import HEAD as TRANSFORMER_HEAD
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import format_list
 
 logger = logging.getLogger(__name__)
@@ -62,14 +63,14 @@ def frozen_names(model: nn.Module, patterns: Sequence[str]) -> Collection[str]:
     for pattern in patterns:
         if not (matched := {name for name in names if _matches(name, pattern)}):
             parts = format_list([name for name, _ in model.named_children()])
-            raise ValueError(
+            raise UserError(
                 f"TRAIN.FREEZE {pattern} matches no parameter of the model. Set TRAIN.FREEZE to "
                 f"backbone, or to names of modules, such as {parts}, or parameters. Names may have "
                 "the wildcards * and ?."
             )
         frozen |= matched
     if not any(name.startswith(_HEAD) for name in names - frozen):
-        raise ValueError(
+        raise UserError(
             f"TRAIN.FREEZE {','.join(patterns)} freezes the whole head, which then cannot learn "
             "the classes. Remove the key, or set TRAIN.FREEZE backbone."
         )

@@ -14,7 +14,7 @@ import torch
 from slowfast_patches.config.data_keys import Data
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.weights.load import not_finite
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.tables import format_list, shorten_list
 
 logger = logging.getLogger(__name__)
@@ -78,14 +78,14 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
             else AutoConfig.for_model(name)
         )
     if (model_type := MODEL_TYPES.get(default.model_type)) is None:
-        raise ValueError(
+        raise UserError(
             f"HF.MODEL {name} has the type {default.model_type}, which is not supported. Set "
             f"HF.MODEL to a model of the type {format_list(MODEL_TYPES, 'or')}."
         )
     values = dict(recipe.hf.config)
     of_recipe = {model_type.crop, model_type.frames, "num_labels", "drop_path_rate"}
     if wrong := values.keys() - (default.to_dict().keys() - of_recipe):
-        raise ValueError(
+        raise UserError(
             f"HF.CONFIG.{wrong.pop()} is not in the model's configuration, or follows from "
             "another key: DATA.TRAIN_CROP_SIZE, DATA.NUM_FRAMES, MODEL.NUM_CLASSES or HF.DROP_PATH."
         )
@@ -117,12 +117,12 @@ def _folder(name: str) -> Path | None:
         with mistake_in(f"HF.MODEL {name} is not a folder, and cannot be downloaded"):
             folder = Path(snapshot_download(name, allow_patterns=_DOWNLOADED))
     if not (folder / "config.json").is_file():
-        raise ValueError(
+        raise UserError(
             f"HF.MODEL {name} is neither a folder with a config.json, nor one of "
             f"{', '.join(MODEL_TYPES)}, nor a name on the Hugging Face Hub such as some-org/model."
         )
     if not any(folder.glob("*.safetensors")):
-        raise ValueError(
+        raise UserError(
             f"HF.MODEL {name} has no *.safetensors. Pickles are not loaded, because they can run "
             "code. If you trust the model, load it with transformers, call save_pretrained, and "
             "set HF.MODEL to the new folder."
@@ -155,12 +155,12 @@ def load_folder(folder: Path, config: Any, data: Data) -> Any:
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     new = sorted(n for n in mismatched | info["missing_keys"] if not n.startswith(_PREDICTOR))
     if unfit := [name for name in new if not name.startswith(HEAD)]:
-        raise ValueError(
+        raise UserError(
             f"HF.MODEL {folder}: the weights lack {shorten_list(unfit)}, or have them in another "
             "shape. Correct HF.CONFIG or config.json, which describe a different model."
         )
     if problem := not_finite(model.named_parameters()):
-        raise ValueError(f"HF.MODEL {folder} {problem}")
+        raise UserError(f"HF.MODEL {folder} {problem}")
     random, unused = shorten_list(new), shorten_list(sorted(info["unexpected_keys"]))
     text = "Weights loaded from %s. Initialised randomly: %s. Unused: %s."
     logger.info(text, folder, random or "none", unused or "none")

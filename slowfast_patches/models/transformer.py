@@ -15,7 +15,7 @@ from slowfast_patches.models.pretrained_transformer import (
     configuration,
     load_folder,
 )
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 
 
 def build_transformer(recipe: Recipe) -> nn.Module:
@@ -39,7 +39,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
 
         check_transformers()
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"MODEL.ARCH hf needs the package transformers ({error}). Run "
             "pip install 'slowfast-multigrid[transformers]'"
         ) from None

@@ -17,6 +17,7 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.models.layers.replace import replace_modules
 from slowfast_patches.tasks import task_of
+from slowfast_patches.utils.errors import UserError
 
 TRAINING_FACTOR = 3
 """FLOPs of a training step divided by the FLOPs of a forward pass. The backward pass takes twice as
@@ -54,7 +55,7 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
             with torch.no_grad():
                 logits = model(*_arguments(recipe, shape.frames, shape.crop, alpha))
         except (RuntimeError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}). "
                 "Increase DATA.NUM_FRAMES or DATA.TRAIN_CROP_SIZE, or use less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)."
@@ -62,7 +63,7 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
         wanted = (1, recipe.model.num_classes)
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         if found != wanted:
-            raise ValueError(
+            raise UserError(
                 f"MODEL.ARCH {recipe.model.arch} must return logits (N, MODEL.NUM_CLASSES). For "
                 f"one clip, it returned {found} instead of {wanted}. Correct the model."
             )

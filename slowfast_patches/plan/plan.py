@@ -25,6 +25,7 @@ from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import UNTIMED, Timing
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import (
     format_count,
     format_duration,
@@ -125,7 +126,7 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     counted = count_list(recipe, "train")
     size = recipe.data.num_train_videos if counted is None else counted
     if size < 1:
-        raise ValueError(
+        raise UserError(
             f"DATA.PATH_TO_DATA_DIR '{recipe.data.path_to_data_dir}' has no list of training "
             "videos. Change DATA.PATH_TO_DATA_DIR, or give --dataset-size N or "
             "DATA.NUM_TRAIN_VIDEOS N."

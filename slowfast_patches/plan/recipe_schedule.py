@@ -8,6 +8,7 @@ from multigrid.shapes import CostPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.step_time_file import read_step_times
+from slowfast_patches.utils.errors import UserError
 
 
 def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
@@ -40,7 +41,7 @@ def _check_bn_groups(recipe: Recipe) -> None:
     size = recipe.bn_size
     if not 0 < size < batch or batch % size == 0:
         return
-    raise ValueError(
+    raise UserError(
         f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS "
         f"{recipe.num_shards}) cannot be split into BN groups of {size}. Set TRAIN.BATCH_SIZE to a "
         f"multiple of {size}, or {recipe.bn_key} to a divisor of {batch}. MULTIGRID.BN_BASE_SIZE "

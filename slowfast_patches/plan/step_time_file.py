@@ -21,7 +21,7 @@ from multigrid.cost import SecondsPerIteration
 from multigrid.shapes import CostPerClip
 from slowfast_patches.config.key_lists import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine
 
@@ -29,7 +29,7 @@ FORMAT = 1
 """Version of the file format."""
 
 
-class MisfitError(ValueError):
+class MisfitError(UserError):
     """Error raised when a file of step times does not apply to a recipe."""
 
 
@@ -167,7 +167,7 @@ def read_step_times(path: str | Path) -> StepTimes:
     with mistake_in(f"{path} is not a file of step times"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or not content["shapes"]:
-            raise ValueError("it has no shapes. Measure them with --variants recipe")
+            raise UserError("it has no shapes. Measure them with --variants recipe")
         device = content["device"]
         seconds = {
             (row["local_clips"], *row["shape"][1:], row["bn_size"] is not None): time["median"]

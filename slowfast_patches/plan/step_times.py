@@ -14,6 +14,7 @@ from slowfast_patches.config.schedule import without_multigrid
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_time_file import MisfitError, StepTimes, read_step_times
+from slowfast_patches.utils.errors import UserError
 
 MANY_VIDEOS = 10**7
 """Number of videos that is large enough for every phase to use each of its shapes."""
@@ -95,7 +96,7 @@ def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) ->
     try:
         return measured_timing(files, recipe) if files else UNTIMED
     except MisfitError as error:
-        raise ValueError(
+        raise UserError(
             f"{error}. Measure the step times of this recipe (docs/performance.md), or estimate "
             "them with --step-seconds S."
         ) from error

@@ -15,6 +15,7 @@ from slowfast_patches.models.weights.files import format_of, local_file
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import measured_timing
+from slowfast_patches.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
         check_recipe(recipe)
         schedule = schedule_of(recipe, dataset_size(recipe))
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise UserError(f"{name}: {error}") from error
     return Arm(name, cfg_file, tuple(overrides), recipe, schedule, label=name, baseline=name)
 
 
@@ -95,13 +96,13 @@ def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
             sets for each run.
     """
     if len({path.stem for path in cfg_files}) < len(cfg_files):
-        raise ValueError(
+        raise UserError(
             "Runs are named after the config files, so two config files cannot have the same name. "
             "Rename one of them."
         )
     for key, option in {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}.items():
         if key in overrides[::2]:
-            raise ValueError(f"{key} is set for each run. Use {option} instead.")
+            raise UserError(f"{key} is set for each run. Use {option} instead.")
 
 
 def step_seconds(arm: Arm, files: Sequence[Path]) -> float:
@@ -125,7 +126,7 @@ def hidden_files(recipe: Recipe) -> list[Path]:
         ValueError: A file is invalid, or DATA.PATH_TO_DATA_DIR is not set.
     """
     if not recipe.data.path_to_data_dir:
-        raise ValueError(
+        raise UserError(
             f"{recipe.train.dataset}: DATA.PATH_TO_DATA_DIR, the folder of the lists, is not set"
         )
     hidden = list[Path]()

@@ -25,6 +25,7 @@ from slowfast_patches.study.report import (
 )
 from slowfast_patches.study.runs import Study, mean
 from slowfast_patches.study.score import CLEAR, format_score, score_of
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.pictures import COLOURS, MUTED, add_legend, new_figure
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ def make_arms(
     arms = [make_arm(path.stem, path, overrides) for path in cfg_files]
     metrics = {arm.name: ", ".join(metric_names(arm.recipe)) for arm in arms}
     if len(set(metrics.values())) > 1:
-        raise ValueError(
-            f"The metrics of the configs differ, so they cannot be compared: {metrics}"
-        )
+        raise UserError(f"The metrics of the configs differ, so they cannot be compared: {metrics}")
     if equal_iterations:
         arms.insert(1, _shortened(*arms[:2]))
     if lengths:
@@ -80,7 +79,7 @@ def make_arms(
 def _shortened(long: Arm, short: Arm) -> Arm:
     """Return a copy of the arm `long` with as many iterations as the arm `short`."""
     if long.iterations <= short.iterations:
-        raise ValueError(
+        raise UserError(
             "--equal-iterations shortens the first config to the iterations of the second, but the "
             f"first config has {long.iterations} iterations and the second has {short.iterations}. "
             "Give the longer config first."

@@ -32,6 +32,7 @@ from slowfast_patches.study.arms import Arm, check_study, make_arm, scaled, step
 from slowfast_patches.study.runs import Study
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import format_duration
 
 CYCLES = (
@@ -61,7 +62,7 @@ _START = 10.0
 """Estimated start-up time of a run in seconds."""
 
 
-class ShortBaselineError(ValueError):
+class ShortBaselineError(UserError):
     """Error raised when a full training of the baseline takes no longer than the pilot."""
 
 
@@ -79,18 +80,18 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
     """
     check_study([cfg_file], overrides)
     if clashes := [key for key in cycle_keys(PAPER) if key in overrides[::2]]:
-        raise ValueError(f"{clashes[0]} is set for each arm of the pilot. Do not set it.")
+        raise UserError(f"{clashes[0]} is set for each arm of the pilot. Do not set it.")
     recipe = load_with_classes(cfg_file, overrides)
     placement = find_placement(recipe, os.environ)
     if placement.machines > 1 or (placement.local_rank is not None and placement.size > 1):
-        raise ValueError(
+        raise UserError(
             "The pilot starts its training processes itself, on this machine only. Run it without "
             "a launcher such as torchrun, with NUM_SHARDS 1 and SOLVER.REFERENCE_BATCH_SIZE "
             f"{recipe.base_shape.batch} (to scale the learning rates)."
         )
     check_gpus(recipe, placement)
     if metric_names(recipe)[0] != "top1":
-        raise ValueError(
+        raise UserError(
             "The pilot only supports tasks whose first metric is top-1 accuracy. Compare full "
             "trainings with multigrid-compare instead."
         )
@@ -112,7 +113,7 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
         except ValueError as error:
             reasons.append(str(error))
     if len(arms) == 1:
-        raise ValueError(f"No cycle fits the shape {arms[0].schedule.base}: {'; '.join(reasons)}")
+        raise UserError(f"No cycle fits the shape {arms[0].schedule.base}: {'; '.join(reasons)}")
     return arms
 
 
@@ -122,7 +123,7 @@ def _make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
     check_world_size(arm.recipe, arm.schedule)
     smallest = min(shape.crop for shape in arm.schedule.shapes)
     if arm.recipe.uses_multigrid and smallest < _SMALLEST_CROP:
-        raise ValueError(f"{name}: a crop of {smallest} pixels is smaller than {_SMALLEST_CROP}")
+        raise UserError(f"{name}: a crop of {smallest} pixels is smaller than {_SMALLEST_CROP}")
     check_shapes(arm.recipe, arm.schedule.shapes)
     return arm
 

@@ -33,6 +33,7 @@ from slowfast_patches.study.report import (
     study_warnings,
 )
 from slowfast_patches.study.runs import Study
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
     for row in rows:
         recipe = arms[row.folder].recipe
         if row.start != SCRATCH and not recipe.train.checkpoint_file_path:
-            raise ValueError(f"{row.folder} needs weights. Give --{row.start}-weights FILE.")
+            raise UserError(f"{row.folder} needs weights. Give --{row.start}-weights FILE.")
         if hidden := hidden_files(recipe):
-            raise ValueError(f"{row.folder} needs {hidden[0]}, which does not exist.")
+            raise UserError(f"{row.folder} needs {hidden[0]}, which does not exist.")
 
 
 def report_experiment(

@@ -19,7 +19,7 @@ import pandas as pd
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import differences, stored_keys, values_by_key
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.utils.errors import RunError, mistake_in
+from slowfast_patches.utils.errors import RunError, UserError, mistake_in
 from slowfast_patches.utils.signals import handle_signals
 from slowfast_patches.utils.tables import Mean, mean_of, shorten_list
 
@@ -164,7 +164,7 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
     if "DATA.PATH_TO_DATA_DIR" not in arm.open_keys and result["iterations"] != arm.iterations:
         differing.append(f"{result['iterations']} iterations there, {arm.iterations} here")
     if differing:
-        raise ValueError(
+        raise UserError(
             f"{path} was trained with another config or list ({shorten_list(differing, 5)}). "
             "Choose another --output, or delete the folder of that run."
         )

@@ -24,6 +24,7 @@ from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.arms import hidden_files
 from slowfast_patches.study.runs import Study, run_command
 from slowfast_patches.utils.command_line import add_option, key_value, option_of
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import write_text
 
 _JOBS = "jobs.json"
@@ -148,7 +149,7 @@ def submit(
         ValueError: SLURM is missing or rejects a job.
     """
     if shutil.which("sbatch") is None:
-        raise ValueError(
+        raise UserError(
             "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train, "
             "multigrid-compare without --slurm or multigrid-reproduce --local."
         )
@@ -177,5 +178,5 @@ def _run(*command: str, **options: Any) -> str:
     """Run a command of SLURM, and return its output."""
     done = subprocess.run(command, capture_output=True, text=True, **options)
     if done.returncode:
-        raise ValueError(f"SLURM's {command[0]} failed: {done.stderr.strip()}")
+        raise UserError(f"SLURM's {command[0]} failed: {done.stderr.strip()}")
     return str(done.stdout)

@@ -12,7 +12,7 @@ from torch import Tensor
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.count_unreadable import check_count
 from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
-from slowfast_patches.utils.errors import RunError
+from slowfast_patches.utils.errors import RunError, UserError
 
 
 class Evaluation(NamedTuple):
@@ -118,7 +118,7 @@ class VideoScores:
         if self._sums:  # mAP compares videos: use means, as some lack clips
             self.scores /= self.clips.clamp(min=1).view(-1, 1)
         if self.scores[scored].isnan().any():
-            raise ValueError(
+            raise UserError(
                 "the metric cannot be computed, because the model returns NaN. The training has "
                 "diverged. Train with a lower SOLVER.BASE_LR."
             )
@@ -174,7 +174,7 @@ def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
     from sklearn.metrics import average_precision_score  # takes seconds to import
 
     if not labels.any():
-        raise ValueError(
+        raise UserError(
             f"mAP cannot be computed, because none of the {len(labels)} videos has a label. Check "
             "the list of videos."
         )

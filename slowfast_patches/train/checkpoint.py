@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from slowfast_patches.models.weights.files import SHIPPED, local_file
 from slowfast_patches.train.trainer import Progress
-from slowfast_patches.utils.errors import RunError
+from slowfast_patches.utils.errors import RunError, UserError
 from slowfast_patches.utils.files import atomic_write, check_archive
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Checkpoint(Progress):
     version: int = VERSION
 
 
-class DamagedError(ValueError):
+class DamagedError(UserError):
     """Error raised when a checkpoint file is damaged."""
 
 
@@ -112,7 +112,7 @@ def checkpoint_of(path: Path) -> Path:
     path = local_file(path)
     checkpoint = (best_checkpoint(path) or last_checkpoint(path)) if path.is_dir() else path
     if checkpoint is None or not checkpoint.exists():
-        raise ValueError(
+        raise UserError(
             f"There is no checkpoint at {path}. Give a checkpoint file, the OUTPUT_DIR of a run "
             f"or one of {', '.join(SHIPPED)}."
         )
@@ -158,7 +158,7 @@ def load(path: Path) -> Checkpoint:
             f"format ({reason:.200})."
         ) from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise ValueError(
+        raise UserError(
             f"{path} was not written by this version of the trainer, which cannot resume from the "
             "file. To start a new training from these weights, set TRAIN.CHECKPOINT_FILE_PATH to "
             "the file and choose another OUTPUT_DIR."

@@ -28,6 +28,7 @@ from slowfast_patches.tasks import task_of
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.distributed import sum_over_ranks
+from slowfast_patches.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -160,14 +161,14 @@ def explain_failures(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
     except RuntimeError as error:
         train = stepper.recipe.train
         if any(text in str(error) for text in _OUT_OF_MEMORY):
-            raise ValueError(
+            raise UserError(
                 f"The shape {step.shape} does not fit into the memory of {stepper.device}. Set "
                 "TRAIN.MIXED_PRECISION True or MODEL.ACT_CHECKPOINT True, increase "
                 "SOLVER.ACCUMULATION_STEPS, or reduce TRAIN.BATCH_SIZE and SOLVER.BASE_LR in "
                 "proportion."
             ) from error
         if train.compile and type(error).__module__.startswith("torch._dynamo"):
-            raise ValueError(
+            raise UserError(
                 f"TRAIN.COMPILE is {train.compile}, but the shape {step.shape} cannot be compiled "
                 f"({textwrap.shorten(str(error), 200)}). Set TRAIN.COMPILE False."
             ) from error

@@ -22,6 +22,7 @@ from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.record.tables import names_of_data, write_predictions, write_tables
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World, broadcast_from_main
+from slowfast_patches.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def tested_file(recipe: Recipe) -> str:
     last = last_checkpoint(recipe.output_dir)
     if path := recipe.test.checkpoint_file_path or last or recipe.train.checkpoint_file_path:
         return str(path)
-    raise ValueError(
+    raise UserError(
         f"There is no model to test, because {recipe.output_dir} has no checkpoint. Set "
         "TEST.CHECKPOINT_FILE_PATH to a checkpoint, or set TRAIN.ENABLE True."
     )

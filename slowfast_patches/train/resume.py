@@ -27,6 +27,7 @@ from slowfast_patches.train.checkpoint import (
     set_aside,
     stored_recipe,
 )
+from slowfast_patches.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
             damaged[path] = error
     else:
         for path, reason in damaged.items():
-            raise ValueError(
+            raise UserError(
                 f"No checkpoint in {path.parent} can be read. {_START_OVER} Error of the newest: "
                 f"{reason}"
             )
@@ -107,14 +108,14 @@ def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, A
     """
     path, checkpoint = resumable
     if checkpoint.list_digest != facts["list_digest"]:
-        raise ValueError(
+        raise UserError(
             f"{path} was trained on another list of videos. The checkpoint has "
             f"{checkpoint.num_videos} videos, and {list_path} has {facts['num_videos']}. If the "
             "numbers are equal, then paths, labels or the order differ. Restore the list to "
             f"resume. {_START_OVER}"
         )
     if checkpoint.phases != facts["phases"]:
-        raise ValueError(
+        raise UserError(
             f"{path} was trained with another schedule. To resume, use the version of this package "
             f"that wrote the checkpoint. {_START_OVER}"
         )
@@ -145,7 +146,7 @@ def check_same_recipe(
     if rates_may_differ and differing.keys() <= {*_RATES}:
         return ", ".join(f"{key} {new[key]:g} in place of {old[key]:g}" for key in differing)
     if differing:
-        raise ValueError(
+        raise UserError(
             f"{path} was trained with another recipe: {'; '.join(differing.values())}. Give the "
             "same values to resume. TRAIN.BATCH_SIZE is shown for all NUM_SHARDS machines "
             "together. If the batch or the learning rates scale with the number of GPUs, resume on "
@@ -175,7 +176,7 @@ def check_same_scores(recipe: Recipe, path: Path) -> None:
     chosen = [key for key, source in recipe.given.items() if source == COMMAND_LINE]
     ignored = [key for key in KEYS if not changes_scores(key) or key in chosen]
     if differing := differences(old, new, ignored):
-        raise ValueError(
+        raise UserError(
             f"{path} was trained with other values of keys that change its scores: "
             f"{'; '.join(differing.values())}. Use the recipe of the training, such as "
             "config.yaml in its OUTPUT_DIR. To use other values on purpose, set these keys on the "

@@ -47,8 +47,9 @@ from slowfast_patches.train.result import write_result
 from slowfast_patches.train.resume import check_same_scores, continues, find_resumable
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects
-from slowfast_patches.utils.errors import RunError, TrainingInterruptedError, is_bug
+from slowfast_patches.utils.errors import RunError, UserError, is_bug
 from slowfast_patches.utils.files import TEMPORARY, write_text
+from slowfast_patches.utils.interruption import TrainingInterruptedError
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.signals import finished
 from slowfast_patches.utils.storage import as_path
@@ -83,7 +84,7 @@ def _check(recipe: Recipe, placement: Placement) -> None:
     check_recipe(recipe)
     check_gpus(recipe, placement)
     if not recipe.train.enable and not recipe.test.enable:
-        raise ValueError("TRAIN.ENABLE and TEST.ENABLE are False. Set one of them True.")
+        raise UserError("TRAIN.ENABLE and TEST.ENABLE are False. Set one of them True.")
     resumes = continues(recipe) and last_checkpoint(recipe.output_dir) is not None
     if recipe.train.enable:
         _check_training(recipe, resumes)
@@ -105,13 +106,13 @@ def _check_training(recipe: Recipe, resumes: bool) -> None:
     if recipe.train.freeze:
         frozen_names(build_on_meta(recipe), recipe.train.freeze)
         if not given and recipe.hf.model in MODEL_TYPES:
-            raise ValueError(
+            raise UserError(
                 f"TRAIN.FREEZE {','.join(recipe.train.freeze)} would freeze random weights. Set "
                 "TRAIN.CHECKPOINT_FILE_PATH (or, with MODEL.ARCH hf, HF.MODEL) to pretrained "
                 "weights."
             )
     if recipe.train.checkpoint_inflate and not given:
-        raise ValueError(
+        raise UserError(
             "TRAIN.CHECKPOINT_INFLATE is True, but there are no weights to inflate. Set "
             "TRAIN.CHECKPOINT_FILE_PATH to image weights, or set TRAIN.CHECKPOINT_INFLATE False to "
             "start from scratch."
@@ -142,7 +143,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
     videos = read_list(recipe, split)
     paths = [v.path for v in islice(videos, _LOOKED_AT) if hasattr(v, "path")]
     if paths and not any(as_path(path).exists() for path in paths):
-        raise ValueError(
+        raise UserError(
             f"None of the first {len(paths)} videos in {list_path(recipe, split)} exists, for "
             f"example {paths[0]}. Set DATA.PATH_PREFIX to the folder that precedes the paths in "
             "the list."

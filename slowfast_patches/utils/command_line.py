@@ -17,11 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, cast
 
-from slowfast_patches.utils.errors import (
+from slowfast_patches.utils.interruption import (
     BY_HAND_STATUS,
     TrainingInterruptedError,
-    exit_status,
-    report,
+    interrupted_status,
 )
 from slowfast_patches.utils.signals import STOP_SIGNALS, finished
 
@@ -56,7 +55,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     if _is_first_here():
         os.write(2, b"interrupted\n")
     by_hand = number == signal.SIGINT
-    os._exit(BY_HAND_STATUS if by_hand else exit_status(TrainingInterruptedError()))
+    os._exit(BY_HAND_STATUS if by_hand else interrupted_status())
 
 
 def _is_first_here() -> bool:
@@ -84,10 +83,12 @@ def tool(main: Main) -> Main:
             # Python flushes stdout again at exit. Redirect it, so that this does not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        except KeyboardInterrupt as error:
+        except KeyboardInterrupt:
             print("interrupted. To continue, repeat the command", file=sys.stderr)
-            return exit_status(error)
+            return BY_HAND_STATUS
         except (Exception, TrainingInterruptedError) as error:
+            from slowfast_patches.utils.errors import report  # Lazy: this imports torch.
+
             return report(error, terminal=_is_first_here())
         finally:
             for number in STOP_SIGNALS if resumes else ():
@@ -247,7 +248,9 @@ def whole_number(word: str) -> int:
         ValueError: The word is not such an integer.
     """
     if not word.isdigit():
-        raise ValueError(f"{word} is not a whole number")
+        from slowfast_patches.utils.errors import UserError  # Lazy: this imports torch.
+
+        raise UserError(f"{word} is not a whole number")
     return int(word)
 
 
@@ -269,7 +272,9 @@ def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], floa
     # A key starts with a letter.
     numbers = list(takewhile(lambda word: not word[:1].isalpha(), words))
     if words and not numbers:
-        raise ValueError(f"{option_of(name)} takes numbers, not {words[0]}")
+        from slowfast_patches.utils.errors import UserError  # Lazy: this imports torch.
+
+        raise UserError(f"{option_of(name)} takes numbers, not {words[0]}")
     args.overrides = split_pairs(words[len(numbers) :]) + args.overrides
     setattr(args, name, list(dict.fromkeys(map(kind, numbers))))
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slowfast_patches.utils.errors import TrainingInterruptedError
+from slowfast_patches.utils.interruption import TrainingInterruptedError
 
 T = TypeVar("T")
 

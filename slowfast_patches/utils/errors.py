@@ -3,14 +3,11 @@
 A mistake of the user is a ValueError, OSError, ImportError or `RunError`. A fault of the machine,
 such as a full disk, is an exception that `explain_machine_error` recognizes. Both are reported
 without a traceback. All other exceptions are bugs, which are reported with the traceback.
-
-This module must not import slow packages.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import textwrap
@@ -18,19 +15,25 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-BUG_STATUS = 1
-MISTAKE_STATUS = 2
-INTERRUPTED_STATUS = 75
-"""Exit status of an interrupted training that can be resumed (EX_TEMPFAIL of sysexits.h)."""
-BY_HAND_STATUS = 130
-"""Exit status after Ctrl-C. Shells use the same status."""
-EARLY = "stopped by {} before the training began. Repeat the command to start it."
+from multigrid.errors import MultigridError
+from slowfast_patches.utils.interruption import (
+    BUG_STATUS,
+    BY_HAND_STATUS,
+    MISTAKE_STATUS,
+    TrainingInterruptedError,
+    interrupted_status,
+)
+
 _BUG = (
     "This is a bug in slowfast-multigrid, or in your own code, such as a hook. If it is ours, "
     "please report it, and include the lines above."
 )
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Matches control characters except tabs and line ends, and file-name bytes that are not UTF-8."""
+
+
+class UserError(MultigridError):
+    """Error raised for a mistake of the user. The message says what is wrong and what to do."""
 
 
 class RunError(RuntimeError):
@@ -49,25 +52,12 @@ class RunError(RuntimeError):
         self.everywhere = everywhere
 
 
-class TrainingInterruptedError(BaseException):
-    """Error raised when a signal has stopped a training that can be resumed.
-
-    Like KeyboardInterrupt, this is not a subclass of Exception. A signal handler may raise it while
-    library code runs, and an `except Exception` there must not catch it.
-    """
-
-
 def exit_status(error: BaseException) -> int:
-    """Return the exit status with which a program must end because of an error.
-
-    An interrupted training has status 0 under `torchrun --max-restarts`, because torchrun restarts
-    processes that exit with any other status.
-    """
+    """Return the exit status with which a program must end because of an error."""
     if isinstance(error, KeyboardInterrupt):
         return BY_HAND_STATUS
     if isinstance(error, TrainingInterruptedError):
-        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-        return INTERRUPTED_STATUS if restarts == "0" else 0
+        return interrupted_status()
     return BUG_STATUS if is_bug(error) else MISTAKE_STATUS
 
 
@@ -115,7 +105,7 @@ def printable(text: str) -> str:
 
 @contextmanager
 def mistake_in(what: str) -> Iterator[None]:
-    """Context manager: convert any exception in the body to ValueError.
+    """Context manager: convert any exception in the body to UserError.
 
     The message is one line, and starts with `what`.
 
@@ -125,7 +115,7 @@ def mistake_in(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = textwrap.shorten(printable(str(error)), 300) or type(error).__name__
-        raise ValueError(f"{what}: {reason}") from error
+        raise UserError(f"{what}: {reason}") from error
 
 
 _LOST_RANK = r"Dist\w*Error|/gloo/transport/"  # NCCL and the store, gloo

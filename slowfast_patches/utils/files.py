@@ -13,6 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import BinaryIO, TypeVar, cast
 from uuid import uuid4
 
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.storage import is_remote, upload
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ def check_archive(path: Path) -> bool:
         except Exception as error:  # zipfile raises errors of many types for an invalid file.
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
-            raise ValueError(f"{path} is damaged: {error}") from error
+            raise UserError(f"{path} is damaged: {error}") from error
     if damaged is not None:
-        raise ValueError(f"{path} is damaged: the checksum of the entry {damaged} does not match")
+        raise UserError(f"{path} is damaged: the checksum of the entry {damaged} does not match")
     return True

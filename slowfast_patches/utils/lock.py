@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from slowfast_patches.utils.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,7 +42,7 @@ def locked(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", errors="backslashreplace")
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"{option} {folder} is not writable: {error.strerror}. Choose another folder."
         ) from error
     with file:
@@ -48,7 +50,7 @@ def locked(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (PermissionError, BlockingIOError) as error:
             file.seek(0)
-            raise ValueError(
+            raise UserError(
                 f"{option} {folder} is in use by another run: {file.read()}. Wait until that run "
                 "ends, stop it, or choose another folder."
             ) from error

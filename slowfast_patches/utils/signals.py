@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-from slowfast_patches.utils.errors import EARLY, TrainingInterruptedError
+from slowfast_patches.utils.interruption import EARLY, TrainingInterruptedError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop: SIGINT by Ctrl-C, SIGTERM at the end of a job, and SIGUSR1 as

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multigrid.batchnorm.shared import SharedBatchNorm, arrange
+from multigrid.errors import MultigridError
 
 _VECTOR = 8
 """Values that torch's CPU kernel processes at once.
@@ -180,7 +181,7 @@ def convert_batchnorm(module: nn.Module) -> nn.Module:
             grouped[norm] = GroupedBatchNorm3d.__new__(GroupedBatchNorm3d)
             grouped[norm].__dict__.update(norm.__dict__)
         elif isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d):
-            raise ValueError(
+            raise MultigridError(
                 f"only nn.BatchNorm3d layers can be converted, but the model contains {name} "
                 f"({type(norm).__name__}). If it comes from convert_sync_batchnorm, remove that "
                 "call: converted layers already share statistics between processes. Otherwise "

@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from multigrid.batchnorm.shared import arrangement, form_bn_process_groups, is_distributed
+from multigrid.errors import MultigridError
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 
@@ -23,7 +24,7 @@ def check_processes(schedule: Schedule, processes: int) -> None:
     for shape, bn_size in _batches(schedule):
         if _ranks_per_group(shape, bn_size, processes) is None:
             possible = ", ".join(map(str, possible_processes(schedule)))
-            raise ValueError(
+            raise MultigridError(
                 f"a mini-batch of {shape.batch} clips ({shape}) cannot be divided over {processes} "
                 f"processes with BN groups of {bn_size or 'any number of'} clips. Choose another "
                 "batch or BN size, or a number of processes that can train the schedule: "
@@ -57,7 +58,7 @@ def check_accumulation(
         # Without groups, all clips of a process share their BN statistics.
         groups = max(1, clips // (size or clips)) if has_batchnorm else clips
         if groups < steps:
-            raise ValueError(
+            raise MultigridError(
                 f"a mini-batch of {shape} has {groups} {'BN groups' if has_batchnorm else 'clips'} "
                 f"on each of {processes} process(es), which cannot be split into {steps} "
                 f"micro-batches. Use at most {groups} micro-batches, a larger batch, a smaller "

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from multigrid.errors import MultigridError
+
 
 def arrangement(n: int, k: int | None, world: int) -> tuple[int, int] | None:
     """Arrange n clips on each of `world` processes in groups of k.
@@ -54,7 +56,7 @@ def arrange(n: int, k: int) -> tuple[int, int]:
     """
     world = dist.get_world_size() if is_distributed() else 1
     if (arranged := arrangement(n, k, world)) is None:
-        raise ValueError(
+        raise MultigridError(
             f"cannot form BN groups of k = {k} clips from {n} clips per process on {world} "
             f"process(es). The number of clips per process must be a multiple of {k}. Or it must "
             f"divide {k}, and {k} divided by it must divide the number of processes"
@@ -148,7 +150,7 @@ def _process_group(ranks_per_group: int) -> dist.ProcessGroup:
     assert dist.group.WORLD is not None
     group = _formed.get(dist.group.WORLD, {}).get(ranks_per_group)
     if group is None:
-        raise ValueError(
+        raise MultigridError(
             f"the groups of {ranks_per_group} processes that share BN statistics have not been "
             f"formed. Call form_groups(schedule), or form_bn_process_groups({ranks_per_group}), on "
             "every process before training"

@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
+from multigrid.errors import MultigridError
 from multigrid.grids import SamplingOptions, make_grid
 from multigrid.integrations.pyslowfast_keys import baseline_config, set_keys
 from multigrid.sampling import clip_generator
@@ -46,7 +47,7 @@ class ConfiguredClips(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], cfg: Any, base: Shape) -> None:
         if not hasattr(dataset, "cfg"):
-            raise ValueError(
+            raise MultigridError(
                 f"the {type(dataset).__name__} has no attribute cfg. Its __getitem__ must read "
                 "DATA.NUM_FRAMES, SAMPLING_RATE, TRAIN_CROP_SIZE and TRAIN_JITTER_SCALES from "
                 "self.cfg. If it accepts a ClipRequest as index, pass by_request=True instead"
@@ -82,7 +83,7 @@ class ConfiguredClips(Dataset[Any]):
         clips = (a.shape for a in tree_leaves(item) if getattr(a, "ndim", 0) == 4)
         sides = max(clips, key=math.prod, default=None)
         if sides is not None and not {shape.frames, shape.crop} <= set(sides):
-            raise ValueError(
+            raise MultigridError(
                 f"{type(self.dataset).__name__} returned a clip of shape {tuple(sides)}, but "
                 f"{shape.frames} frames of {shape.crop}² pixels were requested. Its __getitem__ "
                 "must read DATA.NUM_FRAMES and DATA.TRAIN_CROP_SIZE from self.cfg, rather than "

@@ -13,6 +13,7 @@ from operator import getitem
 from typing import Any
 
 from multigrid.cycles import PAPER
+from multigrid.errors import MultigridError
 from multigrid.keys import schedule_from
 from multigrid.learning_rate import LearningRate
 from multigrid.schedule import Schedule
@@ -115,17 +116,17 @@ def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = 
         ValueError: The config describes no valid schedule, or has been used for multigrid already.
     """
     if "MULTIGRID" not in cfg:
-        raise ValueError(
+        raise MultigridError(
             "the config has no section MULTIGRID. Call add_multigrid_config(cfg) before you merge "
             "a recipe into the config"
         )
     if uses_multigrid(cfg) and not cfg.MULTIGRID.EVAL_FREQ:
-        raise ValueError(
+        raise MultigridError(
             "MULTIGRID.EVAL_FREQ is 0, which only multigrid-train accepts. Set the number of "
             "evaluations in each phase, such as 1"
         )
     if cfg.MULTIGRID.DEFAULT_B:
-        raise ValueError(
+        raise MultigridError(
             f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}, so multigrid has already changed "
             "the config. Pass the config as it was loaded, and do not call the multigrid code of "
             "PySlowFast"

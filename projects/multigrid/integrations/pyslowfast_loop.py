@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import convert_batchnorm, set_group_size
+from multigrid.errors import MultigridError
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
 from multigrid.integrations.pyslowfast_keys import (
     schedule_of,
@@ -227,7 +228,7 @@ class _Loader(DataLoader[Any]):
         assert isinstance(self.batch_sampler, MultigridBatchSampler)
         for iteration, batch in enumerate(super().__iter__(), self.batch_sampler.start):
             if iteration != self.training.iteration:
-                raise ValueError(
+                raise MultigridError(
                     f"The loader is at iteration {iteration}, but {self.training.iteration} is the "
                     "next to begin. Call begin once for each mini-batch, and resume before the "
                     "loader is created. For precise BN, create another loader."

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.utils import _triple
 
+from multigrid.errors import MultigridError
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 
@@ -56,7 +57,7 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
         try:
             _run(probe, cfg, shape)
         except Exception as error:
-            raise ValueError(
+            raise MultigridError(
                 f"the model does not accept clips of {shape.frames} frames of {shape.crop}² "
                 f"pixels, a shape of the multigrid schedule: {error}. Use a model for clips of any "
                 "shape, or change the factors of the cycles in MULTIGRID"

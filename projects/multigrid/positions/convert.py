@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from multigrid.errors import MultigridError
+
 
 def convert_positions(model: nn.Module) -> nn.Module:
     """Make a `transformers` model interpolate its position embeddings to the shape of each clip.
@@ -27,7 +29,7 @@ def convert_positions(model: nn.Module) -> nn.Module:
 
     modules = list[Any](model.modules())
     if not any(isinstance(module, tuple(FOLLOWING)) for module in modules):
-        raise ValueError(
+        raise MultigridError(
             f"convert_positions does not support {type(model).__name__}, only VideoMAE, "
             "TimeSformer, ViViT and V-JEPA 2. Implement multigrid.FollowsGrid in a module of the "
             "model. If the model accepts all clip shapes without conversion, do not call "

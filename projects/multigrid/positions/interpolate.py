@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from multigrid.errors import MultigridError
 from multigrid.shapes import Shape
 
 _FIXED = ("VideoMAEEmbeddings", "TimesformerEmbeddings", "VivitEmbeddings", "VJEPA2Embeddings")
@@ -127,7 +128,7 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
     shapes = list(shapes)
     kinds = {type(module).__name__ for module in model.modules()}
     if len({(shape.frames, shape.crop) for shape in shapes}) > 1 and not kinds.isdisjoint(_FIXED):
-        raise ValueError(
+        raise MultigridError(
             "the model's position embeddings fit a single clip shape. Call "
             "multigrid.convert_positions(model) after building the model"
         )
@@ -136,7 +137,7 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
             try:
                 module.patches(shape.frames, shape.crop)
             except ValueError as error:
-                raise ValueError(
+                raise MultigridError(
                     f"the model does not accept clips of shape {shape}: {error}"
                 ) from None
 

@@ -15,6 +15,7 @@ from transformers.models.videomae.modeling_videomae import VideoMAEEmbeddings
 from transformers.models.vivit.modeling_vivit import VivitEmbeddings
 from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2Embeddings, VJEPA2RopeAttention
 
+from multigrid.errors import MultigridError
 from multigrid.positions.interpolate import Patches, place_patches, place_positions
 
 
@@ -33,9 +34,9 @@ def follow_grid(embeddings: Any, model: nn.Module) -> None:
     if not isinstance(tubelet, (list, tuple)):  # ViViT has the size of a patch in all axes here.
         tubelet = (tubelet, config.patch_size, config.patch_size)
     if tubelet[1] != tubelet[2]:
-        raise ValueError(f"the model has patches of {tubelet}, but they must be square")
+        raise MultigridError(f"the model has patches of {tubelet}, but they must be square")
     if hasattr(model, "decoder"):
-        raise ValueError(
+        raise MultigridError(
             f"{type(model).__name__} is for pre-training: convert_positions does not support "
             "the positions of the decoder. Convert a model without the decoder"
         )
@@ -69,7 +70,7 @@ class _Following(nn.Module):
         """See `FollowsGrid`."""
         in_time, in_space = self.size
         if frames % in_time or crop % in_space:
-            raise ValueError(
+            raise MultigridError(
                 f"the number of frames must be a multiple of {in_time}, the frames of a patch, but "
                 f"is {frames}, and the crop a multiple of {in_space}, the pixels of a patch, but "
                 f"is {crop}. Change DATA.NUM_FRAMES, DATA.TRAIN_CROP_SIZE or the long-cycle "

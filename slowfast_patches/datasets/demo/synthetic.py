@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from slowfast_patches.datasets.demo.scenes import CLASSES, Clip, draw_scene, render
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import atomic_write, write_text
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
@@ -67,7 +68,7 @@ class DemoSpec:
     def __post_init__(self) -> None:
         sides = (self.width, self.height)
         if min(sides) < 32 or sides[0] % 2 or sides[1] % 2:  # H.264 requires even sides
-            raise ValueError(
+            raise UserError(
                 f"the frame size is {self.width} × {self.height}, but both must be even and at "
                 "least 32"
             )
@@ -166,12 +167,12 @@ def claim(output: Path, spec: DemoSpec, **more: str) -> None:
     if manifest.exists():
         made = json.loads(manifest.read_text())
         if made != wanted:
-            raise ValueError(
+            raise UserError(
                 f"{output} was made with the settings {made}. Use the same settings, or choose "
                 "another folder"
             )
     elif any((output / f"{split}.csv").exists() for split in SPLITS):
-        raise ValueError(
+        raise UserError(
             f"{output} has csv files that do not belong to demo data. Choose another folder"
         )
     for split in SPLITS:

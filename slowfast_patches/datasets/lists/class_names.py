@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.datasets.lists.csv_list import read_utf8
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 
 
 def named_classes(folder: Path) -> tuple[str, ...] | None:
@@ -61,7 +61,7 @@ def in_order(path: Path, classes: Mapping[str, object]) -> tuple[str, ...]:
     names = {str(number): name for name, number in classes.items() if name.strip()}
     numbers = [str(number) for number in range(max(1, len(classes)))]
     if names.keys() != set(numbers):
-        raise ValueError(
+        raise UserError(
             f"{path}: each class must have a distinct name and a distinct index from 0 to "
             f"{len(numbers) - 1}"
         )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_file import is_video_name
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.storage import as_path, is_remote, join
 
 _SEPARATORS = (",", ";", "\t", " ")
@@ -75,14 +76,14 @@ def read_csv(
                 name, label = split_line(line, separator)
                 _check_path(name, folder)
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
+                raise UserError(f"{path}, line {number}: {error}") from None
             if label not in places:
                 places[label] = f"line {number}"
             yield LabelledVideo(join(folder, name), label)
 
     videos = SharedList(parse(read_utf8(path).split("\n")))
     if not videos:
-        raise ValueError(f"the list {path} contains no videos")
+        raise UserError(f"the list {path} contains no videos")
     check_labels(path, places, num_classes)
     return videos
 
@@ -114,7 +115,7 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
     reason = "the last column must be a class index from 0, without a header or more columns"
     if other := next((mark for mark in _SEPARATORS if _try_split(line, mark)), ""):
         reason = f"the separator is {other!r}"
-    raise ValueError(
+    raise UserError(
         f"{line!r:.200} is not a path and a label with {separator!r} between them: {reason}. "
         "Correct the line, or set the separator with the key DATA.PATH_LABEL_SEPARATOR, or with "
         "--separator of multigrid-prepare"
@@ -152,7 +153,7 @@ def _check_path(name: str, folder: Path) -> None:
             "Remove all columns except path and label"
         )
     if reason and not as_path(join(folder, name)).exists():
-        raise ValueError(f"{name!r:.200} {reason}")
+        raise UserError(f"{name!r:.200} {reason}")
 
 
 def read_utf8(path: Path) -> str:
@@ -166,7 +167,7 @@ def read_utf8(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
+        raise UserError(
             f"{path}, line {line}: the text is not UTF-8. Convert the file with the command iconv"
         ) from None
 
@@ -178,7 +179,7 @@ def check_list(path: Path) -> None:
         ValueError: The list is missing.
     """
     if not path.is_file():
-        raise ValueError(
+        raise UserError(
             f"the list {path} does not exist. Set DATA.PATH_TO_DATA_DIR in a recipe to the "
             "folder that contains it, or, if there is no test list, TEST.ENABLE False"
         )
@@ -205,7 +206,7 @@ def check_labels(path: Path, places: Mapping[int, str], num_classes: int) -> Non
             "No label in the list is 0. If its labels start at 1, subtract 1 from each label of "
             f"all lists, and set MODEL.NUM_CLASSES {largest}"
         )
-    raise ValueError(
+    raise UserError(
         f"{path}, {places[label]}: the label is {label}, but must be from 0 to {num_classes - 1}, "
         f"because MODEL.NUM_CLASSES is {num_classes}. {advice}"
     )

@@ -17,7 +17,7 @@ from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.registry import DATASETS, TASKS, DatasetFamily, register_dataset
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path
 
 __all__ = [
@@ -103,13 +103,13 @@ def fitting_dataset(recipe: Recipe, split: str) -> DatasetFamily:
     dataset = dataset_of(recipe, split)
     if dataset.task != recipe.task:
         wanted = TASKS[dataset.task]
-        raise ValueError(
+        raise UserError(
             f"the videos of {split} have {wanted.targets} ({' '.join(map(str, wanted.switch))}), "
             f"but the recipe has {' '.join(map(str, TASKS[recipe.task].switch))}. Change this key, "
             "or the data set"
         )
     if split == "train" and recipe.data.random_flip and not dataset.mirrors:
-        raise ValueError(
+        raise UserError(
             f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, because a horizontal flip "
             "would change the meaning of its labels"
         )
@@ -184,7 +184,7 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     """
     names = (dataset_of(recipe, "train").classes or _named_classes)(recipe)
     if names is not None and (count := len(names)) != recipe.model.num_classes:
-        raise ValueError(
+        raise UserError(
             f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, but {recipe.data.path_to_data_dir} "
             f"has the names of {count} classes. Set MODEL.NUM_CLASSES {count}"
         )
@@ -199,7 +199,7 @@ def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
     """
     counts = Counter(labels_of(videos))
     if not counts:
-        raise ValueError(
+        raise UserError(
             f"SOLVER.CLASS_WEIGHTS needs the labels of all videos, but the data set "
             f"{recipe.train.dataset} has no list of labels. Remove SOLVER.CLASS_WEIGHTS"
         )

@@ -26,6 +26,7 @@ from slowfast_patches.datasets.lists.csv_list import check_labels, check_list
 from slowfast_patches.datasets.reading.jpeg import jpeg_size
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.storage import is_remote
 
 HEADER = "original_vido_id video_id frame_id path labels"
@@ -107,7 +108,7 @@ def read_frame_list(
     places = dict[int, str]()
     videos = SharedList(_parse(path, os.fspath(prefix or path.parent), fps, places))
     if not videos:
-        raise ValueError(f"the frame list {path} contains no frames")
+        raise UserError(f"the frame list {path} contains no frames")
     check_labels(path, places, num_classes)
     return videos
 
@@ -142,14 +143,14 @@ def _parse(path: Path, folder: str, fps: float, places: dict[int, str]) -> Itera
     with _open(path) as file:
         rows = filter(None, map(str.split, file))
         if next(rows, []) not in _HEADERS:
-            raise ValueError(f"{path}: the first line is not the header '{HEADER}'")
+            raise UserError(f"{path}: the first line is not the header '{HEADER}'")
         for name, group in groupby(rows, itemgetter(0)):
             try:
                 if name in seen:
-                    raise ValueError("the lines of the video are not consecutive")
+                    raise UserError("the lines of the video are not consecutive")
                 paths, labels = _read_video(list(group))
             except ValueError as error:
-                raise ValueError(f"{path}, video {name}: {error}") from None
+                raise UserError(f"{path}, video {name}: {error}") from None
             seen.add(name)
             for label in set().union(*labels) - places.keys():
                 places[label] = f"video {name}"
@@ -166,10 +167,10 @@ def _read_video(
         ValueError: A line has a wrong number of fields, or the frame ids do not increase.
     """
     if set(map(len, rows)) != {len(_HEADERS[0])}:
-        raise ValueError(f"a line does not have the fields '{HEADER}'")
+        raise UserError(f"a line does not have the fields '{HEADER}'")
     _, _, ids, paths, fields = zip(*rows, strict=True)
     numbers = list(map(int, ids))
     if not all(map(lt, numbers, numbers[1:])):
-        raise ValueError("the frame ids are not in ascending order")
+        raise UserError("the frame ids are not in ascending order")
     labels = {field: tuple(map(int, re.findall(r"[^,\"]+", field))) for field in set(fields)}
     return paths, tuple(map(labels.__getitem__, fields))

@@ -29,7 +29,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     read_charades,
 )
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import shorten_list
 
@@ -61,7 +61,7 @@ def read_ssv2(
     classes = recipe.model.num_classes
     if path.suffix == ".json":
         if not path.is_file():
-            raise ValueError(
+            raise UserError(
                 f"'{path.parent}' contains neither {split}.csv nor {path.name}. "
                 "Set DATA.PATH_TO_DATA_DIR to a folder that contains one of them"
             )
@@ -71,7 +71,7 @@ def read_ssv2(
     videos = read_charades(recipe, path, split)
     labels = _read_ids(labels_file(as_path(recipe.data.path_to_data_dir), split), classes)
     if odd := sorted(labels.keys() ^ {video.name for video in videos}):
-        raise ValueError(
+        raise UserError(
             f"{path} and its json file must list the same videos. These are only in one of the "
             f"files: {shorten_list(odd)}"
         )

@@ -41,6 +41,7 @@ from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import open_index, publish_index
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
@@ -157,7 +158,7 @@ def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
     """
     for origin in (videos.origin for videos in lists):
         if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
-            raise ValueError(
+            raise UserError(
                 f"--output {out} lies in the folder of the original data set. Choose another folder"
             )
 
@@ -175,12 +176,12 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
         if not as_path(made["root"]).exists():  # the sources have been moved
             made["root"] = how["root"]
         if made != how:
-            raise ValueError(
+            raise UserError(
                 f"{out} was prepared with {made}, but this command has {how}. Choose another "
                 "folder, or pass all lists in a single command"
             )
     elif foreign := [videos.name for videos in lists if (out / videos.name).exists()]:
-        raise ValueError(
+        raise UserError(
             f"{out / foreign[0]} was not written by multigrid-prepare. Choose another folder"
         )
     write_text(path, json.dumps(how, indent=2) + "\n")
@@ -233,7 +234,7 @@ def _check_sample(
     """
     made = [source for source in done if source not in reasons]
     if not made:
-        raise ValueError(
+        raise UserError(
             f"none of the first {len(done)} videos can be read. One of them is {done[0].path}: "
             f"{reasons[done[0]]}. Check the lists and --prefix"
         )
@@ -244,7 +245,7 @@ def _check_sample(
     prepared = sum((out / source.target).stat().st_size for source in made)
     size = rest * prepared / max(1, sum(source.size for source in made))
     if size > _SAFETY * free:
-        raise ValueError(
+        raise UserError(
             f"the remaining videos will need about {size / 1e9:.3g} GB, but only "
             f"{free / 1e9:.3g} GB are free on the disk of {out}. Free some space and repeat the "
             "command"
@@ -309,7 +310,7 @@ def _write_lists(
     for listed in lists:
         rows = [(made[path], label) for path, label in listed.videos if path in made]
         if not rows:
-            raise ValueError(
+            raise UserError(
                 f"none of the videos that {listed.origin} lists for {listed.name} can be read"
             )
         csv = out / listed.name

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.storage import is_remote, list_status
 
 
@@ -49,7 +50,7 @@ def find_sources(listed: Iterable[str], root: str) -> dict[str, Source]:
         if not target.lower().endswith(".mp4"):
             target += ".mp4"
         if of_target.setdefault(target, file) != file:
-            raise ValueError(
+            raise UserError(
                 f"{file} and {of_target[target]} would both be written to {target}. Prepare the "
                 "lists that contain them into separate folders"
             )

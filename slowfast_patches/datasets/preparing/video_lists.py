@@ -17,6 +17,7 @@ from pathlib import Path
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.video_file import video_files
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.storage import absolute
 from slowfast_patches.utils.tables import shorten_list
 
@@ -54,9 +55,7 @@ def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[Vid
         ValueError: A file is missing or cannot be parsed, or two files have the same name.
     """
     if len({csv.name for csv in csvs}) < len(csvs):
-        raise ValueError(
-            "two files of --csv have the same name. Prepare them into separate folders"
-        )
+        raise UserError("two files of --csv have the same name. Prepare them into separate folders")
     return [
         VideoList(
             csv.name,
@@ -88,7 +87,7 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], Sequ
         file = labels_file(absolute(folder), split)
         videos = webm_videos(file, prefix, sys.maxsize)
         if not videos:
-            raise ValueError(f"{file} lists no video")
+            raise UserError(f"{file} lists no video")
         root = absolute(videos[0].path).parent
         lists.append(VideoList(f"{split}.csv", file, root, videos))
     return lists, ssv2_classes(folder) or ()
@@ -107,7 +106,7 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
         line = f"{path}{between}{label}"
         stored = line.encode(errors="ignore").decode().splitlines()
         if stored != [line] or split_line(line, between)[0] != path:
-            raise ValueError(f"the path {path!r} cannot be written to a csv file. Rename the file")
+            raise UserError(f"the path {path!r} cannot be written to a csv file. Rename the file")
         lines.append(line + "\n")
     return "".join(lines)
 
@@ -137,12 +136,12 @@ def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoLi
     """
     folder = absolute(folder)
     if not os.path.isdir(folder):
-        raise ValueError(f"--folder {folder} is not a folder on a local disk")
+        raise UserError(f"--folder {folder} is not a folder on a local disk")
     names = _folders(folder)
     if not names or not set(names) <= set(_SPLITS):
         splits = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
     elif val_fraction is not None:
-        raise ValueError(f"--val-fraction has no effect, because {folder} is already split")
+        raise UserError(f"--val-fraction has no effect, because {folder} is already split")
     else:
         splits = {split: _classes(folder / split) for split in names}
     evaluated = splits.get("val") or splits.get("test") or {}
@@ -151,14 +150,14 @@ def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoLi
     lists = list[VideoList]()
     for split, videos_of in splits.items():
         if unknown := sorted(set(videos_of) - set(classes)):
-            raise ValueError(f"the class {unknown[0]} of {split} is not in {folder / 'train'}")
+            raise UserError(f"the class {unknown[0]} of {split} is not in {folder / 'train'}")
         videos = [
             LabelledVideo(path, number)
             for number, name in enumerate(classes)
             for path in videos_of.get(name, ())
         ]
         if not videos:
-            raise ValueError(f"{folder} has no videos for {split}. Add videos")
+            raise UserError(f"{folder} has no videos for {split}. Add videos")
         lists.append(VideoList(f"{split}.csv", folder, folder, videos))
     return lists, classes
 
@@ -171,10 +170,10 @@ def _classes(folder: Path) -> _Classes:
     """Return the paths of the videos in each class folder, by class name."""
     classes = {name: video_files(folder / name) for name in _folders(folder)}
     if not classes:
-        raise ValueError(f"{folder} has no subfolders, but must have a folder for each class")
+        raise UserError(f"{folder} has no subfolders, but must have a folder for each class")
     for name, videos in classes.items():
         if not videos:
-            raise ValueError(
+            raise UserError(
                 f"{folder / name} has no videos, but each folder here must be a class with videos. "
                 "docs/data.md lists the suffixes of video files"
             )
@@ -190,7 +189,7 @@ def _classes(folder: Path) -> _Classes:
 def _set_aside(folder: Path, fraction: float) -> dict[str, _Classes]:
     """Hold out a fraction of the videos of each class for validation, by a hash of their paths."""
     if not 0 < fraction < 1:
-        raise ValueError(f"--val-fraction is {fraction}, but must be between 0 and 1")
+        raise UserError(f"--val-fraction is {fraction}, but must be between 0 and 1")
 
     def lot(path: str) -> bytes:
         return hashlib.sha256(os.fsencode(os.path.relpath(path, folder))).digest()

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import av
 import cv2
 
+from slowfast_patches.utils.errors import UserError
+
 _DECODE_ERRORS = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
 """Error types that a damaged file can cause. All other errors, such as TypeError, are bugs and end
 the run."""
@@ -18,7 +20,7 @@ DEMUX_ERRORS = (av.InvalidDataError, IndexError)
 that begins within the file, as damage in an MPEG transport stream can seem to show."""
 
 
-class UnreadableVideoError(ValueError):
+class UnreadableVideoError(UserError):
     """Error raised when a video is missing or cannot be decoded. The message gives the reason."""
 
 

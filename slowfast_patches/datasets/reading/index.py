@@ -33,6 +33,7 @@ from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.utils.distributed import broadcast_from_main
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import atomic_write, map_files
 from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.storage import Status, absolute, is_remote, list_status, upload
@@ -229,7 +230,7 @@ def _load(csv: Path) -> Iterator[dict[str, Entry]]:
         try:
             content = json.loads(gzip.decompress(file.read_bytes()))
             if content["version"] != _VERSION:
-                raise ValueError(f"the version is not {_VERSION}")
+                raise UserError(f"the version is not {_VERSION}")
             entries = {name: Entry(*entry) for name, entry in content["videos"].items()}
         except Exception as error:  # zlib, json and wrong fields raise errors without a common base
             logger.warning("The index %s will be rebuilt: %r", file, error)

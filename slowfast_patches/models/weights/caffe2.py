@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 
 _NUMPY = re.compile(
     r"numpy (ndarray|dtype)"
@@ -50,7 +50,7 @@ def read_blobs(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _refused(name: str) -> ValueError:
-    return ValueError(
+    return UserError(
         f"it contains {name}, but only arrays and plain containers in a pickle are safe to load"
     )
 

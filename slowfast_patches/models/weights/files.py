@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.hub import download_url_to_file
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import check_archive
 
 WEIGHTS_FILE = "model.safetensors"
@@ -71,7 +71,7 @@ def format_of(path: Path) -> str:
         ValueError: The file does not exist or has another format.
     """
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
+        raise UserError(f"{path}: there is no such file")
     with path.open("rb") as file:
         head = file.read(64)
     if head[8:9] == b"{":  # after the size of the header, which is JSON
@@ -80,7 +80,7 @@ def format_of(path: Path) -> str:
         return "pytorch"
     if head.startswith(b"\x80"):
         return "caffe2"  # a plain pickle
-    raise ValueError(f"{path} is neither a file of PyTorch, nor of safetensors, nor of Caffe2")
+    raise UserError(f"{path} is neither a file of PyTorch, nor of safetensors, nor of Caffe2")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     state = next((content[key] for key in _STATES if key in content), content)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise ValueError(
+        raise UserError(
             f"{path} has no weights, neither at the top level nor under {', '.join(_STATES)}"
         )
     return tensors
@@ -120,7 +120,7 @@ def _load_torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             refused = re.search(r"GLOBAL ([\w.]+) was not", str(error))
-            raise ValueError(
+            raise UserError(
                 f"the file has more than weights ({refused[1] if refused else error}), and only "
                 "tensors and plain containers are safe to load. Save the state dict alone"
             ) from error

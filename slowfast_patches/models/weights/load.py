@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from slowfast_patches.models.tsm import ShiftedConv3d
 from slowfast_patches.models.weights.files import format_of, local_file, read_weights
 from slowfast_patches.models.weights.names import host_names
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def load_weights(
     trained = trained_tensors(model).keys()
     used = [(name, value) for name, value in fit.values.items() if name in trained]
     if problem := _problem(fit, model, inflate, complete) or not_finite(used):
-        raise ValueError(f"{path} {problem}.")
+        raise UserError(f"{path} {problem}.")
     model.load_state_dict(fit.values, strict=False)
     if inflate and not fit.inflated:
         logger.warning("TRAIN.CHECKPOINT_INFLATE True has no effect: %s has no 2-D kernels.", path)

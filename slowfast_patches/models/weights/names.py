@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
+from slowfast_patches.utils.errors import UserError
+
 _WRAPPERS = re.compile(r"^(?:module\.|model\.)*")
 """Prefixes that DistributedDataParallel or a trainer adds to every name."""
 
@@ -60,7 +62,7 @@ def host_names(
     prefix = min((_WRAPPERS.findall(name)[0] for name in tensors), key=len, default="")
     named = {name.removeprefix(prefix): value for name, value in tensors.items()}
     if "layer1.0.conv1.weight" in named and "layer1.0.conv3.weight" not in named:
-        raise ValueError(
+        raise UserError(
             "the file has a ResNet with two convolutions per block (18 or 34 layers), but only "
             "ResNet-50 and ResNet-101, which have three, are supported"
         )

@@ -20,6 +20,7 @@ from slowfast_patches.models.transformer import input_size
 from slowfast_patches.models.weights.files import WEIGHTS_FILE
 from slowfast_patches.train.checkpoint import load
 from slowfast_patches.train.predict.predictor import Predictor
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import atomic_write, write_text
 
 _PRIVATE = (
@@ -85,7 +86,7 @@ def _check_size(model: Any, recipe: Recipe) -> None:
     frames, crop = size = input_size(model)
     wanted = (recipe.data.num_frames, recipe.data.test_crop_size)
     if size != wanted:
-        raise ValueError(
+        raise UserError(
             f"The model itself takes {frames} frames of {crop}² pixels, but the test has "
             f"{wanted[0]} frames of {wanted[1]}². For --hub, set DATA.NUM_FRAMES {frames} and "
             f"DATA.TEST_CROP_SIZE {crop}."

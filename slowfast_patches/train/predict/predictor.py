@@ -31,7 +31,7 @@ from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import check_same_scores
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 
 
 def load_model(
@@ -65,7 +65,7 @@ def require_clip_scores(recipe: Recipe, path: Path) -> None:
         ValueError: The task of the model is another one, such as detection.
     """
     if not TASKS[recipe.task].scores_clips:
-        raise ValueError(
+        raise UserError(
             f"{path} is a model for {recipe.task}, which does not score whole videos. Use "
             "multigrid-predict --targets FILE without --output, --export and --hub."
         )
@@ -92,7 +92,7 @@ def read_checkpoint(
         text, names = _stored(path)
     except ValueError as error:  # not written by the trainer, but `Predictor` may read the weights
         if recipe_file is None:
-            raise ValueError(
+            raise UserError(
                 f"{error}\nIf the file contains only weights, give their recipe: --cfg FILE"
             ) from error
     if recipe_file is not None:

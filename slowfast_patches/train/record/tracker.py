@@ -15,6 +15,7 @@ from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.train.record.log_metrics import curves
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import write_text
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def check_tracker(recipe: Recipe) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise ValueError(
+            raise UserError(
                 f"TRAIN.TRACKER {name} needs the package {name} ({error}). Run pip install {name}."
             ) from error
 
@@ -69,7 +70,7 @@ class Tracker(Hook):
         try:
             self._run = _RUNS[name](self._recipe, stored["run"])
         except Exception as error:  # each package has its own error types
-            raise ValueError(
+            raise UserError(
                 f"TRAIN.TRACKER {name} cannot be started: {error}. If the tracker's run was "
                 f"deleted, delete {self._file} to create a new one."
             ) from error

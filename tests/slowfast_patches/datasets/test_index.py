@@ -18,7 +18,7 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.errors import TrainingInterruptedError
+from slowfast_patches.utils.interruption import TrainingInterruptedError
 from slowfast_patches.utils.processes import WorkerCrashed
 from tests.slowfast_patches.datasets.made_videos import (
     break_frame,

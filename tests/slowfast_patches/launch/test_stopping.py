@@ -10,7 +10,7 @@ import torch
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.errors import TrainingInterruptedError
+from slowfast_patches.utils.interruption import TrainingInterruptedError
 
 ALONE = World(0, 1, torch.device("cpu"))
 

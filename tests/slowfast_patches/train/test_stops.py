@@ -13,11 +13,8 @@ from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import multi_view_test as test_module
 from slowfast_patches.train.trainer import Trainer
-from slowfast_patches.utils.errors import (
-    INTERRUPTED_STATUS,
-    TrainingInterruptedError,
-    explain_machine_error,
-)
+from slowfast_patches.utils.errors import explain_machine_error
+from slowfast_patches.utils.interruption import INTERRUPTED_STATUS, TrainingInterruptedError
 from tests.conftest import Folder, assert_same_run
 from tests.slowfast_patches.train.conftest import At
 

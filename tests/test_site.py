@@ -6,9 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from py_mini_racer import MiniRacer
 
-from multigrid import GENTLE, PAPER, ClipRequest, Cycles, Shape, SteppedRate, collate, make_schedule
+from multigrid import (
+    GENTLE,
+    PAPER,
+    ClipRequest,
+    Cycles,
+    Schedule,
+    Shape,
+    SteppedRate,
+    collate,
+    make_schedule,
+)
 from slowfast_patches.config import load_recipe
 from slowfast_patches.plan.recipe_schedule import schedule_of
 
@@ -77,6 +88,39 @@ def test_presets_have_the_iterations_of_their_recipes(page: MiniRacer, number: i
     assert drawn["iterations"] == pytest.approx(schedule.iterations, abs=3)
     last = schedule.at(schedule.iterations - 1)
     assert drawn["phases"][-1]["rate"] == pytest.approx(last.lr)
+
+
+def rows(schedule: Schedule) -> str:
+    """Return the rows of a schedule's table of stages."""
+    lines = []
+    for phase in schedule.phases:
+        shapes = ", ".join(str(shape) for shape in phase.shapes)
+        end = (phase.first_clip + phase.clips) / schedule.num_videos
+        sizes = ", ".join(str(size) for size in phase.bn_sizes)
+        lines.append(f"| {shapes} | {end:.1f} | {schedule.at(phase.start).lr:.3g} | {sizes} |")
+    return "\n".join(lines)
+
+
+def test_the_tables_of_paper_and_gentle_are_their_schedules():
+    text = (ROOT / "docs" / "schedule.md").read_text()
+    kinetics = SteppedRate((94.0, 154.0, 196.0, 239.0), (0.1, 0.01, 0.001, 0.0001))
+    paper = make_schedule(SHAPES[0], 239_933, kinetics, PAPER)
+    gentle = make_schedule(Shape(8, 16, 64), 3000, SteppedRate((40.0, 50.0), (0.1, 0.01)), GENTLE)
+    for schedule in (paper, gentle):
+        assert rows(schedule) in text
+        assert f"has {schedule.iterations:,} iterations" in text
+        assert f"the baseline has {schedule.baseline_iterations:,}" in text
+
+
+def test_the_table_of_the_page_is_the_same_in_python_and_in_a_recipe():
+    text = (ROOT / "docs" / "schedule.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = dict[str, Schedule]()
+    exec(code, names)
+    (rows,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    table = yaml.safe_load(rows)["MULTIGRID"]["STAGES"]
+    recipe = load_recipe(ROOT / "configs/Demo/SLOWFAST_DEMO.yaml", ["MULTIGRID.STAGES", table])
+    assert list(schedule_of(recipe, 3000).steps()) == list(names["schedule"].steps())
 
 
 def test_the_data_set_of_own_dataset_returns_the_wanted_clip(tmp_path: Path):

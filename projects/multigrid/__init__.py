@@ -45,6 +45,7 @@ from multigrid.sampler import (
 from multigrid.sampling import ClipPlan, Video, Window, clip_generator, plan_test, plan_train
 from multigrid.schedule import Phase, Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest, Shape, scale_shape
+from multigrid.stages import Stage
 from multigrid.training import Training
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "Schedule",
     "ScheduleStep",
     "Shape",
+    "Stage",
     "SteppedRate",
     "Training",
     "Video",

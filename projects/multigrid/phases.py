@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from multigrid.cycles import GENTLE, Cycles
@@ -19,9 +19,13 @@ from multigrid.errors import MultigridError
 from multigrid.learning_rate import LearningRate, batch_rate_factor
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import BASE_FACTORS, CostPerClip, Factors, Shape, scale_shape
+from multigrid.stages import Stage, StagedRate, check_stages
 
 _LEVEL_GROUP = 8
 """Without BN groups, batches that keep a cost constant are multiples of this number of clips."""
+
+_DEFAULTS = (GENTLE, 8, 1, "linear", False, False, True, None)
+"""Defaults of the arguments of `make_schedule` that have no effect with stages."""
 
 
 class _Part(NamedTuple):
@@ -43,9 +47,10 @@ class _Part(NamedTuple):
 def make_schedule(
     base: Shape,
     num_videos: int,
-    learning_rate: LearningRate,
+    learning_rate: LearningRate | None = None,
     cycles: Cycles | None = GENTLE,
     *,
+    stages: Sequence[Stage] | None = None,
     bn_size: int | None = 8,
     size_divisor: int = 1,
     batch_rate_rule: str = "linear",
@@ -61,13 +66,19 @@ def make_schedule(
     first half of fine-tuning keeps the learning rate of the previous stage. The training has
     epoch_factor × epochs × num_videos clips, to within one mini-batch.
 
+    With `stages`, the schedule is a table instead: each row is a stage with a shape, an end, a rate
+    and a BN group size. The other arguments are then `base`, `num_videos` and `learning_rate`.
+
     Args:
-        base: The shape of the baseline's mini-batch over all processes.
+        base: The shape of the baseline's mini-batch over all processes. Evaluations use its frames
+            and crop.
         num_videos: Number of training videos. An epoch is one clip of each video.
         learning_rate: The baseline's learning-rate policy. It also defines the length and the
-            stages of the baseline's training.
+            stages of the baseline's training. With `stages`, it is the policy of the stages without
+            a rate, and not needed if all stages have one.
         cycles: `GENTLE` for short trainings, `PAPER` for long trainings (see `recommend_cycles`),
             cycles of your own, or None for the baseline. Give `cycles.sampling` to the data set.
+        stages: Stages in the order of the training, instead of cycles.
         bn_size: Number of clips that share BN statistics at a long-cycle shape. None means that
             each process normalises its clips together.
         size_divisor: Crops smaller than the baseline's are rounded to a multiple of this number
@@ -89,13 +100,21 @@ def make_schedule(
         ValueError: An argument is out of range, a batch cannot be divided into BN groups, or the
             training is so short that a phase has no iteration.
     """
+    if bn_size is not None and bn_size < 1:
+        raise MultigridError(f"bn_size is {bn_size}, but must be at least 1 clip, or None")
+    if stages is not None:
+        others = (cycles, bn_size, size_divisor, batch_rate_rule, equal_time, warmup_in_epochs)
+        if (*others, fine_tuning, cost_per_clip) != _DEFAULTS:
+            raise MultigridError(
+                "with stages, make_schedule takes only base, num_videos and learning_rate. Write "
+                "shapes, rates and BN sizes into the stages"
+            )
+        return _staged_schedule(base, num_videos, learning_rate, tuple(stages))
     if not isinstance(learning_rate, LearningRate):
         raise MultigridError(
             f"learning_rate is {learning_rate!r}, but must be a policy such as CosineRate, or "
             "SteppedRate((40.0, 50.0), (0.1, 0.01)) for 50 epochs"
         )
-    if bn_size is not None and bn_size < 1:
-        raise MultigridError(f"bn_size is {bn_size}, but must be at least 1 clip, or None")
     used = cycles or Cycles()
     long_cycle = used.long_cycle
     if not long_cycle and used.short_cycle and learning_rate.drops:
@@ -126,7 +145,8 @@ def make_schedule(
         )
         drafts.append(draft)
     epochs = used.epoch_factor * learning_rate.stage_ends[-1]
-    phases = _place_phases(drafts, Fraction(epochs) * num_videos, equal_time)
+    shares = _shares(drafts, equal_time)
+    phases = _place_phases(drafts, [Fraction(epochs) * num_videos * share for share in shares])
     made = Schedule(base, num_videos, epochs, policy, phases, cycles)
     return _with_warmup_in_epochs(made) if warmup_in_epochs else made
 
@@ -177,27 +197,72 @@ def _short_cycle(
     return tuple(scale((time, crop)) for crop in crops)
 
 
-def _place_phases(drafts: Sequence[Phase], clips: Fraction, equal_time: bool) -> tuple[Phase, ...]:
-    """Return the phases with the iterations at which they start and stop.
-
-    The numbers of iterations are in proportion to the baseline's epochs of the phases. With
-    `equal_time`, the numbers of pixels are in proportion instead. The phases train `clips` clips in
-    total. Each phase stops at the iteration whose number of clips is nearest to the exact value, so
-    rounding errors do not accumulate over phases. The computation uses fractions, because sums of
-    floats depend on the Python version and could break a tie either way.
+def _staged_schedule(
+    base: Shape,
+    num_videos: int,
+    policy: LearningRate | None,
+    stages: tuple[Stage, ...],
+) -> Schedule:
+    """Return the schedule of a table of stages.
 
     Raises:
-        ValueError: A phase has no iteration.
+        ValueError: See `check_stages`. Or a batch cannot be divided into BN groups, or a stage has
+            no iteration.
+    """
+    check_stages(stages, policy)
+    drafts = list[Phase]()
+    start = 0.0
+    for number, stage in enumerate(stages):
+        shapes = stage.shapes
+        draft = Phase(
+            start=0,
+            stop=0,
+            baseline_epochs=(start, stage.until),
+            stage=number,
+            lr_scale=1.0,
+            shapes=shapes,
+            bn_sizes=tuple(_bn_size(stage.bn_size, shape, shapes[-1], base) for shape in shapes),
+            first_clip=0,
+        )
+        drafts.append(draft)
+        start = stage.until
+    ends = [Fraction(stage.until) * num_videos for stage in stages]
+    rate = StagedRate(stages, policy)
+    return Schedule(base, num_videos, stages[-1].until, rate, _place_phases(drafts, ends))
+
+
+def _shares(drafts: Sequence[Phase], equal_time: bool) -> list[Fraction]:
+    """Return the share of the clips that are trained until the end of each phase.
+
+    The numbers of iterations are in proportion to the baseline's epochs of the phases. With
+    `equal_time`, the numbers of pixels are in proportion instead. The computation uses fractions,
+    because sums of floats depend on the Python version and could break a tie either way.
     """
     weights = list[Fraction]()
     for draft in drafts:
         begin, end = map(Fraction, draft.baseline_epochs)
         cost = sum(s.volume for s in draft.shapes) if equal_time else len(draft.shapes)
         weights.append((end - begin) * sum(s.batch for s in draft.shapes) / cost)
+    total = sum(weights, Fraction(0))
+    return [reached / total for reached in accumulate(weights)]
+
+
+def _place_phases(drafts: Sequence[Phase], ends: Sequence[Fraction]) -> tuple[Phase, ...]:
+    """Return the phases with the iterations at which they start and stop.
+
+    Each phase stops at the iteration whose number of clips is nearest to its end, so rounding
+    errors do not accumulate over phases.
+
+    Args:
+        drafts: The phases, without `start`, `stop` and `first_clip`.
+        ends: Number of clips that are trained until the end of each phase.
+
+    Raises:
+        ValueError: A phase has no iteration.
+    """
     phases = list[Phase]()
     i = seen = 0
-    for count, draft in enumerate(drafts, 1):
-        wanted = clips * sum(weights[:count]) / sum(weights)
+    for count, (draft, wanted) in enumerate(zip(drafts, ends, strict=True), 1):
         batches = [shape.batch for shape in draft.shapes]
         whole = max(0, (wanted - seen) // sum(batches) - 1)  # short cycles
         stop = i + whole * len(batches)
@@ -207,7 +272,7 @@ def _place_phases(drafts: Sequence[Phase], clips: Fraction, equal_time: bool) ->
             stop += 1
         if stop == i:
             raise MultigridError(
-                f"the training is too short: with {float(clips):.0f} clips, phase {count} of "
+                f"the training is too short: with {float(ends[-1]):.0f} clips, phase {count} of "
                 f"{len(drafts)} (shape {draft.base_shape}) has no iteration. Train for more epochs "
                 "or with a smaller batch"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from slowfast_patches.config.fields import (
     RAND_AUGMENT,
     REGISTERED,
     RGB,
+    STAGE_TABLE,
     Check,
     all_of,
     free_key,
@@ -29,6 +31,7 @@ from slowfast_patches.config.fields import (
     speed_key,
     training_key,
     with_cycle,
+    with_shapes,
 )
 from slowfast_patches.registry import TASKS
 
@@ -71,8 +74,8 @@ class Multigrid:
     )
     eval_freq: int = key(
         3,
-        "Number of evaluations in each phase of the long cycle. 0 evaluates every "
-        "TRAIN.EVAL_PERIOD epochs, as without a long cycle.",
+        "Number of evaluations in each phase of the long cycle, or in each of STAGES. 0 evaluates "
+        "every TRAIN.EVAL_PERIOD epochs, as without a long cycle.",
         from_to(0, 1000),
     )
     size_divisor: int = key(
@@ -115,7 +118,7 @@ class Multigrid:
         "from [min · h/H, max · h/H], where [min, max] is DATA.TRAIN_JITTER_SCALES. A crop then "
         "shows as much of the frame as in the baseline. False draws the short side from "
         "[min · h/H, max], as the paper does (section 4).",
-        needs=with_cycle,
+        needs=with_shapes,
     )
     warmup_in_epochs: bool = key(
         True,
@@ -132,6 +135,15 @@ class Multigrid:
         "our reading of an ablation in section 4.2 of the paper, in which the accuracy is 0.4 "
         "points lower.",
         needs=with_cycle,
+    )
+    stages: tuple[Mapping[str, Any], ...] = key(
+        (),
+        "Schedule as a table, instead of cycles. Each row is a stage: `shape: [clips of one "
+        "machine, frames, crop]`, or a list of shapes to take in turn; `until`, the epoch at which "
+        "the stage ends; `rate`, the learning rate, or `[first, last]` for a linear change (by "
+        "default that of SOLVER.LR_POLICY at the epoch); `bn_size` (by default BN_BASE_SIZE). The "
+        "last stage ends at SOLVER.MAX_EPOCH.",
+        STAGE_TABLE,
     )
 
 

@@ -143,9 +143,14 @@ class Recipe:
         return dump_yaml(_nested(values_by_key(self), {}))
 
     @property
-    def uses_multigrid(self) -> bool:
+    def has_cycles(self) -> bool:
         """Whether the long cycle, the short cycle, or both are on."""
         return self.multigrid.long_cycle or self.multigrid.short_cycle
+
+    @property
+    def uses_multigrid(self) -> bool:
+        """Whether a cycle is on, or MULTIGRID.STAGES is set."""
+        return self.has_cycles or bool(self.multigrid.stages)
 
     @property
     def task(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from multigrid import batch_rate_factor
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.stages import scaled_rows
 from slowfast_patches.utils.errors import UserError
 
 _DIGITS = 6
@@ -18,11 +19,13 @@ def scaled_lengths(recipe: Recipe, factor: float) -> dict[str, object]:
     """Multiply all numbers of epochs in a recipe by a factor.
 
     Returns:
-        New values by full key: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, and SOLVER.LENGTH 1,
-        which prevents scaling the epochs again.
+        New values by full key: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, MULTIGRID.STAGES, and
+        SOLVER.LENGTH 1, which prevents scaling the epochs again.
     """
     solver = recipe.solver
+    stages = scaled_rows(recipe.multigrid.stages, epochs=factor)
     return {
+        **({"MULTIGRID.STAGES": stages} if stages else {}),
         "SOLVER.MAX_EPOCH": round(solver.max_epoch * factor, _DIGITS),
         "SOLVER.STEPS": [round(step * factor, _DIGITS) for step in solver.steps],
         "SOLVER.WARMUP_EPOCHS": round(solver.warmup_epochs * factor, _DIGITS),
@@ -53,6 +56,7 @@ def scale_to_world_size(recipe: Recipe) -> Recipe:
     """
     solver = recipe.solver
     gpus = solver.reference_world_size
+    growth = 1.0
     clips = recipe.train.batch_size
     written_for = solver.reference_batch_size or (clips if gpus else 0)
     values: dict[str, Any] = {}
@@ -66,13 +70,18 @@ def scale_to_world_size(recipe: Recipe) -> Recipe:
             )
         processes = recipe.world_size // recipe.num_shards
         clips = clips // gpus * processes
+        growth = processes / gpus
         values["TRAIN.BATCH_SIZE"] = clips
         values["TEST.BATCH_SIZE"] = max(1, recipe.test.batch_size // gpus) * processes
         values["SOLVER.REFERENCE_WORLD_SIZE"] = processes
+    factor = 1.0
     if written_for:
         batch = clips * recipe.num_shards
         factor = batch_rate_factor(batch / written_for, solver.batch_rate_rule)
         for rate in ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR"):
             values[rate] = recipe[rate] * factor
         values["SOLVER.REFERENCE_BATCH_SIZE"] = batch
+    if recipe.multigrid.stages:
+        rows = scaled_rows(recipe.multigrid.stages, clips=growth, rate=factor)
+        values["MULTIGRID.STAGES"] = rows
     return recipe.replaced(values)

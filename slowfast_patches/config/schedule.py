@@ -10,10 +10,11 @@ from slowfast_patches.utils.errors import UserError
 
 
 def without_multigrid(recipe: Recipe) -> Recipe:
-    """Return the baseline of a recipe: the recipe with both cycles off."""
+    """Return the baseline of a recipe: the recipe with both cycles off and without stages."""
     if not recipe.uses_multigrid:
         return recipe
-    return recipe.replaced({"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False})
+    cycles = {"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False}
+    return recipe.replaced({**cycles, "MULTIGRID.STAGES": ()})
 
 
 def learning_rate_of(recipe: Recipe) -> LearningRate:

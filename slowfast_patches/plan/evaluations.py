@@ -15,12 +15,12 @@ from slowfast_patches.plan.flops import TRAINING_FACTOR
 def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> list[int]:
     """Return when to evaluate, as numbers of finished iterations in ascending order.
 
-    With a long cycle, each phase has MULTIGRID.EVAL_FREQ evaluations. Without a long cycle, or if
+    With a long cycle or stages, each phase has MULTIGRID.EVAL_FREQ evaluations. Without them, or if
     MULTIGRID.EVAL_FREQ is 0, there is an evaluation after every TRAIN.EVAL_PERIOD epochs and at the
     end of the training.
     """
     times = recipe.multigrid.eval_freq
-    if not recipe.multigrid.long_cycle or not times:
+    if not (recipe.multigrid.long_cycle or recipe.multigrid.stages) or not times:
         return epoch_ends(recipe.train.eval_period, schedule)
     return sorted(set[int]().union(*(phase_evaluations(p, times) for p in schedule.phases)))
 

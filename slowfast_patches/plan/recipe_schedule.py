@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from multigrid import Schedule
+from multigrid import Schedule, make_schedule
 from multigrid.keys import schedule_from
 from multigrid.shapes import CostPerClip
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import learning_rate_of
+from slowfast_patches.config.stages import stages_of
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.step_time_file import read_step_times
 from slowfast_patches.utils.errors import UserError
@@ -14,12 +16,15 @@ from slowfast_patches.utils.errors import UserError
 def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
     """Return the schedule of a recipe for a training set of `num_videos` videos.
 
-    If both cycles are off, this is the schedule of the baseline. In the baseline, the clips of each
-    process share BN statistics unless BN.GROUP_SIZE is set.
+    If both cycles are off and there are no stages, this is the schedule of the baseline. In the
+    baseline, the clips of each process share BN statistics unless BN.GROUP_SIZE is set.
 
     Raises:
         ValueError: No valid schedule exists for the recipe.
     """
+    if stages := stages_of(recipe):
+        policy = learning_rate_of(recipe) if any(s.rate is None for s in stages) else None
+        return make_schedule(recipe.base_shape, num_videos, policy, stages=stages)
     _check_bn_groups(recipe)
     cost = _cost_per_clip(recipe) if recipe.uses_multigrid else None
     return schedule_from(recipe.__getitem__, num_videos, recipe.bn_size, cost_per_clip=cost)

@@ -1,0 +1,74 @@
+"""MULTIGRID.STAGES: a schedule as a table, one row for each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from multigrid import Shape, Stage
+from slowfast_patches.config.fields import is_list, row_shapes
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.utils.errors import UserError
+
+Row = Mapping[str, Any]
+"""Row of MULTIGRID.STAGES."""
+
+
+def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
+    """Return the stages of MULTIGRID.STAGES, with shapes over all machines.
+
+    Raises:
+        ValueError: A cycle is on as well, or the last stage does not end at SOLVER.MAX_EPOCH.
+    """
+    rows = recipe.multigrid.stages
+    if rows and recipe.has_cycles:
+        raise UserError(
+            "MULTIGRID.STAGES replaces the cycles. Set MULTIGRID.LONG_CYCLE False and "
+            "MULTIGRID.SHORT_CYCLE False, or remove MULTIGRID.STAGES."
+        )
+    if rows and rows[-1]["until"] != recipe.solver.max_epoch:
+        raise UserError(
+            f"the last row of MULTIGRID.STAGES ends at epoch {rows[-1]['until']:g}, but "
+            f"SOLVER.MAX_EPOCH is {recipe.solver.max_epoch:g}. Set both to the same value."
+        )
+    return tuple(_stage(row, recipe) for row in rows)
+
+
+def _stage(row: Row, recipe: Recipe) -> Stage:
+    shapes = [
+        Shape(clips * recipe.num_shards, frames, crop) for clips, frames, crop in row_shapes(row)
+    ]
+    rate: Any = row.get("rate")
+    return Stage(
+        shape=tuple(shapes),
+        until=row["until"],
+        rate=(rate[0], rate[1]) if isinstance(rate, list | tuple) else rate,
+        bn_size=row.get("bn_size", recipe.bn_size) or None if recipe.model.has_batchnorm else None,
+    )
+
+
+def scaled_rows(
+    rows: Sequence[Row], *, epochs: float = 1.0, clips: float = 1.0, rate: float = 1.0
+) -> list[Row]:
+    """Return the rows of MULTIGRID.STAGES with scaled epochs, batch sizes and learning rates.
+
+    Raises:
+        ValueError: A scaled batch size is not a whole number.
+    """
+    return [_scaled(row, epochs, clips, rate) for row in rows]
+
+
+def _scaled(row: Row, epochs: float, clips: float, rate: float) -> Row:
+    shapes = [[size * clips, *shape] for size, *shape in row_shapes(row)]
+    if any(size % 1 for size, *_ in shapes):
+        raise UserError(
+            f"the batch sizes of the row {dict(row)} of MULTIGRID.STAGES cannot be scaled to the "
+            f"processes: times {clips:g}, they are not whole numbers. Set "
+            "SOLVER.REFERENCE_WORLD_SIZE to the number of GPUs that they were written for."
+        )
+    whole = [[int(size), *shape] for size, *shape in shapes]
+    scaled = {**row, "shape": whole if is_list(row["shape"][0]) else whole[0]}
+    scaled["until"] = round(row["until"] * epochs, 6)
+    if (given := row.get("rate")) is not None:
+        scaled["rate"] = [x * rate for x in given] if is_list(given) else given * rate
+    return scaled

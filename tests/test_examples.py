@@ -14,12 +14,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
 import torch
-from IPython.core.inputtransformer2 import TransformerManager
 from torch import nn
 
 from multigrid import GENTLE, Shape
@@ -152,35 +150,61 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow
-def test_the_notebook_runs(
+@pytest.fixture
+def notebook(
     start_python: Callable[..., subprocess.Popen[str]],
     demo_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-):
-    """Its commands run in forks, without what the shell does with their output."""
+) -> Callable[[dict[str, str]], dict[str, object]]:
+    """Return `notebook(changes)`, which runs the cells as printed and returns their variables.
+
+    The commands run in forks. `changes` maps texts of the cells to what replaces them.
+    """
     monkeypatch.chdir(tmp_path)
-    names = dict[str, object]()
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
 
-    def run(command: str) -> None:
-        program, *words = shlex.split(re.sub(r"2>.*", "", command).format_map(names))
+    def popen(command: list[str], **options: object) -> subprocess.Popen[str]:
+        program, *words = command
         if program == "multigrid-demo-data":
-            shutil.copytree(demo_data, names["DATA"])
-            return
-        with Path(program).open("w") as said:
-            process = start_python(ROOT / "tools" / PROGRAMS[program], *words, stdout=said)
-            _, errors = process.communicate()
-        assert process.returncode == 0, errors
+            shutil.copytree(demo_data, words[1])
+            return start_python("-c", "print('24 videos made')", **options)
+        return start_python(ROOT / "tools" / PROGRAMS[program], *words, **options)
 
-    names["get_ipython"] = lambda: SimpleNamespace(system=run)
-    for cell in nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4).cells:
-        if cell.cell_type == "code":
-            source = functools.reduce(
-                lambda text, pair: text.replace(*pair), SHORT.items(), cell.source
-            )
-            exec(TransformerManager().transform_cell(source), names)
-    assert len(Path("multigrid-predict").read_text().splitlines()) > 8
+    monkeypatch.setattr(subprocess, "Popen", popen)
+
+    def run(changes: dict[str, str]) -> dict[str, object]:
+        names = dict[str, object]()
+        for cell in nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4).cells:
+            if cell.cell_type == "code":
+                source = functools.reduce(
+                    lambda text, pair: text.replace(*pair), changes.items(), cell.source
+                )
+                exec(source, names)
+        return names
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_each_command_shows_something(notebook, capsys):
+    names = notebook(SHORT)
+    said = capsys.readouterr().out
+    assert "videos made" in said
+    assert re.search(r"iterations +\d+ +\d+ +[\d.]+×", said), said  # of the plan
+    for line in (
+        r"phase 1 of \d: iterations 0 to",
+        "validation after iteration",
+        "test on 1 views",
+    ):
+        assert len(re.findall(line, said)) >= 2, said  # of each training
+    assert len(names["pd"].read_csv("runs/quickstart/new.csv")) == 8
     assert Path("runs/quickstart/plan.png").exists()
     counts = [names["rows"][name]["iterations"] for name in ("multigrid", "baseline")]
     assert counts[0] == pytest.approx(counts[1], rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_command_of_the_notebook_that_fails_shows_its_error(notebook):
+    with pytest.raises(RuntimeError, match=r"SOLVER\.NO_SUCH_KEY is not a config key"):
+        notebook({**SHORT, 'MORE = ""': 'MORE = "SOLVER.NO_SUCH_KEY 1"'})

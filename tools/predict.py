@@ -8,9 +8,10 @@ command uses the best checkpoint if TRAIN.KEEP_BEST has kept one, and otherwise 
 The path of the checkpoint is printed to standard error.
 
 A video is a video file or a folder of JPEG frames. If a folder contains video files, all of them
-are predicted. As in the test, a video is scored on TEST.NUM_ENSEMBLE_VIEWS ×
-TEST.NUM_SPATIAL_CROPS clips. Their probabilities are combined as set by DATA.ENSEMBLE_METHOD. In
-multi-label models, each class has an independent probability.
+are predicted, and pictures beside them are not. If a folder contains several series of frames,
+choose one, in quotes: 'frames/img_*.jpg'. As in the test, a video is scored on
+TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips. Their probabilities are combined as set by
+DATA.ENSEMBLE_METHOD. In multi-label models, each class has an independent probability.
 
 The command warns if a video is truncated or damaged, if its frame rate varies, or if most of its
 clips have few distinct frames.
@@ -41,9 +42,11 @@ Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an e
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -72,8 +75,8 @@ from torch import Tensor
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.jpeg import frame_files
-from slowfast_patches.datasets.reading.video_file import video_files
+from slowfast_patches.datasets.reading.frames import frame_files
+from slowfast_patches.datasets.reading.video_file import is_video_name, video_files
 from slowfast_patches.registry import TASKS
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import checkpoint_of
@@ -111,9 +114,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_imports(parser)
     text = "videos, followed by keys of the recipe to replace"
     add("videos", "VIDEO [KEY VALUE]", text, default=[], nargs="*")
-    args = parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(_protect_names(parser, argv or sys.argv[1:]))
     words = args.videos
-    args.videos = list(takewhile(lambda word: not _is_key(word), words))
+    videos = takewhile(lambda word: not _is_key(word), words)
+    args.videos = [word.removeprefix("./") if word.startswith("./-") else word for word in videos]
     args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
     if not (args.videos or args.export or args.hub):
         parser.error("at least one video, or --export or --hub, is required")
@@ -122,10 +126,21 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def _protect_names(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Put `./` before the names of videos that begin with `-`, as the ids of YouTube may."""
+
+    def is_name(word: str) -> bool:
+        is_option = word.partition("=")[0] in parser._option_string_actions
+        return word[:1] == "-" and not is_option and (is_video_name(word) or Path(word).exists())
+
+    return [f"./{word}" if is_name(word) else word for word in words]
+
+
 def _is_key(word: str) -> bool:
     sections = {name.partition(".")[0] for name in KEYS}
     section = word.partition("=")[0].partition(".")[0]
-    return section in sections and not Path(word).exists()
+    looks_like_key = re.fullmatch(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+", word.partition("=")[0])
+    return (section in sections or looks_like_key is not None) and not Path(word).exists()
 
 
 @tool
@@ -199,8 +214,14 @@ def videos_at(path: str) -> list[str]:
 
     If `path` is a video file or a folder of JPEG frames, return `[path]`.
     """
-    is_of_videos = os.path.isdir(path) and not frame_files(path)
-    return (video_files(path) if is_of_videos else []) or [path]
+    videos = video_files(path) if os.path.isdir(path) else []
+    if videos:
+        with contextlib.suppress(UnreadableVideoError):
+            count = len(frame_files(path))
+            text = f"warning: {path} also contains {count} pictures, which are not predicted. To "
+            if count > 1:
+                print(f"{text}predict them, move them to another folder", file=sys.stderr)
+    return videos or [path]
 
 
 def find_names(given: Path | None, predictor: Predictor) -> tuple[str, ...] | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from slowfast_patches.datasets.lists.dataset_lists import (
 )
 from slowfast_patches.datasets.lists.list_checks import list_warnings
 from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
+from slowfast_patches.datasets.reading.frames import is_frames
 from slowfast_patches.launch.device import check_gpus, set_up_device
 from slowfast_patches.launch.launch import launch
 from slowfast_patches.launch.placement import Placement
@@ -57,7 +57,7 @@ from slowfast_patches.utils.storage import as_path
 logger = logging.getLogger(__name__)
 
 _LOOKED_AT = 20
-"""Number of videos at the start of a list of which at least one must exist."""
+"""Number of videos, spread over a list, of which at least one must exist."""
 
 
 def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = ()) -> None:
@@ -138,15 +138,19 @@ def _count_videos(recipe: Recipe, split: str) -> int:
     """Return the number of videos in the list of a split.
 
     Raises:
-        ValueError: The list cannot be parsed, or none of the first videos in the list exists.
+        ValueError: The list cannot be parsed, or none of the videos exists, of which some are
+            looked up.
     """
     videos = read_list(recipe, split)
-    paths = [v.path for v in islice(videos, _LOOKED_AT) if hasattr(v, "path")]
-    if paths and not any(as_path(path).exists() for path in paths):
+    # The key frames of a video are beside each other, and so are the videos of a class.
+    step = max(1, len(videos) // _LOOKED_AT)
+    looked_at = (videos[number] for number in range(0, len(videos), step))
+    paths = [*dict.fromkeys(video.path for video in looked_at if hasattr(video, "path"))]
+    if paths and not any(as_path(path).exists() or is_frames(path) for path in paths):
         raise UserError(
-            f"None of the first {len(paths)} videos in {list_path(recipe, split)} exists, for "
-            f"example {paths[0]}. Set DATA.PATH_PREFIX to the folder that precedes the paths in "
-            "the list."
+            f"None of {len(paths)} videos that were looked up in {list_path(recipe, split)} "
+            f"exists, for example {paths[0]}. Set DATA.PATH_PREFIX to the folder that precedes the "
+            "paths in the list."
         )
     return len(videos)
 

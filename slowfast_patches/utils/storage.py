@@ -131,15 +131,30 @@ def list_files(folder: str) -> dict[str, Status]:
     Raises:
         RunError: The file system cannot be used.
     """
+    files = (info for info in _list(folder) if info["type"] == "file")
+    return {posixpath.basename(info["name"]): _status(info) for info in files}
+
+
+def list_folders(folder: str) -> set[str]:
+    """Return the names of the folders in a remote folder.
+
+    Raises:
+        RunError: The file system cannot be used.
+    """
+    folders = (info for info in _list(folder) if info["type"] == "directory")
+    return {posixpath.basename(info["name"].rstrip("/")) for info in folders}
+
+
+def _list(folder: str) -> list[dict[str, Any]]:
+    """Return the properties of all files and folders in a remote folder."""
     with _translate_errors(folder) as (system, place):
         system.invalidate_cache(place)
         try:
-            found = system.ls(place, detail=True)
+            found: list[dict[str, Any]] = system.ls(place, detail=True)
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            return []
         system.invalidate_cache(place)  # files may change while this process runs
-    files = (info for info in found if info["type"] == "file")
-    return {posixpath.basename(info["name"]): _status(info) for info in files}
+    return found
 
 
 def list_status(paths: Iterable[str]) -> dict[str, Status]:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from slowfast_patches.datasets.reading.jpeg import frame_files
+from slowfast_patches.datasets.reading.frames import frame_files, is_frames
 from slowfast_patches.utils.files import map_files
 from slowfast_patches.utils.tables import shorten_list
 
@@ -146,6 +146,4 @@ def _digest(path: str) -> object:
 
 
 def _files(path: str) -> list[str]:
-    if not os.path.isdir(path):
-        return [path]
-    return [os.path.join(path, name) for name in frame_files(path)]
+    return frame_files(path) if is_frames(path) else [path]

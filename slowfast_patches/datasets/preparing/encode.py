@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from multigrid import Video
 from multigrid.sampling import frames_at
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
-from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
+from slowfast_patches.datasets.reading.frames import frame_files
+from slowfast_patches.datasets.reading.jpeg import read_jpeg
 from slowfast_patches.datasets.reading.pixels import UPRIGHT
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
@@ -181,7 +182,7 @@ def _is_plain(frame: VideoFrame) -> bool:
 def _decoded(source: str, scanned: ScannedVideo) -> Iterator[VideoFrame]:
     if scanned.kind == Kind.FRAMES:
         for name in frame_files(source):
-            picture = read_jpeg(source, name)
+            picture = read_jpeg("", name)
             yield VideoFrame.from_ndarray(picture, format="bgr24")
     else:
         with open_video(source) as file:

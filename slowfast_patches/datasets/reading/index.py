@@ -17,7 +17,6 @@ import hashlib
 import json
 import logging
 import os
-import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,20 +27,20 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.jpeg import frame_files
+from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.errors import UserError
-from slowfast_patches.utils.files import atomic_write, map_files
+from slowfast_patches.utils.files import atomic_write
 from slowfast_patches.utils.signals import stop_if_asked
-from slowfast_patches.utils.storage import Status, absolute, is_remote, list_status, upload
+from slowfast_patches.utils.storage import absolute, is_remote, upload
 from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 6
+_VERSION = 7
 """Version of the index file. Increase it when the file format or the results of `scan` change."""
 _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be
@@ -56,7 +55,7 @@ _STOPPED = "while videos were scanned; repeat the command to continue"
 class Entry(NamedTuple):
     """Index entry of one video."""
 
-    size: int  # size of a file in bytes, or number of JPEG files in a folder; -1 if missing
+    size: int  # `Status.size` of `video_status`; -1 if missing
     modified: int  # `Status.version`, such as the modification time; -1 if missing
     scanned: str  # `ScannedVideo.packed()`; empty if the video is unreadable
     reason: str  # why the video is unreadable; empty if the video is readable
@@ -153,8 +152,8 @@ def _names(csv: Path, paths: Sequence[str]) -> list[str]:
 
 def _scan_new(csv: Path, path_of: Mapping[str, str], workers: int | None) -> dict[str, Entry]:
     """Return the entries of all videos by name. Scan videos without a valid entry."""
-    remote = list_status(filter(is_remote, path_of.values()))
-    status = map_files(lambda name: _status(path_of[name], remote), list(path_of))
+    found = video_status(path_of.values())
+    status = {name: found[p][:2] if p in found else (-1, -1) for name, p in path_of.items()}
     known = dict[str, Entry]()
     for entries in _load(csv):
         known |= {n: e for n, e in entries.items() if n in status and e.fits(*status[n])}
@@ -175,18 +174,6 @@ def _scan_new(csv: Path, path_of: Mapping[str, str], workers: int | None) -> dic
         if left:
             _save(csv, known)
     return known
-
-
-def _status(path: str, remote: Mapping[str, Status]) -> tuple[int, int]:
-    """Return `Entry.size` and `Entry.modified` of a video. `remote` has those of remote videos."""
-    if is_remote(path):
-        return remote[path][:2] if path in remote else (-1, -1)
-    try:
-        status = os.stat(path)
-        size = len(frame_files(path)) if stat.S_ISDIR(status.st_mode) else status.st_size
-    except (OSError, ValueError):  # ValueError: the path is not a valid file name
-        return -1, -1
-    return size, status.st_mtime_ns
 
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:

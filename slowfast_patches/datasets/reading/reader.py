@@ -33,7 +33,8 @@ from slowfast_patches.datasets.reading.errors import (
     UnreadableVideoError,
     translate_decode_errors,
 )
-from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
+from slowfast_patches.datasets.reading.frames import frame_files
+from slowfast_patches.datasets.reading.jpeg import read_jpeg
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
@@ -141,7 +142,6 @@ def _decode_files(path: str, scanned: ScannedVideo, wanted: list[int], shrinks: 
     Decode at a half, a quarter or an eighth of the image size if that is large enough for crops
     that are downscaled by the factor `shrinks`.
     """
-    folder = "" if scanned.files is not None else path
     files = scanned.files if scanned.files is not None else frame_files(path)
     if len(files) != scanned.video.frames:
         raise UnreadableVideoError(
@@ -149,7 +149,7 @@ def _decode_files(path: str, scanned: ScannedVideo, wanted: list[int], shrinks: 
         )
     mode = next((m for by, m in _REDUCED.items() if shrinks >= by), cv2.IMREAD_COLOR)
     for number in wanted:
-        yield number, read_jpeg(folder, files[number], mode)
+        yield number, read_jpeg("", files[number], mode)
 
 
 def _decode_video(path: str, scanned: ScannedVideo, wanted: list[int]) -> _Frames:

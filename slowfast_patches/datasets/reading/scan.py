@@ -21,7 +21,8 @@ from slowfast_patches.datasets.reading.errors import (
     UnreadableVideoError,
     translate_decode_errors,
 )
-from slowfast_patches.datasets.reading.jpeg import frame_files, read_jpeg
+from slowfast_patches.datasets.reading.frames import frame_files, is_frames
+from slowfast_patches.datasets.reading.jpeg import read_jpeg
 from slowfast_patches.datasets.reading.pixels import orientation_of
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG
 from slowfast_patches.datasets.reading.scanned_video import Ints, Kind, ScannedVideo
@@ -35,7 +36,6 @@ from slowfast_patches.datasets.reading.timing import (
 from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
-from slowfast_patches.utils.storage import as_path
 
 FEW = 64
 """Minimum number of videos for which worker processes are started. Starting the processes takes 1
@@ -57,7 +57,7 @@ _Stamps = list[tuple[int | None, bool]]
 
 
 def scan(path: str) -> ScannedVideo:
-    """Scan a video file or a folder of JPEG files.
+    """Scan a video file, or the JPEG files that `frame_files` finds.
 
     Read all packets of a video file, but decode only the key frames. If the container does not
     store presentation timestamps, decode all frames.
@@ -66,7 +66,7 @@ def scan(path: str) -> ScannedVideo:
         UnreadableVideoError: The path is not a video, or the video is damaged or too large.
     """
     with translate_decode_errors():
-        if as_path(path).is_dir():
+        if is_frames(path):
             scanned = _scan_folder(path)
         else:
             with open_video(path) as file:
@@ -302,7 +302,5 @@ def _scan_prepared(file: VideoFile) -> ScannedVideo:
 
 def _scan_folder(path: str) -> ScannedVideo:
     files = frame_files(path)
-    if not files:
-        raise UnreadableVideoError("is a folder that contains no JPEG files")
-    height, width = read_jpeg(path, files[0]).shape[:2]
+    height, width = read_jpeg("", files[0]).shape[:2]
     return ScannedVideo(Kind.FRAMES, Video(len(files), _FRAMES_PER_SECOND, width, height))

@@ -52,7 +52,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     ("overrides", "said"),
     [
         (("SLOWFAST.ALPHA", 4), "slowfast cannot take the shape 64×2×16²"),
-        (("DATA.PATH_PREFIX", "/nowhere"), "None of the first"),
+        (("DATA.PATH_PREFIX", "/nowhere"), "videos that were looked up in"),
         (("MODEL.NUM_CLASSES", 5), "has the names of 8 classes. Set MODEL.NUM_CLASSES 8"),
         (("TRAIN.ENABLE", False), "no model to test"),
         (("TEST.SAVE_RESULTS_PATH", "../new.csv"), "without a folder"),

@@ -1,0 +1,168 @@
+"""Tests of JPEG files: what is announced is bounded, and truncated pictures are refused."""
+
+import re
+import struct
+from functools import partial
+from unittest import mock
+
+import cv2
+import numpy as np
+import pytest
+
+from multigrid import plan_test
+from slowfast_patches.datasets.reading import jpeg
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.jpeg import jpeg_size, read_jpeg
+from slowfast_patches.datasets.reading.reader import read_clip
+from slowfast_patches.datasets.reading.scan import scan
+
+END = b"\xff\xd9"
+PROGRESSIVE = [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]
+RESTARTS = [cv2.IMWRITE_JPEG_RST_INTERVAL, 3]
+
+
+def picture(height=96, width=128):
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    return cv2.GaussianBlur(noise, (0, 0), 2)
+
+
+def encoded(image=None, options=()):
+    _, content = cv2.imencode(".jpg", picture() if image is None else image, [*options])
+    return content.tobytes()
+
+
+def announce(content, width, height):
+    """Change the size that a JPEG file announces."""
+    place = re.search(rb"\xff[\xc0\xc2]", content).start()
+    return content[: place + 5] + struct.pack(">HH", height, width) + content[place + 9 :]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content):
+        (tmp_path / "a.jpg").write_bytes(content)
+        return str(tmp_path / "a.jpg")
+
+    return write
+
+
+# Without an end (libjpeg-turbo 163).
+
+
+@pytest.mark.parametrize("options", [(), PROGRESSIVE, RESTARTS])
+def test_a_picture_without_an_end_is_read_if_its_data_are_there(write, options):
+    content = encoded(options=options)
+    expected = read_jpeg("", write(content))
+    assert content.endswith(END)
+    for cut in (content[:-1], content[:-2], content[:-2] + bytes(40)):
+        assert (read_jpeg("", write(cut)) == expected).all()
+
+
+@pytest.mark.parametrize("options", [(), PROGRESSIVE, RESTARTS])
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.9, 0.97])
+def test_a_truncated_picture_is_refused(write, options, filled, share):
+    content = encoded(options=options)
+    size = round(share * len(content))
+    path = write(content[:size] + bytes(len(content) - size) * filled)
+    with pytest.raises(UnreadableVideoError, match=r"is not a (complete )?JPEG file"):
+        read_jpeg("", path)
+
+
+def test_a_progressive_picture_without_its_last_scans_is_refused(write):
+    content = encoded(options=PROGRESSIVE)
+    *_, last = re.finditer(rb"\xff\xda", content)
+    with pytest.raises(UnreadableVideoError, match="is not a complete JPEG file"):
+        read_jpeg("", write(content[: last.start()]))
+
+
+def test_other_files_are_refused(write):
+    for content in (b"", b"\xff\xd8", b"\x89PNG" + encoded(), encoded()[1:], encoded()[:40]):
+        path = write(content)
+        for read in (partial(read_jpeg, ""), jpeg_size):
+            with pytest.raises(UnreadableVideoError, match=r"a\.jpg is not a JPEG file"):
+                read(path)
+
+
+# What is announced.
+
+
+@pytest.mark.parametrize("size", [(30_000, 30_000), (15_000, 12_000), (65_535, 1_025)])
+def test_too_many_pixels_are_refused_before_they_are_decoded(write, size):
+    path = write(announce(encoded(), *size))
+    with mock.patch.object(cv2, "imdecode") as decode:
+        for read in (partial(read_jpeg, ""), jpeg_size):
+            with pytest.raises(
+                UnreadableVideoError, match="has frames of {}×{} pixels".format(*size)
+            ):
+                read(path)
+    assert not decode.called
+
+
+def test_pixels_are_bounded_in_frames_after_the_first(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(encoded())
+    scanned = scan(str(tmp_path))
+    (tmp_path / "1.jpg").write_bytes(announce(encoded(), 30_000, 30_000))
+    plan = plan_test(scanned.video, frames=3, stride=1, crop=12)
+    with pytest.raises(UnreadableVideoError, match="30000×30000"):
+        read_clip(str(tmp_path), scanned, plan)
+
+
+def with_scans(content, count):
+    """Repeat the last scan of a progressive picture."""
+    *_, last = re.finditer(rb"\xff\xda", content)
+    return content[:-2] + content[last.start() : -2] * (count - 10) + END
+
+
+def test_scans_are_bounded_before_they_are_decoded(write):
+    content = encoded(options=PROGRESSIVE)
+    assert read_jpeg("", write(with_scans(content, jpeg.MAX_SCANS))).shape == (96, 128, 3)
+    many = with_scans(content, jpeg.MAX_SCANS + 1)
+    large = announce(with_scans(content, 17), 8192, 8192)
+    for bad, scans in ((many, 257), (large, 17)):
+        path = write(bad)
+        with (
+            mock.patch.object(cv2, "imdecode") as decode,
+            pytest.raises(UnreadableVideoError, match=f"in {scans} or more scans"),
+        ):
+            read_jpeg("", path)
+        assert not decode.called
+
+
+def test_segments_and_bytes_are_bounded(write, monkeypatch):
+    content = encoded()
+    path = write(content[:2] + b"\xff\xfe\0\2" * 5000 + content[2:])
+    with pytest.raises(UnreadableVideoError, match="4096 segments"):
+        read_jpeg("", path)
+    monkeypatch.setattr(jpeg, "MAX_BYTES", len(content) - 1)
+    with pytest.raises(UnreadableVideoError, match=f"more than the maximum of {len(content) - 1}"):
+        read_jpeg("", write(content))
+
+
+# Orientation.
+
+
+def test_an_orientation_in_xmp_does_not_stretch_a_picture(tmp_path):
+    """Exif alone turns a picture, as in ffmpeg and OpenCV."""
+    image = np.zeros((120, 240, 3), np.uint8)
+    cv2.circle(image, (120, 60), 40, (255, 255, 255), -1)
+    content = encoded(image)
+    xmp = (
+        b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF '
+        b'xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description '
+        b'xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
+    )
+    segment = b"\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp
+    (tmp_path / "0.jpg").write_bytes(content[:2] + segment + content[2:])
+    path = str(tmp_path / "0.jpg")
+    assert jpeg_size(path) == read_jpeg("", path).shape[1::-1] == (240, 120)
+
+
+def test_damaged_exif_data_leave_a_picture_as_it_is_stored(tmp_path):
+    content = encoded()
+    exif = b"Exif\0\0MM\0*\xff\xff\xff\xff"
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
+    (tmp_path / "0.jpg").write_bytes(content[:2] + segment + content[2:])
+    path = str(tmp_path / "0.jpg")
+    assert jpeg_size(path) == read_jpeg("", path).shape[1::-1] == (128, 96)

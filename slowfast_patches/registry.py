@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slowfast_patches.utils.blame import register_role
 from slowfast_patches.utils.errors import UserError
 
 __all__ = [
@@ -67,6 +68,7 @@ class Registry(Mapping[str, T]):
                 "other than letters, digits, '_', '.' and '-', with a letter first."
             )
         self.entries[name] = entry
+        register_role(self.kind, name, entry)
 
     def find(self, name: str, key: str, advice: str = "") -> T:
         """Return the entry that a key of the recipe names.

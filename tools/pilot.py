@@ -45,7 +45,7 @@ from slowfast_patches.study.pilot import (
 )
 from slowfast_patches.study.pilot_report import evaluate_pilot, recipe_text, report_pilot
 from slowfast_patches.study.runs import train
-from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.files import make_folder, write_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
@@ -82,7 +82,7 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, advice: str) -
     """
     assert cycles is not None, "The best arm must have cycles."
     recipe = args.output / "multigrid.yaml"
-    args.output.mkdir(parents=True, exist_ok=True)
+    make_folder(args.output, "--output")
     given = recipe_path(args.cfg).resolve()
     write_text(recipe, recipe_text(cycles, str(given)))
     if advice == "use multigrid":

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
+from multigrid import MultigridError
 from slowfast_patches.registry import import_built_in
 from slowfast_patches.utils.errors import UserError
 
@@ -21,7 +22,8 @@ def import_modules(names: Sequence[str]) -> None:
     """Import the modules of IMPORTS from the current folder or the Python path.
 
     Raises:
-        ValueError: A module does not exist, or raises an exception while it is imported.
+        UserError: A module does not exist or is not valid Python, or it registers an invalid entry.
+            Other exceptions of a module pass.
     """
     import_built_in()  # so that a module cannot take a name of the package
     if names and os.getcwd() not in sys.path:
@@ -30,12 +32,13 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             import_module(name)
-        except (Exception, SystemExit) as error:  # A script may call sys.exit().
+        except (MultigridError, ModuleNotFoundError, SyntaxError, SystemExit) as error:
+            # A script may call sys.exit(). Other exceptions are bugs of the module.
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise UserError(
                 f"IMPORTS {name}: {type(error).__name__}: {error} ({place.filename}, line "
-                f"{place.lineno}). Correct the module. If it was not found, start in its folder, "
-                "or add the folder to PYTHONPATH."
+                f"{place.lineno}). Correct the module. If it was not found, give its name without "
+                ".py, and start in its folder, or add the folder to PYTHONPATH."
             ) from error
 
 

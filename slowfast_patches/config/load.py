@@ -91,9 +91,10 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
     Raises:
         ValueError: Neither file exists.
     """
-    for candidate in (folder / os.path.expanduser(path), CONFIGS.parent / path):
-        if candidate.exists():
-            return candidate
+    with mistake_in(f"the config {path} cannot be read"):  # such as a name that is too long
+        for candidate in (folder / os.path.expanduser(path), CONFIGS.parent / path):
+            if candidate.exists():
+                return candidate
     raise UserError(
         f"the config {folder / path} cannot be read: there is no such file, and {CONFIGS} has no "
         "recipe of that name."
@@ -153,7 +154,7 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:
     file = path.resolve()
     if file in parents:
         raise UserError(f"{path} refers to itself through _BASE_. Remove the circular reference.")
-    with mistake_in(f"the config {path} cannot be read"):
+    with mistake_in(f"the config {path} cannot be read", OSError, UnicodeError):
         text = path.read_text(encoding="utf-8")
     content = _content(text, str(path))
     named = content.pop("_BASE_", None) or []

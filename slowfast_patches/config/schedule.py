@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multigrid import Cycles, LearningRate, Schedule, check_processes
+from multigrid import Cycles, LearningRate, MultigridError, Schedule, check_processes
 from multigrid.batchnorm import check_accumulation
 from multigrid.keys import cycles_from, phase_keys, rate_from
 from slowfast_patches.config.recipe import Recipe
@@ -55,7 +55,7 @@ def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
     try:
         check_processes(schedule, world_size)
         check_accumulation(schedule, world_size, steps, has_batchnorm)
-    except ValueError as error:
+    except MultigridError as error:
         raise UserError(
             f"{error} (TRAIN.BATCH_SIZE {recipe.train.batch_size}, NUM_SHARDS {recipe.num_shards}, "
             f"{recipe.bn_key} {recipe.bn_size}, SOLVER.ACCUMULATION_STEPS {steps})"

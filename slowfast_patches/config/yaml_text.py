@@ -36,7 +36,8 @@ def parse_yaml(text: str, source: str = "the config") -> Any:
     Raises:
         ValueError: The text is not valid YAML, or has the same key twice in a mapping.
     """
-    with mistake_in(f"{source} is not valid YAML"):
+    wrong = (yaml.YAMLError, ValueError, TypeError, RecursionError)
+    with mistake_in(f"{source} is not valid YAML", *wrong):
         return yaml.load(text, _Loader)
 
 

@@ -140,7 +140,7 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
     path = annotation(recipe, recipe.ava.label_map_file)
     if not path.is_file():
         return None
-    with mistake_in(f"the label map {path} cannot be read"):
+    with mistake_in(f"the label map {path} cannot be read", Exception):
         categories, _ = host_ava().read_labelmap(str(path))
     names = {row["id"]: row["name"] for row in categories}
     count = recipe.model.num_classes
@@ -170,7 +170,9 @@ def read_boxes(
         ValueError: A line is invalid.
     """
     empty = 0
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with mistake_in(f"{path} cannot be read"):
+        opened = path.open(encoding="utf-8-sig", newline="")
+    with opened as file:
         rows = csv.reader(file)
         try:
             for row in rows:

@@ -114,7 +114,7 @@ def read_annotations(recipe: Recipe) -> tuple[list[Any], set[int], Any, set[str]
     host = host_ava()
     label_map = annotation(recipe, recipe.ava.label_map_file)
     excluded = annotation(recipe, recipe.ava.exclusion_file)
-    with mistake_in("check the keys AVA.*: AVA's annotations cannot be read"):
+    with mistake_in("check the keys AVA.*: AVA's annotations cannot be read", Exception):
         categories, classes = host.read_labelmap(str(label_map))
         truth = host.read_csv(str(annotation(recipe, recipe.ava.groundtruth_file)), classes)
         left_out = host.read_exclusions(str(excluded)) if excluded.is_file() else set()

@@ -71,7 +71,7 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
 
     name = recipe.hf.model
     folder = _folder(name)
-    with mistake_in(f"HF.MODEL {name}"):
+    with mistake_in(f"HF.MODEL {name}", Exception):
         default = (
             AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             if folder
@@ -92,7 +92,7 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     if folder is None:
         values[model_type.crop] = recipe.data.train_crop_size
         values[model_type.frames] = recipe.data.num_frames
-    with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}"):
+    with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}", Exception):
         config = type(default).from_dict(default.to_dict(), **values)
     config.num_labels = recipe.model.num_classes
     return config, folder
@@ -114,7 +114,7 @@ def _folder(name: str) -> Path | None:
         from huggingface_hub import snapshot_download
 
         logger.info("Downloading HF.MODEL %s from the Hugging Face Hub unless it is cached.", name)
-        with mistake_in(f"HF.MODEL {name} is not a folder, and cannot be downloaded"):
+        with mistake_in(f"HF.MODEL {name} is not a folder, and cannot be downloaded", Exception):
             folder = Path(snapshot_download(name, allow_patterns=_DOWNLOADED))
     if not (folder / "config.json").is_file():
         raise UserError(
@@ -141,7 +141,7 @@ def load_folder(folder: Path, config: Any, data: Data) -> Any:
 
     _warn_of_normalisation(folder, data)
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    with mistake_in(f"HF.MODEL {folder}"):
+    with mistake_in(f"HF.MODEL {folder}", Exception):
         model, info = AutoModelForVideoClassification.from_pretrained(
             folder,
             config=config,
@@ -172,7 +172,7 @@ def _warn_of_normalisation(folder: Path, data: Data) -> None:
     from multigrid.integrations.transformers import processor_colours
 
     for file in sorted(folder.glob("*preprocessor_config.json"), reverse=True)[:1]:
-        with mistake_in(str(file)):
+        with mistake_in(str(file), OSError, ValueError, TypeError, LookupError, AttributeError):
             content = json.loads(file.read_text(encoding="utf-8"))
             known = processor_colours(content) if "image_mean" in content else ()
         for key, ours, theirs in zip(("MEAN", "STD"), (data.mean, data.std), known, strict=False):

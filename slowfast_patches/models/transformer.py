@@ -47,7 +47,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     if folder and torch.get_default_device().type != "meta":
         model = load_folder(folder, config, recipe.data)
     else:
-        with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}"):
+        with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}", Exception):
             model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     if config.model_type == "vjepa2":
         model.base_model.predictor = nn.Identity()

@@ -23,6 +23,9 @@ TRAINING_FACTOR = 3
 """FLOPs of a training step divided by the FLOPs of a forward pass. The backward pass takes twice as
 many FLOPs as the forward pass."""
 
+_LARGE = (128, 320)
+"""Frames and crop of a clip that is large enough for the pooling of any model."""
+
 
 def flops_per_clip(recipe: Recipe) -> Callable[[int, int], float]:
     """Return a function from (frames, crop) to the FLOPs of training a recipe's model on one clip.
@@ -48,13 +51,18 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
         ValueError: The model does not accept a shape. The message names the keys to change.
     """
     model, alpha = _build(recipe)
+
+    def run(frames: int, crop: int) -> Any:
+        with torch.no_grad():
+            return model(*_arguments(recipe, frames, crop, alpha))
+
     shapes = list(shapes)
     check_patches(model, [*shapes, replace(recipe.base_shape, crop=recipe.data.test_crop_size)])
     for shape in shapes:
         try:
-            with torch.no_grad():
-                logits = model(*_arguments(recipe, shape.frames, shape.crop, alpha))
+            logits = run(shape.frames, shape.crop)
         except (RuntimeError, ValueError) as error:
+            run(*_LARGE)  # If this fails too, the cause is not the shape: the model has a bug.
             raise UserError(
                 f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}). "
                 "Increase DATA.NUM_FRAMES or DATA.TRAIN_CROP_SIZE, or use less pooling "

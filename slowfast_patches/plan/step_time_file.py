@@ -22,7 +22,7 @@ from multigrid.shapes import CostPerClip
 from slowfast_patches.config.key_lists import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.utils.errors import UserError, mistake_in
-from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.machine import machine
 
 FORMAT = 1
@@ -153,7 +153,7 @@ def write_step_times(
         "model": model_of(recipe),
         "shapes": rows,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -164,7 +164,8 @@ def read_step_times(path: str | Path) -> StepTimes:
         ValueError: The file cannot be read, or has another format.
     """
     path = Path(path)
-    with mistake_in(f"{path} is not a file of step times"):
+    wrong = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+    with mistake_in(f"{path} is not a file of step times", *wrong):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or not content["shapes"]:
             raise UserError("it has no shapes. Measure them with --variants recipe")

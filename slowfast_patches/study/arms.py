@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from multigrid import Schedule, schedule_cost
+from multigrid import MultigridError, Schedule, schedule_cost
 from slowfast_patches.config import Recipe, check_recipe
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.datasets.lists.dataset_lists import list_path, load_with_classes, read_list
@@ -69,7 +69,7 @@ def make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
         recipe = resolve(load_with_classes(cfg_file, overrides))
         check_recipe(recipe)
         schedule = schedule_of(recipe, dataset_size(recipe))
-    except ValueError as error:
+    except MultigridError as error:
         raise UserError(f"{name}: {error}") from error
     return Arm(name, cfg_file, tuple(overrides), recipe, schedule, label=name, baseline=name)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from multigrid import GENTLE, PAPER
+from multigrid import GENTLE, PAPER, MultigridError
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.scale import as_overrides
@@ -110,7 +110,7 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
         pairs = (*overrides, *as_overrides(keys | cycle_keys(cycles)))
         try:
             arms.append(_make_arm(cycles.name, cfg_file, pairs))
-        except ValueError as error:
+        except MultigridError as error:
             reasons.append(str(error))
     if len(arms) == 1:
         raise UserError(f"No cycle fits the shape {arms[0].schedule.base}: {'; '.join(reasons)}")
@@ -144,7 +144,7 @@ def measured_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -
     measured = output / "step_times.json"
     try:
         return [step_seconds(arm, files or [measured]) for arm in arms]
-    except ValueError:
+    except UserError:
         if files:
             raise
     recipe = arms[0].recipe

@@ -15,7 +15,7 @@ from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study, mean
 from slowfast_patches.study.score import chance_of
-from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.pictures import save_figure
 from slowfast_patches.utils.tables import (
     format_count,
@@ -84,7 +84,7 @@ class Report:
 
     def write(self, folder: Path) -> None:
         """Write NAME.md, NAME.json and, if the report has a picture, NAME.png to a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, "--output")
         content = json.dumps(self.content, indent=2, ensure_ascii=False)
         write_text(folder / f"{self.name}.json", content + "\n")
         top = [f"# {self.title}", *self.result]

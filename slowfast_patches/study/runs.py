@@ -155,7 +155,8 @@ def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
-    with mistake_in(f"{path} is not a valid result. To repeat the run, delete the file"):
+    wrong = (OSError, ValueError, LookupError, TypeError, AttributeError)
+    with mistake_in(f"{path} is not a valid result. To repeat the run, delete the file", *wrong):
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         stored = stored_keys(result["config"])
     wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}

@@ -24,8 +24,8 @@ from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.arms import hidden_files
 from slowfast_patches.study.runs import Study, run_command
 from slowfast_patches.utils.command_line import add_option, key_value, option_of
-from slowfast_patches.utils.errors import UserError
-from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.errors import UserError, mistake_in
+from slowfast_patches.utils.files import make_folder, write_text
 
 _JOBS = "jobs.json"
 """Name of the file with the job IDs, in the folder of the logs."""
@@ -155,9 +155,10 @@ def submit(
         )
     logs = folder / FOLDER
     path = logs / _JOBS
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    with mistake_in(f"{path} is damaged. Delete it if no job is queued", OSError, ValueError):
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     active = _run("squeue", "--all", "--noheader", "-o%i").split() if known else []
-    logs.mkdir(parents=True, exist_ok=True)  # SLURM does not create the folder of a log.
+    make_folder(logs)  # SLURM does not create the folder of a log.
     # sbatch would pass variables of the job in which this process may run to the new job.
     inherited = {
         name: value
@@ -176,7 +177,8 @@ def submit(
 
 def _run(*command: str, **options: Any) -> str:
     """Run a command of SLURM, and return its output."""
-    done = subprocess.run(command, capture_output=True, text=True, **options)
+    with mistake_in(f"SLURM's {command[0]} cannot be started"):
+        done = subprocess.run(command, capture_output=True, text=True, **options)
     if done.returncode:
         raise UserError(f"SLURM's {command[0]} failed: {done.stderr.strip()}")
     return str(done.stdout)

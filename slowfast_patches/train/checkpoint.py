@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map_only
 
 from slowfast_patches.models.weights.files import SHIPPED, local_file
 from slowfast_patches.train.trainer import Progress
-from slowfast_patches.utils.errors import RunError, UserError
-from slowfast_patches.utils.files import atomic_write, check_archive
+from slowfast_patches.utils.errors import RunError, UserError, mistake_in, writing
+from slowfast_patches.utils.files import atomic_write, check_archive, make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,8 @@ def set_aside(output_dir: str | Path) -> Path | None:
     if not any(folder.glob("*.pyth")):
         return None
     names = (folder.with_name(f"{_FOLDER}_before_{n}") for n in itertools.count(1))
-    return folder.rename(next(name for name in names if not name.exists()))
+    with writing(folder):
+        return folder.rename(next(name for name in names if not name.exists()))
 
 
 def load(path: Path) -> Checkpoint:
@@ -144,14 +145,15 @@ def load(path: Path) -> Checkpoint:
     Raises:
         DamagedError: The file is damaged, or is not a PyTorch file.
         ValueError: The file is not a checkpoint of this version.
-        OSError: The file cannot be read from the disk.
+        UserError: The file cannot be read from the disk.
     """
     try:
         check_archive(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
     except Exception as error:
+        with mistake_in(f"{path} cannot be read from the disk"):
+            if isinstance(error, OSError):
+                raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DamagedError(
             f"{path} cannot be read as a PyTorch checkpoint. The file is damaged or has another "
@@ -163,7 +165,10 @@ def load(path: Path) -> Checkpoint:
             "file. To start a new training from these weights, set TRAIN.CHECKPOINT_FILE_PATH to "
             "the file and choose another OUTPUT_DIR."
         )
-    return Checkpoint(**content)
+    try:
+        return Checkpoint(**content)
+    except TypeError as error:
+        raise DamagedError(f"{path} lacks parts of a checkpoint ({error}).") from error
 
 
 def stored_recipe(path: Path) -> str | None:
@@ -203,7 +208,7 @@ def save(
     best = checkpoint.optimizer_state is None
     name = _BEST if best else f"checkpoint_iter_{checkpoint.iteration:08d}.pyth"
     path = Path(output_dir, _FOLDER, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with atomic_write(path) as file:
         try:
             torch.save(to_cpu(vars(checkpoint)), file)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from multigrid import MultigridError
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, learning_rate_of
@@ -276,6 +277,7 @@ def _last_checkpoint_named(recipe: Recipe) -> Iterator[None]:
             time.sleep(0.5)  # the signal may still arrive, and would interrupt what follows
             raise
     except (Exception, TrainingInterruptedError) as error:
-        if recipe.train.enable and not is_bug(error) and not isinstance(error, ValueError):
+        is_wrong_key = isinstance(error, MultigridError) and not isinstance(error, RunError)
+        if recipe.train.enable and not is_bug(error) and not is_wrong_key:
             error.add_note(f"{describe_last(recipe.output_dir)} Repeat the command to resume.")
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -79,14 +80,14 @@ def tool(main: Main) -> Main:
             status = main(*arguments)
             sys.stdout.flush()
             return status
-        except BrokenPipeError:
-            # Python flushes stdout again at exit. Redirect it, so that this does not fail.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
         except KeyboardInterrupt:
             print("interrupted. To continue, repeat the command", file=sys.stderr)
             return BY_HAND_STATUS
         except (Exception, TrainingInterruptedError) as error:
+            if isinstance(error, BrokenPipeError) and _is_closed(1):
+                # Python flushes stdout again at exit. Redirect it, so that this does not fail.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                return 1
             from slowfast_patches.utils.errors import report  # Lazy: this imports torch.
 
             return report(error, terminal=_is_first_here())
@@ -95,6 +96,13 @@ def tool(main: Main) -> Main:
                 signal.signal(number, signal.SIG_IGN)
 
     return run
+
+
+def _is_closed(number: int) -> bool:
+    """Return whether the reader of a pipe has closed it."""
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def command_parser(about: str) -> argparse.ArgumentParser:

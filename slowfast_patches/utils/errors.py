@@ -1,13 +1,16 @@
-"""Errors that end a program: mistakes of the user, and faults of the machine.
+"""Errors that end a program: mistakes of the user, faults of the machine, and bugs.
 
-A mistake of the user is a ValueError, OSError, ImportError or `RunError`. A fault of the machine,
-such as a full disk, is an exception that `explain_machine_error` recognizes. Both are reported
-without a traceback. All other exceptions are bugs, which are reported with the traceback.
+A mistake of the user is a `MultigridError`, of which `UserError` and `RunError` are subclasses. It
+is raised where the mistake is known. A fault of the machine, such as a full disk, is an exception
+that `explain_machine_error` recognizes. Both are reported in one line. All other exceptions, of
+whatever class, are bugs in the package or in code of the user. They are reported with their
+traceback, after a line that says where to look.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import textwrap
@@ -16,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from multigrid.errors import MultigridError
+from slowfast_patches.utils.blame import where_to_look
 from slowfast_patches.utils.interruption import (
     BUG_STATUS,
     BY_HAND_STATUS,
@@ -24,32 +28,43 @@ from slowfast_patches.utils.interruption import (
     interrupted_status,
 )
 
-_BUG = (
-    "This is a bug in slowfast-multigrid, or in your own code, such as a hook. If it is ours, "
-    "please report it, and include the lines above."
-)
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Matches control characters except tabs and line ends, and file-name bytes that are not UTF-8."""
 
 
 class UserError(MultigridError):
-    """Error raised for a mistake of the user. The message says what is wrong and what to do."""
+    """Error raised for a mistake of the user. The message says what is wrong and what to do.
+
+    A DataLoader worker may also raise this error.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_own_message(str(message), type(self)))
 
 
-class RunError(RuntimeError):
+class RunError(UserError):
     """Error that ends a run because the user has to change something, such as a file or a key.
 
-    Raise this instead of ValueError for mistakes that are found only during the run. A DataLoader
-    worker may also raise this error.
+    Raise this error for mistakes that are found only during the run. The run can resume from its
+    last checkpoint, which the report names.
 
     Attributes:
         everywhere: Whether all ranks raise this error. In this case, only one of them reports it.
     """
 
-    def __init__(self, message: str, *, everywhere: bool = False) -> None:
-        # DataLoader re-raises a worker's error with the traceback before the message. Remove it.
-        super().__init__(message.rsplit("RunError: ", 1)[-1].strip())
+    def __init__(self, message: object, *, everywhere: bool = False) -> None:
+        super().__init__(message)
         self.everywhere = everywhere
+
+
+def _own_message(text: str, kind: type[BaseException]) -> str:
+    """Return the message of an error without the traceback of a DataLoader worker.
+
+    DataLoader re-raises an error of a worker with the traceback before the message.
+    """
+    if "Original Traceback" not in text:
+        return text
+    return re.split(rf"^(?:[\w.]+\.)?{kind.__name__}: ", text, flags=re.MULTILINE)[-1].strip()
 
 
 def exit_status(error: BaseException) -> int:
@@ -63,14 +78,14 @@ def exit_status(error: BaseException) -> int:
 
 def is_bug(error: BaseException) -> bool:
     """Return whether an error is neither a mistake of the user nor a fault of the machine."""
-    mistakes = (ValueError, OSError, ImportError, RunError, TrainingInterruptedError)
+    mistakes = (MultigridError, TrainingInterruptedError)
     return not isinstance(error, mistakes) and not explain_machine_error(error)
 
 
 def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int:
     """Write the error that ended a program to the log files and to the terminal.
 
-    If the error is a bug, its traceback is written as well.
+    If the error is a bug, its traceback is written as well, after a line that says where to look.
 
     Args:
         error: The error.
@@ -82,10 +97,10 @@ def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int
     """
     status = exit_status(error)
     interrupted = isinstance(error, TrainingInterruptedError)
-    text = explain_machine_error(error) or str(error) or type(error).__name__
-    text = "\n".join([text, *getattr(error, "__notes__", ())])
+    text = explain_machine_error(error) or _own_message(str(error), type(error))
+    text = "\n".join([text or type(error).__name__, *getattr(error, "__notes__", ())])
     if status == BUG_STATUS:
-        text = "".join([*traceback.format_exception(error), _BUG])
+        text = "\n".join([where_to_look(error), *traceback.format_exception(error)]).rstrip()
     text = printable(f"interrupted: {text}" if interrupted else f"error: {who}{text}")
     if terminal:
         sys.stderr.write(text + "\n")  # Write in one call, because other ranks may also write.
@@ -104,18 +119,53 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def mistake_in(what: str) -> Iterator[None]:
-    """Context manager: convert any exception in the body to UserError.
+def mistake_in(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Context manager: convert exceptions of a library in the body to UserError.
 
-    The message is one line, and starts with `what`.
+    The message is one line, and starts with `what`. Faults of the machine are not converted.
 
-    Libraries raise many exception types for an invalid file or configuration.
+    Args:
+        what: Start of the message. It names the file or the key.
+        kinds: Classes of the exceptions that the library raises for bad input. By default, those of
+            a file that cannot be opened. The body must not raise these for other reasons.
+    """
+    kinds = kinds or (OSError,)
+    try:
+        yield
+    except kinds as error:
+        if explain_machine_error(error):
+            raise
+        raise UserError(f"{what}: {_reason(error, what)}") from error
+
+
+def _reason(error: Exception, what: str) -> str:
+    """Return an error message on one line, without an error number or a path that is in `what`."""
+    text = getattr(error, "strerror", None) or str(error)
+    name = getattr(error, "filename", None)
+    if name is not None and str(name) not in what:
+        text = f"{name}: {text}"
+    return textwrap.shorten(printable(text), 300) or type(error).__name__
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], option: str = "") -> Iterator[None]:
+    """Context manager: convert the OSError of a file or a folder that cannot be written.
+
+    It becomes a RunError, except for faults of the machine.
+
+    Args:
+        path: The file or the folder.
+        option: Command-line option or config key that sets the path.
     """
     try:
         yield
-    except Exception as error:
-        reason = textwrap.shorten(printable(str(error)), 300) or type(error).__name__
-        raise UserError(f"{what}: {reason}") from error
+    except OSError as error:
+        if explain_machine_error(error):
+            raise
+        text = f"{option} {os.fspath(path)} cannot be written".lstrip()
+        raise RunError(
+            f"{text}: {_reason(error, text)}. Choose another path, or make it writable."
+        ) from error
 
 
 _LOST_RANK = r"Dist\w*Error|/gloo/transport/"  # NCCL and the store, gloo
@@ -138,14 +188,15 @@ _EXPLANATIONS = {
     "is reached ({}). Raise it (ulimit -u, docker run --pids-limit), or set a lower "
     "DATA_LOADER.NUM_WORKERS.",
     "No space left on device|Disk quota exceeded": "A disk is full ({}). Free space on it.",
+    "Errno 27]": "A file exceeds the limit of its size ({}). Raise it with ulimit -f.",
+    "Errno (5|30|107|116)]": "A disk failed ({}). Check the disk, or the network file system.",
 }
 """Cause and remedy of the errors whose text matches a pattern. The text replaces {}."""
 
 
 def explain_machine_error(error: BaseException) -> str:
     """Return the cause and the remedy of a machine error, or "" for other errors."""
-    faults = (RuntimeError, OSError, EOFError, MemoryError)
-    if not isinstance(error, faults) or isinstance(error, RunError):
+    if not isinstance(error, (RuntimeError, OSError, EOFError, MemoryError)):
         return ""
     # The text of an error in a data loader worker is the traceback. Its last line is the error.
     lines = f"{type(error).__name__}: {error}".strip().splitlines()

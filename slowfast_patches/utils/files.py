@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import BinaryIO, TypeVar, cast
 from uuid import uuid4
 
-from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.errors import UserError, writing
 from slowfast_patches.utils.storage import is_remote, upload
 
 T = TypeVar("T")
@@ -43,7 +43,8 @@ def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
         The temporary file, opened for writing bytes.
 
     Raises:
-        OSError: The file cannot be written. `path` is unchanged.
+        RunError: The file cannot be written. `path` is unchanged.
+        OSError: The machine cannot write the file, for example because the disk is full.
     """
     if is_remote(path):
         with NamedTemporaryFile() as local:
@@ -54,11 +55,15 @@ def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     mark = f".{uuid4().hex}" if shared else ""
     temporary = path.with_name(path.name + mark + TEMPORARY)
     try:
-        with temporary.open("wb") as file:
+        with writing(path):
+            file = temporary.open("wb")
+        with file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+            with writing(path):
+                file.flush()
+                os.fsync(file.fileno())
+        with writing(path):
+            temporary.replace(path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)  # errors of a full disk name no file
@@ -75,6 +80,20 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_write(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def make_folder(path: Path, option: str = "") -> None:
+    """Create a folder and its parents, unless it exists.
+
+    Args:
+        path: The folder.
+        option: Command-line option or config key that sets the folder.
+
+    Raises:
+        RunError: The folder cannot be created.
+    """
+    with writing(path, option):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def map_files(query: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
@@ -98,7 +117,7 @@ def check_archive(path: Path) -> bool:
         Whether the file is a zip archive. Files written by torch before 1.6 are not.
 
     Raises:
-        ValueError: The archive is damaged or truncated.
+        UserError: The archive is damaged or truncated.
         OSError: The disk cannot read the file.
     """
     with path.open("rb") as file:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.files import make_folder
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -65,5 +68,6 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises:
         ValueError: The suffix is not a picture format.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    make_folder(path.parent)
+    with mistake_in(f"{path} cannot be written", OSError, ValueError):
+        figure.savefig(path, dpi=150)

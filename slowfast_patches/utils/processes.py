@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import cv2
 
+from slowfast_patches.utils.errors import RunError
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -47,7 +49,7 @@ def run_each(
         (job, result), in the order in which the jobs end.
 
     Raises:
-        RuntimeError: No worker process can be started.
+        RunError: No worker process can be started.
     """
     if workers == 0:
         yield from ((job, function(job)) for job in jobs)
@@ -104,11 +106,11 @@ def _work(
 
 
 def _try(pool: ProcessPoolExecutor) -> None:
-    """Raise RuntimeError if the pool cannot start worker processes."""
+    """Raise RunError if the pool cannot start worker processes."""
     try:
         pool.submit(os.getpid).result()
     except (BrokenProcessPool, OSError) as error:
-        raise RuntimeError(
+        raise RunError(
             "worker processes cannot be started. Check that the script has a main guard (if "
             '__name__ == "__main__":), and that the machine has enough memory.'
         ) from error

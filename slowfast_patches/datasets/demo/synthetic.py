@@ -15,8 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from slowfast_patches.datasets.demo.scenes import CLASSES, Clip, draw_scene, render
-from slowfast_patches.utils.errors import UserError
-from slowfast_patches.utils.files import atomic_write, write_text
+from slowfast_patches.utils.errors import RunError, UserError, mistake_in
+from slowfast_patches.utils.files import atomic_write, make_folder, write_text
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
 SPLITS = ("train", "val", "test")
@@ -118,12 +118,12 @@ def make_videos(
         workers: Number of processes.
 
     Raises:
-        OSError: A video cannot be written.
+        RunError: A video cannot be written.
     """
     made = run_each(make, jobs, workers if workers > 1 else 0, jobs_per_worker=4)
     for (split, index), done in tqdm(made, "render", len(jobs), unit="video", disable=None):
         if isinstance(done, WorkerCrashed):
-            raise OSError(f"two processes crashed while making video {index} of {split}")
+            raise RunError(f"two processes crashed while making video {index} of {split}")
 
 
 def write_clip(path: Path, clip: Clip, fps: int, options: Mapping[str, str]) -> None:
@@ -165,7 +165,8 @@ def claim(output: Path, spec: DemoSpec, **more: str) -> None:
     wanted = asdict(spec) | {"version": VERSION} | more
     manifest = output / MANIFEST
     if manifest.exists():
-        made = json.loads(manifest.read_text())
+        with mistake_in(f"{manifest} is damaged. Choose another folder", OSError, ValueError):
+            made = json.loads(manifest.read_text())
         if made != wanted:
             raise UserError(
                 f"{output} was made with the settings {made}. Use the same settings, or choose "
@@ -176,7 +177,7 @@ def claim(output: Path, spec: DemoSpec, **more: str) -> None:
             f"{output} has csv files that do not belong to demo data. Choose another folder"
         )
     for split in SPLITS:
-        (output / split).mkdir(parents=True, exist_ok=True)
+        make_folder(output / split, "--output")
     write_text(manifest, json.dumps(wanted, indent=2) + "\n")
 
 

@@ -41,8 +41,7 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     if path.suffix.lower() == ".json":
         names = read_json(path, list | dict)
     else:
-        with mistake_in(f"the file of class names {path} cannot be read"):
-            names = [line.strip() for line in read_utf8(path).rstrip().splitlines()]
+        names = [line.strip() for line in read_utf8(path).rstrip().splitlines()]
     if isinstance(names, list):
         names = {name if isinstance(name, str) else "": n for n, name in enumerate(names)}
     return in_order(path, names)
@@ -74,8 +73,11 @@ def read_json(path: Path, kind: Any) -> Any:
     Raises:
         ValueError: The file is missing or not JSON, or the top-level value is not of type `kind`.
     """
-    with mistake_in(f"{path} cannot be read as JSON"):
-        content = json.loads(read_utf8(path))
-        if not isinstance(content, kind):
-            raise TypeError(f"the top-level value is a {type(content).__name__}")
+    text = read_utf8(path)
+    with mistake_in(f"{path} cannot be read as JSON", ValueError, RecursionError):
+        content = json.loads(text)
+    if not isinstance(content, kind):
+        raise UserError(
+            f"{path} cannot be read as JSON: the top-level value is a {type(content).__name__}"
+        )
     return content

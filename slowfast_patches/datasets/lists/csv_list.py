@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,11 +12,13 @@ from typing import NamedTuple
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_file import is_video_name
-from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path, is_remote, join
 
 _SEPARATORS = (",", ";", "\t", " ")
 """Common separators. An error message suggests one of them if a line cannot be parsed."""
+_DIGITS = 10
+"""No class index has this many digits."""
 _ODD = {
     r"^[~$]": "starts with ~ or $, which is not replaced. Write the whole path",
     r"\\|^\w:/": "is not a path on this machine. Write the path on this machine, with / instead "
@@ -75,7 +78,7 @@ def read_csv(
             try:
                 name, label = split_line(line, separator)
                 _check_path(name, folder)
-            except ValueError as error:
+            except UserError as error:
                 raise UserError(f"{path}, line {number}: {error}") from None
             if label not in places:
                 places[label] = f"line {number}"
@@ -128,7 +131,8 @@ def _try_split(line: str, separator: str) -> tuple[str, int] | None:
     if (quote := line[:1]) in ("'", '"'):
         name = name.strip(quote)
         label = label.strip(quote)
-    return (name, int(label)) if name and label.isdecimal() else None
+    is_class = label.isdecimal() and len(label) < _DIGITS
+    return (name, int(label)) if name and is_class else None
 
 
 def _check_path(name: str, folder: Path) -> None:
@@ -152,8 +156,12 @@ def _check_path(name: str, folder: Path) -> None:
             "is not the path of a video: there are more than two columns, or too many separators. "
             "Remove all columns except path and label"
         )
-    if reason and not as_path(join(folder, name)).exists():
+    if reason and not _exists(join(folder, name)):
         raise UserError(f"{name!r:.200} {reason}")
+
+
+def _exists(path: str) -> bool:
+    return as_path(path).exists() if is_remote(path) else os.path.exists(path)
 
 
 def read_utf8(path: Path) -> str:
@@ -162,7 +170,8 @@ def read_utf8(path: Path) -> str:
     Raises:
         ValueError: The file is not UTF-8. The message names the line.
     """
-    content = path.read_bytes()
+    with mistake_in(f"{path} cannot be read"):
+        content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -178,7 +187,9 @@ def check_list(path: Path) -> None:
     Raises:
         ValueError: The list is missing.
     """
-    if not path.is_file():
+    with mistake_in(f"the list {path} cannot be read"):
+        is_file = path.is_file()
+    if not is_file:
         raise UserError(
             f"the list {path} does not exist. Set DATA.PATH_TO_DATA_DIR in a recipe to the "
             "folder that contains it, or, if there is no test list, TEST.ENABLE False"

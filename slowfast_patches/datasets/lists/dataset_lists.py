@@ -151,7 +151,8 @@ def is_tested_on_val(recipe: Recipe) -> bool:
     test, val = (list_path(recipe, split) for split in ("test", "val"))
     if not (test.is_file() and val.is_file()) or not dataset_of(recipe, "test").has_lists:
         return False
-    return test == val or test.read_bytes() == val.read_bytes()
+    with mistake_in(f"{test} or {val} cannot be read"):
+        return test == val or test.read_bytes() == val.read_bytes()
 
 
 def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> str:
@@ -244,7 +245,7 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     path = as_path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
     if not path.is_file():
         return None
-    with mistake_in(f"{path} has a line that does not have the form 'c000 name'"):
+    with mistake_in(f"{path} has a line that does not have the form 'c000 name'", ValueError):
         rows = (line.split(maxsplit=1) for line in read_utf8(path).splitlines() if line.strip())
         classes = {name.rstrip(): int(number.removeprefix("c")) for number, name in rows}
     return in_order(path, classes)

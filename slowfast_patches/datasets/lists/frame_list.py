@@ -26,7 +26,7 @@ from slowfast_patches.datasets.lists.csv_list import check_labels, check_list
 from slowfast_patches.datasets.reading.jpeg import jpeg_size
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.shared_list import SharedList
-from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import is_remote
 
 HEADER = "original_vido_id video_id frame_id path labels"
@@ -134,7 +134,8 @@ def is_frame_list(path: Path) -> bool:
 
 
 def _open(path: Path) -> TextIO:
-    return path.open(encoding="utf-8-sig", errors="surrogateescape")
+    with mistake_in(f"{path} cannot be read"):
+        return path.open(encoding="utf-8-sig", errors="surrogateescape")
 
 
 def _parse(path: Path, folder: str, fps: float, places: dict[int, str]) -> Iterator[FrameVideo]:
@@ -149,7 +150,7 @@ def _parse(path: Path, folder: str, fps: float, places: dict[int, str]) -> Itera
                 if name in seen:
                     raise UserError("the lines of the video are not consecutive")
                 paths, labels = _read_video(list(group))
-            except ValueError as error:
+            except UserError as error:
                 raise UserError(f"{path}, video {name}: {error}") from None
             seen.add(name)
             for label in set().union(*labels) - places.keys():
@@ -169,8 +170,9 @@ def _read_video(
     if set(map(len, rows)) != {len(_HEADERS[0])}:
         raise UserError(f"a line does not have the fields '{HEADER}'")
     _, _, ids, paths, fields = zip(*rows, strict=True)
-    numbers = list(map(int, ids))
+    with mistake_in("a frame id or a label is not a whole number", ValueError):
+        numbers = list(map(int, ids))
+        labels = {field: tuple(map(int, re.findall(r"[^,\"]+", field))) for field in set(fields)}
     if not all(map(lt, numbers, numbers[1:])):
         raise UserError("the frame ids are not in ascending order")
-    labels = {field: tuple(map(int, re.findall(r"[^,\"]+", field))) for field in set(fields)}
     return paths, tuple(map(labels.__getitem__, fields))

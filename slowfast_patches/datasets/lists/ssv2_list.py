@@ -115,16 +115,18 @@ def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
 def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
     """Read the json file of a split, and return a dict from video id to class index."""
     classes = _read_classes(path.with_name(_NAME.format("labels")), num_classes)
-    with mistake_in(f"{path} must list objects with an id, and with a template of the labels file"):
+    entries = read_json(path, list)
+    text = f"{path} must list objects with an id, and with a template of the labels file"
+    with mistake_in(text, LookupError, TypeError, AttributeError):
         return {
-            str(entry["id"]): classes[_without_brackets(entry["template"])]
-            for entry in read_json(path, list)
+            str(entry["id"]): classes[_without_brackets(entry["template"])] for entry in entries
         }
 
 
 def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
     content = read_json(path, dict).items()
-    with mistake_in(f"{path} must map each template to a class index"):
+    text = f"{path} must map each template to a class index"
+    with mistake_in(text, ValueError, TypeError, OverflowError):
         classes = {_without_brackets(template): int(number) for template, number in content}
     check_labels(path, {n: f"entry {template!r}" for template, n in classes.items()}, num_classes)
     return classes

@@ -41,7 +41,7 @@ from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import open_index, publish_index
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.errors import UserError, mistake_in, writing
 from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
@@ -172,8 +172,11 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
     """
     path = out / "prepared.json"
     if path.exists():
-        made = json.loads(path.read_text())
-        if not as_path(made["root"]).exists():  # the sources have been moved
+        wrong = (OSError, ValueError, LookupError, TypeError)
+        with mistake_in(f"{path} is damaged. Choose another folder", *wrong):
+            made = json.loads(path.read_text())
+            is_moved = not as_path(made["root"]).exists()
+        if is_moved:
             made["root"] = how["root"]
         if made != how:
             raise UserError(
@@ -277,7 +280,8 @@ def _prepare_one(out: Path, short_side: int, fps: float | None, source: Source) 
         return str(error)
     except OSError as error:
         # PyAV exceptions cannot be pickled, so re-raise them as OSError.
-        raise OSError(error.errno, error.strerror, str(target)) from None
+        with writing(target):
+            raise OSError(error.errno, error.strerror, str(target)) from None
     except av.FFmpegError as error:
         return f"cannot be encoded: {type(error).__name__}: {error}"
     return ""

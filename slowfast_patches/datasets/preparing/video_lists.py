@@ -17,7 +17,7 @@ from pathlib import Path
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.video_file import video_files
-from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import absolute
 from slowfast_patches.utils.tables import shorten_list
 
@@ -163,12 +163,15 @@ def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoLi
 
 
 def _folders(folder: Path) -> list[str]:
-    return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+    with mistake_in(f"the folder {folder} cannot be read"):
+        return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
 
 
 def _classes(folder: Path) -> _Classes:
     """Return the paths of the videos in each class folder, by class name."""
-    classes = {name: video_files(folder / name) for name in _folders(folder)}
+    names = _folders(folder)
+    with mistake_in(f"a folder in {folder} cannot be read"):
+        classes = {name: video_files(folder / name) for name in names}
     if not classes:
         raise UserError(f"{folder} has no subfolders, but must have a folder for each class")
     for name, videos in classes.items():

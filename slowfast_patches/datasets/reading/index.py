@@ -247,7 +247,7 @@ def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file, shared=True) as stream:
                 stream.write(content)
-        except OSError as error:
+        except (OSError, UserError) as error:
             logger.info("%s cannot be written: %s", file, error)
         else:
             return file

@@ -18,6 +18,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS, UnreadableVideoError, reason_of
+from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.storage import is_remote, open_file
 
 _FORMATS = {
@@ -166,6 +167,8 @@ def open_video(path: str, *, streams: int = 0) -> Iterator[VideoFile]:
             raise UnreadableVideoError(
                 "cannot be opened: the file is not in a supported video format (see docs/data.md)"
             ) from error
+        except RunError:  # a bucket that cannot be used affects all videos
+            raise
         except (av.FFmpegError, OSError, ValueError) as error:
             raise UnreadableVideoError(f"cannot be opened: {reason_of(error)}") from error
         stream = max(container.streams.video, key=_preference, default=None)

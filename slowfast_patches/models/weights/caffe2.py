@@ -39,7 +39,8 @@ def read_blobs(path: Path) -> dict[str, NDArray[Any]]:
         ValueError: The file is not a pickle with "blobs", or contains other objects than arrays of
             numbers, plain values and containers. The message names the object.
     """
-    with mistake_in(f"{path} cannot be read as a Caffe2 checkpoint"):
+    # Unpickling raises errors of all types.
+    with mistake_in(f"{path} cannot be read as a Caffe2 checkpoint", Exception):
         with path.open("rb") as file:
             blobs = _Reader(file, encoding="latin1").load()["blobs"]
         return {

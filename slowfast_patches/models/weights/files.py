@@ -58,7 +58,7 @@ def local_file(path: str | Path) -> Path:
     name = urlsplit(address).path.rpartition("/")[2][-100:]
     file = Path(os.environ.get("FVCORE_CACHE", "~/.torch")).expanduser() / f"{digest}-{name}"
     if not file.is_file():
-        with mistake_in(f"{address} cannot be downloaded"):
+        with mistake_in(f"{address} cannot be downloaded", Exception):
             file.parent.mkdir(parents=True, exist_ok=True)
             download_url_to_file(address, str(file))
     return file
@@ -72,7 +72,7 @@ def format_of(path: Path) -> str:
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
-    with path.open("rb") as file:
+    with mistake_in(f"{path} cannot be read"), path.open("rb") as file:
         head = file.read(64)
     if head[8:9] == b"{":  # after the size of the header, which is JSON
         return "safetensors"
@@ -100,7 +100,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             if not _OPTIMIZER_BLOB.fullmatch(name)
         }
     if form == "safetensors":
-        with mistake_in(f"{path} cannot be read as safetensors"):
+        with mistake_in(f"{path} cannot be read as safetensors", Exception):
             return load_file(path)
     content = _load_torch(path)
     content = content if isinstance(content, dict) else {}
@@ -114,8 +114,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _load_torch(path: Path) -> Any:
-    check_archive(path)
-    with mistake_in(f"{path} cannot be read as a PyTorch checkpoint"):
+    with mistake_in(f"{path} cannot be read"):
+        check_archive(path)
+    with mistake_in(f"{path} cannot be read as a PyTorch checkpoint", Exception):
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:

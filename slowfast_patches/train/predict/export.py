@@ -9,7 +9,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from slowfast_patches.train.predict.predictor import Predictor
-from slowfast_patches.utils.files import atomic_write
+from slowfast_patches.utils.files import atomic_write, make_folder
 
 
 def exported(predictor: Predictor) -> ExportedProgram:
@@ -34,7 +34,7 @@ def write_program(predictor: Predictor, path: Path) -> None:
     The extra file classes.json in the program is a JSON list of the class names, or null.
     """
     program = exported(predictor)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with atomic_write(path) as file:
         names = json.dumps(predictor.class_names, ensure_ascii=False)
         torch.export.save(program, file, extra_files={"classes.json": names})

@@ -20,8 +20,8 @@ from slowfast_patches.models.transformer import input_size
 from slowfast_patches.models.weights.files import WEIGHTS_FILE
 from slowfast_patches.train.checkpoint import load
 from slowfast_patches.train.predict.predictor import Predictor
-from slowfast_patches.utils.errors import UserError
-from slowfast_patches.utils.files import atomic_write, write_text
+from slowfast_patches.utils.errors import UserError, mistake_in, writing
+from slowfast_patches.utils.files import atomic_write, make_folder, write_text
 
 _PRIVATE = (
     *("DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX", "OUTPUT_DIR", "TRAIN.CHECKPOINT_FILE_PATH"),
@@ -64,7 +64,7 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
         _check_size(model, recipe)
         config = _config_of_transformer(model, recipe, names) | config
         has_pipeline = model.config.model_type in _WITH_IMAGE_PROCESSOR
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "--hub")
     write_text(folder / "config.json", json.dumps(config, indent=2, default=str) + "\n")
     if has_pipeline:
         processor = json.dumps(_image_processor(recipe), indent=2) + "\n"
@@ -75,7 +75,8 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
     write_text(folder / "recipe.yaml", recipe.text)
     run = checkpoint.parent.parent
     if (metrics := run / "metrics.jsonl").exists():
-        shutil.copyfile(metrics, folder / metrics.name)
+        with writing(folder / metrics.name):
+            shutil.copyfile(metrics, folder / metrics.name)
     if not (folder / "README.md").exists():
         facts = _facts(model, recipe, checkpoint, names)
         write_text(folder / "README.md", _card(recipe, facts, has_pipeline=has_pipeline))
@@ -139,15 +140,16 @@ def _facts(
         "classes": ", ".join(names) if names else str(recipe.model.num_classes),
         "training data": _FILL_IN,
     }
-    with suppress(ValueError):  # not a checkpoint of the trainer
+    with suppress(UserError):  # not a checkpoint of the trainer
         state = load(checkpoint)
         facts["training videos"] = f"{state.num_videos:,}"
         facts["trained for"] = f"{state.iteration:,} iterations, {state.epoch:.1f} epochs"
     if (file := checkpoint.parent.parent / "result.json").exists():
-        result = json.loads(file.read_text(encoding="utf-8"))
-        metrics = {name: result[name] for name in metric_names(recipe)}
-        facts["accuracy in the test"] = format_metrics(metrics)
-        facts["date"] = result["date"][:10]
+        with mistake_in(f"{file} is not a result", OSError, ValueError, LookupError, TypeError):
+            result = json.loads(file.read_text(encoding="utf-8"))
+            metrics = {name: result[name] for name in metric_names(recipe)}
+            facts["accuracy in the test"] = format_metrics(metrics)
+            facts["date"] = result["date"][:10]
     return facts
 
 

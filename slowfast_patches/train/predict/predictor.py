@@ -90,7 +90,7 @@ def read_checkpoint(
     text, names = "", None
     try:
         text, names = _stored(path)
-    except ValueError as error:  # not written by the trainer, but `Predictor` may read the weights
+    except UserError as error:  # not written by the trainer, but `Predictor` may read the weights
         if recipe_file is None:
             raise UserError(
                 f"{error}\nIf the file contains only weights, give their recipe: --cfg FILE"
@@ -115,7 +115,8 @@ def _stored(path: Path) -> tuple[str, tuple[str, ...] | None]:
         checkpoint = load(path)
         return checkpoint.cfg, checkpoint.class_names
     file = path.with_name("config.json")
-    with mistake_in(f"{file} has no recipe of this package"):
+    wrong = (OSError, ValueError, LookupError, TypeError, AttributeError)
+    with mistake_in(f"{file} has no recipe of this package", *wrong):
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config["class_names"]
         # Published folders outlive keys, so leave out removed keys.

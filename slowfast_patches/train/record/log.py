@@ -12,7 +12,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.errors import printable
+from slowfast_patches.utils.errors import printable, writing
 
 _CHATTY = ("fvcore", "fsspec", "botocore", "aiobotocore")
 """Libraries that log what is of no interest here, such as every block that fsspec reads."""
@@ -32,7 +32,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
         kind: "train" or "test". For "test", the files are test.log and logs/test_rank_0001.log.
 
     Raises:
-        OSError: Rank 0 cannot write the log file.
+        RunError: Rank 0 cannot write the log file.
     """
     prefix = "" if kind == "train" else f"{kind}_"
     name = f"logs/{prefix}rank_{world.rank:04d}.log" if world.rank else f"{kind}.log"
@@ -42,8 +42,9 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(path, encoding="utf-8"))
     except OSError:
-        if world.is_main:
-            raise
+        with writing(path, "OUTPUT_DIR"):
+            if world.is_main:
+                raise
         handlers = [_Terminal()]
     logging.raiseExceptions = False  # ignore a full disk: `LogMetrics` raises an error
     for handler in handlers:

@@ -24,6 +24,7 @@ from slowfast_patches.train.hooks import is_due
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
+from slowfast_patches.utils.errors import writing
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.tables import format_duration
 
@@ -111,7 +112,8 @@ class LogMetrics(Hook):
         _keep_lines_until(path, done, trainer.progress.last_evaluation)
         # With `purge_step`, TensorBoard ignores later events of a previous attempt.
         events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)
-        self._files = path.open("a", encoding="utf-8"), events
+        with writing(path):
+            self._files = path.open("a", encoding="utf-8"), events
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Store the results of an iteration, and report if this is due.

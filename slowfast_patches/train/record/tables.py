@@ -13,8 +13,8 @@ from torch import Tensor
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.tasks.scores import Evaluation
-from slowfast_patches.utils.errors import printable
-from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.errors import UserError, printable
+from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.pictures import new_figure, save_figure
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
     """
     try:
         return class_names(recipe)
-    except ValueError as error:
+    except UserError as error:
         logger.warning("Class indices are shown instead of class names: %s", error)
         return None
 
@@ -130,7 +130,7 @@ def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
 
 
 def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([printable(str(value)) for value in row] for row in (header, *rows))

@@ -15,7 +15,7 @@ from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.train.record.log_metrics import curves
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
-from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import write_text
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,10 @@ class Tracker(Hook):
             return
         stored: dict[str, Any] = {"run": None, "sent": 0}
         if trainer.progress.iteration > 0 and self._file.exists():
-            stored = json.loads(self._file.read_text())
+            wrong = (OSError, ValueError, LookupError, TypeError)
+            with mistake_in(f"{self._file} is damaged. Delete it", *wrong):
+                content = json.loads(self._file.read_text())
+                stored = {"run": content["run"], "sent": int(content["sent"])}
         self._sent = stored["sent"]
         name = self._recipe.train.tracker
         try:
@@ -91,10 +94,12 @@ class Tracker(Hook):
         """
         if self._run is None:
             return
+        lines = self._lines.read_text(encoding="utf-8").splitlines()[self._sent :]
+        records = [json.loads(line) for line in lines]
+        points = [(record, curves(record)) for record in records]
         try:
-            for line in self._lines.read_text(encoding="utf-8").splitlines()[self._sent :]:
-                record = json.loads(line)
-                if values := curves(record):
+            for record, values in points:
+                if values:
                     axes = {"epoch": record["epoch"], "seconds": record["seconds"]}
                     self._run.log(values | axes, record["iteration"])
                 self._sent += 1

@@ -23,6 +23,7 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.errors import UserError
 
 DEADLINE = 240
 """Seconds after which any process ends, whatever it waits for."""
@@ -47,7 +48,7 @@ def main(recipe: Recipe, world: World) -> None:
 
 def _fail(name: str) -> None:
     if name == "mistake":
-        raise ValueError("a key of the recipe is wrong")
+        raise UserError("a key of the recipe is wrong")
     if name == "bug":
         error = KeyError("no such thing")
         error.add_note("in iteration 7")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from multigrid import MultigridError
 from slowfast_patches.utils.command_line import (
     add_overrides,
     add_seeds,
@@ -16,7 +17,7 @@ from slowfast_patches.utils.command_line import (
     tool,
     whole_number,
 )
-from slowfast_patches.utils.errors import RunError
+from slowfast_patches.utils.errors import RunError, UserError
 
 ROOT = Path(__file__).parents[3]
 TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
@@ -25,9 +26,8 @@ TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (ValueError("no such recipe"), 2, "error: no such recipe\n"),
-        (OSError("no room"), 2, "error: no room\n"),
-        (ImportError("no av"), 2, "error: no av\n"),
+        (MultigridError("no such shape"), 2, "error: no such shape\n"),
+        (UserError("no such recipe"), 2, "error: no such recipe\n"),
         (RunError("a run failed"), 2, "error: a run failed\n"),
         (KeyboardInterrupt(), 130, "interrupted. To continue, repeat the command\n"),
     ],
@@ -39,6 +39,21 @@ def test_what_a_user_can_cause_is_one_line(error, status, said, capsys):
 
     assert main() == status
     assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize(
+    "kind", [ValueError, OSError, ImportError, RuntimeError, KeyError, BrokenPipeError]
+)
+def test_what_nobody_expected_keeps_its_traceback(kind, capsys):
+    @tool
+    def main():
+        raise kind("too many values to unpack")
+
+    assert main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {kind.__name__} in ")
+    assert "Traceback (most recent call last)" in said
+    assert said.rstrip().endswith(f"{kind.__name__}: {kind('too many values to unpack')}")
 
 
 def test_every_tool_has_a_command(load_program):

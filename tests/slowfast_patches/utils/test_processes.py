@@ -67,7 +67,7 @@ def test_a_script_without_a_main_guard_is_told(tmp_path):
     )
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert ran.returncode == 1
-    assert ran.stderr.count("RuntimeError: worker processes cannot be started") == 1
+    assert ran.stderr.count("RunError: worker processes cannot be started") == 1
 
 
 def test_who_stops_listening_stops_the_workers(tmp_path):

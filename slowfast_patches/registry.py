@@ -155,6 +155,8 @@ class DatasetFamily:
             In PySlowFast, it ends earlier.
         build: Function (recipe, split) that builds the torch data set. Without `read`, the data set
             has no lists, and its attribute `videos` replaces them.
+        files: Function (recipe, split) that returns the other files that the score on a split
+            depends on, such as annotations that `read` does not read.
         make_demo: Function (folder, spec, workers) that renders a small data set in the format of
             the lists, for `multigrid-demo-data --form NAME`.
     """
@@ -168,6 +170,7 @@ class DatasetFamily:
     counts_frames: bool = False
     views_to_end: bool = False
     build: Callable[[Any, str], Any] | None = None
+    files: Callable[[Any, str], Sequence[Path]] | None = None
     make_demo: Callable[[Path, Any, int], int] | None = None
 
     @property

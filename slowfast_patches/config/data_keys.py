@@ -231,6 +231,7 @@ class Data:
         0,
         "Number of training videos that the recipe expects. A plan uses this number if there is no "
         "list of training videos.",
+        may_differ=True,
     )
     crop_size: int = key(
         224,

@@ -1,4 +1,4 @@
-"""Keys with a given property: those that a resumed run may change, that change scores or the speed.
+"""Keys with a given property: those that change the training, the scores, the test or the speed.
 
 The properties are in the fields of the recipe. To add a key, see config/recipe.py.
 """
@@ -9,6 +9,12 @@ from slowfast_patches.config.recipe import KEYS
 
 _SCORED = ("MODEL", "SLOWFAST", "TSM", "HF", "RESNET", "NONLOCAL", "DETECTION", "DATA")
 """Sections of keys that determine how a model reads and scores a video."""
+_TEST = (
+    *("TEST.ENABLE", "TEST.DATASET", "TEST.NUM_ENSEMBLE_VIEWS", "TEST.NUM_SPATIAL_CROPS"),
+    "TEST.CHECKPOINT_FILE_PATH",
+)
+_EVALUATIONS = ("TRAIN.EVAL_PERIOD", "TRAIN.KEEP_BEST")
+_TIMES = ("NUM_GPUS", "TEST.BATCH_SIZE")
 
 
 def may_differ(name: str) -> bool:
@@ -18,6 +24,27 @@ def may_differ(name: str) -> bool:
     of unreadable videos.
     """
     return KEYS[name].may_differ
+
+
+def changes_training(name: str) -> bool:
+    """Return whether the value of a key may change the weights that a training ends with."""
+    return not KEYS[name].may_differ
+
+
+def describes_test(name: str) -> bool:
+    """Return whether a key determines how a trained model is scored in the test."""
+    return name in _TEST
+
+
+def describes_evaluations(name: str) -> bool:
+    """Return whether a key determines which validations a result lists."""
+    return name in _EVALUATIONS
+
+
+def changes_times(name: str) -> bool:
+    """Return whether a key changes the times of a run, and its result by rounding at most."""
+    key = KEYS[name]
+    return name in _TIMES or (key.may_differ and (key.speed or key.switch))
 
 
 def changes_scores(name: str) -> bool:

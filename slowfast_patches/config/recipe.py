@@ -83,7 +83,7 @@ class Recipe:
     train: Train = Train()
     test: Test = Test()
     num_gpus: int = free_key(1, "Number of GPUs on each machine. 0 uses the CPU.", FROM_ZERO)
-    num_shards: int = key(1, "Number of machines.", AT_LEAST_ONE)
+    num_shards: int = free_key(1, "Number of machines.", AT_LEAST_ONE)
     shard_id: int = free_key(
         0,
         "Index of this machine, from 0.",

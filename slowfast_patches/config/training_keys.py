@@ -127,8 +127,9 @@ class Solver:
     accumulation_steps: int = free_key(
         1,
         "Gradient accumulation (Ott et al., 2018): split the mini-batch of a process into this "
-        "many micro-batches to save memory. The batch size, the learning rates and the result of "
-        "the training stay the same.",
+        "many micro-batches to save memory. The batch size and the learning rates stay the same. "
+        "The result stays the same, unless mixup or the dropout of a transformer draws its random "
+        "numbers for a micro-batch. A run resumes with another value if the result stays the same.",
         AT_LEAST_ONE,
         speed=True,
     )
@@ -215,6 +216,13 @@ class Train:
         "multigrid",
         "Project of the tracker, which MLflow calls an experiment.",
         needs=only_with("TRAIN.TRACKER", "mlflow", "wandb", "trackio"),
+    )
+    accept_changes: tuple[str, ...] = free_key(
+        (),
+        "Differences with which a run may resume: names of keys, or train_list, val_list, "
+        "train_clips, val_clips (the video files), weights (the initial weights), code (of the "
+        "modules in IMPORTS), schedule, rates, or division (into processes and micro-batches). The "
+        "error that refuses to resume lists the names. result.json lists the accepted changes.",
     )
     auto_resume: bool = free_key(True, "Resume the run in OUTPUT_DIR if it has a checkpoint.")
     enable: bool = key(True, "Train the model.")

@@ -6,7 +6,7 @@ The package registers this folder like a module of a user. No other module impor
 from slowfast_patches import patching
 from slowfast_patches.detection.clips import KeyFrameClips
 from slowfast_patches.detection.demo import make_ava_form
-from slowfast_patches.detection.lists import ava_classes, ava_path, read_ava
+from slowfast_patches.detection.lists import ava_classes, ava_path, evaluation_files, read_ava
 from slowfast_patches.detection.roi_align import ROIAlign
 from slowfast_patches.detection.task import Detection
 from slowfast_patches.registry import DatasetFamily, register_dataset
@@ -22,6 +22,7 @@ register_dataset(
         classes=ava_classes,
         task="detection",
         build=KeyFrameClips.of_recipe,
+        files=evaluation_files,
         make_demo=make_ava_form,
     ),
 )

@@ -119,6 +119,13 @@ def annotation(recipe: Recipe, name: str) -> Path:
     return as_path(recipe.ava.annotation_dir or recipe.data.path_to_data_dir) / name
 
 
+def evaluation_files(recipe: Recipe, split: str) -> list[Path]:
+    """Return the files that the evaluation of a split reads beside the lists."""
+    ava = recipe.ava
+    names = (ava.label_map_file, ava.exclusion_file, ava.groundtruth_file)
+    return [annotation(recipe, name) for name in names if split != "train"]
+
+
 def host_ava() -> Any:
     """Import PySlowFast's functions that read AVA's annotations and evaluate boxes."""
     patching.restore_numpy_names()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -14,7 +15,7 @@ from multigrid import Batch, Schedule, ScheduleStep, form_bn_process_groups, for
 from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import recipe_at
-from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_digest, list_path
+from slowfast_patches.datasets.lists.dataset_lists import label_counts
 from slowfast_patches.datasets.loader import (
     build_dataset,
     limit_workers,
@@ -30,6 +31,7 @@ from slowfast_patches.plan.evaluations import (
     evaluation_iterations,
     phase_ends,
 )
+from slowfast_patches.plan.identity import Identity, clock_text, run_identity
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.checkpoint import to_cpu
 from slowfast_patches.train.dry_run import DryRun
@@ -47,7 +49,7 @@ from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.record.progress_bar import ProgressBar
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.record.tracker import Tracker
-from slowfast_patches.train.resume import Resumable, check_same_data
+from slowfast_patches.train.resume import Resumable, note_clock
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.distributed import World, broadcast_from_main
@@ -61,6 +63,9 @@ def build_trainer(
     stop: StopRequest,
     resumable: Resumable | None = None,
     hooks: Sequence[Hook] = (),
+    *,
+    identity: Identity | None = None,
+    dataset: VideoDataset | None = None,
 ) -> Trainer:
     """Build the parts of a training, and resume from a checkpoint or load the given weights.
 
@@ -72,12 +77,16 @@ def build_trainer(
         stop: Stop requests of all processes.
         resumable: The checkpoint to resume from, or None. Only the main process needs it.
         hooks: Hooks of the user.
+        identity: What the run is computed from. Only the main process needs it. By default, the
+            videos are not looked at.
+        dataset: The training videos, if they have been read.
 
     Raises:
-        ValueError: The checkpoint was trained on another list or schedule, or the weights do not
-            match the model.
+        ValueError: The weights do not match the model.
     """
-    dataset = build_dataset(recipe, "train")
+    dataset = dataset or build_dataset(recipe, "train")
+    if identity is None and world.is_main:
+        identity = run_identity(recipe, clips=False)
     schedule = schedule_of(recipe, len(dataset))
     loading = limit_workers(recipe, training_bytes(schedule, world.size))
     stepper = _build_stepper(recipe, world, dataset)
@@ -94,7 +103,7 @@ def build_trainer(
     evaluated = frozenset(evaluation_iterations(recipe, schedule))
     saved = checkpoint_iterations(recipe, schedule) | evaluated
     validation = Validation(loading, world, stop, dataset, schedule)
-    facts = _facts(recipe, schedule, dataset, resumable)
+    facts = _facts(recipe, schedule, dataset, identity, resumable)
     log = LogMetrics(recipe, saved)
     save = SaveCheckpoint(folder, saved, facts, train.checkpoints_kept, phase_ends(schedule))
     metric = metric_names(recipe)[0] + EMA * (stepper.average is not None)
@@ -113,6 +122,8 @@ def build_trainer(
     ]
     trainer = Trainer(stepper, schedule, batches, in_order, world=world, stop=stop)
     _set_start(recipe, trainer, resumable)
+    if identity is not None:
+        note_clock(trainer.progress, clock_text(identity))
     return trainer
 
 
@@ -126,22 +137,20 @@ def _build_stepper(recipe: Recipe, world: World, dataset: VideoDataset) -> Stepp
 
 
 def _facts(
-    recipe: Recipe, schedule: Schedule, dataset: VideoDataset, resumable: Resumable | None
+    recipe: Recipe,
+    schedule: Schedule,
+    dataset: VideoDataset,
+    identity: Identity | None,
+    resumable: Resumable | None,
 ) -> Facts:
-    """Return a function that returns the fields of a checkpoint that describe the run and its data.
-
-    Raises:
-        ValueError: The checkpoint was trained on another list or schedule.
-    """
+    """Return a function that returns the fields of a checkpoint that describe the run."""
     constant = {
         "cfg": recipe.text,
-        "phases": schedule.phase_lines(),
+        "identity": identity.to_json() if identity else {},
         "num_videos": len(dataset),
-        "list_digest": list_digest(recipe, dataset.videos),
         "class_names": names_of_data(recipe),
     }
     if resumable is not None:
-        check_same_data(resumable, list_path(recipe, "train"), constant)
         constant["class_names"] = constant["class_names"] or resumable.checkpoint.class_names
 
     def facts(step: ScheduleStep) -> dict[str, Any]:
@@ -158,18 +167,12 @@ def _set_start(recipe: Recipe, trainer: Trainer, resumable: Resumable | None) ->
     if resumable is not None:
         path, found = resumable
         logger.info("Resuming after iteration %d from %s.", found.iteration, path)
-        by_process = recipe.model.has_batchnorm and not recipe.groups_batchnorm
-        if found.world_size != world.size and by_process:
-            logger.warning(
-                "The checkpoint was trained on %d processes, and this run has %d. BN normalizes "
-                "over the clips of each process, so the results change. Set BN.GROUP_SIZE to make "
-                "the results independent of the number of processes.",
-                *(found.world_size, world.size),
-            )
     checkpoint = broadcast_from_main(lambda: resumable and resumable.checkpoint)
     if checkpoint is not None:
         restore(trainer, checkpoint)
-    elif train.checkpoint_file_path:
+        return
+    trainer.progress.training = uuid4().hex[:16]
+    if train.checkpoint_file_path:
         model = trainer.stepper.model
         if world.is_main:
             load_weights(model, train.checkpoint_file_path, inflate=train.checkpoint_inflate)

@@ -24,10 +24,12 @@ from slowfast_patches.utils.files import atomic_write, check_archive, make_folde
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """Version of the checkpoint format. `load` rejects files of other versions."""
 _FOLDER = "checkpoints"
 _BEST = "checkpoint_best.pyth"
+RESULTS = ("result.json", "result_classes.csv", "result_confusion.png")
+"""Files that a finished training leaves in OUTPUT_DIR."""
 
 
 @dataclass(kw_only=True)
@@ -48,9 +50,10 @@ class Checkpoint(Progress):
         running_stats: BN running statistics of each rank, (world size, N), or None if the
             statistics in `model_state` are already averaged over the ranks.
         world_size: Number of processes.
-        phases: One line of text for each phase, from `Schedule.phase_lines`.
+        identity: What the run is computed from, from `Identity.to_json`.
         num_videos: Number of training videos.
-        list_digest: Hash of the list of training videos.
+        averaged: Whether `model_state` is the average of the weights (MODEL.EMA_DECAY). Only in the
+            best checkpoint.
         class_names: Class names, in the order of the class indices, or None.
         version: Version of this format.
     """
@@ -65,10 +68,10 @@ class Checkpoint(Progress):
     hooks: dict[str, Any]
     running_stats: Tensor | None
     world_size: int
-    phases: tuple[str, ...]
+    identity: dict[str, Any]
     num_videos: int
-    list_digest: str
     class_names: tuple[str, ...] | None
+    averaged: bool = False
     version: int = VERSION
 
 
@@ -107,16 +110,35 @@ def checkpoint_of(path: Path) -> Path:
     checkpoint, or the newest if there is no best checkpoint.
 
     Raises:
-        ValueError: The path does not exist, or the folder contains no checkpoint.
+        ValueError: The path does not exist, the folder contains no checkpoint, or its best and its
+            newest checkpoint are of different trainings.
     """
     path = local_file(path)
-    checkpoint = (best_checkpoint(path) or last_checkpoint(path)) if path.is_dir() else path
+    checkpoint = _newest_best(path) if path.is_dir() else path
     if checkpoint is None or not checkpoint.exists():
         raise UserError(
             f"There is no checkpoint at {path}. Give a checkpoint file, the OUTPUT_DIR of a run "
             f"or one of {', '.join(SHIPPED)}."
         )
     return checkpoint
+
+
+def _newest_best(folder: Path) -> Path | None:
+    """Return the best checkpoint of a run, or else the newest.
+
+    Raises:
+        ValueError: The best and the newest checkpoint are of different trainings.
+    """
+    best, last = best_checkpoint(folder), last_checkpoint(folder)
+    if best is None or last is None:
+        return best or last
+    of_best, of_last = head_of(best), head_of(last)
+    if of_best and of_last and of_best.training != of_last.training:
+        raise UserError(
+            f"{best} and {last} are of different trainings. Give the file that you mean, or remove "
+            "the other one."
+        )
+    return best
 
 
 def describe_last(output_dir: str | Path) -> str:
@@ -128,15 +150,32 @@ def describe_last(output_dir: str | Path) -> str:
 def set_aside(output_dir: str | Path) -> Path | None:
     """Rename the checkpoint folder, so that a new run does not mix its checkpoints with old ones.
 
+    The results of the earlier run are moved to the same folder.
+
     Returns:
-        The new path of the folder, or None if there were no checkpoints.
+        The new path of the folder, or None if there were no checkpoints and no results.
     """
     folder = Path(output_dir, _FOLDER)
-    if not any(folder.glob("*.pyth")):
+    results = [path for name in RESULTS if (path := Path(output_dir, name)).is_file()]
+    if not results and not any(folder.glob("*.pyth")):
         return None
+    folder.mkdir(exist_ok=True)
+    for path in results:
+        path.replace(folder / path.name)
     names = (folder.with_name(f"{_FOLDER}_before_{n}") for n in itertools.count(1))
     with writing(folder):
         return folder.rename(next(name for name in names if not name.exists()))
+
+
+def set_best_aside(output_dir: str | Path) -> Path:
+    """Rename the best checkpoint, which is not of this training.
+
+    Returns:
+        The new path.
+    """
+    path = Path(output_dir, _FOLDER, _BEST)
+    names = (path.with_name(f"{path.stem}_before_{n}.pyth") for n in itertools.count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def load(path: Path) -> Checkpoint:
@@ -171,8 +210,8 @@ def load(path: Path) -> Checkpoint:
         raise DamagedError(f"{path} lacks parts of a checkpoint ({error}).") from error
 
 
-def stored_recipe(path: Path) -> str | None:
-    """Return the recipe in a checkpoint as YAML, without reading the tensors.
+def head_of(path: Path) -> Checkpoint | None:
+    """Return a checkpoint without reading its tensors, which are on the meta device.
 
     For a file that is not a checkpoint of this version, return None.
     """
@@ -181,7 +220,7 @@ def stored_recipe(path: Path) -> str | None:
     except Exception:  # not a file of torch, or damaged: loading the weights explains it
         return None
     is_checkpoint = isinstance(content, dict) and content.get("version") == VERSION
-    return content["cfg"] if is_checkpoint else None
+    return Checkpoint(**content) if is_checkpoint else None
 
 
 def save(

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from slowfast_patches.train.checkpoint import (
     diverged,
     load,
     save,
+    set_best_aside,
 )
 from slowfast_patches.train.step import Outcome, in_parallel
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
@@ -179,8 +181,8 @@ class Validate(Hook):
 class KeepBest(Hook):
     """Save the weights with the best validation so far. Ties go to the earlier validation.
 
-    With MODEL.EMA_DECAY, these are the averaged weights. The best checkpoint is deleted if the run
-    resumes from an older one, or if the file is damaged. The next validation is then the best.
+    With MODEL.EMA_DECAY, these are the averaged weights. `settle_best` decides whether the file
+    that a resumed run finds is the best of this training.
 
     Args:
         output_dir: The folder of the run.
@@ -194,16 +196,8 @@ class KeepBest(Hook):
         self._facts = facts
 
     def before_train(self, trainer: Trainer) -> None:
-        path = best_checkpoint(self._output_dir) if trainer.world.is_main else None
-        if path:
-            try:
-                iteration = load(path).iteration
-            except DamagedError as error:
-                logger.warning("The best checkpoint is deleted: %s", error)
-                trainer.progress.best = {}
-                iteration = None
-            if iteration is None or iteration != trainer.progress.best.get("iteration"):
-                path.unlink()
+        if trainer.world.is_main:
+            settle_best(self._output_dir, trainer.progress, keep=True)
         self._keep_best(trainer)
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
@@ -224,9 +218,41 @@ class KeepBest(Hook):
                     ema_state=None,
                     optimizer_state=None,
                     scaler_state=None,
+                    averaged=trainer.stepper.average is not None,
                 )
                 with trainer.clock.time("saving"):
                     save(self._output_dir, best)
+
+
+def settle_best(output_dir: str | Path, progress: Progress, *, keep: bool) -> None:
+    """Make the best checkpoint on disk and `progress.best` agree.
+
+    If the file is not that of the best validation of this training, or if TRAIN.KEEP_BEST is
+    False, rename the file. The next validation is then the best so far.
+
+    Args:
+        output_dir: The folder of the run.
+        progress: Progress of the training.
+        keep: The value of TRAIN.KEEP_BEST.
+    """
+    path = best_checkpoint(output_dir)
+    if path is not None:
+        if keep and _is_best_of(path, progress):
+            return
+        logger.warning(
+            "The best checkpoint is not the best of this training, and is renamed to %s.",
+            set_best_aside(output_dir),
+        )
+    progress.best = {}
+
+
+def _is_best_of(path: Path, progress: Progress) -> bool:
+    try:
+        best = load(path)
+    except DamagedError as error:
+        logger.warning("The best checkpoint cannot be used: %s", error)
+        return False
+    return best.training == progress.training and best.best == progress.best
 
 
 # The state of a training.

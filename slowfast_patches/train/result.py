@@ -15,6 +15,7 @@ from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.overlaps import Overlap
 from slowfast_patches.plan.flops import flops_per_clip
+from slowfast_patches.plan.identity import Identity
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.files import write_text
@@ -27,6 +28,7 @@ _WHEN = ("iteration", "epoch", "seconds")
 def write_result(
     recipe: Recipe,
     world: World,
+    identity: Identity,
     trainer: Trainer | None,
     metrics: Mapping[str, float],
     overlaps: Sequence[Overlap],
@@ -36,12 +38,14 @@ def write_result(
     Args:
         recipe: The recipe of the run.
         world: Rank, world size and device of this process.
+        identity: What the result is computed from.
         trainer: The finished training, or None after a test without training.
         metrics: The metrics of the test. If empty, those of the last validation are written.
         overlaps: Videos that several lists have in common.
     """
     result: dict[str, Any] = {
         "config": yaml.safe_load(recipe.text),
+        "identity": identity.to_json(),
         "versions": versions(),
         "machine": machine(),
         "seed": recipe.rng_seed,
@@ -75,6 +79,8 @@ def _facts_of_training(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
         "flops": cost.flops,
         "global_batch": trainer.schedule.base.batch,
         "evaluations": progress.evaluations,
+        "training": progress.training,
+        "clocks": progress.clocks,
     }
-    sometimes = {"best": progress.best, "rate_changes": progress.rate_changes}
+    sometimes = {"best": progress.best, "changes": progress.changes}
     return facts | {key: value for key, value in sometimes.items() if value}

@@ -1,38 +1,40 @@
-"""Find the checkpoint to resume from, and compare recipes with those in checkpoints."""
+"""Find the checkpoint to resume from, and compare the run with the run in the checkpoint."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from slowfast_patches.config.key_lists import changes_scores, may_differ
-from slowfast_patches.config.recipe import (
-    COMMAND_LINE,
-    KEYS,
-    Recipe,
-    differences,
-    stored_keys,
-    values_by_key,
-)
+from slowfast_patches.config.recipe import COMMAND_LINE, Recipe, stored_keys, values_by_key
 from slowfast_patches.config.yaml_text import parse_yaml
+from slowfast_patches.plan.identity import (
+    SCORES,
+    TRAINING,
+    Identity,
+    differences_between,
+    remarks_between,
+)
 from slowfast_patches.train.checkpoint import (
     Checkpoint,
     DamagedError,
     all_checkpoints,
+    head_of,
     load,
     set_aside,
-    stored_recipe,
 )
+from slowfast_patches.train.trainer import Progress
 from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.files import write_text
 
 logger = logging.getLogger(__name__)
 
 _START_OVER = "To train from the start, set another OUTPUT_DIR or TRAIN.AUTO_RESUME False."
 _RATES = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR", "SOLVER.WARMUP_START_LR")
+_STARTED_OVER = "started_over.txt"
+"""File in OUTPUT_DIR that names the job that has started over."""
 
 
 class Resumable(NamedTuple):
@@ -45,31 +47,49 @@ class Resumable(NamedTuple):
 def continues(recipe: Recipe) -> bool:
     """Return whether the run resumes from the checkpoints in OUTPUT_DIR, if there are any.
 
-    With TRAIN.AUTO_RESUME False, only the first attempt of a job starts over. If SLURM or torchrun
-    restarts the job, the new attempt resumes.
+    With TRAIN.AUTO_RESUME False, a job starts over once. If SLURM or torchrun restarts the job
+    after that, the new attempt resumes.
     """
+    if recipe.train.auto_resume:
+        return True
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     restarted = any(os.environ.get(name, "0") not in ("", "0") for name in counts)
-    return recipe.train.auto_resume or restarted
+    marker = Path(recipe.output_dir, _STARTED_OVER)
+    return restarted and marker.is_file() and marker.read_text(encoding="utf-8") == _job()
 
 
-def find_resumable(recipe: Recipe) -> Resumable | None:
+def _job() -> str:
+    """Return a text that all attempts of a job of SLURM or torchrun have in common."""
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return f"SLURM job {job}"
+    # The agent of torchrun is the parent of the processes in all attempts.
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"torchrun {run}, agent {os.getppid()} on {os.uname().nodename}"
+
+
+def find_resumable(recipe: Recipe, identity: Identity) -> Resumable | None:
     """Return the newest undamaged checkpoint, or None if the run does not resume.
 
-    If the run starts over, the checkpoints in OUTPUT_DIR are moved to another folder. Damaged
-    checkpoints are renamed if an older checkpoint can be read. A run without result.json may resume
-    with different learning rates. In this case, a description of the change is added to
-    `rate_changes` of the returned checkpoint.
+    If the run starts over, the checkpoints and results in OUTPUT_DIR are moved to another folder.
+    Damaged checkpoints are renamed if an older checkpoint can be read. Differences that the user
+    has accepted are added to `changes` of the returned checkpoint: those that
+    TRAIN.ACCEPT_CHANGES names, and learning rates if the run has not finished.
+
+    Args:
+        recipe: The recipe of this run.
+        identity: What this run is computed from.
 
     Raises:
-        ValueError: All checkpoints are damaged, or the newest undamaged checkpoint was trained with
-            a different recipe or written by another version of the trainer.
+        ValueError: All checkpoints are damaged, or the newest undamaged checkpoint differs from
+            this run or was written by another version of the trainer.
         OSError: The disk cannot read a checkpoint. The file itself may be undamaged.
     """
-    if not continues(recipe) and (kept := set_aside(recipe.output_dir)):
-        logger.warning(
-            "TRAIN.AUTO_RESUME False: starting over. Earlier checkpoints moved to %s.", kept
-        )
+    if not continues(recipe):
+        if kept := set_aside(recipe.output_dir):
+            logger.warning(
+                "TRAIN.AUTO_RESUME False: starting over. Earlier checkpoints moved to %s.", kept
+            )
+        write_text(Path(recipe.output_dir, _STARTED_OVER), _job())
     damaged = dict[Path, DamagedError]()
     for path in reversed(all_checkpoints(recipe.output_dir)):
         try:
@@ -83,76 +103,58 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
                 f"No checkpoint in {path.parent} can be read. {_START_OVER} Error of the newest: "
                 f"{reason}"
             )
+        if kept := set_aside(recipe.output_dir):  # the best checkpoint or the result alone
+            logger.warning("The training starts. Files of an earlier one moved to %s.", kept)
         return None
     finished = Path(recipe.output_dir, "result.json").exists()
-    if rates := check_same_recipe(checkpoint.cfg, recipe, path, rates_may_differ=not finished):
-        change = f"after iteration {checkpoint.iteration}: {rates}"
-        logger.warning("The learning rate changes %s.", change)
-        checkpoint = replace(checkpoint, rate_changes=[*checkpoint.rate_changes, change])
+    accepted = check_same_run(checkpoint, identity, recipe, path, rates_may_differ=not finished)
+    if accepted:
+        change = f"after iteration {checkpoint.iteration}: {', '.join(accepted)}"
+        logger.warning("The training changes %s.", change)
+        checkpoint = replace(checkpoint, changes=[*checkpoint.changes, change])
+    for text in remarks_between(Identity.of_json(checkpoint.identity), identity):
+        logger.warning("%s was trained with %s.", path, text)
     for torn, reason in damaged.items():
         torn.replace(f"{torn}.damaged")
         logger.warning("Renamed a damaged checkpoint, continuing from %s: %s", path.name, reason)
     return Resumable(path, checkpoint)
 
 
-def check_same_data(resumable: Resumable, list_path: Path, facts: Mapping[str, Any]) -> None:
-    """Check that a checkpoint was trained on the same list of videos and with the same schedule.
+def check_same_run(
+    checkpoint: Checkpoint,
+    identity: Identity,
+    recipe: Recipe,
+    path: Path,
+    *,
+    rates_may_differ: bool = False,
+) -> list[str]:
+    """Check that a run may resume from a checkpoint.
 
     Args:
-        resumable: The checkpoint.
-        list_path: The list of training videos of this run.
-        facts: "num_videos", "list_digest" and "phases" in the checkpoints of this run.
-
-    Raises:
-        ValueError: The lists or the schedules differ.
-    """
-    path, checkpoint = resumable
-    if checkpoint.list_digest != facts["list_digest"]:
-        raise UserError(
-            f"{path} was trained on another list of videos. The checkpoint has "
-            f"{checkpoint.num_videos} videos, and {list_path} has {facts['num_videos']}. If the "
-            "numbers are equal, then paths, labels or the order differ. Restore the list to "
-            f"resume. {_START_OVER}"
-        )
-    if checkpoint.phases != facts["phases"]:
-        raise UserError(
-            f"{path} was trained with another schedule. To resume, use the version of this package "
-            f"that wrote the checkpoint. {_START_OVER}"
-        )
-
-
-def check_same_recipe(
-    stored: str, recipe: Recipe, path: Path, *, rates_may_differ: bool = False
-) -> str:
-    """Check that a run with this recipe may resume from a checkpoint.
-
-    Args:
-        stored: The recipe in the checkpoint, as YAML.
-        recipe: The recipe of this run.
-        path: The checkpoint, for error messages.
-        rates_may_differ: Accept different learning rates if all other keys are equal.
+        checkpoint: The checkpoint.
+        identity: What the run is computed from.
+        recipe: The recipe of the run, whose TRAIN.ACCEPT_CHANGES names accepted differences.
+        path: The file of the checkpoint, for error messages.
+        rates_may_differ: Accept other learning rates that the recipe sets.
 
     Returns:
-        A description of the learning rates that differ, or "" if all are equal.
+        A description of each accepted difference.
 
     Raises:
-        ValueError: A key differs that must not differ. The message lists the keys.
+        ValueError: There are other differences. The message lists them.
     """
-    # Do not load `stored` as a recipe: loading would scale the batch and the learning rates to
-    # NUM_GPUS.
-    old = _as_trained(stored_keys(parse_yaml(stored)))
-    new = _as_trained(values_by_key(recipe))
-    differing = differences(old, new, ignored=list(filter(may_differ, KEYS)))
-    if rates_may_differ and differing.keys() <= {*_RATES}:
-        return ", ".join(f"{key} {new[key]:g} in place of {old[key]:g}" for key in differing)
-    if differing:
+    differing = differences_between(Identity.of_json(checkpoint.identity), identity, TRAINING)
+    accepted = set(recipe.train.accept_changes)
+    if rates_may_differ and not differing.keys().isdisjoint(_RATES):
+        accepted.update(_RATES)
+        differing.pop("rates", None)  # which follow from the keys
+    if others := {name: text for name, text in differing.items() if name not in accepted}:
         raise UserError(
-            f"{path} was trained with another recipe: {'; '.join(differing.values())}. Give the "
-            "same values to resume. TRAIN.BATCH_SIZE is shown for all NUM_SHARDS machines "
-            "together. If the batch or the learning rates scale with the number of GPUs, resume on "
-            f"the same number of GPUs. {_START_OVER}"
+            f"{path} is of another run: {'; '.join(others.values())}. Restore what differs to "
+            f"resume. {_START_OVER} To resume with these changes, set TRAIN.ACCEPT_CHANGES "
+            f"{','.join(others)}."
         )
-    return ""
+    return list(differing.values())
 
 
 def check_same_scores(recipe: Recipe, path: Path) -> None:
@@ -168,23 +170,25 @@ def check_same_scores(recipe: Recipe, path: Path) -> None:
     Raises:
         ValueError: Another key differs that changes the scores. The message lists the keys.
     """
-    stored = stored_recipe(path)
+    stored = head_of(path)
     if stored is None:
         return
-    old = stored_keys(parse_yaml(stored))
-    new = values_by_key(recipe)
-    chosen = [key for key, source in recipe.given.items() if source == COMMAND_LINE]
-    ignored = [key for key in KEYS if not changes_scores(key) or key in chosen]
-    if differing := differences(old, new, ignored):
+    differing = differences_between(
+        Identity(stored_keys(parse_yaml(stored.cfg)), {}),
+        Identity(values_by_key(recipe), {}),
+        SCORES,
+    )
+    chosen = {key for key, source in recipe.given.items() if source == COMMAND_LINE}
+    if others := [text for key, text in differing.items() if key not in chosen]:
         raise UserError(
             f"{path} was trained with other values of keys that change its scores: "
-            f"{'; '.join(differing.values())}. Use the recipe of the training, such as "
+            f"{'; '.join(others)}. Use the recipe of the training, such as "
             "config.yaml in its OUTPUT_DIR. To use other values on purpose, set these keys on the "
             "command line."
         )
 
 
-def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys with TRAIN.BATCH_SIZE as the global batch size, and without NUM_SHARDS."""
-    shards = keys.pop("NUM_SHARDS")
-    return keys | {"TRAIN.BATCH_SIZE": keys["TRAIN.BATCH_SIZE"] * shards}
+def note_clock(progress: Progress, clock: str) -> None:
+    """Note how the seconds from now on are measured, unless this is the last entry."""
+    if progress.clocks[-1:] != [clock]:
+        progress.clocks.append(clock)

@@ -24,6 +24,8 @@ from slowfast_patches.datasets.lists.dataset_lists import (
 )
 from slowfast_patches.datasets.lists.list_checks import list_warnings
 from slowfast_patches.datasets.lists.overlaps import Overlap, find_overlaps
+from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.datasets.protocol import VideoDataset
 from slowfast_patches.datasets.reading.frames import is_frames
 from slowfast_patches.launch.device import check_gpus, set_up_device
 from slowfast_patches.launch.launch import launch
@@ -35,12 +37,14 @@ from slowfast_patches.models.pretrained_transformer import MODEL_TYPES
 from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.identity import Identity, run_identity, splits_of
 from slowfast_patches.plan.plan import Plan, format_plan, plan_summary, plan_warnings
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.schedule_picture import plot_plan
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.build import build_trainer
-from slowfast_patches.train.checkpoint import describe_last, last_checkpoint
+from slowfast_patches.train.checkpoint import RESULTS, describe_last, last_checkpoint
+from slowfast_patches.train.hooks import settle_best
 from slowfast_patches.train.multi_view_test import multi_view_test, tested_file
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tracker import check_tracker
@@ -173,11 +177,17 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook]) -> None:
         overlaps = _check_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
         with _last_checkpoint_named(recipe), stop if trains else nullcontext():
-            trained = _train(recipe, world, stop, hooks) if trains else None
+            datasets = {split: build_dataset(recipe, split) for split in splits_of(recipe)}
+            identity = run_identity(recipe, datasets) if world.is_main else None
+            trained = None
+            if trains:
+                trained = _train(recipe, world, stop, hooks, identity, datasets["train"])
+            del datasets
             with trained.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained, overlaps) if tests else {}
             if world.is_main:
-                write_result(recipe, world, trained, metrics, overlaps)
+                assert identity is not None
+                write_result(recipe, world, identity, trained, metrics, overlaps)
             finished.set()
 
 
@@ -220,11 +230,21 @@ def _check_same_list(recipe: Recipe, split: str, videos: Sequence[Any]) -> None:
             )
 
 
-def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook]) -> Trainer:
+def _train(
+    recipe: Recipe,
+    world: World,
+    stop: StopRequest,
+    hooks: Sequence[Hook],
+    identity: Identity | None,
+    dataset: VideoDataset,
+) -> Trainer:
     """Build the trainer, resume from a checkpoint if there is one, and train to the end."""
-    resumable = find_resumable(recipe) if world.is_main else None
-    trainer = build_trainer(recipe, world, stop, resumable, hooks)
+    resumable = find_resumable(recipe, identity) if identity else None
+    options: dict[str, Any] = {"identity": identity, "dataset": dataset}
+    trainer = build_trainer(recipe, world, stop, resumable, hooks, **options)
     if world.is_main:
+        if not recipe.train.keep_best:
+            settle_best(recipe.output_dir, trainer.progress, keep=False)
         _prepare_folder(recipe, trainer)
     trainer.train()
     return trainer
@@ -233,12 +253,11 @@ def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook
 def _prepare_folder(recipe: Recipe, trainer: Trainer) -> None:
     """Write config.yaml and the plan to OUTPUT_DIR, and delete old results."""
     folder = Path(recipe.output_dir)
-    names = ["result.json", "result_classes.csv", "result_confusion.png"]
-    names += filter(None, [recipe.test.save_results_path])
+    names = [*RESULTS, *filter(None, [recipe.test.save_results_path])]
     for path in [*(folder / name for name in names), *folder.glob(f"checkpoints/*{TEMPORARY}")]:
         path.unlink(missing_ok=True)
     write_text(folder / "config.yaml", recipe.text)
-    if trainer.progress.iteration == 0 or trainer.progress.rate_changes:
+    if trainer.progress.iteration == 0 or trainer.progress.changes:
         _write_plan(recipe, trainer, folder)
 
 

@@ -55,21 +55,26 @@ class Progress:
     """Progress of a training, as stored in its checkpoints.
 
     Attributes:
+        training: Random text that all checkpoints and results of one training share.
         iteration: Number of finished iterations.
         seconds: Maps each activity of `Clock` to the seconds spent on it until the last checkpoint.
         evaluations: One dict for each validation, as in result.json. It has the keys "iteration",
             "epoch" and "seconds" and the metrics.
         best: The entry of `evaluations` with the best metric. Empty before the first validation
             and without TRAIN.KEEP_BEST.
-        rate_changes: One description for each time that the run was resumed with a different
-            learning rate.
+        changes: One description for each time that the run was resumed with a difference that the
+            user accepted, such as another learning rate.
+        clocks: The machines, numbers of processes and keys that `seconds` were measured with, in
+            the order of the resumes. With several, the seconds cannot be compared with others.
     """
 
+    training: str = ""
     iteration: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
-    rate_changes: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    clocks: list[str] = field(default_factory=list)
 
     @property
     def last_evaluation(self) -> int:

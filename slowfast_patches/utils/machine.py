@@ -22,7 +22,7 @@ def versions() -> dict[str, str]:
     names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
     packages = {name: version(name) for name in names}
     # The version in the metadata of torch lacks the suffix for CUDA, such as +cu126.
-    return {"python": platform.python_version(), **packages, "torch": torch.__version__}
+    return {"python": platform.python_version(), **packages, "torch": str(torch.__version__)}
 
 
 def machine() -> dict[str, Any]:

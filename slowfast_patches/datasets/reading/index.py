@@ -11,6 +11,7 @@ crashed the scanning process are not scanned again.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import hashlib
@@ -18,6 +19,7 @@ import json
 import logging
 import os
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, filterfalse
@@ -70,6 +72,12 @@ class Entry(NamedTuple):
         return cls(*status, scanned.packed(), "", scanned.damage, scanned.timing)
 
     @property
+    def content(self) -> bytes:
+        """The size and the result of the scan, which do not depend on the place of the video."""
+        scanned = zlib.decompress(base64.b64decode(self.scanned)) if self.scanned else b""
+        return b"%d %d %s\n" % (self.size, not self.reason, scanned)
+
+    @property
     def is_final(self) -> bool:
         """Whether the entry may be reused for an unchanged video, so that no new scan is needed."""
         return self.reason in ("", KILLER)
@@ -90,12 +98,21 @@ class VideoIndex:
 
     Attributes:
         unreadable: (path, reason) of each unreadable video.
+        content: Hash of the size and of the scan of each video, which stays the same if the videos
+            are copied.
+        times: Hash of the modification times of all videos.
     """
 
     def __init__(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
         self._entries = SharedList((entry.scanned, entry.reason) for entry in entries)
         both = zip(paths, entries, strict=True)
         self.unreadable = [(path, entry.reason) for path, entry in both if entry.reason]
+        content, times = hashlib.sha256(), hashlib.sha256()
+        for entry in entries:
+            content.update(entry.content)
+            times.update(f"{entry.modified}\n".encode())
+        self.content = content.hexdigest()[:16]
+        self.times = times.hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self._entries)

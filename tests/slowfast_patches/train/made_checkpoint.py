@@ -19,7 +19,8 @@ def made(**values: Any) -> Checkpoint:
         "scaler_state": {},
         "world_size": 1,
         "num_videos": 24,
-        "list_digest": "abc",
+        "identity": {},
+        "averaged": False,
         "version": VERSION,
     }
     return Checkpoint(**unset | small | values)

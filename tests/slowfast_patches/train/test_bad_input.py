@@ -72,7 +72,7 @@ def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
     finished = shutil.copytree(multigrid_run, tmp_path / "finished")
     before = files(finished)
     answer = command_line(finished, "SOLVER.BASE_LR", 0.5, "LOG_PERIOD", 3)
-    assert_refused(answer, "another recipe", "SOLVER.BASE_LR 0.01 there, 0.5 here")
+    assert_refused(answer, "is of another run", "SOLVER.BASE_LR 0.01 there, 0.5 here")
     after = files(finished)
     log = finished / "train.log"
     assert after.pop(log).startswith(before.pop(log))  # says what was refused
@@ -94,9 +94,9 @@ def test_a_loss_that_is_not_finite_ends_it_and_a_lower_rate_goes_on_from_the_che
     assert all(weight.isfinite().all() for weight in run.checkpoint["model_state"].values())
 
     assert command_line(tmp_path, *keys, "SOLVER.BASE_LR", 1e-21)[0] == 0
-    change = "after iteration 6: SOLVER.BASE_LR 1e-21 in place of 0.01"
-    assert f"WARNING The learning rate changes {change}" in run.log
-    assert run.checkpoint["rate_changes"] == run.result["rate_changes"] == [change]
+    change = "after iteration 6: SOLVER.BASE_LR 0.01 there, 1e-21 here"
+    assert f"WARNING The training changes {change}" in run.log
+    assert run.checkpoint["changes"] == run.result["changes"] == [change]
     rates = {record["iteration"]: record["lr"] for record in run.metrics()}
     assert (rates[6], rates[7]) == (pytest.approx(0.001), pytest.approx(0.1))
 

@@ -27,8 +27,8 @@ from tests.conftest import assert_same_bits
 from tests.slowfast_patches.train.conftest import ALONE, At
 from tests.slowfast_patches.train.test_stepper import stepper
 
-FACTS = {"epoch": 0.0, "cfg": "", "cfg_at_iteration": "", "phases": (), "num_videos": 16}
-FACTS |= {"list_digest": "", "class_names": None}
+FACTS = {"epoch": 0.0, "cfg": "", "cfg_at_iteration": "", "num_videos": 16}
+FACTS |= {"identity": {}, "class_names": None}
 SCORES = {2: 50.0, 4: 70.0, 6: 70.0, 8: 60.0}
 """Metrics by iteration: validated after these, saved after each and after the third."""
 
@@ -198,14 +198,19 @@ def test_the_best_is_the_first_of_equals_and_a_resumed_run_knows_it(tmp_path):
     assert kept.optimizer_state is None
 
 
-def test_the_best_of_iterations_that_were_given_up_is_deleted(tmp_path):
+def test_the_best_of_iterations_that_were_given_up_is_none_any_more(tmp_path):
+    """The second attempt reaches less, and has a best checkpoint of its own."""
     make(tmp_path).train()
     while checkpoints.last_checkpoint(tmp_path).name > "checkpoint_iter_00000003.pyth":
         checkpoints.last_checkpoint(tmp_path).unlink()
-    trainer = make(tmp_path)
-    KeepBest(str(tmp_path), "top1", lambda _: FACTS).before_train(trainer)
-    assert trainer.progress.best["iteration"] == 2
-    assert checkpoints.best_checkpoint(tmp_path) is None
+    trainer = make(tmp_path, validate={4: 45.0, 6: 46.0, 8: 44.0}.__getitem__)
+    trainer.train()
+    assert trainer.progress.best["iteration"] == 6
+    best = checkpoints.load(checkpoints.best_checkpoint(tmp_path))
+    assert (best.iteration, best.best) == (6, trainer.progress.best)
+    aside = checkpoints.load(tmp_path / "checkpoints" / "checkpoint_best_before_1.pyth")
+    assert aside.iteration == 4
+    assert checkpoints.checkpoint_of(tmp_path) == checkpoints.best_checkpoint(tmp_path)
 
 
 def test_a_damaged_best_checkpoint_does_not_prevent_resuming(tmp_path):

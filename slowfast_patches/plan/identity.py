@@ -1,0 +1,414 @@
+"""What a result was computed from: one value for runs, checkpoints, studies and predictions.
+
+`run_identity` makes the value of a run. It is stored in each checkpoint and in result.json.
+`differences_between` compares two values in words. Nothing is reused because a name, a time stamp
+or a count agrees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from multigrid import Schedule
+from slowfast_patches.config.key_lists import (
+    changes_scores,
+    changes_times,
+    changes_training,
+    describes_evaluations,
+    describes_test,
+)
+from slowfast_patches.config.recipe import (
+    KEYS,
+    Recipe,
+    default_recipe,
+    differences,
+    plain,
+    values_by_key,
+)
+from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_digest, list_path
+from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.datasets.protocol import VideoDataset
+from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.layers.dropout import ClipDropout
+from slowfast_patches.models.weights.files import local_file
+from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.utils.machine import machine, versions
+
+Fact = Mapping[str, Any]
+"""Description of a list, of the videos, of the weights or of the schedule. Only numbers, texts and
+lists, so that it can be stored as JSON and in a checkpoint."""
+
+WEIGHTS_KEYS = ("TRAIN.CHECKPOINT_FILE_PATH", "TEST.CHECKPOINT_FILE_PATH")
+_POINTS = 4
+"""Number of iterations of each phase whose learning rates are compared."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything that determines the result of a run, and what is known about its times.
+
+    Attributes:
+        keys: Values of the keys that have an effect, by full key. TRAIN.BATCH_SIZE is the global
+            batch size.
+        facts: Maps a name such as "train_list" to a `Fact`. A fact that is unknown here, such as a
+            list on another machine, is missing.
+        timing: What the wall-clock times depend on besides the keys: machine and processes.
+        remarks: What should not change the result: versions of packages, time stamps of videos.
+    """
+
+    keys: Mapping[str, Any]
+    facts: Mapping[str, Fact]
+    timing: Mapping[str, Any] = field(default_factory=dict)
+    remarks: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value as nested dicts, lists, texts and numbers."""
+        value: dict[str, Any] = plain(asdict(self))
+        return value
+
+    @classmethod
+    def of_json(cls, content: Mapping[str, Any]) -> Identity:
+        """Return the value from the result of `to_json`. Entries of later versions are ignored."""
+        return cls(
+            **{name: content.get(name, {}) for name in ("keys", "facts", "timing", "remarks")}
+        )
+
+
+class Aspect(NamedTuple):
+    """A purpose of a comparison, which says what must be equal.
+
+    Attributes:
+        key: Function that returns whether a key counts.
+        facts: Names of the facts that count.
+    """
+
+    key: Callable[[str], bool]
+    facts: frozenset[str]
+
+
+_TRAINING = frozenset(
+    (
+        *("train_list", "train_clips", "val_list", "val_clips", "weights", "code"),
+        *("schedule", "rates", "division"),
+    )
+)
+_TEST = frozenset(("test_list", "test_clips"))
+
+TRAINING = Aspect(changes_training, _TRAINING)
+"""What must be equal for a run to resume: everything that determines the weights, and how the
+validations score them."""
+RESULT = Aspect(
+    lambda name: changes_training(name) or describes_test(name) or describes_evaluations(name),
+    _TRAINING | _TEST,
+)
+"""What must be equal for two results to be equal."""
+STUDY = Aspect(lambda name: RESULT.key(name) or changes_times(name), RESULT.facts)
+"""What must be equal for a finished run to stand for a run of a study: the result and the times."""
+SCORES = Aspect(changes_scores, frozenset())
+"""What must be equal for a model to score videos as in its training."""
+DATA = Aspect(lambda name: False, _TRAINING - {"schedule", "rates", "division"} | _TEST)
+"""What the recipes of two arms do not say."""
+
+
+def differences_between(there: Identity, here: Identity, aspect: Aspect) -> dict[str, str]:
+    """Describe what differs between two runs.
+
+    A fact that is unknown in one of them is not compared. If the content of both weight files is
+    known, their paths are not compared.
+
+    Args:
+        there: What was computed before.
+        here: What is to be computed now.
+        aspect: What counts.
+
+    Returns:
+        A text such as "SOLVER.BASE_LR 0.1 there, 0.2 here" by the name of each key or fact.
+    """
+    facts = [name for name in sorted(aspect.facts) if name in there.facts and name in here.facts]
+    ignored = {name for name in KEYS if not aspect.key(name)}
+    if "weights" in facts:
+        ignored.update(WEIGHTS_KEYS)
+    texts = differences(_with_defaults(there), _with_defaults(here), ignored)
+    for name in facts:
+        before, now = there.facts[name], here.facts[name]
+        if {**before, "file": None} != {**now, "file": None}:  # a file may have been renamed
+            texts[name] = f"{name}: {_describe(before, now)} there, {_describe(now, before)} here"
+    return texts
+
+
+def remarks_between(there: Identity, here: Identity) -> list[str]:
+    """Describe what differs but should not change a result: versions and times of videos."""
+    texts = list[str]()
+    before, now = (each.remarks.get("versions", {}) for each in (there, here))
+    other = [f"{n} {before[n]} (now {now[n]})" for n in before if n in now and before[n] != now[n]]
+    if other:
+        texts.append(f"other versions: {', '.join(other)}")
+    for name, value in here.remarks.items():
+        if name.endswith("_times") and there.remarks.get(name, value) != value:
+            split = name.removesuffix("_times")
+            texts.append(
+                f"videos of {split} that had other modification times, but the same frames"
+            )
+    return texts
+
+
+def clock_text(identity: Identity) -> str:
+    """Return what the wall-clock times of a run depend on besides its recipe."""
+    timing = identity.timing
+    gpus = timing["gpus"] if identity.keys.get("NUM_GPUS", 1) else []
+    where = f"CPU {timing['processor']}, {timing['cores']} cores, {timing['threads']} threads"
+    if gpus:
+        where = gpus[0]
+    defaults = values_by_key(default_recipe())
+    keys = [
+        f"{name} {value}"
+        for name, value in identity.keys.items()
+        if (changes_times(name) or KEYS[name].switch) and value != defaults.get(name)
+    ]
+    return ", ".join([f"{timing['processes']} × {where}", *sorted(keys)])
+
+
+def _with_defaults(identity: Identity) -> dict[str, Any]:
+    """Return the keys, with the default of each key that had no effect or did not exist."""
+    values = values_by_key(default_recipe())
+    return values | {name: value for name, value in identity.keys.items() if name in values}
+
+
+def _describe(fact: Fact, other: Fact) -> str:
+    """Return the entries of a fact that differ from those of another fact."""
+    parts = [
+        f"{name} {_shorten(value)}"
+        for name, value in fact.items()
+        if name not in other or other[name] != value
+    ]
+    return ", ".join(parts) or "nothing else"
+
+
+def _shorten(value: Any) -> str:
+    text = "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# The value of a run.
+
+
+def run_identity(
+    recipe: Recipe,
+    datasets: Mapping[str, VideoDataset] | None = None,
+    *,
+    seen: MutableMapping[object, dict[str, Any]] | None = None,
+    clips: bool = True,
+) -> Identity:
+    """Return what the result of a run is computed from.
+
+    Args:
+        recipe: The resolved recipe.
+        datasets: The data sets of the run by split. By default, they are built from the lists that
+            exist on this machine. Lists that do not exist are unknown.
+        seen: Facts about lists and videos that another call has found. The runs of a study share
+            their lists.
+        clips: Whether to look at the video files. Without `datasets`, the lists alone are read.
+    """
+    facts = dict[str, Fact]()
+    remarks: dict[str, Any] = {"versions": versions()}
+    for split in splits_of(recipe):
+        known = None if seen is None else seen.get(_reading_key(recipe, split, clips))
+        if known is None:
+            known = _facts_of_split(recipe, split, (datasets or {}).get(split), clips)
+            if seen is not None:
+                seen[_reading_key(recipe, split, clips)] = known
+        facts |= known["facts"]
+        remarks |= known["remarks"]
+    if recipe.train.enable:
+        size = facts.get("train_list", {}).get("videos")
+        if size is not None:
+            facts |= schedule_facts(schedule_of(recipe, size))
+        if (processes := division_of(recipe)) is not None:
+            facts["division"] = processes
+    if (weights := weights_fact(recipe)) is not None:
+        facts["weights"] = weights
+    if recipe.imports:
+        facts["code"] = {name: _code_digest(name) for name in recipe.imports}
+    here = machine()
+    timing = {name: here[name] for name in ("processor", "cores", "threads", "gpus")}
+    return Identity(
+        effective_keys(recipe), facts, timing | {"processes": recipe.world_size}, remarks
+    )
+
+
+def splits_of(recipe: Recipe) -> list[str]:
+    """Return the splits that a run reads."""
+    return ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable
+
+
+def effective_keys(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys that may change the result or the times of a recipe, by full key."""
+    values = values_by_key(recipe)
+    values["TRAIN.BATCH_SIZE"] = recipe.base_shape.batch
+    without_effect = {name for name, key in KEYS.items() if key.needs and key.needs(recipe)}
+    without_effect.update(recipe.model.family.without_effect)
+    if not recipe.test.enable:
+        without_effect.update(name for name in KEYS if name.startswith("TEST."))
+        without_effect.remove("TEST.ENABLE")
+    if recipe.train.enable:
+        without_effect.add("TEST.CHECKPOINT_FILE_PATH")
+    return {
+        name: value
+        for name, value in values.items()
+        if (STUDY.key(name) or SCORES.key(name)) and name not in without_effect
+    }
+
+
+def _reading_key(recipe: Recipe, split: str, clips: bool) -> object:
+    """Return the values of all keys that may change which videos are read."""
+    sections = ("DATA.", "AVA.", "DETECTION.")
+    names = ("TRAIN.DATASET", "TEST.DATASET", "MODEL.NUM_CLASSES", "IMPORTS")
+    named = [name for name in KEYS if name.startswith(sections) or name in names]
+    return split, clips, repr([recipe[name] for name in named])
+
+
+def _facts_of_split(
+    recipe: Recipe, split: str, dataset: VideoDataset | None, clips: bool
+) -> dict[str, Any]:
+    """Return the facts and the remarks about the list and the videos of a split."""
+    path = list_path(recipe, split)
+    family = dataset_of(recipe, split)
+    if dataset is None and family.has_lists and not path.is_file():
+        return {"facts": {}, "remarks": {}}
+    from slowfast_patches.datasets.lists.dataset_lists import read_list
+
+    if dataset is None and clips:
+        dataset = build_dataset(recipe, split)
+    videos = read_list(recipe, split) if dataset is None else dataset.videos
+    facts: dict[str, Fact] = {f"{split}_list": list_fact(recipe, videos, split)}
+    remarks = dict[str, Any]()
+    index = getattr(dataset, "index", None)
+    if clips and index is not None:
+        facts[f"{split}_clips"] = {
+            "readable": len(index) - len(index.unreadable),
+            "content": index.content,
+        }
+        remarks[f"{split}_times"] = index.times
+    return {"facts": facts, "remarks": remarks}
+
+
+def list_fact(recipe: Recipe, videos: Sequence[Any], split: str) -> Fact:
+    """Describe a list: the number of videos, their labels in order, and their names."""
+    labels = hashlib.sha256()
+    for video in videos:
+        labels.update(f"{getattr(video, 'annotation', None)}\n".encode(errors="surrogateescape"))
+    fact = {
+        "videos": len(videos),
+        "labels": labels.hexdigest()[:16],
+        "names": list_digest(recipe, videos, split)[:16],
+    }
+    files = dataset_of(recipe, split).files
+    for path in files(recipe, split) if files else ():
+        fact[path.name] = file_digest(path) if path.is_file() else "missing"
+    return fact
+
+
+def schedule_facts(schedule: Schedule) -> dict[str, Fact]:
+    """Describe the shapes and BN groups of all phases, and their learning rates."""
+    phases = [
+        f"iterations {phase.start} to {phase.stop}: {', '.join(map(str, phase.shapes))}, BN groups "
+        f"of {', '.join(map(str, phase.bn_sizes))}"
+        for phase in schedule.phases
+    ]
+    rates = [f"{schedule.at(i).lr:.7g} in iteration {i}" for i in sorted(set(_looked_at(schedule)))]
+    return {"schedule": {"phases": phases}, "rates": {"rates": rates}}
+
+
+def _looked_at(schedule: Schedule) -> Iterator[int]:
+    """Yield the first and the last iteration of each phase, and some between them."""
+    for phase in schedule.phases:
+        yield from (phase.start + (phase.iterations - 1) * n // _POINTS for n in range(_POINTS + 1))
+
+
+def division_of(recipe: Recipe) -> Fact | None:
+    """Return how a mini-batch is divided, or None if the division does not change the result.
+
+    The division matters if the statistics of BN, the pairs of mixup, or the random numbers of
+    dropout are those of a process or of a micro-batch.
+    """
+    matters = recipe.model.has_batchnorm and not recipe.groups_batchnorm
+    if recipe.mixup.enable:
+        even = recipe.groups_batchnorm and recipe.bn_size % 2 == 0
+        matters |= not even or recipe.base_shape.batch // recipe.world_size % 2 != 0
+    if not recipe.model.family.is_resnet:
+        matters |= _draws_together(build_on_meta(recipe))
+    if not matters:
+        return None
+    return {"processes": recipe.world_size, "micro-batches": recipe.solver.accumulation_steps}
+
+
+def _draws_together(model: nn.Module) -> bool:
+    """Return whether a model draws random numbers for all clips of a micro-batch together."""
+    own = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+    for module in model.modules():
+        if isinstance(module, ClipDropout):
+            continue
+        rate = module.p if isinstance(module, own) else getattr(module, "drop_prob", 0)
+        if rate:
+            return True
+    config: Any = getattr(model, "config", None)
+    values = config.to_dict() if hasattr(config, "to_dict") else {}
+    return any("drop" in name and isinstance(v, float) and v > 0 for name, v in values.items())
+
+
+def weights_fact(recipe: Recipe) -> Fact | None:
+    """Return the content of the weights that a run starts from or tests, or None if it is unknown.
+
+    A run from random weights has an empty fact.
+    """
+    given = recipe.train.checkpoint_file_path
+    if not recipe.train.enable:
+        given = recipe.test.checkpoint_file_path or given
+    fact = dict[str, Any]()
+    if given:
+        if given.startswith("https://"):
+            return None
+        path = local_file(given)
+        if not path.is_file():
+            return None
+        fact = {"file": path.name, "content": file_digest(path)}
+    folder = Path(recipe.hf.model) if recipe.model.family.is_transformer else None
+    if folder is not None and recipe.hf.model and folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.suffix in (".safetensors", ".bin", ".json"):
+                fact[path.name] = file_digest(path)
+    return fact
+
+
+def _code_digest(name: str) -> str:
+    """Return the hash of the source of a module, or of all modules of a package."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
+        return "unknown"
+    origin = Path(spec.origin)
+    files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
+    whole = hashlib.sha256()
+    for path in files:
+        whole.update(file_digest(path).encode())
+    return whole.hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Return the first 16 digits of the SHA-256 hash of a file."""
+    status = path.stat()
+    return _file_digest(str(path.resolve()), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _file_digest(path: str, size: int, modified: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

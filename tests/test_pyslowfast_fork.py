@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -19,18 +20,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from multigrid import Shape
+from multigrid import ScheduleStep, Shape
 from multigrid.integrations.pyslowfast import enable
+from multigrid.integrations.pyslowfast_tools import provide_private_package
 from slowfast_patches.config import load_recipe
 from slowfast_patches.plan.recipe_schedule import schedule_of
 
 LATER = Path(__file__).parent / "later_release"
+TOOLS = LATER / "tools"
 RECIPE = Path(__file__).parents[1] / "examples" / "pyslowfast_loop.yaml"
 VIDEOS = 8
 BOTH = (
     *("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True),
     *("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1.0, 1.0]]),
 )
+DRAWS = ("MODEL.DROPOUT_RATE", 0.5, "MIXUP.ENABLE", True, "BN.USE_PRECISE_STATS", True)
+"""Keys of what draws random numbers in the training loop."""
 NONE = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 PAIRS = (
     *("TRAIN.BATCH_SIZE", 4, "MULTIGRID.BN_BASE_SIZE", 4, "SOLVER.MAX_EPOCH", 10),
@@ -39,41 +44,53 @@ PAIRS = (
 )
 
 
-def run_later(rank: int, folders: list[Path], arguments: list[object], enabled: list[bool]) -> None:
+def run_later(rank: int, runs: list[list[object]], is_enabled: bool) -> None:
     """Run the script of the later release, as a process that has imported no slowfast.
 
-    It runs once in each folder, with multigrid enabled or not.
+    It runs once with each list of arguments, whose last one is the output folder.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "slowfast"]:
         del sys.modules[name]
-    sys.path.insert(0, str(LATER))
-    for folder, is_enabled in zip(folders, enabled, strict=True):
-        sys.argv = ["run_net.py", *map(str, arguments), "OUTPUT_DIR", str(folder)]
-        with (folder / f"{rank}.log").open("w") as log, contextlib.redirect_stdout(log):
-            if is_enabled:
-                enable()
-                enable()
-            runpy.run_path(str(LATER / "run_net.py"), run_name="__main__")
+    sys.path[:0] = [str(LATER), str(TOOLS)]
+    provide_private_package(TOOLS)
+    if is_enabled:
+        enable()
+        enable()
+    for arguments in runs:
+        sys.argv = ["run_net.py", *map(str, arguments)]
+        log = Path(str(arguments[-1]), f"{rank}.log")
+        with log.open("w") as file, contextlib.redirect_stdout(file):
+            runpy.run_path(str(TOOLS / "run_net.py"), run_name="__main__")
 
 
 @pytest.fixture
-def train_later(run_ranks: Callable[..., None], demo_data: Path, tmp_path: Path):
-    """Return `train_later(processes, names, KEY, value, ...)`, which runs the script.
-
-    It trains on a few videos, in a folder of each name.
-    """
-    import_module("slowfast.utils.meters")  # for the packages that it imports, in all forks
+def data_pairs(demo_data: Path, tmp_path: Path) -> tuple[object, ...]:
+    """Return config pairs of a data set of a few videos."""
     for split in ("train", "val", "test"):
         lines = (demo_data / f"{split}.csv").read_text().splitlines()[:VIDEOS]
         (tmp_path / f"{split}.csv").write_text("".join(f"{line}\n" for line in lines))
+    return ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
 
-    def run(processes: int, names: list[str], *pairs: object) -> None:
-        folders = [tmp_path / name for name in names]
-        for folder in folders:
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
-        arguments = [RECIPE, *PAIRS, *data, "NUM_GPUS", processes, *pairs]
-        run_ranks(processes, run_later, folders, arguments, [name != "off" for name in names])
+
+@pytest.fixture
+def train_later(
+    run_ranks: Callable[..., None], data_pairs: tuple[object, ...], tmp_path: Path
+) -> Callable[..., None]:
+    """Return `train_later(processes, {name: pairs, ...})`, which runs the script.
+
+    It trains with each of the pairs, one after the other, in a folder of the name.
+    """
+    import_module("slowfast.utils.meters")  # for the packages that it imports, in all forks
+
+    def run(
+        processes: int, trainings: dict[str, tuple[object, ...]], is_enabled: bool = True
+    ) -> None:
+        runs = list[list[object]]()
+        for name, pairs in trainings.items():
+            (tmp_path / name / "checkpoints").mkdir(parents=True, exist_ok=True)
+            opts = [*PAIRS, *data_pairs, "NUM_GPUS", processes, *pairs]
+            runs.append(["--cfg", RECIPE, "--opts", *opts, "OUTPUT_DIR", tmp_path / name])
+        run_ranks(processes, run_later, runs, is_enabled)
 
     return run
 
@@ -88,15 +105,27 @@ def state(folder: Path):
     return {name: t.tolist() for name, t in torch.load(path)["model_state"].items()}
 
 
+def steps_of(*pairs: object) -> list[ScheduleStep]:
+    """Return the steps of the schedule that the trainer of this repository would train."""
+    recipe = load_recipe(RECIPE, [*PAIRS, *pairs])
+    return list(schedule_of(recipe, VIDEOS).steps())
+
+
+def resume(folder: Path, copy: Path, epoch: int) -> None:
+    """Copy the checkpoint of an epoch to the folder of a new training."""
+    (copy / "checkpoints").mkdir(parents=True)
+    shutil.copy(folder / f"checkpoints/checkpoint_epoch_{epoch:05d}.pyth", copy / "checkpoints")
+
+
 @pytest.mark.slow
 def test_two_processes_train_the_schedule_and_a_resumed_training_ends_with_the_same_weights(
     train_later, tmp_path
 ):
+    """With dropout, mixup and precise BN, which draw from the global random generators."""
     whole, again = tmp_path / "whole", tmp_path / "again"
-    pairs = (*BOTH, "BN.NORM_TYPE", "sync_batchnorm")
-    train_later(2, ["whole"], *pairs)
-    recipe = load_recipe(RECIPE, [*PAIRS, "NUM_GPUS", 2, *BOTH])
-    steps = list(schedule_of(recipe, VIDEOS).steps())
+    pairs = (*BOTH, *DRAWS, "BN.NORM_TYPE", "sync_batchnorm")
+    train_later(2, {"whole": pairs})
+    steps = steps_of("NUM_GPUS", 2, *BOTH)
     ranks = [seen_in(whole, rank) for rank in range(2)]
     for seen in ranks:
         for row, step in zip(seen["train"], steps, strict=True):
@@ -106,41 +135,152 @@ def test_two_processes_train_the_schedule_and_a_resumed_training_ends_with_the_s
         for what, shape, sizes in seen["eval"]:
             assert shape == [2, 8, 32, 32], "evaluations are at the baseline's shape"
             assert what != "precise BN" or sizes == [0]
+        assert seen["steps"] == list(range(len(steps))), "TensorBoard counts iterations"
+    assert {what for what, *_ in ranks[0]["eval"]} == {"precise BN", "val"}
     places = [row["place"] for row in ranks[0]["train"]]
     last = places[-1][0]
     assert [epoch for epoch, number, _ in places if number == 0] == list(range(last + 1))
     assert all(len([p for p in places if p[0] == epoch]) == size for epoch, _, size in places)
     assert ranks[0]["schedule"][-1] == [1, [4, 8, 32], last + 1]
     assert "BN.NORM_TYPE sync_batchnorm is replaced" in (whole / "0.log").read_text()
-    (again / "checkpoints").mkdir(parents=True)
-    shutil.copy(whole / f"checkpoints/checkpoint_epoch_{last:05d}.pyth", again / "checkpoints")
-    train_later(2, ["again"], *pairs)
-    assert seen_in(again)["train"][0]["place"][:2] == [last, 0]
+    epoch = last // 2
+    resume(whole, again, epoch)
+    train_later(2, {"again": pairs})
+    rest = [row for row in ranks[0]["train"] if row["place"][0] >= epoch]
+    assert seen_in(again)["train"] == rest
     assert state(again) == state(whole)
 
 
 @pytest.mark.slow
 def test_without_a_cycle_nothing_changes(train_later, tmp_path):
-    train_later(1, ["off", "on"], *NONE, "SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0])
+    pairs = (*NONE, "SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0])
+    train_later(1, {"off": pairs}, is_enabled=False)
+    train_later(1, {"on": pairs})
     theirs, ours = tmp_path / "off", tmp_path / "on"
     assert seen_in(ours) == seen_in(theirs)
     assert state(ours) == state(theirs)
+
+
+@pytest.mark.slow
+def test_two_recipes_in_one_process_train_as_each_would_alone(train_later, tmp_path):
+    """Also a recipe without a cycle after one with both."""
+    other = (*BOTH, "TRAIN.BATCH_SIZE", 2, "MULTIGRID.BN_BASE_SIZE", 2)
+    off = (*NONE, "SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0])
+    train_later(1, {"first": BOTH, "second": other, "third": off})
+    train_later(1, {"alone": other})
+    assert seen_in(tmp_path / "second") == seen_in(tmp_path / "alone")
+    assert state(tmp_path / "second") == state(tmp_path / "alone")
+    seen = seen_in(tmp_path / "third")
+    rows = [(row["shape"], row["sizes"]) for row in seen["train"]]
+    assert rows == [([4, 8, 32, 32], [-1])] * 2, "the baseline, with layers that are not converted"
+    assert seen["schedule"] is None
+
+
+@pytest.mark.slow
+def test_an_mvit_trains_the_schedule_and_learns(train_later, tmp_path):
+    """Its crops are multiples of 8: patches of 4 pixels, and pools of 2 patches."""
+    pairs = (*BOTH, "MODEL.ARCH", "mvit", "DATA.INPUT_CHANNEL_NUM", [3])
+    rate = ("SOLVER.BASE_LR", 0.05, "SOLVER.MAX_EPOCH", 40, "SOLVER.STEPS", [0, 32])
+    train_later(1, {"mvit": (*pairs, *rate)})
+    seen = seen_in(tmp_path / "mvit")
+    keys = ("MULTIGRID.SIZE_DIVISOR", 8)
+    steps = steps_of(*BOTH, *rate, *keys)
+    assert {step.shape.crop for step in steps} == {16, 24, 32}
+    for row, step in zip(seen["train"], steps, strict=True):
+        assert Shape(*row["shape"][:3]) == step.shape
+        assert row["rates"] == [step.lr / 2, step.lr]
+    losses = [row["loss"] for row in seen["train"]]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+# --- the command
+
+
+def start_later(rank: int, script: str, arguments: list[object], told: Path) -> None:
+    """Run a script of the later release by the command, and write how the command ends to `told`.
+
+    It runs in a process that has imported no slowfast.
+    """
+    for name in [name for name in sys.modules if name.partition(".")[0] == "slowfast"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(LATER))
+    sys.argv = ["-m", str(TOOLS / script), *map(str, arguments)]
+    with (told.parent / "log").open("w") as log, contextlib.redirect_stdout(log):
+        try:
+            runpy.run_module("multigrid.integrations.pyslowfast", run_name="__main__")
+            told.write_text("no error")
+        except SystemExit as end:
+            told.write_text(str(end.code))
+
+
+@pytest.fixture
+def start(run_ranks: Callable[..., None], data_pairs: tuple[object, ...], tmp_path: Path):
+    """Return `start(script, pairs, opts)`, which returns how the command ends."""
+    import_module("slowfast.utils.meters")
+
+    def run(script: str, pairs: tuple[object, ...], opts: str = "--opts") -> str:
+        output = ("OUTPUT_DIR", tmp_path / "run")
+        arguments = ["--cfg", RECIPE, opts, *PAIRS, *data_pairs, *output, *pairs]
+        told = tmp_path / "told"
+        run_ranks(1, start_later, script, [word for word in arguments if word != ""], told)
+        return told.read_text()
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["run_net.py", "train_net.py"])
+def test_the_command_trains_and_tests(script, start, tmp_path):
+    """run_net.py imports a private package. train_net.py only has functions."""
+    assert start(script, BOTH) == "no error"
+    shapes = [row["shape"] for row in seen_in(tmp_path / "run")["train"]]
+    assert [Shape(*shape[:3]) for shape in shapes] == [step.shape for step in steps_of(*BOTH)]
+    assert json.loads((tmp_path / "run" / "test.json").read_text()) == [4, 8, 32, 32]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pairs", "opts", "message"),
+    [
+        (NONE, "--opts", r"error: MULTIGRID\.LONG_CYCLE and .* would train the baseline\. Add "),
+        (
+            BOTH,
+            "",
+            r"error: there is no config file TRAIN\.BATCH_SIZE.*: --cfg \S+ --opts TRAIN\.B",
+        ),
+        (
+            (*BOTH, "SOLVER.LARS_ON", True, "DATA.LOADER_CHUNK_SIZE", 9),
+            "--opts",
+            r"error: multigrid cannot train with DATA\.LOADER_CHUNK_SIZE 9: .*LARS_ON True: ",
+        ),
+    ],
+    ids=["no cycle", "no --opts", "refused keys"],
+)
+def test_the_command_refuses_what_would_not_train_multigrid(pairs, opts, message, start, tmp_path):
+    assert re.match(message, start("run_net.py", pairs, opts))
+    assert not (tmp_path / "run" / "0.json").exists(), "nothing is trained"
 
 
 SCRIPT = """
 import sys
 from multiprocessing import get_context
 from slowfast.models.build import build_model
-
-def note(name):
-    with open(sys.argv[1], "a") as file:
-        print(name, type(build_model.__self__).__name__, *sys.argv[2:], file=file)
+from vision.fair.slowfast.tools.helper import note
 
 if __name__ == "__main__":
-    note("script")
-    child = get_context("spawn").Process(target=note, args=("child",))
+    note("script", sys.argv)
+    child = get_context("spawn").Process(target=note, args=("child", sys.argv))
     child.start()
     child.join()
+"""
+
+HELPER = """
+import sys
+
+def note(name, argv):
+    build_model = sys.modules["slowfast.models.build"].build_model
+    with open(argv[1], "a") as file:
+        print(name, type(build_model.__self__).__name__, *argv[2:], file=file)
 """
 
 
@@ -163,6 +303,7 @@ for name in (
 @pytest.mark.slow
 def test_the_module_enables_multigrid_in_a_script_and_its_processes(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text(HELPER)
     (tmp_path / "slowfast").mkdir()
     (tmp_path / "slowfast" / "__init__.py").write_text(FAKE)
     command = [sys.executable, "-m", "multigrid.integrations.pyslowfast", tmp_path / "script.py"]

@@ -277,3 +277,79 @@ def test_a_model_of_other_inputs_is_left_alone_with_a_warning(caplog):
     new_multigrid().convert(model)
     assert type(model.pool) is nn.AvgPool3d
     assert "could not be run on a clip of the baseline's shape" in caplog.text
+
+
+# --- configs that lack keys, and keys that are refused
+
+
+def test_a_later_config_may_lack_the_keys_of_multigrid():
+    """As in a loop that does not call add_multigrid_config."""
+    cfg = new_config("SOLVER.LRS", [1, 0.1, 0.01])
+    expected = PySlowFastMultigrid(cfg.clone(), VIDEOS).schedule
+    for key in ("BATCH_EXPONENT", "SIZE_DIVISOR", "KEEP_FIELD_OF_VIEW"):
+        del cfg["MULTIGRID"][key]
+    del cfg["SOLVER"]["BATCH_RATE_RULE"]
+    multigrid = PySlowFastMultigrid(cfg, VIDEOS)
+    assert multigrid.schedule == expected
+    assert len(multigrid.loader(Asked(cfg))) == expected.iterations
+    del cfg["SOLVER"]["GAMMA"]
+    cfg.MULTIGRID.DEFAULT_B = 0
+    with pytest.raises(ValueError, match=r"the config has no key SOLVER\.GAMMA"):
+        PySlowFastMultigrid(cfg, VIDEOS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("DATA.LOADER_CHUNK_SIZE", 1000),
+        ("SOLVER.LARS_ON", True),
+        ("MASK.ENABLE", True),
+        ("AUG.GEN_MASK_LOADER", True),
+        ("TASK", "ssl"),
+        ("MODEL.MODEL_NAME", "ContrastiveModel"),
+        ("MODEL.MODEL_NAME", "MaskMViT"),
+        ("MODEL.MODEL_NAME", "PTVMViT"),
+        ("MVIT.REV.ENABLE", True),
+        ("DETECTION.ENABLE", True),
+        ("TRAIN.DATASET", "imagenet"),
+        ("MULTIGRID.EVAL_FREQ", 0),
+    ],
+)
+def test_a_key_that_multigrid_cannot_train_with_is_refused_by_name(key, value):
+    cfg = new_config()
+    *sections, name = key.split(".")
+    node = cfg
+    for section in sections:
+        node = node.setdefault(section, CfgNode())
+    node[name] = value
+    with pytest.raises(ValueError, match=rf"cannot train with {key} {value}: "):
+        PySlowFastMultigrid(cfg.clone(), VIDEOS)
+    cfg.merge_from_list(list(CYCLES_OFF))
+    assert PySlowFastMultigrid(cfg, VIDEOS).schedule.cycles is None
+
+
+def test_several_refused_keys_are_named_together():
+    cfg = new_config()
+    cfg.TASK, cfg.MASK, cfg.SOLVER.LARS_ON = "ssl", CfgNode({"ENABLE": True}), True
+    with pytest.raises(ValueError, match=r"TASK ssl, MASK\.ENABLE True: .* SOLVER\.LARS_ON True: "):
+        PySlowFastMultigrid(cfg, VIDEOS)
+
+
+@pytest.mark.filterwarnings("ignore:the first 4 iterations did not call step")
+def test_what_a_loop_draws_depends_on_seed_iteration_and_rank_alone():
+    def draws(start, stop, **options):
+        multigrid = new_multigrid()
+        multigrid.resume(iteration=start)
+        multigrid.convert(model := Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        loader = multigrid.loader(Asked(new_config()), **options)
+        found = []
+        for _ in zip(range(start, stop), loader, strict=False):
+            multigrid.begin(optimizer)
+            found.append((random.random(), float(np.random.rand()), float(torch.rand(1))))
+            torch.rand(start)
+        return found
+
+    whole = draws(0, 5)
+    assert len({draw for row in whole for draw in row}) == 15
+    assert draws(3, 5, num_workers=1) == whole[3:]

@@ -18,9 +18,11 @@ import os
 import sys
 from pathlib import Path
 
+from multigrid.errors import MultigridError
 from multigrid.integrations.pyslowfast_fork import enable
 from multigrid.integrations.pyslowfast_keys import add_multigrid_config, baseline_config
 from multigrid.integrations.pyslowfast_loop import PySlowFastMultigrid
+from multigrid.integrations.pyslowfast_tools import provide_private_package, train_and_test
 
 __all__ = ["PySlowFastMultigrid", "add_multigrid_config", "baseline_config", "enable"]
 
@@ -39,14 +41,27 @@ def _take_script() -> None:
     os.environ[_SCRIPT] = str(script)
 
 
+def _enable_or_exit() -> None:
+    """Enable multigrid in PySlowFast, or end the program with a message."""
+    try:
+        enable(require_cycles=True)
+    except ImportError as error:
+        sys.exit(f"Multigrid training cannot be enabled: {error}")
+
+
 # A process that the script spawns imports this module as __mp_main__. It needs the same names as
-# its parent, and multigrid enabled.
+# its parent, and multigrid enabled. tools/train_net.py only defines functions, so a process imports
+# it when it needs them.
 if __name__ == "__main__":
     _take_script()
 if __name__ in ("__main__", "__mp_main__"):
-    try:
-        enable()
-    except ImportError as error:
-        sys.exit(f"Multigrid training cannot be enabled: {error}")
     __file__ = os.environ[_SCRIPT]
-    exec(compile(Path(__file__).read_bytes(), __file__, "exec"), globals())
+    provide_private_package(Path(__file__).parent)
+    _enable_or_exit()
+    try:
+        if Path(__file__).name != "train_net.py":
+            exec(compile(Path(__file__).read_bytes(), __file__, "exec"), globals())
+        elif __name__ == "__main__":
+            train_and_test()
+    except MultigridError as error:
+        sys.exit(f"error: {error}")

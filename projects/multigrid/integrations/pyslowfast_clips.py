@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from multigrid.errors import MultigridError
 from multigrid.grids import SamplingOptions, make_grid
-from multigrid.integrations.pyslowfast_keys import baseline_config, set_keys
+from multigrid.integrations.pyslowfast_keys import baseline_config, get_key, set_keys
 from multigrid.sampling import clip_generator
 from multigrid.shapes import ClipRequest, Shape
 
@@ -60,7 +60,9 @@ class ConfiguredClips(Dataset[Any]):
             base=base,
             stride=cfg.DATA.SAMPLING_RATE,
             short_sides=tuple(cfg.DATA.TRAIN_JITTER_SCALES),
-            options=SamplingOptions(keep_field_of_view=cfg.MULTIGRID.KEEP_FIELD_OF_VIEW),
+            options=SamplingOptions(
+                keep_field_of_view=get_key(cfg, "MULTIGRID.KEEP_FIELD_OF_VIEW")
+            ),
         )
 
     def __len__(self) -> int:

@@ -15,6 +15,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from multigrid.batchnorm import average_running_stats
+from multigrid.errors import MultigridError
+from multigrid.integrations.pyslowfast_arguments import NO_CYCLE, check_arguments
+from multigrid.integrations.pyslowfast_checks import check_config
 from multigrid.integrations.pyslowfast_keys import (
     add_multigrid_config,
     baseline_config,
@@ -26,7 +29,7 @@ from multigrid.integrations.pyslowfast_loop import Epoch, PySlowFastMultigrid
 logger = logging.getLogger(__name__)
 
 
-def enable() -> None:
+def enable(*, require_cycles: bool = False) -> None:
     """Let the training script of a later PySlowFast release train the multigrid schedule.
 
     The script, data sets, models, launcher, meters, checkpoints, evaluation and test stay those of
@@ -36,6 +39,8 @@ def enable() -> None:
     | name | with a cycle |
     |---|---|
     | config.defaults.get_cfg | adds the keys that only multigrid has |
+    | config.defaults.assert_and_infer_cfg | refuses keys that multigrid cannot train with |
+    | utils.parser.parse_args | refuses keys that the parser takes for config files |
     | utils.multigrid.MultigridSchedule | builds the schedule from config and data set |
     | datasets.loader.construct_loader | training: clips of the schedule; others: the baseline's |
     | datasets.loader.shuffle_dataset | starts the epoch |
@@ -43,55 +48,181 @@ def enable() -> None:
     | models.optimizer.get_epoch_lr | returns the learning rate of the schedule |
     | models.optimizer.set_lr | begins the iteration, with the original's factors by layer |
     | utils.misc.aggregate_sub_bn_stats | averages BN running statistics over processes |
+    | visualization.tensorboard_vis.TensorboardWriter.add_scalars | counts iterations |
 
     Call this before the script imports from `slowfast`. A second call does nothing.
 
+    Args:
+        require_cycles: Whether to raise an error before a training without a cycle.
+
     Raises:
-        ImportError: The installed PySlowFast has not all of these names.
+        ImportError: The installed PySlowFast has not all of these names. It may lack
+            assert_and_infer_cfg, parse_args and add_scalars.
     """
-    _Fork().install()
+    _Fork(require_cycles).install()
+
+
+_OPTIONAL = (
+    "config.defaults:assert_and_infer_cfg",
+    "utils.parser:parse_args",
+    "visualization.tensorboard_vis:TensorboardWriter.add_scalars",
+)
+"""Names that a fork may lack."""
 
 
 class _Fork:
-    """State of multigrid training in a fork, and the functions that replace those of the fork."""
+    """Functions that replace those of a fork.
 
-    def __init__(self) -> None:
-        self._multigrid: PySlowFastMultigrid | None = None
-        self._loader: Any = None
-        self._replacements: dict[str, Callable[..., Any]] = {
-            "config.defaults.get_cfg": self._get_cfg,
-            "utils.multigrid.MultigridSchedule": lambda: self,
-            "datasets.loader.construct_loader": self._construct_loader,
-            "datasets.loader.shuffle_dataset": self._shuffle_dataset,
-            "models.build.build_model": self._build_model,
-            "models.optimizer.get_epoch_lr": self._get_epoch_lr,
-            "models.optimizer.set_lr": self._set_lr,
-            "utils.misc.aggregate_sub_bn_stats": self._aggregate_sub_bn_stats,
+    Attributes:
+        run: The multigrid training of the latest config that a function was called with, or None
+            if this config has no cycle or its training has not started.
+    """
+
+    def __init__(self, require_cycles: bool) -> None:
+        self.run: _Run | None = None
+        self._require_cycles = require_cycles
+        replacements: dict[str, Callable[..., Any]] = {
+            "config.defaults:get_cfg": self._get_cfg,
+            "config.defaults:assert_and_infer_cfg": self._assert_and_infer_cfg,
+            "utils.parser:parse_args": self._parse_args,
+            "utils.multigrid:MultigridSchedule": lambda: _Run(self),
+            "datasets.loader:construct_loader": self.construct_loader,
+            "datasets.loader:shuffle_dataset": self._shuffle_dataset,
+            "models.build:build_model": self._build_model,
+            "models.optimizer:get_epoch_lr": self._get_epoch_lr,
+            "models.optimizer:set_lr": self._set_lr,
+            "utils.misc:aggregate_sub_bn_stats": self._aggregate_sub_bn_stats,
+            "visualization.tensorboard_vis:TensorboardWriter.add_scalars": self._add_scalars(),
         }
-        self._host = {name: _find(name) for name in self._replacements}
+        found = {name: _find(name) for name in replacements}
+        self.host = {name: host for name, host in found.items() if host is not None}
+        self.replacements = {name: replacements[name] for name in self.host}
 
     def install(self) -> None:
         """Replace the functions of the fork, unless `enable` has done so before."""
-        if isinstance(getattr(self._host["models.build.build_model"], "__self__", None), _Fork):
+        if isinstance(getattr(self.host["models.build:build_model"], "__self__", None), _Fork):
             return
-        for name, replacement in self._replacements.items():
-            for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
-                for alias, value in list(vars(module).items()):
-                    if value is self._host[name]:
-                        setattr(module, alias, replacement)
+        for name, replacement in self.replacements.items():
+            for place in _places(name):
+                for alias, value in list(vars(place).items()):
+                    if value is self.host[name]:
+                        setattr(place, alias, replacement)
 
     def _get_cfg(self) -> Any:
-        cfg = self._host["config.defaults.get_cfg"]()
+        cfg = self.host["config.defaults:get_cfg"]()
         add_multigrid_config(cfg)
         return cfg
+
+    def _parse_args(self, *args: Any, **options: Any) -> Any:
+        parsed = self.host["utils.parser:parse_args"](*args, **options)
+        check_arguments(parsed)
+        return parsed
+
+    def _assert_and_infer_cfg(self, cfg: Any) -> Any:
+        self.run = None
+        inferred = self.host["config.defaults:assert_and_infer_cfg"](cfg)
+        self._enter(inferred)
+        return inferred
+
+    def _enter(self, cfg: Any) -> bool:
+        """Check a config that a function was called with, and return whether it uses multigrid.
+
+        A config without a cycle ends the training of an earlier config, which may have run in this
+        process before.
+        """
+        if uses_multigrid(cfg):
+            if self.run is None:
+                check_config(cfg)
+            return True
+        self.run = None
+        if self._require_cycles and cfg.TRAIN.ENABLE:
+            raise MultigridError(NO_CYCLE)
+        return False
+
+    def construct_loader(
+        self, cfg: Any, split: str, is_precise_bn: bool = False, **options: Any
+    ) -> Any:
+        """Return the loader of a split."""
+        if self._enter(cfg):
+            if split == "train" and not is_precise_bn and self.run is not None:
+                return self.run.loader
+            cfg = baseline_config(cfg)
+        construct = self.host["datasets.loader:construct_loader"]
+        return construct(cfg, split, is_precise_bn=is_precise_bn, **options)
+
+    def _shuffle_dataset(self, loader: Any, cur_epoch: int) -> None:
+        if isinstance(loader, _EpochLoader):
+            loader.start(cur_epoch)
+        else:
+            self.host["datasets.loader:shuffle_dataset"](loader, cur_epoch)
+
+    def _build_model(self, cfg: Any, *place: Any, **options: Any) -> nn.Module:
+        if self._enter(cfg):
+            use_plain_batchnorm(cfg)
+        model: nn.Module = self.host["models.build:build_model"](cfg, *place, **options)
+        if self.run is None or self.run.multigrid.training.model is not None:
+            return model
+        return self.run.multigrid.convert(model)
+
+    def _get_epoch_lr(self, cur_epoch: float, cfg: Any) -> float:
+        if self._enter(cfg):
+            if self.run is None:
+                raise MultigridError(
+                    "the training script did not call MultigridSchedule().init_multigrid(cfg), so "
+                    "there is no schedule. Edit the loop by hand, as docs/pyslowfast_by_hand.md "
+                    "shows"
+                )
+            return self.run.rate
+        rate: float = self.host["models.optimizer:get_epoch_lr"](cur_epoch, cfg)
+        return rate
+
+    def _set_lr(self, optimizer: Optimizer, new_lr: float) -> None:
+        set_lr = self.host["models.optimizer:set_lr"]
+        if self.run is None:
+            set_lr(optimizer, new_lr)
+        else:
+            self.run.multigrid.begin(optimizer, set_lr)
+
+    def _aggregate_sub_bn_stats(self, module: nn.Module) -> Any:
+        if self.run is not None:
+            average_running_stats(module)
+        return self.host["utils.misc:aggregate_sub_bn_stats"](module)
+
+    def _add_scalars(self) -> Callable[..., Any]:
+        """Return a method for the class of TensorBoard writers."""
+
+        def add_scalars(writer: Any, data: Any, global_step: int | None = None) -> Any:
+            step = global_step if self.run is None else self.run.latest_iteration
+            name = "visualization.tensorboard_vis:TensorboardWriter.add_scalars"
+            return self.host[name](writer, data, global_step=step)
+
+        return add_scalars
+
+
+class _Run:
+    """Multigrid training of one config. It takes the place of the fork's `MultigridSchedule`.
+
+    Attributes:
+        multigrid: Schedule, model and state of the training.
+        loader: Loader of the training.
+    """
+
+    multigrid: PySlowFastMultigrid
+    loader: _EpochLoader
+
+    def __init__(self, fork: _Fork) -> None:
+        self._fork = fork
 
     def init_multigrid(self, cfg: Any) -> Any:
         """Build the schedule and the training loader for a config, and return the config."""
         use_plain_batchnorm(cfg)
-        loader = self._host["datasets.loader.construct_loader"](baseline_config(cfg), "train")
-        self._multigrid = PySlowFastMultigrid(cfg, len(loader.dataset))
-        self._loader = _EpochLoader(self._multigrid, loader)
-        logger.info("Multigrid replaces in PySlowFast: %s.", ", ".join(self._replacements))
+        self._fork.run = None
+        loader = self._fork.construct_loader(cfg, "train")
+        self.multigrid = PySlowFastMultigrid(cfg, len(loader.dataset))
+        self.loader = _EpochLoader(self.multigrid, loader)
+        self._fork.run = self
+        names = ", ".join(self._fork.replacements).replace(":", ".")
+        logger.info("Multigrid replaces in PySlowFast: %s.", names)
         return cfg
 
     @property
@@ -101,11 +232,10 @@ class _Fork:
         The batch size is over all machines. Of the phases that end in one epoch, the first is
         listed.
         """
-        assert self._multigrid is not None
         phases = dict[int, tuple[int, list[int], int]]()
-        for phase in self._multigrid.schedule.phases:
+        for phase in self.multigrid.schedule.phases:
             shape = phase.base_shape
-            end = bisect_left(self._multigrid.epoch_ends, phase.stop) + 1
+            end = bisect_left(self.multigrid.epoch_ends, phase.stop) + 1
             phases.setdefault(end, (phase.stage, [shape.batch, shape.frames, shape.crop], end))
         return list(phases.values())
 
@@ -113,48 +243,16 @@ class _Fork:
         """Return the config, and False because nothing has to be rebuilt for another shape."""
         return cfg, False
 
-    def _construct_loader(
-        self, cfg: Any, split: str, is_precise_bn: bool = False, **options: Any
-    ) -> Any:
-        if self._multigrid is not None:
-            if split == "train" and not is_precise_bn:
-                return self._loader
-            cfg = baseline_config(cfg)
-        construct = self._host["datasets.loader.construct_loader"]
-        return construct(cfg, split, is_precise_bn=is_precise_bn, **options)
+    @property
+    def rate(self) -> float:
+        """Learning rate of the next iteration, or of the last one after the training."""
+        schedule = self.multigrid.schedule
+        return schedule.at(min(self.multigrid.training.iteration, schedule.iterations - 1)).lr
 
-    def _shuffle_dataset(self, loader: Any, cur_epoch: int) -> None:
-        if isinstance(loader, _EpochLoader):
-            loader.start(cur_epoch)
-        else:
-            self._host["datasets.loader.shuffle_dataset"](loader, cur_epoch)
-
-    def _build_model(self, cfg: Any, *place: Any, **options: Any) -> nn.Module:
-        if uses_multigrid(cfg):
-            use_plain_batchnorm(cfg)
-        model: nn.Module = self._host["models.build.build_model"](cfg, *place, **options)
-        if self._multigrid is None or self._multigrid.training.model is not None:
-            return model
-        return self._multigrid.convert(model)
-
-    def _get_epoch_lr(self, cur_epoch: float, cfg: Any) -> float:
-        if self._multigrid is None:
-            rate: float = self._host["models.optimizer.get_epoch_lr"](cur_epoch, cfg)
-            return rate
-        schedule = self._multigrid.schedule
-        return schedule.at(min(self._multigrid.training.iteration, schedule.iterations - 1)).lr
-
-    def _set_lr(self, optimizer: Optimizer, new_lr: float) -> None:
-        set_lr = self._host["models.optimizer.set_lr"]
-        if self._multigrid is None:
-            set_lr(optimizer, new_lr)
-        else:
-            self._multigrid.begin(optimizer, set_lr)
-
-    def _aggregate_sub_bn_stats(self, module: nn.Module) -> Any:
-        if self._multigrid is not None:
-            average_running_stats(module)
-        return self._host["utils.misc.aggregate_sub_bn_stats"](module)
+    @property
+    def latest_iteration(self) -> int:
+        """Index of the latest iteration that has begun, or 0."""
+        return max(0, self.multigrid.training.iteration - 1)
 
 
 class _EpochLoader:
@@ -197,18 +295,31 @@ class _EpochLoader:
         return iter(self._epoch)
 
 
-def _find(name: str) -> Callable[..., Any]:
-    """Return an object of the package `slowfast`.
+def _find(name: str) -> Callable[..., Any] | None:
+    """Return a function or class of the package `slowfast`, such as "models.build:build_model".
+
+    Returns:
+        None if it is missing and in `_OPTIONAL`.
 
     Raises:
-        ImportError: There is no such object.
+        ImportError: It is missing, and not in `_OPTIONAL`.
     """
-    module, _, attribute = name.rpartition(".")
     try:
-        found: Callable[..., Any] = resolve_name(f"slowfast.{module}:{attribute}")
-    except (AttributeError, ModuleNotFoundError) as error:
+        found: Callable[..., Any] = resolve_name(f"slowfast.{name}")
+    except (AttributeError, ImportError) as error:
+        if name in _OPTIONAL:
+            return None
         raise ImportError(
-            f"This PySlowFast has no slowfast.{name} ({error}), so multigrid cannot replace it. "
-            "Edit the training loop by hand, as docs/pyslowfast_by_hand.md shows."
+            f"This PySlowFast has no slowfast.{name.replace(':', '.')} ({error}), so multigrid "
+            "cannot replace it. Edit the training loop by hand, as docs/pyslowfast_by_hand.md "
+            "shows."
         ) from error
     return found
+
+
+def _places(name: str) -> list[Any]:
+    """Return the class of a method, or for a function all modules that may have imported it."""
+    owner = name.rpartition(".")[0]
+    if ":" in owner:
+        return [resolve_name(f"slowfast.{owner}")]
+    return [module for module in sys.modules.values() if isinstance(module, ModuleType)]

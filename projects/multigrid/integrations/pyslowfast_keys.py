@@ -1,6 +1,7 @@
 """Read and change the keys of a PySlowFast config.
 
-A config is a `CfgNode` of yacs, from PySlowFast 1.0, a later release or a fork.
+A config is a `CfgNode` of yacs, from PySlowFast 1.0, a later release or a fork. It may lack the
+keys that only multigrid has. They then have the default values below.
 """
 
 from __future__ import annotations
@@ -14,9 +15,6 @@ from typing import Any
 
 from multigrid.cycles import PAPER
 from multigrid.errors import MultigridError
-from multigrid.keys import schedule_from
-from multigrid.learning_rate import LearningRate
-from multigrid.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +42,8 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 """Default values of keys that a release of PySlowFast may lack."""
 
+_MISSING = object()
+
 _OFF: Mapping[str, Any] = {
     "MULTIGRID.LONG_CYCLE": False,
     "MULTIGRID.SHORT_CYCLE": False,
@@ -55,9 +55,27 @@ _OFF: Mapping[str, Any] = {
 """Values that turn off the multigrid code in the data sets and loaders of later releases."""
 
 
+def find_key(cfg: Any, name: str, default: Any = None) -> Any:
+    """Return the value of a key such as "DATA.NUM_FRAMES", or a default if the config lacks it."""
+    try:
+        return reduce(getitem, name.split("."), cfg)
+    except KeyError:
+        return default
+
+
 def get_key(cfg: Any, name: str) -> Any:
-    """Return the value of a key such as "DATA.NUM_FRAMES"."""
-    return reduce(getitem, name.split("."), cfg)
+    """Return the value of a key, or multigrid's default if the config lacks it.
+
+    Raises:
+        ValueError: The config lacks the key, and multigrid has no default for it.
+    """
+    value = find_key(cfg, name, _DEFAULTS.get(name, _MISSING))
+    if value is _MISSING:
+        raise MultigridError(
+            f"the config has no key {name}, which multigrid needs. Add it to the defaults of your "
+            "fork (slowfast/config/defaults.py)"
+        )
+    return value
 
 
 def set_keys(cfg: Any, values: Mapping[str, Any]) -> None:
@@ -87,49 +105,15 @@ def baseline_config(cfg: Any) -> Any:
 
 def uses_multigrid(cfg: Any) -> bool:
     """Return whether the long or the short cycle is on."""
-    return bool(cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE)
+    return bool(get_key(cfg, "MULTIGRID.LONG_CYCLE") or get_key(cfg, "MULTIGRID.SHORT_CYCLE"))
 
 
 def use_plain_batchnorm(cfg: Any) -> None:
     """Set BN.NORM_TYPE batchnorm, the layers that multigrid converts, and log a change."""
-    norm = cfg.BN.get("NORM_TYPE", "batchnorm")
+    norm = find_key(cfg, "BN.NORM_TYPE", "batchnorm")
     if norm != "batchnorm":
         logger.warning(
             f"BN.NORM_TYPE {norm} is replaced by batchnorm. In multigrid training, "
             "MULTIGRID.BN_BASE_SIZE clips share BN statistics, on one or several processes."
         )
         set_keys(cfg, {"BN.NORM_TYPE": "batchnorm"})
-
-
-def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = None) -> Schedule:
-    """Build the schedule that a config describes.
-
-    If both cycles are off, this is the schedule of the baseline.
-
-    Args:
-        cfg: The config, unchanged since it was loaded. TRAIN.BATCH_SIZE is the batch size per
-            machine, and NUM_SHARDS the number of machines.
-        num_videos: Number of training videos.
-        learning_rate: Learning-rate policy of the baseline. None means the policy in SOLVER.
-
-    Raises:
-        ValueError: The config describes no valid schedule, or has been used for multigrid already.
-    """
-    if "MULTIGRID" not in cfg:
-        raise MultigridError(
-            "the config has no section MULTIGRID. Call add_multigrid_config(cfg) before you merge "
-            "a recipe into the config"
-        )
-    if uses_multigrid(cfg) and not cfg.MULTIGRID.EVAL_FREQ:
-        raise MultigridError(
-            "MULTIGRID.EVAL_FREQ is 0, which only multigrid-train accepts. Set the number of "
-            "evaluations in each phase, such as 1"
-        )
-    if cfg.MULTIGRID.DEFAULT_B:
-        raise MultigridError(
-            f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}, so multigrid has already changed "
-            "the config. Pass the config as it was loaded, and do not call the multigrid code of "
-            "PySlowFast"
-        )
-    bn_size = cfg.MULTIGRID.BN_BASE_SIZE if uses_multigrid(cfg) else 0
-    return schedule_from(lambda name: get_key(cfg, name), num_videos, bn_size, learning_rate)

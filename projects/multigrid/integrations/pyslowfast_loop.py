@@ -10,11 +10,14 @@ This module does not import PySlowFast.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -24,16 +27,20 @@ from multigrid.batchnorm import convert_batchnorm, set_group_size
 from multigrid.errors import MultigridError
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
 from multigrid.integrations.pyslowfast_keys import (
-    schedule_of,
     set_keys,
     use_plain_batchnorm,
     uses_multigrid,
 )
 from multigrid.integrations.pyslowfast_model import fit_model
+from multigrid.integrations.pyslowfast_schedule import schedule_of
 from multigrid.learning_rate import LearningRate
+from multigrid.positions import check_patches, convert_mvit
 from multigrid.sampler import MultigridBatchSampler
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.training import Training
+
+_LOOP_STREAM = 1
+"""Last part of the seeds of the loop. The seeds of the clips are shorter."""
 
 
 class PySlowFastMultigrid:
@@ -66,7 +73,8 @@ class PySlowFastMultigrid:
         epoch_ends: The iterations at which the epochs end, in ascending order.
 
     Raises:
-        ValueError: The config describes no valid schedule, or a training has changed its values.
+        ValueError: The config describes no valid schedule, or multigrid cannot train with it
+            (`check_config`).
     """
 
     def __init__(
@@ -88,12 +96,13 @@ class PySlowFastMultigrid:
             set_keys(cfg, base)
 
     def convert(self, model: nn.Module) -> nn.Module:
-        """Convert the BN layers and the average pools of a model for clips of any shape.
+        """Convert a model for clips of any shape.
 
         BN layers compute statistics over a fixed number of clips. Average pools over a whole
-        feature map fit any map (see `fit_model`). Both are unchanged in evaluation mode. Parameters
-        and buffers stay the same objects, so an optimizer or a DistributedDataParallel that holds
-        them remains valid.
+        feature map fit any map (see `fit_model`). An MViT interpolates its position embeddings (see
+        `convert_mvit`). For clips of the baseline's shape, evaluation is unchanged. Parameters and
+        buffers stay the same objects, so an optimizer or a DistributedDataParallel that holds them
+        remains valid.
 
         Returns:
             The model, which is changed in place.
@@ -103,6 +112,8 @@ class PySlowFastMultigrid:
                 a module does not accept a shape.
         """
         if self._is_on:
+            convert_mvit(model)
+            check_patches(model, self.schedule.shapes)
             fit_model(model, self._cfg, self.schedule)
             model = convert_batchnorm(model)
             if isinstance(model, DistributedDataParallel):
@@ -220,7 +231,10 @@ class Epoch:
 
 
 class _Loader(DataLoader[Any]):
-    """Loader that requires a call of `begin` for each mini-batch before the next one."""
+    """Loader that requires a call of `begin` for each mini-batch before the next one.
+
+    Before it yields a mini-batch, it seeds the global random generators (`_seed_generators`).
+    """
 
     training: Training
 
@@ -233,4 +247,19 @@ class _Loader(DataLoader[Any]):
                     "next to begin. Call begin once for each mini-batch, and resume before the "
                     "loader is created. For precise BN, create another loader."
                 )
+            _seed_generators(self.training.seed, iteration, self.batch_sampler.rank)
             yield batch
+
+
+def _seed_generators(seed: int, iteration: int, rank: int) -> None:
+    """Seed the global random generators of Python, NumPy and PyTorch for an iteration.
+
+    What the loop draws in the iteration, such as the masks of dropout and the pairs of mixup, then
+    depends on the seed, the iteration and the rank alone. A resumed training therefore draws the
+    same numbers as an uninterrupted one.
+    """
+    seeds = np.random.SeedSequence((seed, iteration, rank, _LOOP_STREAM)).generate_state(3)
+    python, numpy, pytorch = seeds.tolist()
+    random.seed(python)
+    np.random.seed(numpy)
+    torch.manual_seed(pytorch)

@@ -8,12 +8,14 @@ from multigrid.positions.interpolate import (
     place_positions,
     set_coverage,
 )
+from multigrid.positions.mvit import convert_mvit
 
 __all__ = [
     "FollowsGrid",
     "Patches",
     "check_patches",
     "check_transformers",
+    "convert_mvit",
     "convert_positions",
     "place_positions",
     "set_coverage",

@@ -1,15 +1,18 @@
 """Calling conventions of a later release's training script, on PySlowFast 1.0.
 
 The names, arguments and results are those that such a script uses. The models and the data set are
-1.0's. Its own multigrid code only raises an error.
+1.0's, and an MViT of mvit.py. Its own multigrid code only raises an error.
 """
 
+import argparse
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
 
 import torch
 from fvcore.common.config import CfgNode
+from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
@@ -17,6 +20,7 @@ import slowfast.config.defaults as defaults
 import slowfast.datasets.loader as loader
 import slowfast.utils.checkpoint as checkpoint
 import slowfast.utils.misc as misc
+from slowfast import mvit
 from slowfast_patches import patching
 
 patching.apply()
@@ -41,8 +45,59 @@ def get_cfg():
         }
     )
     cfg.BN.NORM_TYPE, cfg.BN.NUM_SPLITS = "batchnorm", 1
-    cfg.SOLVER.COSINE_END_LR = 0.0
+    cfg.SOLVER.COSINE_END_LR, cfg.SOLVER.LARS_ON = 0.0, False
+    cfg.MIXUP, cfg.MASK = CfgNode({"ENABLE": False}), CfgNode({"ENABLE": False})
+    cfg.TASK, cfg.DATA.LOADER_CHUNK_SIZE = "", 0
+    cfg.MVIT = CfgNode(mvit.DEFAULTS)
+    cfg.MODEL.SINGLE_PATHWAY_ARCH += ["mvit"]
     return cfg
+
+
+def assert_and_infer_cfg(cfg):
+    assert cfg.SHARD_ID < cfg.NUM_SHARDS
+    return cfg
+
+
+def parse_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--init_method", default="tcp://localhost:9999")
+    parser.add_argument("--cfg", dest="cfg_files", nargs="+")
+    parser.add_argument("--opts", default=None, nargs=argparse.REMAINDER)
+    return parser.parse_args()
+
+
+def load_config(args, path_to_config=None):
+    cfg = defaults.get_cfg()
+    cfg.merge_from_file(path_to_config)
+    cfg.merge_from_list(args.opts or [])
+    checkpoint.make_checkpoint_dir(cfg.OUTPUT_DIR)
+    return cfg
+
+
+def run_rank(rank, func, cfg, init_method):
+    dist.init_process_group("gloo", init_method, rank=rank, world_size=cfg.NUM_GPUS)
+    torch.set_num_threads(1)
+    func(cfg)
+
+
+def launch_job(cfg, init_method, func):
+    if dist.is_initialized():
+        func(cfg)
+    elif "RANK" in os.environ:
+        run_rank(int(os.environ["RANK"]), func, cfg, "env://")
+    elif cfg.NUM_GPUS > 1:
+        init = f"file://{cfg.OUTPUT_DIR}/rendezvous"
+        torch.multiprocessing.spawn(run_rank, (func, cfg, init), nprocs=cfg.NUM_GPUS)
+    else:
+        func(cfg)
+
+
+class TensorboardWriter:
+    def __init__(self, cfg):
+        self.steps = []
+
+    def add_scalars(self, data_dict, global_step=None):
+        self.steps.append(global_step)
 
 
 class MultigridSchedule:
@@ -65,7 +120,8 @@ def construct_loader(cfg, split, is_precise_bn=False):
 
 def build_model(cfg, gpu_id=None):
     assert cfg.BN.NORM_TYPE == "batchnorm", "the state dict of another BN would differ"
-    model = model_builder._MODEL_TYPES[cfg.MODEL.ARCH](cfg)
+    build = mvit.MViT if cfg.MODEL.ARCH == "mvit" else model_builder._MODEL_TYPES[cfg.MODEL.ARCH]
+    model = build(cfg)
     return DistributedDataParallel(model) if cfg.NUM_GPUS > 1 else model
 
 
@@ -88,11 +144,20 @@ def is_checkpoint_epoch(cfg, cur_epoch, multigrid_schedule=None):
     return True
 
 
-sys.modules["slowfast.utils.multigrid"] = ModuleType("slowfast.utils.multigrid")
-sys.modules["slowfast.models.build"] = ModuleType("slowfast.models.build")
-sys.modules["slowfast.utils.multigrid"].MultigridSchedule = MultigridSchedule
-sys.modules["slowfast.models.build"].build_model = models.build_model = build_model
-defaults.get_cfg, loader.construct_loader = get_cfg, construct_loader
+def add_module(name, **functions):
+    """Add a module of the later release that 1.0 does not have."""
+    sys.modules[f"slowfast.{name}"] = module = ModuleType(f"slowfast.{name}")
+    vars(module).update(functions)
+
+
+add_module("utils.multigrid", MultigridSchedule=MultigridSchedule)
+add_module("utils.parser", parse_args=parse_args, load_config=load_config)
+add_module("models.build", build_model=build_model)
+add_module("visualization")
+add_module("visualization.tensorboard_vis", TensorboardWriter=TensorboardWriter)
+models.build_model = build_model
+defaults.get_cfg, defaults.assert_and_infer_cfg = get_cfg, assert_and_infer_cfg
+loader.construct_loader, misc.launch_job = construct_loader, launch_job
 optimizer.set_lr = set_lr
 misc.aggregate_sub_bn_stats, misc.is_eval_epoch = aggregate_sub_bn_stats, is_eval_epoch
 checkpoint.is_checkpoint_epoch = is_checkpoint_epoch

@@ -1,20 +1,18 @@
-"""Training script that makes the same calls as a later release. It has no code for multigrid.
+"""Training function that makes the same calls as a later release. It has no code for multigrid.
 
 It writes a record of each training and evaluation step to OUTPUT_DIR, as JSON.
 """
 
 import json
-import os
 import random
-import sys
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import slowfast.models.optimizer as optim
 import slowfast.utils.checkpoint as cu
+import slowfast.visualization.tensorboard_vis as tb
 import torch
-from slowfast.config.defaults import get_cfg
 from slowfast.datasets import loader
 from slowfast.models import build_model
 from slowfast.utils import logging, misc
@@ -22,8 +20,6 @@ from slowfast.utils.meters import TrainMeter
 from slowfast.utils.multigrid import MultigridSchedule
 from torch import distributed as dist
 from torch import nn
-
-seen = {"train": [], "eval": [], "schedule": None}
 
 
 def set_seeds(value):
@@ -41,21 +37,32 @@ def group_sizes(model):
     return list({getattr(norm, "group_size", -1) or 0 for norm in norms})
 
 
-def train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg):
+def mix(inputs, labels):
+    """Mix each clip with the clip at the other end of the mini-batch, and return both labels."""
+    share = float(np.random.beta(1, 1))
+    return [clips.lerp(clips.flip(0), share) for clips in inputs], labels.flip(0), share
+
+
+def train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg, writer, seen):
     model.train()
     size = len(train_loader)
     for cur_iter, (inputs, labels, index, _time, _meta) in enumerate(train_loader):
         train_meter.iter_tic()
         lr = optim.get_epoch_lr(cur_epoch + float(cur_iter) / size, cfg)
         optim.set_lr(optimizer, lr)
-        shape = shape_of(inputs)
-        loss = nn.functional.cross_entropy(model(inputs), labels)
+        shape, mixed, share = shape_of(inputs), labels, 0.0
+        if cfg.MIXUP.ENABLE:
+            inputs, mixed, share = mix(inputs, labels)
+        scores = model(inputs)
+        losses = [nn.functional.cross_entropy(scores, target) for target in (labels, mixed)]
+        loss = (1 - share) * losses[0] + share * losses[1]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         train_meter.iter_toc()
         train_meter.update_stats(0.0, 0.0, loss.item(), lr, len(labels))
         train_meter.log_iter_stats(cur_epoch, cur_iter)
+        writer.add_scalars({"Train/loss": loss.item()}, global_step=size * cur_epoch + cur_iter)
         seen["train"].append(
             {
                 "place": [cur_epoch, cur_iter, size],
@@ -70,9 +77,8 @@ def train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg):
 
 
 @torch.no_grad()
-def forward(loader, model, what):
-    set_seeds(0)
-    for inputs, *_ in islice(loader, 1):
+def forward(batches, model, what, seen):
+    for inputs, *_ in islice(batches, 1):
         seen["eval"].append([what, shape_of(inputs), group_sizes(model)])
         model(inputs)
 
@@ -80,6 +86,7 @@ def forward(loader, model, what):
 def train(cfg):
     set_seeds(cfg.RNG_SEED)
     logging.setup_logging()
+    seen = {"train": [], "eval": [], "schedule": None}
     multigrid = None
     if cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE:
         multigrid = MultigridSchedule()
@@ -96,44 +103,22 @@ def train(cfg):
     val_loader = loader.construct_loader(cfg, "val")
     precise_bn_loader = loader.construct_loader(cfg, "train", is_precise_bn=True)
     train_meter = TrainMeter(len(train_loader), cfg)
+    writer = tb.TensorboardWriter(cfg)
     for cur_epoch in range(start_epoch, cfg.SOLVER.MAX_EPOCH):
         if multigrid:
             cfg, changed = multigrid.update_long_cycle(cfg, cur_epoch)
             assert not changed
         loader.shuffle_dataset(train_loader, cur_epoch)
-        train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg)
+        train_epoch(train_loader, model, optimizer, train_meter, cur_epoch, cfg, writer, seen)
         schedule = None if multigrid is None else multigrid.schedule
-        if misc.is_eval_epoch(cfg, cur_epoch, schedule):
-            forward(precise_bn_loader, model, "precise BN")
+        if misc.is_eval_epoch(cfg, cur_epoch, schedule) and cfg.BN.USE_PRECISE_STATS:
+            forward(precise_bn_loader, model, "precise BN", seen)
         misc.aggregate_sub_bn_stats(model)
         if cu.is_checkpoint_epoch(cfg, cur_epoch, schedule):
             cu.save_checkpoint(cfg.OUTPUT_DIR, model, optimizer, cur_epoch, cfg)
         if misc.is_eval_epoch(cfg, cur_epoch, schedule):
-            forward(val_loader, model.eval(), "val")
-    forward(loader.construct_loader(cfg, "test"), build_model(cfg).eval(), "test")
+            forward(val_loader, model.eval(), "val", seen)
     seen["schedule"] = multigrid and multigrid.schedule
+    seen["steps"] = writer.steps
     rank = dist.get_rank() if dist.is_initialized() else 0
     Path(cfg.OUTPUT_DIR, f"{rank}.json").write_text(json.dumps(seen))
-
-
-def run(rank, cfg, init_method):
-    dist.init_process_group("gloo", init_method, rank=rank, world_size=cfg.NUM_GPUS)
-    torch.set_num_threads(1)
-    train(cfg)
-
-
-def main():
-    cfg = get_cfg()
-    cfg.merge_from_file(sys.argv[1])
-    cfg.merge_from_list(sys.argv[2:])
-    if "RANK" in os.environ:
-        run(int(os.environ["RANK"]), cfg, "env://")
-    elif cfg.NUM_GPUS > 1:
-        init = f"file://{cfg.OUTPUT_DIR}/rendezvous"
-        torch.multiprocessing.spawn(run, (cfg, init), nprocs=cfg.NUM_GPUS)
-    else:
-        train(cfg)
-
-
-if __name__ == "__main__":
-    main()

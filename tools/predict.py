@@ -32,7 +32,8 @@ empty.
 --export FILE.pt2 writes a program for torch.export.load, which runs without this package. The input
 is a batch of clips (N, 3, T, S, S) of uint8 RGB pixels, where T and S are the frames and the crop
 of the test. The output is the probabilities (N, classes). The extra file classes.json in the
-program has the class names.
+program has the class names. --onnx FILE.onnx writes the same program in the ONNX format. The entry
+"classes" of its metadata has the class names.
 
 --hub DIR writes a folder for the Hugging Face Hub, which --checkpoint also accepts: config.json,
 model.safetensors, recipe.yaml and a model card, README.md, with gaps to fill in. For VideoMAE and
@@ -107,6 +108,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--output", "FILE.csv", "write a table of the probabilities of all classes", Path)
     text = "write the model as a torch.export program; with this option, videos are optional"
     add("--export", "FILE.pt2", text, Path)
+    add("--onnx", "FILE.onnx", "write the model in the ONNX format; videos are optional", Path)
     add("--hub", "DIR", "write a folder for the Hugging Face Hub; videos are optional", Path)
     text = "what to classify in the videos; for detection, in the format of AVA"
     add("--targets", "FILE.csv", text, Path)
@@ -119,10 +121,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     videos = takewhile(lambda word: not _is_key(word), words)
     args.videos = [word.removeprefix("./") if word.startswith("./-") else word for word in videos]
     args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
-    if not (args.videos or args.export or args.hub):
-        parser.error("at least one video, or --export or --hub, is required")
-    if args.targets and (args.output or args.export or args.hub):
-        parser.error("--targets cannot be combined with --output, --export or --hub")
+    written = args.export or args.onnx or args.hub
+    if not (args.videos or written):
+        parser.error("at least one video, or --export, --onnx or --hub, is required")
+    if args.targets and (args.output or written):
+        parser.error("--targets cannot be combined with --output, --export, --onnx or --hub")
     return args
 
 
@@ -150,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     path = checkpoint_of(args.checkpoint)
     if path != args.checkpoint:
         print(f"Using the checkpoint {path}", file=sys.stderr)
-    if args.export:
+    if args.export or args.onnx:
         args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
     if not args.targets:
@@ -164,6 +167,11 @@ def main(argv: list[str] | None = None) -> int:
 
         write_program(predictor, args.export)
         print(f"Program written to {args.export}", file=sys.stderr)
+    if args.onnx:
+        from slowfast_patches.train.predict.export import write_onnx  # lazy import: slow
+
+        write_onnx(predictor, args.onnx)
+        print(f"Model written to {args.onnx}", file=sys.stderr)
     if args.hub:
         from slowfast_patches.train.predict.hub import write_hub_folder
 

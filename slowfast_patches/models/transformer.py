@@ -41,7 +41,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     except ImportError as error:
         raise UserError(
             f"MODEL.ARCH hf needs the package transformers ({error}). Run "
-            "pip install 'slowfast-multigrid[transformers]'"
+            "pip install 'transformers>=5.18,<6' 'accelerate<2'"
         ) from None
     config, folder = configuration(recipe)
     if folder and torch.get_default_device().type != "meta":

@@ -1,7 +1,8 @@
-"""Export a trained model as a torch.export program that runs without this package."""
+"""Export a trained model as a torch.export program or to ONNX, to run without this package."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from slowfast_patches.train.predict.predictor import Predictor
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import atomic_write, make_folder
 
 
@@ -38,3 +40,31 @@ def write_program(predictor: Predictor, path: Path) -> None:
     with atomic_write(path) as file:
         names = json.dumps(predictor.class_names, ensure_ascii=False)
         torch.export.save(program, file, extra_files={"classes.json": names})
+
+
+def write_onnx(predictor: Predictor, path: Path) -> None:
+    """Write a model to `path` in the ONNX format, with the input and output of `exported`.
+
+    The entry `classes` of the metadata is a JSON list of the class names, or null.
+
+    Raises:
+        ValueError: The package onnx or onnxscript is missing.
+    """
+    try:
+        import onnx  # noqa: F401  Lazy: these packages are optional.
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"--onnx needs the packages onnx and onnxscript ({error}). Run pip install onnx "
+            "onnxscript"
+        ) from None
+    sizes = {"clips": {0: "clips"}}
+    program = torch.onnx.export(exported(predictor), dynamo=True, dynamic_shapes=sizes)
+    assert program is not None
+    names = json.dumps(predictor.class_names, ensure_ascii=False)
+    program.model.metadata_props["classes"] = names
+    make_folder(path.parent)
+    content = io.BytesIO()
+    program.save(content)
+    with atomic_write(path) as file:
+        file.write(content.getvalue())

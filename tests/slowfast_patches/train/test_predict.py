@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 import slowfast_patches
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
@@ -183,3 +186,21 @@ def test_a_model_is_loaded_by_its_folder_and_exported(
     assert json.loads(extra["classes.json"]) == names
     torch.testing.assert_close(program(clips), scores)
     torch.testing.assert_close(program(clips[1:]), scores[1:])
+
+
+def test_a_model_is_written_as_onnx_with_its_class_names(
+    multigrid_run, videos, names, predict, tmp_path
+):
+    """ONNX's own evaluator takes one or more clips, and returns the scores of the model."""
+    model = slowfast_patches.load_model(multigrid_run)
+    clips = model.clips(videos[0])
+    path = tmp_path / "new" / "model.onnx"
+    assert predict("--checkpoint", multigrid_run, "--onnx", path)[0] == 0
+    program = onnx.load(path)
+    assert json.loads(program.metadata_props[0].value) == names
+    with torch.no_grad():
+        scores = model(clips).numpy()
+    run = ReferenceEvaluator(program).run
+    for few, wanted in ((clips, scores), (clips[1:], scores[1:])):
+        (found,) = run(None, {"clips": few.numpy()})
+        np.testing.assert_allclose(found, wanted, atol=1e-5)

@@ -6,6 +6,7 @@
 #   make docs     the site, in site/, with every link and anchor checked
 #   make demo     train baseline, shortened baseline and multigrid on real files, compare them
 #   make gpu      on a machine with a GPU: its tests and measurements, into benchmarks/results; MINUTES=15 at most
+#   make mutate   change the code in random places, and report which changes no test notices; SEED=1 COUNT=60
 #   make demo-start          a short training on a tenth of the demo's videos
 #   make update-constraints  choose the newest versions that pyproject.toml allows for constraints.txt
 PYTHON ?= python3
@@ -19,7 +20,7 @@ SEEDS ?= 0
 # Modules are compiled by who imports them first, not all of torch's by pip.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install check test docs demo demo-start gpu update-constraints lint quick-tests all-tests clean
+.PHONY: install check test docs demo demo-start gpu update-constraints mutate lint quick-tests all-tests clean
 
 install: $(VENV)/.installed
 
@@ -119,6 +120,13 @@ update-constraints: install
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate --upgrade \
 	    --custom-compile-command "make update-constraints" --constraint constraints.in \
 	    --output-file constraints.txt pyproject.toml
+
+# Change the code in COUNT places, one at a time, and report which changes no test notices. Hours, for all packages.
+MUTATED ?= projects/multigrid slowfast_patches
+COUNT ?= 60
+SEED ?= 0
+mutate: install
+	$(BIN)/python -m tests.faults.mutate $(MUTATED) --count $(COUNT) --seed $(SEED) --jobs 2
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis site *.egg-info

@@ -17,6 +17,7 @@ import torch
 from slowfast_patches.train.checkpoint import last_checkpoint
 from tests.conftest import Folder, assert_same_run
 from tests.faults.kills import find_difference
+from tests.faults.mutate import changes, is_noticed
 
 MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
 """Places of faulty_run_net.py, and the calls that a process certainly comes to."""
@@ -52,3 +53,48 @@ def test_the_comparison_of_kills_notices_a_single_bit(multigrid_run, tmp_path):
     weight.view(torch.int32).flatten()[0] ^= 1
     torch.save(content, path)
     assert f".model_state.{name}" in find_difference(same, multigrid_run)
+
+
+def test_the_changes_of_a_file_are_one_place_each_and_compile(tmp_path):
+    """Worked out by hand: a comparison, its number, a raise, a returned value, and its `not`."""
+    source = '''"""A module."""
+LIMIT = 3
+
+
+def check(value: int = 4) -> bool:
+    """Return whether a value is small."""
+    if value < 0:
+        raise ValueError(f"{value + 1} is below {0}")
+    return not value
+'''
+    (tmp_path / "module.py").write_text(source)
+    made = list(changes(tmp_path, Path("module.py")))
+    assert [(change.line, change.new) for change in made] == [
+        (7, "(value <= 0)"),
+        (7, "1"),
+        (8, "pass"),
+        (9, "return None"),
+        (9, "(value)"),
+    ]
+    for change in made:
+        compile(change.content, "module.py", "exec")
+        assert change.content != source
+
+
+def test_a_change_is_noticed_by_the_tests_of_its_module_only_if_one_fails(tmp_path):
+    folder = tmp_path / "tests" / "slowfast_patches" / "utils"
+    folder.mkdir(parents=True)
+    (tmp_path / "slowfast_patches" / "utils").mkdir(parents=True)
+    path = Path("slowfast_patches/utils/sums.py")
+    (tmp_path / path).write_text("def total(a, b):\n    return a + b\n")
+    name = "slowfast_patches.utils.sums"
+    (folder / "test_sums.py").write_text(
+        f"import importlib.util, pathlib\n# {name}\n"
+        f"spec = importlib.util.spec_from_file_location('sums', {str(tmp_path / path)!r})\n"
+        "sums = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(sums)\n"
+        "def test_total():\n    assert sums.total(2, 2) == 4\n"
+    )
+    (change,) = (c for c in changes(tmp_path, path) if "-" in c.new)
+    assert is_noticed(tmp_path, change, "not gpu", 60)
+    (folder / "test_sums.py").write_text(f"# {name}\ndef test_nothing():\n    pass\n")
+    assert not is_noticed(tmp_path, change, "not gpu", 60)

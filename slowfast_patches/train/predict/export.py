@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -64,7 +63,5 @@ def write_onnx(predictor: Predictor, path: Path) -> None:
     names = json.dumps(predictor.class_names, ensure_ascii=False)
     program.model.metadata_props["classes"] = names
     make_folder(path.parent)
-    content = io.BytesIO()
-    program.save(content)
     with atomic_write(path) as file:
-        file.write(content.getvalue())
+        file.write(program.model_proto.SerializeToString())

@@ -18,11 +18,12 @@ From folders named after the classes:
 
     multigrid-prepare --folder videos --output videos_prepared
 
-The videos are in videos/<class>/*.mp4 or videos/{train,val,test}/<class>/*.mp4. docs/data.md lists
-the other suffixes. Classes are numbered in alphabetical order, so class10 comes before class2. If
-there are no folders train, val and test, a fraction of the videos of each class is held out for
-validation, always the same videos. Folders inside a class folder are reported and skipped. The
-class names are written to classes.json (from class name to class index).
+The videos are in videos/<class>/*.mp4 or videos/{train,val,test}/<class>/*.mp4. The folders of the
+splits may also be called training, valid, validation and testing. docs/data.md lists the other
+suffixes. Classes are numbered in alphabetical order, so class10 comes before class2. If there are
+no folders train, val and test, a fraction of the videos of each class is held out for validation,
+always the same videos. Folders inside a class folder are reported and skipped. The class names are
+written to classes.json (from class name to class index).
 
 Lists, videos and --output may be in a bucket (docs/data.md):
 

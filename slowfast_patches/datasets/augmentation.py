@@ -83,10 +83,11 @@ class Augmentation:
                 self._erase(clip, rng)
         for name, augment in self._custom:
             changed = augment(clip, rng)
-            if np.shape(changed) != clip.shape or changed.dtype != clip.dtype:
+            is_clip = isinstance(changed, np.ndarray) and changed.dtype == clip.dtype
+            if not is_clip or changed.shape != clip.shape:
                 raise UserError(
-                    f"the augmentation {name!r} must return a clip {clip.shape} uint8, not "
-                    f"{changed!r:.60}"
+                    f"the augmentation {name!r} must return a clip {clip.shape} uint8 as a "
+                    f"NumPy array, not {_describe(changed)}"
                 )
             clip[...] = changed
 
@@ -106,6 +107,12 @@ class Augmentation:
             rectangle[...] = np.rint(self._fill)
         else:
             rectangle[...] = rng.integers(256, size=rectangle.shape[1:], dtype=np.uint8)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array {value.shape} {value.dtype}"
+    return f"a value of type {type(value).__name__}"
 
 
 def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -85,11 +86,12 @@ class VideoClips(ClipDataset):
         if short_sides is None:
             short_sides = (round(base.crop * 256 / 224), round(base.crop * 320 / 224))
         low, high = short_sides
-        if stride < 1 or target_fps < 0 or not base.crop <= low <= high:
+        is_whole = isinstance(stride, (int, np.integer)) and stride >= 1
+        if not is_whole or not 0 <= target_fps < math.inf or not base.crop <= low <= high:
             raise UserError(
                 f"stride is {stride}, target_fps {target_fps} and short_sides ({low}, {high}), but "
-                "stride must be 1 or more, target_fps 0 or more, and short_sides an ascending pair "
-                f"of at least {base.crop} (the crop)"
+                "stride must be a whole number of 1 or more, target_fps 0 or more and finite, and "
+                f"short_sides an ascending pair of at least {base.crop} (the crop)"
             )
         file, listed = _listed(videos)
         grid = Sampling(base, stride, (low, high), sampling, target_fps)
@@ -143,6 +145,9 @@ def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
                 f"{file} does not exist. Give the path of a csv file, or (path, label) pairs"
             )
         return file, read_csv(file)
+    videos = list(videos)
+    if not videos:
+        raise UserError("videos is empty. Give (path, label) pairs, or the path of a csv file")
     try:
         paths, labels = zip(*videos, strict=True)
         array = np.asarray(labels)

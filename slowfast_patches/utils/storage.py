@@ -114,8 +114,18 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path without `..`. Remote paths are absolute."""
-    return as_path(path if is_remote(path) else os.path.abspath(path))
+    """Return the absolute path without `..`. Remote paths are absolute.
+
+    A `..` behind a symbolic link leads to the parent of the folder that the link names, as when the
+    path is opened. `os.path.abspath` would lead to the parent of the link.
+    """
+    if is_remote(path):
+        return as_path(path)
+    plain = os.path.abspath(path)
+    if os.pardir in os.fspath(path).split(os.sep):
+        real = os.path.realpath(path)
+        return Path(plain if real == os.path.realpath(plain) else real)
+    return Path(plain)
 
 
 def join(folder: Path, name: str) -> str:

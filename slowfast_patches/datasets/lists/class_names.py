@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.datasets.lists.csv_list import read_utf8
+from slowfast_patches.datasets.lists.csv_list import read_utf8, split_lines
 from slowfast_patches.utils.errors import UserError, mistake_in
 
 
@@ -41,7 +42,7 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     if path.suffix.lower() == ".json":
         names = read_json(path, list | dict)
     else:
-        names = [line.strip() for line in read_utf8(path).rstrip().splitlines()]
+        names = [line.strip() for line in split_lines(read_utf8(path).rstrip())]
     if isinstance(names, list):
         names = {name if isinstance(name, str) else "": n for n, name in enumerate(names)}
     return in_order(path, names)
@@ -71,13 +72,23 @@ def read_json(path: Path, kind: Any) -> Any:
     """Read a JSON file.
 
     Raises:
-        ValueError: The file is missing or not JSON, or the top-level value is not of type `kind`.
+        ValueError: The file is missing or not JSON, an object has a name twice, or the top-level
+            value is not of type `kind`.
     """
     text = read_utf8(path)
     with mistake_in(f"{path} cannot be read as JSON", ValueError, RecursionError):
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_unique)
     if not isinstance(content, kind):
         raise UserError(
             f"{path} cannot be read as JSON: the top-level value is a {type(content).__name__}"
         )
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a dict of the pairs in a JSON object. Python would keep the last of equal names."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise UserError(f"an object has the name {name!r} twice")
     return content

@@ -15,8 +15,11 @@ from slowfast_patches.datasets.reading.video_file import is_video_name
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path, is_remote, join
 
-_SEPARATORS = (",", ";", "\t", " ")
-"""Common separators. An error message suggests one of them if a line cannot be parsed."""
+SPACES = " \t\r\n\v\f"
+"""The ASCII white space. Other spaces, such as the no-break space, may be part of a path."""
+_SEPARATORS = (",", ";", "\t", " ", "\xa0")
+"""Separators that occur. An error message suggests one of them if a line cannot be parsed."""
+_LINE_ENDS = re.compile("\r\n|\n|\r")
 _DIGITS = 10
 """No class index has this many digits."""
 _ODD = {
@@ -52,8 +55,8 @@ def read_csv(
 ) -> SharedList[LabelledVideo]:
     r"""Read the videos of a list.
 
-    The last separator of a line divides path and label, so paths may contain the separator. Paths
-    and labels may be quoted.
+    The last separator of a line divides path and label, so paths may contain the separator. A path
+    or label may be in quotes, which are removed in pairs.
 
     Args:
         path: The list.
@@ -63,9 +66,10 @@ def read_csv(
         num_classes: Number of classes. Labels must be smaller.
 
     Raises:
-        ValueError: The file is missing, empty or not UTF-8, or a line cannot be parsed, has an
-            invalid label, or names something other than a file.
+        ValueError: The file is missing, empty or not UTF-8, the separator cannot separate columns,
+            or a line cannot be parsed, has an invalid label, or names something other than a file.
     """
+    check_separator(separator)
     check_list(path)
     separator = separator.replace("\\t", "\t")
     folder = as_path(prefix) if prefix else path.parent
@@ -73,7 +77,7 @@ def read_csv(
 
     def parse(lines: Iterable[str]) -> Iterator[LabelledVideo]:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
+            if not line.strip(SPACES):
                 continue
             try:
                 name, label = split_line(line, separator)
@@ -84,7 +88,7 @@ def read_csv(
                 places[label] = f"line {number}"
             yield LabelledVideo(join(folder, name), label)
 
-    videos = SharedList(parse(read_utf8(path).split("\n")))
+    videos = SharedList(parse(split_lines(read_utf8(path))))
     if not videos:
         raise UserError(f"the list {path} contains no videos")
     check_labels(path, places, num_classes)
@@ -112,7 +116,7 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
         ValueError: The line is not a path and a class index with this separator between them.
     """
     separator = separator.replace("\\t", "\t")
-    line = line.strip()
+    line = line.strip(SPACES)
     if found := _try_split(line, separator):
         return found
     reason = "the last column must be a class index from 0, without a header or more columns"
@@ -127,12 +131,39 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
 
 def _try_split(line: str, separator: str) -> tuple[str, int] | None:
     """Split a line at the last separator. Return None if it is not a path and a class index."""
-    name, _, label = (part.strip() for part in line.rpartition(separator))
-    if (quote := line[:1]) in ("'", '"'):
-        name = name.strip(quote)
-        label = label.strip(quote)
+    name, _, label = (_unquote(part.strip(SPACES)) for part in line.rpartition(separator))
     is_class = label.isdecimal() and len(label) < _DIGITS
     return (name, int(label)) if name and is_class else None
+
+
+def _unquote(text: str) -> str:
+    """Remove a pair of quotes around a text. Quotes that are part of the text stay."""
+    quote, inner = text[:1], text[1:-1]
+    is_quoted = len(text) > 2 and quote in ("'", '"') and text[-1] == quote and quote not in inner
+    return inner if is_quoted else text
+
+
+def check_separator(separator: str) -> None:
+    """Check that a separator can separate a path from a label.
+
+    Raises:
+        ValueError: The separator is empty, or contains a letter, a digit or the end of a line.
+    """
+    marks = separator.replace("\\t", "\t")
+    if not marks or re.search(r"[^\W_]|[\r\n]", marks):
+        raise UserError(
+            f"the separator {separator!r} cannot separate a path from a label. Set the key "
+            "DATA.PATH_LABEL_SEPARATOR, or --separator of multigrid-prepare, to a character such "
+            "as ',' or \\t"
+        )
+
+
+def split_lines(text: str) -> list[str]:
+    """Split a text into lines, which may end as on Linux, Windows or old versions of macOS.
+
+    Other characters that `str.splitlines` takes for line ends may be part of a path.
+    """
+    return _LINE_ENDS.split(text)
 
 
 def _check_path(name: str, folder: Path) -> None:
@@ -151,17 +182,27 @@ def _check_path(name: str, folder: Path) -> None:
     if is_remote(name):
         return
     reason = next((text for pattern, text in _ODD.items() if re.search(pattern, name, re.I)), "")
-    if not is_video_name(name) and any(map(is_video_name, re.split(r"[,;\t ]", name))):
-        reason = (
-            "is not the path of a video: there are more than two columns, or too many separators. "
-            "Remove all columns except path and label"
-        )
+    if not is_video_name(name) and (columns := re.split(r"[,;\t ]+", name))[1:]:
+        if any(map(is_video_name, columns)):
+            reason = (
+                "is not the path of a video: there are more than two columns, or too many "
+                "separators. Remove all columns except path and label"
+            )
+        elif columns[-1].isdecimal() and _is_folder(join(folder, columns[0])):
+            reason = (
+                "is a folder and a number. If the columns are folder, number of frames and label, "
+                "remove the number of frames"
+            )
     if reason and not _exists(join(folder, name)):
         raise UserError(f"{name!r:.200} {reason}")
 
 
 def _exists(path: str) -> bool:
     return as_path(path).exists() if is_remote(path) else os.path.exists(path)
+
+
+def _is_folder(path: str) -> bool:
+    return as_path(path).is_dir() if is_remote(path) else os.path.isdir(path)
 
 
 def read_utf8(path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from slowfast_patches.config.load import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
-from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8
+from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8, split_lines
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.registry import DATASETS, TASKS, DatasetFamily, register_dataset
@@ -89,8 +89,12 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
     dataset = fitting_dataset(recipe, split)
     if dataset.build is not None and not dataset.has_lists:
         videos: Sequence[Any] = dataset.build(recipe, split).videos
-        return videos
-    return (dataset.read or read_kinetics)(recipe, list_path(recipe, split), split)
+    else:
+        videos = (dataset.read or read_kinetics)(recipe, list_path(recipe, split), split)
+    if not len(videos):
+        name = recipe.test.dataset if split == "test" else recipe.train.dataset
+        raise UserError(f"the data set {name} has no videos for {split}. Add videos to its list")
+    return videos
 
 
 def fitting_dataset(recipe: Recipe, split: str) -> DatasetFamily:
@@ -246,7 +250,7 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     with mistake_in(f"{path} has a line that does not have the form 'c000 name'", ValueError):
-        rows = (line.split(maxsplit=1) for line in read_utf8(path).splitlines() if line.strip())
+        rows = (line.split(maxsplit=1) for line in split_lines(read_utf8(path)) if line.strip())
         classes = {name.rstrip(): int(number.removeprefix("c")) for number, name in rows}
     return in_order(path, classes)
 

@@ -12,6 +12,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import labels_of, list_path
 from slowfast_patches.utils.files import map_files
+from slowfast_patches.utils.storage import is_remote
 from slowfast_patches.utils.tables import format_list, shorten_list
 
 
@@ -49,13 +50,18 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
     return texts
 
 
+def _real(path: str) -> str:
+    """Return the path of a file without symbolic links. Remote paths have none."""
+    return path if is_remote(path) else os.path.realpath(path)
+
+
 def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
     """Return warnings about the videos that a csv file lists more than once.
 
     One warning is about those with different labels, and one about the others.
     """
     listed = [video for video in videos if isinstance(video, LabelledVideo)]
-    resolved = map_files(os.path.realpath, list({video.path for video in listed}))
+    resolved = map_files(_real, list({video.path for video in listed}))
     labels = defaultdict[str, list[int]](list)
     for path, label in listed:
         labels[resolved[path]].append(label)

@@ -16,6 +16,7 @@ id and template). In the last two files, templates have placeholders in square b
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -118,9 +119,16 @@ def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
     entries = read_json(path, list)
     text = f"{path} must list objects with an id, and with a template of the labels file"
     with mistake_in(text, LookupError, TypeError, AttributeError):
-        return {
-            str(entry["id"]): classes[_without_brackets(entry["template"])] for entry in entries
-        }
+        ids = [(str(row["id"]), classes[_without_brackets(row["template"])]) for row in entries]
+    if not ids:
+        raise UserError(f"{path} contains no videos")
+    counts = Counter(name for name, _ in ids)
+    if again := [name for name, count in counts.items() if count > 1]:
+        raise UserError(
+            f"{path} lists {len(again)} id(s) more than once: {shorten_list(again)}. Remove all "
+            "entries of each except the right one"
+        )
+    return dict(ids)
 
 
 def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
@@ -128,6 +136,8 @@ def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
     text = f"{path} must map each template to a class index"
     with mistake_in(text, ValueError, TypeError, OverflowError):
         classes = {_without_brackets(template): int(number) for template, number in content}
+    if len(classes) < len(content):
+        raise UserError(f"{path} has templates that differ only in their square brackets")
     check_labels(path, {n: f"entry {template!r}" for template, n in classes.items()}, num_classes)
     return classes
 

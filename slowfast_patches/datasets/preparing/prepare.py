@@ -1,19 +1,20 @@
 """Prepare a data set: encode all its videos in a form from which clips are read faster.
 
 1. Collect the videos of all lists. A video in several lists is prepared once.
-2. Keep the prepared files of earlier runs that have the modification time of their source.
+2. Keep the prepared files of earlier runs whose source has not changed since.
 3. Encode the other videos in random order, in several processes. Report unreadable videos.
 4. After the first videos, estimate the total size. Stop if the disk is too small.
-5. When all videos are prepared, write the new lists and their indexes.
+5. When all videos are prepared, write all new lists together, and then their indexes.
 
-The output folder contains the prepared files in videos/, the settings in prepared.json, and the new
-lists. A run holds the lock run.lock in the output folder, so that no other run can write there.
+The output folder contains the prepared files in videos/, the settings in prepared.json, the record
+of the sources in sources.jsonl, and the new lists. A run holds the lock run.lock in the output
+folder, so that no other run can write there.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import os
 import random
 import shlex
@@ -30,22 +31,32 @@ from tqdm import tqdm
 
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.preparing.output_folder import (
+    check_origins,
+    claim,
+    new_rows,
+    write_lists,
+    write_reasons,
+)
 from slowfast_patches.datasets.preparing.sources import (
+    Recorder,
     Source,
+    check_apart,
     find_sources,
     local_form,
     not_prepared,
+    recorded,
 )
 from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import open_index, publish_index
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.utils.errors import UserError, mistake_in, writing
-from slowfast_patches.utils.files import TEMPORARY, write_text
+from slowfast_patches.utils.errors import UserError, writing
+from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
-from slowfast_patches.utils.storage import absolute, as_path, is_remote
+from slowfast_patches.utils.storage import absolute, is_remote
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +64,10 @@ _MOST_REASONS = 10
 _SAMPLE = 8
 _SAFETY = 1.1
 """Stop only if the estimated size exceeds this multiple of the free disk space."""
+MIN_SHORT_SIDE = 16
+"""Minimum of `short_side` in pixels, the size of a macroblock of H.264."""
+MAX_FPS = 1000.0
+"""Maximum of `fps`. Higher rates would write the same frames many times."""
 
 
 @dataclass(frozen=True)
@@ -108,38 +123,46 @@ def prepare(
         classes: The class names to write to classes.json. If empty, the file is not written.
 
     Raises:
-        ValueError: `out` cannot be used, for example because another run is writing there or the
-            settings differ from those of an earlier run. Also if the disk is too small, or if none
-            of the videos in a list can be read.
+        ValueError: An argument is out of range, or `out` cannot be used, for example because it
+            contains the sources, another run is writing there, or the settings differ from those of
+            an earlier run. Also if the disk is too small, or if none of the videos in a list can be
+            read. All lists are then unchanged.
         OSError: Writing to `out` fails, for example because the disk is full. All prepared files
             that exist are complete.
     """
+    _check_numbers(workers, short_side, fps)
     out = absolute(out)
-    _check_apart(lists, out)
+    check_origins(lists, out)
     root = os.path.commonpath([local_form(str(videos.root)) for videos in lists])
+    of_path = find_sources((video.path for listed in lists for video in listed.videos), root)
+    sources = list(dict.fromkeys(of_path.values()))
+    check_apart(out, sources)
+    # Raise errors about paths before the long work.
+    format_csv(((source.target, 0) for source in sources), separator)
     with nullcontext() if is_remote(out) else locked(out, "--output"):
-        _claim(out, lists, {"format": TAG, "short_side": short_side, "fps": fps, "root": root})
-        of_path = find_sources((video.path for listed in lists for video in listed.videos), root)
-        sources = list(dict.fromkeys(of_path.values()))
-        # Raise errors about paths before the long work.
-        format_csv(((source.target, 0) for source in sources), separator)
+        settings = {"format": TAG, "short_side": short_side, "fps": fps, "root": root}
+        claim(out, lists, sources, settings)
         of_split = {listed.name.removesuffix(".csv"): listed.videos for listed in lists}
         for overlap in find_overlaps(of_split):
             logger.warning("warning: %s", overlap)
         left = not_prepared(out, sources)
         try:
-            reasons = _prepare_all(left, partial(_prepare_one, out, short_side, fps), out, workers)
+            with recorded(out) as recorder:
+                work = partial(_prepare_one, out, short_side, fps)
+                reasons = _prepare_all(left, work, out, workers, recorder)
         finally:
             if not is_remote(out):
                 for path in (out / "videos").rglob(f"*{TEMPORARY}"):
                     path.unlink(missing_ok=True)
+        write_reasons(out, reasons)
         made = {path: source.target for path, source in of_path.items() if source not in reasons}
-        _write_reasons(out, reasons)
-        counts = _write_lists(lists, made, out, separator, workers)
-        if classes:
-            numbers = {name: number for number, name in enumerate(classes)}
-            text = json.dumps(numbers, ensure_ascii=False, indent=2)
-            write_text(out / "classes.json", text + "\n")
+        rows = new_rows(lists, made, classes)
+        write_lists(rows, out, separator, classes)
+        for name, videos in rows.items():
+            open_index(out / name, [str(out / target) for target, _ in videos], workers=workers)
+            if is_remote(out):
+                publish_index(out / name)
+    counts = {name: len(videos) for name, videos in rows.items()}
     keys: dict[str, str | int] = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": ""}
     if separator != " ":
         keys["DATA.PATH_LABEL_SEPARATOR"] = separator
@@ -149,51 +172,30 @@ def prepare(
     return Report(keys, counts, len(sources) - len(left), unreadable)
 
 
-def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
-    """Check that the output folder does not overlap with the original data set.
+def _check_numbers(workers: int, short_side: int, fps: float | None) -> None:
+    """Check the numbers of a command.
 
     Raises:
-        ValueError: `out` is the folder of an original csv file, which would be overwritten. Or
-            `out` lies in the folder of the classes, and would look like another class.
+        ValueError: A number is out of range.
     """
-    for origin in (videos.origin for videos in lists):
-        if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
-            raise UserError(
-                f"--output {out} lies in the folder of the original data set. Choose another folder"
-            )
-
-
-def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> None:
-    """Write the settings to prepared.json in `out`, or check that they equal the existing ones.
-
-    Raises:
-        ValueError: `out` was prepared with other settings, or contains a list that
-            multigrid-prepare did not write.
-    """
-    path = out / "prepared.json"
-    if path.exists():
-        wrong = (OSError, ValueError, LookupError, TypeError)
-        with mistake_in(f"{path} is damaged. Choose another folder", *wrong):
-            made = json.loads(path.read_text())
-            is_moved = not as_path(made["root"]).exists()
-        if is_moved:
-            made["root"] = how["root"]
-        if made != how:
-            raise UserError(
-                f"{out} was prepared with {made}, but this command has {how}. Choose another "
-                "folder, or pass all lists in a single command"
-            )
-    elif foreign := [videos.name for videos in lists if (out / videos.name).exists()]:
+    if workers < 1:
+        raise UserError(f"--workers is {workers}, but must be at least 1")
+    if short_side < MIN_SHORT_SIDE:
         raise UserError(
-            f"{out / foreign[0]} was not written by multigrid-prepare. Choose another folder"
+            f"--short-side is {short_side} pixels, but must be at least {MIN_SHORT_SIDE}"
         )
-    write_text(path, json.dumps(how, indent=2) + "\n")
+    if fps is not None and not (math.isfinite(fps) and 0 < fps <= MAX_FPS):
+        raise UserError(f"--fps is {fps:g}, but must be above 0 and at most {MAX_FPS:g}")
 
 
 def _prepare_all(
-    sources: Sequence[Source], work: Callable[[Source], str], out: Path, workers: int
+    sources: Sequence[Source],
+    work: Callable[[Source], str],
+    out: Path,
+    workers: int,
+    recorder: Recorder,
 ) -> dict[Source, str]:
-    """Prepare the sources in random order.
+    """Prepare the sources in random order, and record what is prepared.
 
     Returns:
         The reason why a source cannot be read, for each unreadable source.
@@ -214,6 +216,8 @@ def _prepare_all(
                 reasons[source] = "crashes the process that reads the video"
             elif reason:
                 reasons[source] = reason
+            else:
+                recorder.add(source)
             bar.update(source.size)
             if len(done) == max(_SAMPLE, 2 * workers) < len(jobs):
                 _check_sample(done, reasons, total, out)
@@ -285,42 +289,3 @@ def _prepare_one(out: Path, short_side: int, fps: float | None, source: Source) 
     except av.FFmpegError as error:
         return f"cannot be encoded: {type(error).__name__}: {error}"
     return ""
-
-
-def _write_reasons(out: Path, reasons: Mapping[Source, str]) -> None:
-    """Write the reasons why videos are left out to unreadable.txt, or remove this file."""
-    (out / "unreadable.txt").unlink(missing_ok=True)
-    if reasons:
-        lines = (f"{s.path}\t{' '.join(reason.split())}\n" for s, reason in reasons.items())
-        write_text(out / "unreadable.txt", "".join(lines))
-
-
-def _write_lists(
-    lists: Sequence[VideoList], made: Mapping[str, str], out: Path, separator: str, workers: int
-) -> dict[str, int]:
-    """Write the lists of prepared videos and their indexes.
-
-    Args:
-        lists: The original lists.
-        made: Maps the path of each original video to its prepared file.
-        out: The output folder.
-        separator: The separator between path and label.
-        workers: Number of processes that read the prepared files.
-
-    Returns:
-        The number of videos in each new list, by the name of the list.
-    """
-    counts = dict[str, int]()
-    for listed in lists:
-        rows = [(made[path], label) for path, label in listed.videos if path in made]
-        if not rows:
-            raise UserError(
-                f"none of the videos that {listed.origin} lists for {listed.name} can be read"
-            )
-        csv = out / listed.name
-        write_text(csv, format_csv(rows, separator))
-        open_index(csv, [str(out / target) for target, _ in rows], workers=workers)
-        if is_remote(out):
-            publish_index(csv)
-        counts[listed.name] = len(rows)
-    return counts

@@ -14,7 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
+from slowfast_patches.datasets.lists.csv_list import (
+    LabelledVideo,
+    check_separator,
+    read_csv,
+    split_line,
+    split_lines,
+)
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.video_file import video_files
 from slowfast_patches.utils.errors import UserError, mistake_in
@@ -23,7 +29,12 @@ from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
-_SPLITS = ("train", "val", "test")
+_SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+"""Names of the folders of each split, in lower case."""
 
 _Classes = Mapping[str, list[str]]
 """Maps class names to the paths of their videos."""
@@ -86,8 +97,6 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], Sequ
     for split in ("train", "val"):
         file = labels_file(absolute(folder), split)
         videos = webm_videos(file, prefix, sys.maxsize)
-        if not videos:
-            raise UserError(f"{file} lists no video")
         root = absolute(videos[0].path).parent
         lists.append(VideoList(f"{split}.csv", file, root, videos))
     return lists, ssv2_classes(folder) or ()
@@ -100,11 +109,12 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
         ValueError: Reading the file would not give the same path, for example because the path
             contains a line break.
     """
+    check_separator(separator)
     lines = list[str]()
     between = separator.replace("\\t", "\t")
     for path, label in rows:
         line = f"{path}{between}{label}"
-        stored = line.encode(errors="ignore").decode().splitlines()
+        stored = split_lines(line.encode(errors="ignore").decode())
         if stored != [line] or split_line(line, between)[0] != path:
             raise UserError(f"the path {path!r} cannot be written to a csv file. Rename the file")
         lines.append(line + "\n")
@@ -114,7 +124,8 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
 def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoList], Sequence[str]]:
     """Find videos that are sorted into one folder per class.
 
-    The videos are in `folder`/<class>/ or in `folder`/{train,val,test}/<class>/. If they are in
+    The videos are in `folder`/<class>/ or in `folder`/{train,val,test}/<class>/. The folders of the
+    splits may have any of the names in `_SPLITS`. If they are in
     `folder`/<class>/, hold out a fraction of each class for validation. The choice is
     deterministic, and most of the held-out videos stay the same if videos are added later.
 
@@ -137,20 +148,21 @@ def find_classes(folder: Path, val_fraction: float | None) -> tuple[list[VideoLi
     folder = absolute(folder)
     if not os.path.isdir(folder):
         raise UserError(f"--folder {folder} is not a folder on a local disk")
-    names = _folders(folder)
-    if not names or not set(names) <= set(_SPLITS):
+    names = _split_folders(folder)
+    if not names:
         splits = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
     elif val_fraction is not None:
         raise UserError(f"--val-fraction has no effect, because {folder} is already split")
     else:
-        splits = {split: _classes(folder / split) for split in names}
+        splits = {split: _classes(folder / name) for split, name in names.items()}
     evaluated = splits.get("val") or splits.get("test") or {}
     splits = {"train": {}, "val": evaluated, "test": evaluated} | splits
     classes = sorted(splits["train"])
     lists = list[VideoList]()
     for split, videos_of in splits.items():
         if unknown := sorted(set(videos_of) - set(classes)):
-            raise UserError(f"the class {unknown[0]} of {split} is not in {folder / 'train'}")
+            train = folder / names.get("train", "train")
+            raise UserError(f"the class {unknown[0]} of {split} is not in {train}")
         videos = [
             LabelledVideo(path, number)
             for number, name in enumerate(classes)
@@ -167,6 +179,25 @@ def _folders(folder: Path) -> list[str]:
         return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
 
 
+def _split_folders(folder: Path) -> dict[str, str]:
+    """Return the folder name of each split, or an empty dict if not all folders are splits.
+
+    Raises:
+        ValueError: A split has two folders.
+    """
+    found = dict[str, str]()
+    for name in _folders(folder):
+        split = next((split for split, names in _SPLITS.items() if name.lower() in names), None)
+        if split is None:
+            return {}
+        if split in found:
+            raise UserError(
+                f"{folder} has two folders for {split}: {found[split]} and {name}. Remove one"
+            )
+        found[split] = name
+    return found
+
+
 def _classes(folder: Path) -> _Classes:
     """Return the paths of the videos in each class folder, by class name."""
     names = _folders(folder)
@@ -176,9 +207,11 @@ def _classes(folder: Path) -> _Classes:
         raise UserError(f"{folder} has no subfolders, but must have a folder for each class")
     for name, videos in classes.items():
         if not videos:
+            inside = " but folders" if _folders(folder / name) else ""
             raise UserError(
-                f"{folder / name} has no videos, but each folder here must be a class with videos. "
-                "docs/data.md lists the suffixes of video files"
+                f"{folder / name} has no videos{inside}. Each folder here must be a class with "
+                "videos, or all of them must be splits (train, val and test) with folders of "
+                "classes. docs/data.md lists the suffixes of video files"
             )
         paths = {str(path) for path in (folder / name).iterdir() if path.name[0] != "."}
         if others := sorted(paths - set(videos)):

@@ -73,10 +73,15 @@ def is_video_name(path: str) -> bool:
 
 
 def video_name(path: str) -> str:
-    """Return the file name without its video suffixes: `a.webm.mp4` becomes `a`."""
-    name = os.path.basename(path)
-    while is_video_name(name):
-        name = os.path.splitext(name)[0]
+    """Return the file name without its video suffixes: `a.webm.mp4` becomes `a`.
+
+    For frames, return the name of their folder: `a/` and `a/img_*.jpg` become `a`.
+    """
+    folder, name = os.path.split(path.rstrip("/") if is_remote(path) else os.path.abspath(path))
+    if "*" in name:
+        name = os.path.basename(folder)
+    while is_video_name(name) and (stem := os.path.splitext(name)[0]) != name:
+        name = stem
     return name
 
 

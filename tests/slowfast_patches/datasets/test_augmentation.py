@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config.data_keys import Aug
 from slowfast_patches.datasets.augmentation import OPERATIONS, Augmentation, apply
 from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.utils.errors import UserError
 
 FILL = (110.0, 120.0, 130.0)
 MEAN = tuple(value / 255 for value in FILL)
@@ -112,3 +114,21 @@ def test_only_training_clips_are_augmented(tiny_config, tmp_path):
             Augmentation(on.aug, on.data.mean, on.rng_seed)(changed, 2, 5)
             assert (changed != plain).any()
         assert (clip == changed).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda clip: clip.tolist(), "not a value of type list"),
+        (lambda clip: [[1], [1, 2]], "not a value of type list"),
+        (torch.from_numpy, "not a value of type Tensor"),
+        (lambda clip: None, "not a value of type NoneType"),
+        (lambda clip: clip[:1], r"not an array \(1, 8, 8, 3\) uint8"),
+        (lambda clip: clip / 255, r"not an array \(2, 8, 8, 3\) float64"),
+    ],
+)
+def test_an_augmentation_that_returns_no_clip_is_named(monkeypatch, change, said):
+    augment = Augmentation(Aug(enable=True, re_prob=0.0), (0.45,) * 3, 0)
+    monkeypatch.setattr(augment, "_custom", [("mine", lambda clip, rng: change(clip))])
+    with pytest.raises(UserError, match=f"'mine' must return a clip .2, 8, 8, 3. uint8 .*{said}"):
+        augment(np.zeros((2, 8, 8, 3), np.uint8), 0, 0)

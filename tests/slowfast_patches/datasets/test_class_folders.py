@@ -66,8 +66,24 @@ def test_a_split_that_is_given_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [("train", "validation", "test"), ("Training", "Valid", "testing"), ("TRAIN", "VAL", "TEST")],
+)
+def test_folders_of_splits_may_have_other_common_names(tmp_path, train, val, test):
+    videos, names = found(
+        write_empty(tmp_path / "set", f"{train}/a/1.mp4", f"{val}/a/2.mp4", f"{test}/a/3.mp4")
+    )
+    assert names == ["a"]
+    assert videos["train"] == [(f"{train}/a/1.mp4", 0)]
+    assert videos["val"] == [(f"{val}/a/2.mp4", 0)]
+    assert videos["test"] == [(f"{test}/a/3.mp4", 0)]
+
+
+@pytest.mark.parametrize(
     ("names", "message"),
     [
+        (["train/a/1.mp4", "val/a/1.mp4", "valid/a/1.mp4"], "two folders for val: val and valid"),
+        (["train/a/1.mp4", "val/a/1.mp4", "extra/a/1.mp4"], "extra has no videos but folders"),
         ([], "is not a folder"),
         (["1.mp4"], "has no subfolders"),
         (["train/a/1.mp4", "val/b/1.mp4"], "the class b of val is not in .*/train"),

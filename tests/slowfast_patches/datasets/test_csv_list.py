@@ -33,11 +33,44 @@ def test_paths_and_labels_in_the_order_of_the_list(tmp_path):
         (" ", '"my video.mp4" 3', "my video.mp4"),
         (",", "'a, b.mp4', '3'", "a, b.mp4"),
         (" ", "clip 12 3", "clip 12"),
+        # Quotes are removed in pairs, from each field.
+        (" ", "'til_dawn.mp4 3", "'til_dawn.mp4"),
+        (" ", "'rock'n'roll' 3", "'rock'n'roll'"),
+        (" ", "dogs'.mp4 '3'", "dogs'.mp4"),
+        (" ", '"a.mp4 3', '"a.mp4'),
+        # A no-break space and a line separator of Unicode are part of a path.
+        (" ", "\xa0a\xa0b.mp4 3", "\xa0a\xa0b.mp4"),
+        (" ", "a\u2028b.mp4 3", "a\u2028b.mp4"),
+        (",", "\ta.mp4 ,3 ", "a.mp4"),
     ],
 )
 def test_the_last_separator_parts_path_and_label(tmp_path, separator, line, name):
     videos = read_csv(write(tmp_path, line + "\n"), separator=separator, num_classes=4)
     assert list(videos) == [LabelledVideo(f"{tmp_path}/{name}", 3)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r", "\n\n"])
+def test_lines_may_end_as_on_any_system(tmp_path, end):
+    videos = read_csv(write(tmp_path, f"a b.mp4 1{end}c.mp4 0{end}"))
+    assert list(videos) == [(f"{tmp_path}/a b.mp4", 1), (f"{tmp_path}/c.mp4", 0)]
+    with pytest.raises(ValueError, match=r"line [23]: .* is not a path and a label"):
+        read_csv(write(tmp_path, f"a.mp4 1{end}c.mp4{end}"))
+
+
+def test_a_column_with_the_number_of_frames_is_named(tmp_path):
+    """TSN and mmaction2 list folders of frames so: folder, number of frames, label."""
+    (tmp_path / "v_Archery_g01").mkdir()
+    for line, separator in (("v_Archery_g01 120 5", " "), ("v_Archery_g01,120,5", ",")):
+        with pytest.raises(ValueError, match=r"a folder and a number.*remove the number of frames"):
+            read_csv(write(tmp_path, line), separator=separator)
+    (tmp_path / "v_Archery_g01 120").mkdir()  # a folder may have such a name
+    assert len(read_csv(write(tmp_path, "v_Archery_g01 120 5"))) == 1
+
+
+@pytest.mark.parametrize("separator", ["", "a", "0", "\n", "é"])
+def test_a_separator_that_cannot_separate_is_refused(tmp_path, separator):
+    with pytest.raises(ValueError, match="cannot separate a path from a label"):
+        read_csv(write(tmp_path, "a.mp4 0"), separator=separator)
 
 
 @pytest.mark.parametrize(

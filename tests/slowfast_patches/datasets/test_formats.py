@@ -69,3 +69,21 @@ def test_files_of_every_kind_are_found_and_read(tmp_path, suffix):
     assert {video_name(file) for file in found} <= {"a", "b"}
     for file in found:
         assert scan(file).video.frames == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("clips/a.webm.mp4", "a"),
+        ("clips/.mp4", ".mp4"),
+        (".mp4.MP4", ".mp4"),
+        ("frames/vid/", "vid"),
+        ("frames/vid//", "vid"),
+        ("frames/vid/img_*.jpg", "vid"),
+        ("frames/other/../vid", "vid"),
+        ("s3://b/frames/vid/", "vid"),
+        ("s3://b/a.mp4", "a"),
+    ],
+)
+def test_a_video_has_the_name_of_its_file_or_folder(path, name):
+    assert video_name(path) == name

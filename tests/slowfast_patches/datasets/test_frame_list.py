@@ -36,6 +36,8 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
     [
         ("vido", "video"),
         ("\n", "\r\n"),
+        ("\n", "\r"),
+        ("original", "\n \noriginal"),
         ("\n", "\n\n  \n"),
         ('"', ""),
         ("original", "\ufefforiginal"),
@@ -44,6 +46,12 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
 def test_what_makes_no_difference(tmp_path, old, new):
     text = TWO_VIDEOS.replace('""', "~").replace(old, new).replace("~", '""')
     assert list(read(tmp_path, text)) == list(read(tmp_path, TWO_VIDEOS))
+
+
+def test_spaces_of_unicode_are_part_of_a_path(tmp_path):
+    name = "46GP8/Capture\xa0d'écran\u2003.jpg"
+    one, _ = read(tmp_path, TWO_VIDEOS.replace("46GP8/46GP8-000001.jpg", name))
+    assert one.files[0] == f"{tmp_path}/{name}"
 
 
 def test_a_list_takes_a_few_bytes_a_frame(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.datasets.lists.list_checks import list_warnings
+from slowfast_patches.datasets.lists.list_checks import list_warnings, repeated_videos
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
@@ -50,6 +50,11 @@ def test_a_video_with_several_labels_is_contradictory_however_its_path_is_writte
     assert f"2 video(s) have contradictory labels: {named}" in contradictory
     assert "1 video(s) are listed more than once" in repeated
     assert "c.mp4 (2 times)" in repeated
+
+
+def test_a_remote_video_is_named_by_its_address(tmp_path):
+    (warning,) = repeated_videos(tmp_path / "t.csv", [LabelledVideo("s3://b/x.mp4", 0)] * 2)
+    assert warning.endswith(": s3://b/x.mp4 (2 times)")
 
 
 @pytest.mark.parametrize(

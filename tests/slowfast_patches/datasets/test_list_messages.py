@@ -13,6 +13,7 @@ from tests.slowfast_patches.detection import ava_lists
 FRAMES = f'{HEADER}\na 0 0 1.jpg ""\na 0 1 2.jpg "1,4"\nb 1 0 3.jpg "5"\n'
 LISTS = {"kinetics": "a.mp4 0\n\nb.mp4 1\n", "charades": FRAMES}
 TRAIN = "something-something-v2-train.json"
+LABELS = "something-something-v2-labels.json"
 AVA, NAMES = "ava_train_v2.2.csv", "names.pbtxt"
 BOX = "a,0902,0.1,0.2,0.5,0.6,1\n"
 
@@ -85,12 +86,26 @@ def test_a_wrong_line_is_named(tmp_path, dataset, file, added, said):
         ("charades", "train.csv", 'a 0 0 a/1.jpg ""', f"the first line .*'{HEADER}'"),
         ("ssv2", TRAIN, "[", "cannot be read as JSON: Expecting"),
         ("ssv2", TRAIN, [{"id": 1, "template": "Doing [it]"}], "must list objects .*Doing it"),
+        ("ssv2", TRAIN, [], "contains no videos"),
+        (
+            "ssv2",
+            TRAIN,
+            [
+                {"id": 7, "template": "1"},
+                {"id": "8", "template": "1"},
+                {"id": "7", "template": "2"},
+            ],
+            r"lists 1 id\(s\) more than once: 7",
+        ),
+        ("ssv2", LABELS, {"Pull [it]": 0, "Pull it": 1}, "differ only in their square brackets"),
+        ("ssv2", LABELS, '{"Pull it": 0, "Pull it": 1}', "has the name 'Pull it' twice"),
+        ("kinetics", "classes.json", '{"a": 0, "a": 1, "b": 0}', "has the name 'a' twice"),
         ("ava", AVA, "a,0902,0.5,0.2,0.5,0.6,1", "of train has a box"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, dataset, file, content, said):
     cfg = recipe(tmp_path, dataset)
-    (tmp_path / file).unlink()
+    (tmp_path / file).unlink(missing_ok=True)
     if content is not None:
         text = json.dumps(content) if isinstance(content, list | dict) else content
         (tmp_path / file).write_text(text)

@@ -198,7 +198,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(prepare, d
     (tmp_path / "foreign").mkdir()
     shutil.copy(csv, tmp_path / "foreign")
     for options, said in (
-        ([data / "val.csv", "--short-side", 128], "'short_side': 256"),
+        ([data / "val.csv", "--short-side", 128], "--short-side 256 (this command: 128)"),
         ([csv, "--output", tmp_path / "foreign"], "was not written by multigrid-prepare"),
     ):
         status, output = prepare(*options)

@@ -110,7 +110,12 @@ PAIRS = r"videos must be \(path, label\) pairs"
         ("gone.csv", {}, "gone.csv does not exist"),
         ([("a.mp4", 0), ("b.mp4", "left")], {}, PAIRS),
         ([("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))], {}, PAIRS),
+        ([], {}, "videos is empty"),
+        (iter([]), {}, "videos is empty"),
         ([("a.mp4", 0)], {"short_sides": (50, 40)}, r"short_sides \(50, 40\)"),
+        ([("a.mp4", 0)], {"target_fps": float("nan")}, "target_fps nan"),
+        ([("a.mp4", 0)], {"target_fps": float("inf")}, "target_fps inf"),
+        ([("a.mp4", 0)], {"stride": 1.5}, "stride is 1.5"),
     ],
 )
 def test_what_makes_no_clips_is_refused(videos, options, message):

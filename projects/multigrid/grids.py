@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from multigrid.errors import MultigridError
 from multigrid.shapes import Shape
 
+SHORT_VIDEOS = ("repeat_last", "wrap", "error")
+"""Values of `SamplingOptions.short_videos`."""
+
 
 @dataclass(frozen=True)
 class SamplingOptions:
@@ -33,6 +36,13 @@ class SamplingOptions:
         exact_strides: If True, the distance between frames is exactly the stride. If False, as in
             PySlowFast, it is slightly larger: the last sampled frame is the last frame of the span.
             Videos with a variable frame rate are sampled as if this were True.
+        short_videos: What a clip shows after the end of a video that is shorter than the clip:
+            "repeat_last" repeats the last frame, as PySlowFast does, "wrap" starts the video again,
+            and "error" raises an error. Clips around a frame (`centre`) always repeat the first and
+            last frame.
+
+    Raises:
+        ValueError: `short_videos` has another value.
     """
 
     keep_field_of_view: bool = True
@@ -40,6 +50,14 @@ class SamplingOptions:
     inverse_scale: bool = False
     segments: bool = False
     exact_strides: bool = False
+    short_videos: str = "repeat_last"
+
+    def __post_init__(self) -> None:
+        if self.short_videos not in SHORT_VIDEOS:
+            raise MultigridError(
+                f"short_videos is {self.short_videos!r}, but must be one of "
+                f"{', '.join(SHORT_VIDEOS)}"
+            )
 
 
 DEFAULTS = SamplingOptions()

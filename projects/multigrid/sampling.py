@@ -107,6 +107,10 @@ def plan_train(
         target_fps: Frame rate that strides refer to. 0 means the frame rate of the video.
         centre: Index of the frame in the middle of the clip. Frames are then exactly a stride
             apart, as in PySlowFast's AVA data set. None means a random start.
+
+    Raises:
+        ValueError: The video is shorter than the clip, and `short_videos` of the options is
+            "error".
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
     stride = draw_stride(u_stride, grid)
@@ -117,7 +121,8 @@ def plan_train(
         positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
     else:
         start = u_start * max(video.frames - span, 0.0)
-        positions = _at_stride(start, span, grid.frames, video, centre, exact=exact)
+        moments = _at_stride(start, span, grid.frames, video, centre, exact=exact)
+        positions = _shown(moments, video, grid.options, centre)
     short_side = draw_short_side(u_scale, grid)
     size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
@@ -180,7 +185,7 @@ def plan_test(
 
     Raises:
         ValueError: The number of crops is neither 1 nor 3, or the short side is smaller than the
-            crop.
+            crop. Or see `plan_train`.
     """
     index, views = view
     part, crops = spatial
@@ -198,7 +203,8 @@ def plan_test(
         room = max(video.frames - span, 0.0)
         start = room / 2 if views == 1 else room * index / (views - to_end)
         exact = _is_exact(options, video, centre)
-        positions = _at_stride(start, span, frames, video, centre, exact=exact)
+        moments = _at_stride(start, span, frames, video, centre, exact=exact)
+        positions = _shown(moments, video, options, centre)
     width, height = size = _resized(video, short_side or crop)
     room = max(size) - crop
     along = round(room / 2) if crops == 1 else (0, round(room / 2), room)[part]
@@ -236,10 +242,10 @@ def _is_exact(options: SamplingOptions, video: Video, centre: float | None) -> b
 
 def _at_stride(
     start: float, span: float, frames: int, video: Video, centre: float | None, *, exact: bool
-) -> NDArray[np.int64]:
-    """Return the indices of the frames of a clip, (frames,) int64.
+) -> NDArray[np.float64]:
+    """Return the moments of the frames of a clip, (frames,), in units of 1 / `video.fps`.
 
-    If the clip extends beyond the end of the video, the last frame is repeated.
+    If the clip is longer than the video, the last moments are after the end of the video.
 
     Args:
         start: Position of the first frame, unless there is a centre.
@@ -254,8 +260,23 @@ def _at_stride(
     if centre is not None:
         start = centre - (span // 2 if video.moments is None else span / 2)
     if exact:
-        return frames_at(start + np.arange(frames) * span / frames, video)
-    return frames_at(np.linspace(start, start + max(span - 1, 0.0), frames), video)
+        return start + np.arange(frames) * span / frames
+    return np.linspace(start, start + max(span - 1, 0.0), frames)
+
+
+def _shown(
+    moments: NDArray[np.float64], video: Video, options: SamplingOptions, centre: float | None
+) -> NDArray[np.int64]:
+    """Return the frames at the moments of a clip, which may be after the end of the video."""
+    if centre is None and moments[-1] >= video.frames and options.short_videos != "repeat_last":
+        if options.short_videos == "error":
+            raise MultigridError(
+                f"the video has {video.frames} frames, but the clip needs {moments[-1] + 1:.0f}. "
+                "Use a smaller stride, fewer frames or longer videos, or let short_videos be "
+                "repeat_last or wrap"
+            )
+        moments = moments % video.frames
+    return frames_at(moments, video)
 
 
 def _coverage(

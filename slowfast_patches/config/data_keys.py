@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from multigrid.grids import SHORT_VIDEOS
 from slowfast_patches.config.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
@@ -183,6 +184,14 @@ class Data:
         "frames evenly from the first to the last frame of the span, as PySlowFast does. For "
         "example, 16 frames of stride 2 are then 2.07 frames apart, and 2 frames of stride 8 are "
         "15 frames apart.",
+        needs=only_with("DATA.CLIP_SAMPLING", "auto", "stride"),
+    )
+    short_videos: str = key(
+        "repeat_last",
+        "What a clip shows after the end of a video that is shorter than the clip: repeat_last "
+        "repeats the last frame, as PySlowFast does, wrap starts the video again, and error ends "
+        "the run. Clips of AVA repeat the first and last frame.",
+        one_of(*SHORT_VIDEOS),
         needs=only_with("DATA.CLIP_SAMPLING", "auto", "stride"),
     )
     target_fps: int = key(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from multigrid import Batch, ClipPlan, ClipRequest, Video, clip_generator, empty_clips
+from multigrid.errors import MultigridError
 from multigrid.sampler import stack_labels
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.augmentation import Augmentation
@@ -331,7 +332,10 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """
         scanned = self._scanned(index)
         video = scanned.video
-        aimed = [self._aim(index, video, partial(draw, video)) for draw, _ in clips]
+        try:
+            aimed = [self._aim(index, video, partial(draw, video)) for draw, _ in clips]
+        except MultigridError as error:  # the video is too short, and DATA.SHORT_VIDEOS is error
+            raise RunError(f"{self.videos[index].path}: {error}") from error
         plans = [plan for plan, _ in aimed]
         read_clips(self.videos[index].path, scanned, plans, [out for _, out in clips])
         return [

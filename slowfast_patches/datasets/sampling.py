@@ -132,6 +132,7 @@ def sampling_of(recipe: Recipe, split: str) -> Sampling:
             inverse_scale=data.inv_uniform_sample,
             segments=segments,
             exact_strides=data.exact_strides,
+            short_videos=data.short_videos,
         ),
         target_fps=data.target_fps,
         to_end=dataset.views_to_end,
@@ -154,4 +155,4 @@ class Shown(NamedTuple):
     @classmethod
     def of_plan(cls, plan: ClipPlan, video: Video) -> Shown:
         """Return the part of a video that the clip with this plan shows."""
-        return cls(int(plan.positions[-1] - plan.positions[0]) + 1, plan.window(video), video)
+        return cls(int(np.ptp(plan.positions)) + 1, plan.window(video), video)

@@ -242,3 +242,31 @@ def test_short_sides_cover_their_range_uniformly_or_their_inverses_do(inverse):
     (low, high), values = ((1 / 340, 1 / 128), 1 / sides) if inverse else ((128, 340), sides)
     deviation = (high - low) / 12**0.5  # of one, uniform; of the mean of 2000 as follows
     assert abs(values.mean() - (low + high) / 2) < 4 * deviation / 2000**0.5
+
+
+SHORT = Video(frames=5, fps=30, width=64, height=48)
+"""Video of 5 frames, for clips of 4 frames at a stride of 2, which span 8 frames."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "frames"), [("repeat_last", [0, 2, 4, 4]), ("wrap", [0, 2, 4, 1])]
+)
+def test_a_clip_longer_than_the_video_follows_the_policy(policy, frames):
+    options = replace(EXACT, short_videos=policy)
+    base = Shape(2, 4, 32)
+    grid = make_grid(base, base, 2, (32, 40), options)
+    assert plan_train(clip_generator(0, 0, 0), grid, SHORT).positions.tolist() == frames
+    plan = plan_test(SHORT, frames=4, stride=2, crop=32, options=options)
+    assert plan.positions.tolist() == frames
+    key_frame = plan_test(SHORT, frames=4, stride=2, crop=32, options=options, centre=4)
+    assert key_frame.positions.tolist() == [0, 2, 4, 4]
+
+
+def test_the_policy_error_refuses_only_clips_longer_than_the_video():
+    options = replace(EXACT, short_videos="error")
+    with pytest.raises(ValueError, match="the video has 5 frames, but the clip needs 7"):
+        plan_test(SHORT, frames=4, stride=2, crop=32, options=options)
+    plan = plan_test(SHORT, frames=3, stride=2, crop=32, options=options)
+    assert plan.positions.tolist() == [0, 2, 4]
+    with pytest.raises(ValueError, match="must be one of repeat_last, wrap, error"):
+        SamplingOptions(short_videos="loop")

@@ -79,6 +79,28 @@ def frames(tmp_path_factory):
 # Training.
 
 
+@pytest.mark.parametrize(
+    ("policy", "taken"),
+    [
+        ("repeat_last", [0, 4, 8, 12, 16, 20, 23, 23]),
+        ("wrap", [0, 4, 8, 12, 16, 20, 0, 4]),
+    ],
+)
+def test_a_clip_longer_than_the_video_shows_what_the_key_says(videos, policy, taken):
+    """8 frames at a stride of 4 span 32 frames of a video of 24."""
+    keys = ("DATA.SAMPLING_RATE", 4, "DATA.EXACT_STRIDES", True, "DATA.SHORT_VIDEOS", policy)
+    for split, request in (("train", ClipRequest(1, 0, BASE, 17)), ("val", 3)):
+        item = ClipDataset.of_recipe(recipe_of(videos, *keys), split)[request]
+        assert numbers(item["clip"]) == taken
+
+
+def test_the_policy_error_names_the_video_that_is_too_short(videos):
+    keys = ("DATA.SAMPLING_RATE", 4, "DATA.SHORT_VIDEOS", "error")
+    data = ClipDataset.of_recipe(recipe_of(videos, *keys), "train")
+    with pytest.raises(RunError, match=r"1\.mp4: the video has 24 frames, but the clip needs 32"):
+        data[ClipRequest(1, 0, BASE, 17)]
+
+
 def test_the_same_request_gives_the_same_item_and_another_epoch_another(videos):
     """Also in another order."""
     requests = [ClipRequest(1, epoch, BASE, 17) for epoch in range(3)]

@@ -78,6 +78,13 @@ class StopRequest:
             self._work = None
         return bool(self._agreed)
 
+    def any_of(self, *flags: bool) -> list[bool]:
+        """Return for each flag whether it is true in any process. All processes must call this."""
+        values = torch.tensor(flags, dtype=torch.uint8)
+        if self._group is not None:
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group)
+        return [bool(value) for value in values]
+
     def check(self, when: str = "") -> None:
         """Raise TrainingInterruptedError "stopped by SIGTERM ..." in all processes if `agreed`."""
         if self.agreed():

@@ -162,8 +162,9 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
     wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
     differing = list(result.get("rate_changes", ()))
     differing += differences(stored, wanted, _FREE | arm.open_keys).values()
-    if "DATA.PATH_TO_DATA_DIR" not in arm.open_keys and result["iterations"] != arm.iterations:
-        differing.append(f"{result['iterations']} iterations there, {arm.iterations} here")
+    planned = result.get("planned_iterations", result["iterations"])  # if a hook ended the run
+    if "DATA.PATH_TO_DATA_DIR" not in arm.open_keys and planned != arm.iterations:
+        differing.append(f"{planned} iterations there, {arm.iterations} here")
     if differing:
         raise UserError(
             f"{path} was trained with another config or list ({shorten_list(differing, 5)}). "

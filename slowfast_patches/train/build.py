@@ -36,7 +36,9 @@ from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.checkpoint import to_cpu
 from slowfast_patches.train.dry_run import DryRun
 from slowfast_patches.train.evaluate import Validation
+from slowfast_patches.train.guards import LossGuard, UnreadableGuard
 from slowfast_patches.train.hooks import (
+    Agree,
     Facts,
     KeepBest,
     SaveCheckpoint,
@@ -110,7 +112,10 @@ def build_trainer(
     in_order: list[Hook] = [
         DryRun(),
         WrapInDDP(),
+        LossGuard(),
+        UnreadableGuard(recipe.data.max_bad_fraction),
         *hooks,  # before the log and the checkpoint, for which a hook may set `should_save`
+        Agree(),
         log,
         ProgressBar(log, closes_after=evaluated),
         save,  # before the validation, which may fail

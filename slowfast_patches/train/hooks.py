@@ -56,7 +56,8 @@ def is_due(trainer: Trainer, after: Collection[int]) -> bool:
         trainer: The trainer.
         after: Numbers of finished iterations at which this is scheduled.
     """
-    return trainer.progress.iteration in after or trainer.should_save or trainer.stop.agreed()
+    asked = trainer.should_save or trainer.should_stop or trainer.stop.agreed()
+    return trainer.progress.iteration in after or asked
 
 
 class SaveCheckpoint(Hook):
@@ -127,6 +128,21 @@ def _position(trainer: Trainer) -> tuple[int, int]:
     return trainer.progress.iteration, len(trainer.progress.evaluations)
 
 
+class Agree(Hook):
+    """Save, and end the training, in all processes if a hook of any process has asked for it.
+
+    This follows the hooks of the user, and precedes all hooks that save, validate or log.
+    """
+
+    def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+        wanted = (trainer.should_save, trainer.should_stop)
+        trainer.should_save, trainer.should_stop = trainer.stop.any_of(*wanted)
+        total = trainer.schedule.iterations
+        if trainer.should_stop and trainer.progress.iteration < total:
+            text = "A hook ends the training after iteration %d of %d."
+            logger.info(text, trainer.progress.iteration, total)
+
+
 class StopOnSignal(Hook):
     """End the training, after the checkpoint has been saved, if any process was asked to stop."""
 
@@ -162,7 +178,8 @@ class Validate(Hook):
 
     def _validate_if_due(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        if progress.iteration not in self._after or progress.last_evaluation == progress.iteration:
+        is_due = progress.iteration in self._after or (progress.ended and progress.iteration > 0)
+        if not is_due or progress.last_evaluation == progress.iteration:
             return
         step = trainer.schedule.at(progress.iteration - 1)
         with trainer.clock.time("evaluating"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,12 @@ def write_result(
 def _facts_of_training(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
     """Return the length, the cost and the validations of a training."""
     progress = trainer.progress
-    cost = schedule_cost(trainer.schedule, flops_per_clip(recipe))
+    phases = [
+        replace(phase, stop=min(phase.stop, progress.iteration))
+        for phase in trainer.schedule.phases
+        if phase.start < progress.iteration
+    ]
+    cost = schedule_cost(trainer.schedule, flops_per_clip(recipe), phases=phases)
     # The last checkpoint precedes the test, so its seconds do not include the test.
     seconds = progress.seconds | {"testing": trainer.clock.seconds["testing"]}
     facts = {
@@ -82,5 +88,7 @@ def _facts_of_training(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
         "training": progress.training,
         "clocks": progress.clocks,
     }
-    sometimes = {"best": progress.best, "changes": progress.changes}
+    sometimes: dict[str, Any] = {"best": progress.best, "changes": progress.changes}
+    if progress.ended:
+        sometimes["planned_iterations"] = trainer.schedule.iterations
     return facts | {key: value for key, value in sometimes.items() if value}

@@ -128,14 +128,18 @@ class Stepper:
             The loss, logits and labels of this process.
         """
         outcome = self.forward_backward(step, batch, clips, mark)
+        self.update()
+        mark("optimizer")
+        return outcome
+
+    def update(self) -> None:
+        """Take the optimizer step with the gradients of `forward_backward`, and average."""
         self.scaler.unscale_(self.optimizer)
         clip_gradients(self.recipe, self.model)
         self.scaler.step(self.optimizer)  # skips the update if a scaled gradient overflowed
         self.scaler.update()
         if self.average is not None:
             update_average(self.average, self.model, self.recipe.model.ema_decay)
-        mark("optimizer")
-        return outcome
 
     def forward_backward(
         self,

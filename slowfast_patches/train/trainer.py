@@ -17,12 +17,25 @@ from slowfast_patches.utils.distributed import World
 class Hook:
     """Base class of code that the trainer calls in every process.
 
-    Override the methods that you need. To end the training, raise `RunError` in all
-    processes at the same iteration. The same command resumes from the last checkpoint.
+    Override the methods that you need. To end the training early as a complete one, set
+    `trainer.should_stop` in `after_step`. To end it without a result, raise `RunError` in all
+    processes at the same iteration. The same command then resumes from the last checkpoint.
     """
 
     def before_train(self, trainer: Trainer) -> None:
         """Run before the first iteration of a new or resumed training."""
+
+    def before_update(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+        """Run after the backward pass of each iteration, before the optimizer step.
+
+        `trainer.progress.iteration` does not count this iteration yet. The gradients of the
+        parameters are scaled if `trainer.stepper.scaler` is enabled.
+
+        Args:
+            trainer: The trainer.
+            step: The shape, learning rate and BN group size of the iteration.
+            outcome: The loss, logits and labels of the iteration, on the device.
+        """
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Run after each iteration.
@@ -66,6 +79,7 @@ class Progress:
             user accepted, such as another learning rate.
         clocks: The machines, numbers of processes and keys that `seconds` were measured with, in
             the order of the resumes. With several, the seconds cannot be compared with others.
+        ended: Whether a hook has ended the training before the end of its schedule.
     """
 
     training: str = ""
@@ -75,6 +89,7 @@ class Progress:
     best: dict[str, Any] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
     clocks: list[str] = field(default_factory=list)
+    ended: bool = False
 
     @property
     def last_evaluation(self) -> int:
@@ -104,6 +119,18 @@ class Trainer:
             after this iteration.
     """
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether the training ends after this iteration, with a validation, a test and a result.
+
+        Set this to True in `Hook.after_step`. It is enough that one process does.
+        """
+        return self.progress.ended
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.progress.ended = value
+
     def __init__(
         self,
         stepper: Stepper,
@@ -127,6 +154,8 @@ class Trainer:
     def train(self) -> None:
         """Train from iteration `progress.iteration` to the end of the schedule.
 
+        The training ends earlier if a hook sets `should_stop`.
+
         Raises:
             TrainingInterruptedError: The run was asked to stop, and the state has been saved.
             RunError: The training cannot continue. The message states the reason.
@@ -143,6 +172,8 @@ class Trainer:
                 hook.after_train(self)
 
     def _train_from(self, start: int) -> None:
+        if self.should_stop:
+            return
         with self.clock.time("loading"):
             batches = iter(self.batches(start))
         for step in self.schedule.steps(start):
@@ -151,11 +182,16 @@ class Trainer:
             self.stop.ask()  # The exchange of stop requests overlaps with the step.
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
             clips = clip_numbers(step, self.world.rank, self.world.size)
-            outcome = self.stepper(step, batch, clips)
+            outcome = self.stepper.forward_backward(step, batch, clips)
+            for hook in self.hooks:
+                hook.before_update(self, step, outcome)
+            self.stepper.update()
             self.progress.iteration = step.iteration + 1
             self.should_save = False
             for hook in self.hooks:
                 hook.after_step(self, step, outcome)
+            if self.should_stop:
+                return
 
     def hook_states(self) -> dict[str, dict[str, Any]]:
         """Return the non-empty states of the hooks, by the name of the hook."""

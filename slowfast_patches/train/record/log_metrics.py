@@ -17,9 +17,7 @@ from torch import Tensor
 from multigrid import ScheduleStep
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.count_unreadable import count_unreadable, log_unreadable
 from slowfast_patches.tasks import task_of
-from slowfast_patches.train.checkpoint import diverged
 from slowfast_patches.train.hooks import is_due
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
@@ -82,20 +80,12 @@ class LogMetrics(Hook):
         self._task = task_of(recipe)
         self._after = after
         self.latest = ""
-        # The steps since the last report, with loss, correct clips, and numbers of videos that
-        # could not be read and of clips that were drawn again.
-        self._steps = list[tuple[ScheduleStep, Tensor, Tensor, int, int]]()
-        self._unreadable = dict[int, int]()  # number of unreadable videos by epoch
+        # Of each step since the last report: loss, correct clips, and clips drawn again.
+        self._steps = list[tuple[Tensor, Tensor, int]]()
         self._seconds = dict[str, float]()  # the clock at the last iteration
         self._report_spent = _Spent()
         self._phase_spent = _Spent()
         self._files: tuple[TextIO, SummaryWriter] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"unreadable": dict(self._unreadable)} if self._unreadable else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._unreadable = dict(state["unreadable"])
 
     def before_train(self, trainer: Trainer) -> None:
         """Open the files, and delete old entries after iteration `progress.iteration`.
@@ -122,10 +112,8 @@ class LogMetrics(Hook):
         GPU.
         """
         self._take_time(trainer, step)
-        for path, reason in outcome.failures:
-            log_unreadable(path, reason, "another video is used instead")
         right = self._task.count_right(outcome.scores, outcome.labels)
-        self._steps.append((step, outcome.loss, right, len(outcome.failures), outcome.redrawn))
+        self._steps.append((outcome.loss, right, outcome.redrawn))
         is_due_here = trainer.progress.iteration % self._recipe.log_period == 0
         if is_due_here or is_due(trainer, self._after):
             self._report(trainer, step)
@@ -175,7 +163,6 @@ class LogMetrics(Hook):
         """Reduce and log the metrics since the last report. Every process must call this.
 
         Raises:
-            RunError: A loss is not finite, or too many videos of an epoch cannot be read.
             OSError: The files cannot be written.
         """
         spent = self._report_spent
@@ -191,26 +178,13 @@ class LogMetrics(Hook):
         Returns:
             The mean loss and, if the task has an accuracy, the top-1 accuracy in percent. If clips
             were drawn again, their number.
-
-        Raises:
-            RunError: A loss is not finite, or too many videos of an epoch cannot be read.
         """
-        steps, losses, rights, *numbers = zip(*self._steps, strict=True)
+        losses, rights, redraws = zip(*self._steps, strict=True)
         self._steps = []
         loss = torch.stack(losses).double() / trainer.world.size
-        total = sum_over_ranks(
-            torch.stack([loss, torch.stack(rights), *map(loss.new_tensor, numbers)])
-        )
-        for step, (value, _, unreadable, _) in zip(steps, total.T.tolist(), strict=True):
-            if not math.isfinite(value):
-                raise diverged(
-                    f"The loss of iteration {step.iteration} is {value} (shape {step.shape}, LR "
-                    f"{step.lr:.4g})"
-                )
-            fraction = self._recipe.data.max_bad_fraction
-            count_unreadable(self._unreadable, trainer.schedule, step, int(unreadable), fraction)
+        total = sum_over_ranks(torch.stack([loss, torch.stack(rights), loss.new_tensor(redraws)]))
         metrics = {"loss": round(float(total[0].mean()), 6)}
-        right, redrawn = float(total[1].sum()), int(total[3].sum())
+        right, redrawn = float(total[1].sum()), int(total[2].sum())
         if not math.isnan(right):
             metrics["top1"] = round(100 * right / clips, 3)
         return metrics | ({"redrawn": redrawn} if redrawn else {})

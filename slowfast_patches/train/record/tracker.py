@@ -84,7 +84,8 @@ class Tracker(Hook):
             self._send()
 
     def after_train(self, trainer: Trainer) -> None:
-        self._send(trainer.progress.iteration == trainer.schedule.iterations)
+        progress = trainer.progress
+        self._send(progress.ended or progress.iteration == trainer.schedule.iterations)
 
     def _send(self, finished: bool | None = None) -> None:
         """Send the lines that were not sent yet. At the end, also close the tracker's run.

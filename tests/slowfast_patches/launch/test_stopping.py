@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.launch.stopping import StopRequest
@@ -78,3 +79,16 @@ def test_a_worker_outlives_signals_to_all_and_ends_with_its_loader():
     assert [int(batch["labels"]) for batch in (first, *batches)] == list(range(40))
     worker.join(60)
     assert worker.exitcode == 0
+
+
+def wish(rank: int) -> None:
+    dist.init_process_group("gloo")
+    with StopRequest(World(rank, 2, torch.device("cpu"))) as stop:
+        assert stop.any_of(rank == 1, False, True) == [True, False, True]
+        assert stop.any_of(False) == [False]
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_what_one_process_wishes_all_know(run_ranks):
+    run_ranks(2, wish)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,8 +59,10 @@ def train_without_model(
             wait(i)
             yield {"iteration": i}
 
-    parts = (lambda step, *_: take_step(step), plan, batches, hooks)
-    trainer = Trainer(*parts, world=ALONE, stop=StopRequest(ALONE))
+    stepper: Any = SimpleNamespace(
+        forward_backward=lambda step, *_: take_step(step), update=lambda: None
+    )
+    trainer = Trainer(stepper, plan, batches, hooks, world=ALONE, stop=StopRequest(ALONE))
     trainer.clock.load({"training": seconds})
     evaluations = [{"iteration": done} for done in evaluated if done <= start]
     trainer.progress = Progress(iteration=start, evaluations=evaluations)

@@ -14,7 +14,9 @@ from multigrid import Batch, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.dry_run import made_up_batch
+from slowfast_patches.train.guards import LossGuard, UnreadableGuard
 from slowfast_patches.train.hooks import (
+    Agree,
     KeepBest,
     SaveCheckpoint,
     StopOnSignal,
@@ -103,6 +105,7 @@ def make(
     save.calls = noted
     in_order = [
         *hooks,
+        Agree(),
         save,
         StopOnSignal(),
         Validate(SCORES, lambda s: {"top1": validate(s.iteration + 1)}, noted.append),
@@ -279,7 +282,7 @@ def test_each_hook_has_a_state_of_its_own(tmp_path):
     assert (first.steps, second.steps) == (3, 103)
 
 
-def test_a_hook_may_end_the_training_and_the_same_command_goes_on(tmp_path):
+def test_a_hook_may_end_the_training_as_a_complete_one(tmp_path):
     """Run the example of docs/training.md. Its hook sees a validation after the next iteration."""
     page = Path(__file__).parents[3] / "docs" / "training.md"
     code = re.search(r"```python\n(.*?class EarlyStopping.*?)```", page.read_text(), re.DOTALL)[1]
@@ -287,7 +290,61 @@ def test_a_hook_may_end_the_training_and_the_same_command_goes_on(tmp_path):
     exec(code, example)
     calls = list[object]()
     stop = example["EarlyStopping"](patience=1)
-    with pytest.raises(RunError, match=r"1 validations without more than 70.0 %"):
-        make(tmp_path, Noted(calls), stop).train()
+    make(tmp_path, Noted(calls), stop, validate=lambda done: SCORES.get(done, 60.0)).train()
     assert calls[-2:] == [6, "after"]
-    assert make(tmp_path).progress.iteration == 6
+    again = make(tmp_path)
+    assert again.should_stop
+    assert again.progress.last_evaluation == again.progress.iteration == 7
+    again.train()
+    assert again.progress.iteration == 7
+
+
+def test_an_early_end_is_saved_validated_and_kept_if_it_is_the_best(tmp_path):
+    def stop(trainer: Trainer) -> None:
+        trainer.should_stop = True
+
+    make(tmp_path, At(5, stop), validate=lambda done: float(done)).train()
+    trainer = make(tmp_path)
+    assert trainer.progress.iteration == trainer.progress.best["iteration"] == 5
+    assert checkpoints.load(checkpoints.best_checkpoint(tmp_path)).iteration == 5
+
+
+@pytest.mark.parametrize("loss", [torch.nan, torch.inf])
+def test_a_bad_loss_ends_the_training_before_it_changes_the_weights(tmp_path, loss):
+    class Spoil(Hook):
+        def after_step(self, trainer, step, outcome) -> None:
+            if trainer.progress.iteration == 3:
+                self.weights = [p.clone() for p in trainer.stepper.model.parameters()]
+                made = trainer.stepper.forward_backward
+                trainer.stepper.forward_backward = lambda *a: made(*a)._replace(
+                    loss=torch.tensor(loss)
+                )
+
+    spoil = Spoil()
+    trainer = make(tmp_path, LossGuard(), spoil)
+    with pytest.raises(RunError, match=rf"The loss of iteration 3 is {loss} .*SOLVER.BASE_LR"):
+        trainer.train()
+    for after, before in zip(trainer.stepper.model.parameters(), spoil.weights, strict=True):
+        assert after.equal(before)
+    assert checkpoints.last_checkpoint(tmp_path).name == "checkpoint_iter_00000003.pyth"
+
+
+def test_unreadable_videos_end_the_training_before_they_change_the_weights(tmp_path, caplog):
+    """An epoch has 16 videos, in two iterations. 4 of the second epoch are more than a fifth."""
+    failing = {1: ["a"], 2: ["a", "b"], 3: ["c", "d"]}
+    trainer = make(tmp_path, UnreadableGuard(0.2))
+    made, updates = trainer.stepper.forward_backward, list[int]()
+
+    def take(step, *arguments):
+        failures = [(f"{name}.mp4", "is gone") for name in failing.get(step.iteration, ())]
+        return made(step, *arguments)._replace(failures=failures)
+
+    trainer.stepper.forward_backward = take
+    trainer.stepper.update = lambda: updates.append(trainer.progress.iteration)
+    with pytest.raises(RunError, match=r"4 of 16 videos of epoch 2 \(iteration 3\)"):
+        trainer.train()
+    assert updates == [0, 1, 2]
+    assert "d.mp4 is gone; another video is used instead" in caplog.text
+    resumed = UnreadableGuard(0.2)
+    make(tmp_path, resumed)
+    assert resumed.state_dict() == {"unreadable": {1: 2}}

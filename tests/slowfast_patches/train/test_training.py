@@ -141,3 +141,22 @@ def test_validations_and_precise_bn_change_nothing_of_the_training(train, multig
     assert Folder(tmp_path).metrics("val") == []
     losses = [[r["loss"] for r in Folder(f).metrics()[:6]] for f in (tmp_path, multigrid_run)]
     assert losses[0] == losses[1]
+
+
+def test_a_run_that_a_hook_ends_has_a_test_and_a_result_and_is_not_trained_further(train, tmp_path):
+    def stop(trainer):
+        trainer.should_stop = True
+
+    keys = (*OFF, "TEST.ENABLE", True)
+    train(tmp_path, *keys, hooks=[At(5, stop)])
+    run = Folder(tmp_path)
+    result = run.result
+    assert (result["iterations"], result["planned_iterations"]) == (5, 12)
+    assert result["clips"] == 5 * 4
+    assert result["evaluations"][-1]["iteration"] == run.checkpoint["iteration"] == 5
+    assert {"top1", "top5"} <= result.keys()
+    assert "A hook ends the training after iteration 5 of 12." in run.log
+    before = run.metrics()
+    train(tmp_path, *keys)
+    assert run.metrics() == before
+    assert run.result["top1"] == result["top1"]

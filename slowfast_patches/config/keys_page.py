@@ -35,6 +35,9 @@ _COMMON = (
 )
 """Keys that most users change, in the order in which users need them."""
 
+_WITHOUT_VALUE = {"MODEL.NUM_CLASSES": "auto"}
+"""What the page shows for keys whose default value is not used, because another one is found."""
+
 _HEADER = """# Keys
 
 All keys of a recipe, with their defaults. Set a key in a YAML file or at the end of a command line:
@@ -81,7 +84,7 @@ def format_keys() -> str:
 
 
 def _format_rows(names: Iterable[str]) -> str:
-    defaults = values_by_key(default_recipe())
+    defaults = values_by_key(default_recipe()) | _WITHOUT_VALUE
     rows = []
     for name in names:
         check = KEYS[name].check

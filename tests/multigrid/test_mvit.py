@@ -66,6 +66,14 @@ def clips(frames: int, crop: int) -> torch.Tensor:
 # --- the schedule
 
 
+def test_a_model_name_says_whether_a_model_is_an_mvit():
+    """Some recipes of MViT have another MODEL.ARCH, and other models have MODEL.ARCH mvit."""
+    for name, arch, crops in (("MViT", "slow", {16, 24, 32}), ("Own", "mvit", {16, 23, 32})):
+        cfg = new_config("MODEL.ARCH", arch)
+        cfg.MODEL.MODEL_NAME = name
+        assert {shape.crop for shape in schedule_of(cfg, 1000).shapes} == crops
+
+
 def test_crops_are_multiples_of_patches_and_pools_and_there_are_no_bn_groups():
     cfg = new_config(
         "DATA.TRAIN_CROP_SIZE", 224, "DATA.TRAIN_JITTER_SCALES", [256, 320], **SMALL_V2

@@ -312,6 +312,7 @@ def test_a_later_config_may_lack_the_keys_of_multigrid():
         ("MVIT.REV.ENABLE", True),
         ("DETECTION.ENABLE", True),
         ("TRAIN.DATASET", "imagenet"),
+        ("TRAIN.DATASET", "ptvkinetics"),
         ("MULTIGRID.EVAL_FREQ", 0),
     ],
 )

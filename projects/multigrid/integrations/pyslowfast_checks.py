@@ -30,6 +30,12 @@ _PRETRAINING = (
 )
 
 _RULES = (
+    _Rule(
+        "TRAIN.DATASET",
+        lambda name: str(name).lower().startswith("imagenet"),
+        "It consists of images, but multigrid changes the number of frames. Use a data set of "
+        "videos",
+    ),
     _Rule("TASK", lambda task: task == "ssl", _PRETRAINING),
     _Rule("MASK.ENABLE", bool, _PRETRAINING),
     _Rule("AUG.GEN_MASK_LOADER", bool, _PRETRAINING),
@@ -58,9 +64,10 @@ _RULES = (
     ),
     _Rule(
         "TRAIN.DATASET",
-        lambda name: str(name).lower().startswith("imagenet"),
-        "It consists of images, but multigrid changes the number of frames. Use a data set of "
-        "videos",
+        lambda name: str(name).lower().startswith("ptv"),
+        "The data sets of pytorchvideo read videos in an order of their own, and clips of a single "
+        "shape. Use the data set without ptv in its name: kinetics, ssv2 or charades. The model "
+        "may be one of pytorchvideo",
     ),
     _Rule(
         "DATA.LOADER_CHUNK_SIZE",
@@ -87,19 +94,22 @@ _RULES = (
 )
 
 
+def refused_keys(cfg: Any) -> dict[str, str]:
+    """Return the keys with which multigrid cannot train, with their values, by the reason."""
+    found = dict[str, list[str]]()
+    for rule in _RULES:
+        value = find_key(cfg, rule.key)
+        if value is not None and rule.refuses(value):
+            found.setdefault(rule.reason, []).append(f"{rule.key} {value}")
+    return {reason: ", ".join(keys) for reason, keys in found.items()}
+
+
 def check_config(cfg: Any) -> None:
     """Check that multigrid can train with a config. Without a cycle, check nothing.
 
     Raises:
         ValueError: It cannot. The message names each key, its value, and what to write instead.
     """
-    if not uses_multigrid(cfg):
-        return
-    found = dict[str, list[str]]()
-    for rule in _RULES:
-        value = find_key(cfg, rule.key)
-        if value is not None and rule.refuses(value):
-            found.setdefault(rule.reason, []).append(f"{rule.key} {value}")
-    if found:
-        problems = [f"{', '.join(keys)}: {reason}" for reason, keys in found.items()]
+    if uses_multigrid(cfg) and (refused := refused_keys(cfg)):
+        problems = [f"{keys}: {reason}" for reason, keys in refused.items()]
         raise MultigridError("multigrid cannot train with " + ". Nor with ".join(problems))

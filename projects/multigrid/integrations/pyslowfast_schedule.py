@@ -57,7 +57,9 @@ def _keys_of_model(cfg: Any) -> dict[str, Any]:
     Raises:
         ValueError: MULTIGRID.SIZE_DIVISOR is no such multiple.
     """
-    if find_key(cfg, "MODEL.ARCH") != "mvit" or "MVIT" not in cfg:
+    name = find_key(cfg, "MODEL.MODEL_NAME")
+    is_mvit = name == "MViT" if name else find_key(cfg, "MODEL.ARCH") == "mvit"
+    if not is_mvit or "MVIT" not in cfg:
         return {}
     needed, given = _crop_divisor(cfg.MVIT), get_key(cfg, "MULTIGRID.SIZE_DIVISOR")
     divisor = needed if given == 1 else given
@@ -67,7 +69,7 @@ def _keys_of_model(cfg: Any) -> dict[str, Any]:
             f"layers need crops that are multiples of {needed}. Set MULTIGRID.SIZE_DIVISOR {needed}"
         )
     logger.info(
-        f"MODEL.ARCH mvit: multigrid trains with MULTIGRID.SIZE_DIVISOR {divisor} and "
+        f"The model is an MViT, so multigrid trains with MULTIGRID.SIZE_DIVISOR {divisor} and "
         "MULTIGRID.BN_BASE_SIZE 0."
     )
     return {"MULTIGRID.SIZE_DIVISOR": divisor, "MULTIGRID.BN_BASE_SIZE": 0}

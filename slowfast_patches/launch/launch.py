@@ -38,6 +38,7 @@ from slowfast_patches.utils.signals import (
     finished,
     handle_signals,
     interruptible,
+    users_handlers,
 )
 
 Main = Callable[[Recipe, World], None]
@@ -70,6 +71,7 @@ def resolve(recipe: Recipe, placement: Placement | None = None) -> Recipe:
     return scale_to_world_size(with_precision(recipe.replaced(values), recipe.num_gpus > 0))
 
 
+@users_handlers()
 def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:
     """Resolve a recipe, call `main(recipe, world)` in every process of the run, and wait.
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.interruption import TrainingInterruptedError
-from slowfast_patches.utils.signals import STOP_SIGNALS, listening, set_handlers
+from slowfast_patches.utils.signals import STOP_SIGNALS, call_users_handler, listening, set_handlers
 
 T = TypeVar("T")
 
@@ -110,6 +110,7 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. Do not log here, because the signal may have interrupted a logger."""
         self.asked = self.asked or number
+        call_users_handler(number, frame)
         if number != signal.SIGINT:
             return  # SIGTERM is never a second Ctrl-C: launchers forward SIGINT as SIGTERM.
         if self._interrupted:

@@ -18,7 +18,7 @@ from slowfast_patches.utils.distributed import sum_over_ranks
 class LossGuard(Hook):
     """End the run in all processes if the loss of any process is NaN or infinite."""
 
-    def before_update(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+    def after_backward(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Check the loss.
 
         Raises:
@@ -49,7 +49,7 @@ class UnreadableGuard(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._counts = dict(state["unreadable"])
 
-    def before_update(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+    def after_backward(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Count the unreadable videos of all processes.
 
         Raises:

@@ -25,7 +25,16 @@ class Hook:
     def before_train(self, trainer: Trainer) -> None:
         """Run before the first iteration of a new or resumed training."""
 
-    def before_update(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
+    def before_step(self, trainer: Trainer, step: ScheduleStep, batch: Batch) -> None:
+        """Run before the forward pass of each iteration.
+
+        Args:
+            trainer: The trainer. `trainer.progress.iteration` is the number of finished iterations.
+            step: The shape, learning rate and BN group size of the iteration.
+            batch: The mini-batch of this process, on the CPU. Changes in place take effect.
+        """
+
+    def after_backward(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Run after the backward pass of each iteration, before the optimizer step.
 
         `trainer.progress.iteration` does not count this iteration yet. The gradients of the
@@ -182,9 +191,11 @@ class Trainer:
             self.stop.ask()  # The exchange of stop requests overlaps with the step.
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
             clips = clip_numbers(step, self.world.rank, self.world.size)
+            for hook in self.hooks:
+                hook.before_step(self, step, batch)
             outcome = self.stepper.forward_backward(step, batch, clips)
             for hook in self.hooks:
-                hook.before_update(self, step, outcome)
+                hook.after_backward(self, step, outcome)
             self.stepper.update()
             self.progress.iteration = step.iteration + 1
             self.should_save = False

@@ -62,11 +62,43 @@ def interruptible() -> Iterator[None]:
     finished.clear()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        call_users_handler(number, frame)
         if not finished.is_set():
             raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
 
     with handle_signals({signal.SIGTERM: interrupt, signal.SIGUSR1: interrupt}):
         yield
+
+
+@contextmanager
+def users_handlers() -> Iterator[None]:
+    """Context manager: call the user's signal handlers beside ours in the body, then restore them.
+
+    Use this around a whole run, in the process in which the user's program calls it.
+    """
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    _of_user.update({number: old for number, old in before.items() if _is_of_user(old)})
+    try:
+        yield
+    finally:
+        _of_user.clear()
+        set_handlers(before)
+
+
+_of_user: dict[int, Any] = {}
+"""Signal handlers that the program of the user has set before the run."""
+
+
+def _is_of_user(handler: Any) -> bool:
+    """Return whether a signal handler is neither Python's nor of this package."""
+    ours = str(getattr(handler, "__module__", "")).startswith(__package__.split(".")[0])
+    return callable(handler) and handler is not signal.default_int_handler and not ours
+
+
+def call_users_handler(number: int, frame: FrameType | None) -> None:
+    """Call the handler of a signal that the program of the user has set before the run, if any."""
+    if handler := _of_user.get(number):
+        handler(number, frame)
 
 
 @contextmanager

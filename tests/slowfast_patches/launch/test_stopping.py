@@ -12,6 +12,7 @@ from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.interruption import TrainingInterruptedError
+from slowfast_patches.utils.signals import interruptible, users_handlers
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -38,6 +39,23 @@ def test_a_signal_is_noted_and_handled_as_before_afterwards(number):
         assert heard == [number]
     finally:
         signal.signal(number, before)
+
+
+def test_a_handler_of_the_user_is_called_too_and_restored():
+    def handler(number: int, _: object) -> None:
+        heard.append(number)
+
+    heard, before = list[int](), signal.signal(signal.SIGUSR1, handler)
+    try:
+        with users_handlers(), interruptible(), StopRequest(ALONE) as stop:
+            signal.raise_signal(signal.SIGUSR1)
+            assert (heard, stop.asked) == ([signal.SIGUSR1], signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) is handler
+        with users_handlers(), pytest.raises(TrainingInterruptedError), interruptible():
+            signal.raise_signal(signal.SIGUSR1)
+        assert heard == [signal.SIGUSR1] * 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_ctrl_c_that_a_launcher_has_already_passed_on_is_no_second_one():

@@ -348,3 +348,38 @@ def test_unreadable_videos_end_the_training_before_they_change_the_weights(tmp_p
     resumed = UnreadableGuard(0.2)
     make(tmp_path, resumed)
     assert resumed.state_dict() == {"unreadable": {1: 2}}
+
+
+def test_hooks_are_called_around_the_backward_pass_of_each_iteration(tmp_path):
+    """The weights change between the last two calls, and the gradients between the first two."""
+    seen = list[tuple[str, int, float, float]]()
+
+    class Watch(Hook):
+        def note(self, name: str, trainer: Trainer) -> None:
+            weight = next(trainer.stepper.model.parameters())
+            gradient = 0.0 if weight.grad is None else float(weight.grad.abs().sum())
+            weight_sum = float(weight.detach().double().sum())
+            seen.append((name, trainer.progress.iteration, weight_sum, gradient))
+
+        def before_step(self, trainer, step, batch) -> None:
+            assert batch["iteration"] == step.iteration
+            self.note("before", trainer)
+
+        def after_backward(self, trainer, step, outcome) -> None:
+            self.note("backward", trainer)
+
+        def after_step(self, trainer, step, outcome) -> None:
+            self.note("after", trainer)
+
+    make(tmp_path, Watch()).train()
+    assert [(name, done) for name, done, *_ in seen[:6]] == [
+        ("before", 0),
+        ("backward", 0),
+        ("after", 1),
+        ("before", 1),
+        ("backward", 1),
+        ("after", 2),
+    ]
+    for before, backward, after in zip(*[iter(seen)] * 3, strict=True):
+        assert before[2] == backward[2] != after[2]
+        assert backward[3] > 0

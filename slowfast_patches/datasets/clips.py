@@ -60,10 +60,13 @@ class VideoBatch(Batch):
     Attributes:
         videos: (n,) int64. Index of each clip's video in the list.
         redrawn: Number of clips that were drawn again (see `ClipDataset._aim`), for the log.
+        failed_epochs: The epoch of each of the `failures` in training. A mini-batch may have clips
+            of several epochs.
     """
 
     videos: Tensor
     redrawn: int
+    failed_epochs: list[int]
 
 
 class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -86,6 +89,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     - `video`: Index of the video in the list.
     - `failures`: The (path, reason) of the requested video if it is unreadable, as a list. The
       request determines the replacement, so it does not depend on the worker.
+    - `failed_epochs`: The epoch of each of the `failures`. Missing in evaluation.
     - `unread`: True for an unreadable evaluation clip, and otherwise missing.
     - `coverage`: See `ClipPlan`. Missing for an unread clip.
     - `shown`: The part of the video that the clip shows (`Shown`). Missing for an unread clip.
@@ -232,6 +236,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             failures=[failure for item in items for failure in item["failures"]],
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
             redrawn=sum(item.get("redrawn", 0) for item in read),
+            failed_epochs=[epoch for item in items for epoch in item.get("failed_epochs", ())],
         )
         base = self.sampling.base
         if isinstance(requests[0], ClipRequest) and sides != (base.frames, base.crop):
@@ -284,7 +289,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 continue
             if self._augment is not None:
                 self._augment(out, request.epoch, request.video)
-            return item | {"iteration": request.iteration, "failures": failures[:1]}
+            failed = {"failures": failures[:1], "failed_epochs": [request.epoch] * bool(failures)}
+            return item | {"iteration": request.iteration, **failed}
         raise self._too_many(failures)
 
     def _too_many(self, failures: Sequence[tuple[str, str]]) -> RunError:

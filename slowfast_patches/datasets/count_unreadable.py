@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import cache
 
 from multigrid import Schedule, ScheduleStep
@@ -25,7 +26,8 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
     Raises:
         RunError: `count` is more than `fraction` of the videos.
     """
-    if count > fraction * videos:
+    # A product would be rounded: 0.29 * 100 is below 29.
+    if count / videos > fraction:
         raise RunError(
             f"{count} of {videos} videos of {where} could not be read, more than "
             f"DATA.MAX_BAD_FRACTION {fraction:g} allows. Repair the files, remove them from the "
@@ -34,32 +36,43 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
 
 
 def count_unreadable(
-    counts: dict[int, int], schedule: Schedule, step: ScheduleStep, number: int, fraction: float
+    counts: dict[int, int],
+    schedule: Schedule,
+    step: ScheduleStep,
+    numbers: Sequence[int],
+    fraction: float,
 ) -> None:
-    """Add the number of unreadable videos of an iteration to the count of its epoch.
+    """Add the unreadable videos of an iteration to the counts of its epochs.
 
-    Log the count at the end of the epoch. The count is compared with the number of videos in an
-    epoch, or, if the last mini-batch of the epoch is larger than that, with the number of clips
-    read since the start of the epoch.
+    A mini-batch may have clips of several epochs. An epoch visits each video once, so its count is
+    compared with the number of videos. It is logged at the end of the epoch.
 
     Args:
         counts: Number of unreadable videos by epoch. It is updated in place.
         schedule: The schedule of the training.
         step: The iteration.
-        number: Number of unreadable videos in this iteration, summed over all processes.
+        numbers: Number of unreadable videos in each epoch of the mini-batch (`epochs_of`), summed
+            over all processes.
         fraction: Maximum fraction of unreadable videos (DATA.MAX_BAD_FRACTION).
 
     Raises:
         RunError: More than `fraction` of the videos are unreadable.
     """
-    epoch, first = divmod(step.first_clip, schedule.num_videos)
-    stop = first + step.shape.batch
-    counts[epoch] = counts.get(epoch, 0) + number
-    where = f"epoch {epoch + 1} (iteration {step.iteration})"
-    check_count(counts[epoch], max(schedule.num_videos, stop), fraction, where)
-    is_over = stop >= schedule.num_videos or step.iteration + 1 == schedule.iterations
-    if is_over and (bad := counts.pop(epoch)):
-        logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)
+    stop = step.first_clip + step.shape.batch
+    for epoch, number in zip(epochs_of(schedule, step), numbers, strict=True):
+        counts[epoch] = counts.get(epoch, 0) + number
+        where = f"epoch {epoch + 1} (iteration {step.iteration})"
+        check_count(counts[epoch], schedule.num_videos, fraction, where)
+        is_over = stop >= (epoch + 1) * schedule.num_videos
+        if (is_over or step.iteration + 1 == schedule.iterations) and (bad := counts.pop(epoch)):
+            logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)
+
+
+def epochs_of(schedule: Schedule, step: ScheduleStep) -> range:
+    """Return the epochs of which the mini-batch of an iteration has clips."""
+    first = step.first_clip // schedule.num_videos
+    last = (step.first_clip + step.shape.batch - 1) // schedule.num_videos
+    return range(first, last + 1)
 
 
 @cache

@@ -132,24 +132,24 @@ def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, floa
     Args:
         clips: Number of readable clips of each video, (V,).
         num_clips: Number of clips that an undamaged video has.
-        recipe: The recipe. DATA.MAX_BAD_FRACTION limits the share of damaged videos.
+        recipe: The recipe. DATA.MAX_BAD_FRACTION limits the share of unreadable videos.
 
     Returns:
         The counts "videos", "unreadable" and, if not 0, "partly_read".
 
     Raises:
-        RunError: No video can be read, or the share of damaged videos exceeds
-            DATA.MAX_BAD_FRACTION.
+        RunError: No video can be read, or the share of unreadable videos exceeds
+            DATA.MAX_BAD_FRACTION. Videos of which some clips can be read do not count.
     """
     videos = len(clips)
     unreadable = int((clips == 0).sum())
     if unreadable == videos:
         text = f"None of the {videos} videos of the evaluation could be read."
         raise RunError(f"{text} Check DATA.PATH_PREFIX and the list of videos.")
-    damaged = int((clips < num_clips).sum())
-    check_count(damaged, videos, recipe.data.max_bad_fraction, "the evaluation")
+    check_count(unreadable, videos, recipe.data.max_bad_fraction, "the evaluation")
     counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
-    return counts | ({"partly_read": damaged - unreadable} if damaged > unreadable else {})
+    partly = int((clips < num_clips).sum()) - unreadable
+    return counts | ({"partly_read": partly} if partly else {})
 
 
 def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:

@@ -8,7 +8,11 @@ from typing import Any
 import torch
 
 from multigrid import ScheduleStep
-from slowfast_patches.datasets.count_unreadable import count_unreadable, log_unreadable
+from slowfast_patches.datasets.count_unreadable import (
+    count_unreadable,
+    epochs_of,
+    log_unreadable,
+)
 from slowfast_patches.train.checkpoint import diverged
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
@@ -57,7 +61,10 @@ class UnreadableGuard(Hook):
         """
         for path, reason in outcome.failures:
             log_unreadable(path, reason, "another video is used instead")
-        number = len(outcome.failures)
+        epochs = epochs_of(trainer.schedule, step)
+        failed = outcome.failed_epochs or [epochs[0]] * len(outcome.failures)
+        numbers = [failed.count(epoch) for epoch in epochs]
         if trainer.world.size > 1:
-            number = int(sum_over_ranks(torch.tensor(number, device=trainer.world.device)))
-        count_unreadable(self._counts, trainer.schedule, step, number, self._fraction)
+            total = sum_over_ranks(torch.tensor(numbers, device=trainer.world.device))
+            numbers = total.tolist()
+        count_unreadable(self._counts, trainer.schedule, step, numbers, self._fraction)

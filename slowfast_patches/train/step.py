@@ -40,6 +40,7 @@ class Outcome(NamedTuple):
         labels: Class indices (N,). Multi-hot or mixed labels have the shape (N, C).
         failures: (path, reason) of each unreadable video.
         redrawn: Number of clips whose crop was drawn again, because it showed no target.
+        failed_epochs: The epoch of each of the failures, if the data set gives them.
     """
 
     loss: Tensor
@@ -47,6 +48,7 @@ class Outcome(NamedTuple):
     labels: Tensor
     failures: Sequence[tuple[str, str]] = ()
     redrawn: int = 0
+    failed_epochs: Sequence[int] = ()
 
 
 def _unmarked(stage: str) -> None:
@@ -190,8 +192,10 @@ class Stepper:
             outcomes.append((loss.detach() * (self.parts / divisor), scores.detach(), targets))
         losses, *of_rows = zip(*outcomes, strict=True)
         scores, labels = map(torch.cat, of_rows)
-        redrawn = cast(Any, batch).get("redrawn", 0)
-        return Outcome(torch.stack(losses).mean(), scores, labels, batch["failures"], redrawn)
+        loss = torch.stack(losses).mean()
+        told = cast(Any, batch)
+        counts = (told.get("redrawn", 0), told.get("failed_epochs", ()))
+        return Outcome(loss, scores, labels, batch["failures"], *counts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training. The keys are names of fields of `Checkpoint`."""

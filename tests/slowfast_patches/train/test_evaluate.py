@@ -101,7 +101,7 @@ FEW = [None, [0.1, 0.9], None, None, *[[0.1, 0.9]] * 16]
 @pytest.mark.parametrize(
     ("case", "error", "said"),
     [
-        ((FEW, [1] * 10, "sum", 2, 0.1), RunError, "^2 of 10 .*MAX_BAD_FRACTION 0.1"),
+        ((FEW, [1] * 10, "sum", 2, 0.09), RunError, "^1 of 10 .*MAX_BAD_FRACTION 0.09"),
         (([[0.1, 0.2]], [[0, 0]]), ValueError, "none of the 1 videos has a label"),
         (([[0.1, float("nan")]], [0]), ValueError, r"NaN. The training has diverged"),
     ],
@@ -109,6 +109,16 @@ FEW = [None, [0.1, 0.9], None, None, *[[0.1, 0.9]] * 16]
 def test_what_has_no_metric_is_an_error(case, error, said):
     with pytest.raises(error, match=said):
         evaluated(*case)
+
+
+def test_videos_that_are_read_in_part_do_not_end_a_test():
+    """Six of a hundred videos lack a clip, and five are unreadable, which 0.05 allows."""
+    rows = [[0.1, 0.9]] * 200
+    for number in range(6):
+        rows[2 * number] = None
+    rows[100:110] = [None] * 10
+    found = evaluated(rows, [1] * 100, "sum", 2, 0.05)
+    assert found.metrics == {"top1": 100, "videos": 100, "unreadable": 5, "partly_read": 6}
 
 
 # Several processes.

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 from multigrid.sampling import frames_at
+from slowfast_patches.datasets.reading.damage import warn_of_damage
+from slowfast_patches.datasets.reading.decoding import decode_all
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.jpeg import read_jpeg
-from slowfast_patches.datasets.reading.pixels import UPRIGHT
+from slowfast_patches.datasets.reading.pixels import UPRIGHT, WHOLE
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
-from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils.files import atomic_write
 
 Picture = NDArray[np.uint8]
@@ -60,6 +61,8 @@ _BT601 = (2, 5, 6)
 
 They are the code for "unspecified" and both codes for BT.601.
 """
+_MIN_SHARE = 0.5
+"""Minimum share of the frames of a damaged source that must decode."""
 _MIN_RATE = Fraction(1, 100_000)
 _TICKS = 90_000
 """Timestamps per second of prepared files with a variable frame rate."""
@@ -102,22 +105,49 @@ def write_prepared(
             stream.pix_fmt = "yuv420p"
             stream.codec_context.time_base = tick
             pictures = source_pictures(source, scanned, short_side)
-            for picture in pictures:
+            shown = _schedule(pictures, stamps, fills_gaps=fps is not None)
+            for picture, times in shown:
                 frame = VideoFrame.from_ndarray(picture, format="yuv420p")
                 frame.time_base = tick
                 if frames == 0:
                     stream.width = frame.width
                     stream.height = frame.height
-                for frame.pts in stamps[frames].tolist() if frames < video.frames else ():
+                for frame.pts in times:
                     container.mux(stream.encode(frame))
                 frames += 1
             container.mux(stream.encode(None))
-            if frames != video.frames:
+            if frames < _MIN_SHARE * video.frames:
                 raise UnreadableVideoError(
                     f"has {video.frames} frames, but only {frames} can be decoded"
                 )
+            if frames < video.frames:
+                warn_of_damage(source, f"only {frames} of its {video.frames} frames decode")
         if modified is not None:
             os.utime(file.name, (modified, modified))
+
+
+def _schedule(
+    pictures: Iterator[tuple[int, Picture]],
+    stamps: Sequence[NDArray[np.int64]],
+    *,
+    fills_gaps: bool,
+) -> Iterator[tuple[Picture, list[int]]]:
+    """Yield each picture with the times at which the prepared file shows it.
+
+    Args:
+        pictures: The pictures with their indices in the source.
+        stamps: The times of each frame of the source.
+        fills_gaps: Whether a picture is also shown at the times of the missing frames after it. The
+            first picture is also shown at the times of the missing frames before it.
+    """
+    number, picture = next(pictures, (0, None))
+    begin = 0
+    while picture is not None:
+        end, following = next(pictures, (len(stamps), None))
+        times = stamps[begin:end] if fills_gaps else stamps[number : number + 1]
+        yield picture, np.concatenate(times).tolist()
+        begin = number = end
+        picture = following
 
 
 def _timeline(
@@ -144,10 +174,13 @@ def _timeline(
     return Fraction(1, _TICKS), list(np.rint(seconds * _TICKS).astype(np.int64)[:, None])
 
 
-def source_pictures(source: str, scanned: ScannedVideo, short_side: int) -> Iterator[Picture]:
-    """Yield all frames of the source, rotated and mirrored as for display, and resized.
+def source_pictures(
+    source: str, scanned: ScannedVideo, short_side: int
+) -> Iterator[tuple[int, Picture]]:
+    """Yield the frames of the source with their indices, as they are displayed, and resized.
 
-    All frames have the same width and height, which are both even numbers.
+    All frames have the same width and height, which are both even numbers. Frames that cannot be
+    decoded are left out.
     """
     video = scanned.video
     scale = min(1.0, short_side / min(video.width, video.height))
@@ -161,13 +194,18 @@ def source_pictures(source: str, scanned: ScannedVideo, short_side: int) -> Iter
         return cast(NDArray[np.uint8], resized.to_ndarray())
 
     with translate_decode_errors():
-        for frame in _decoded(source, scanned):
+        for number, frame in _decoded(source, scanned):
+            if scanned.crop != WHOLE:
+                rows, columns = scanned.crop.slices(frame.width, frame.height)
+                image = cast(NDArray[np.uint8], frame.to_ndarray(format="rgb24"))
+                part = np.ascontiguousarray(image[rows, columns])
+                frame = VideoFrame.from_ndarray(part, format="rgb24")
             if scanned.orientation == UPRIGHT and _is_plain(frame):
-                yield to(frame, "yuv420p")
+                yield number, to(frame, "yuv420p")
                 continue
             shown = np.ascontiguousarray(scanned.orientation.shown(to(frame, "rgb24")))
             picture = VideoFrame.from_ndarray(shown, format="rgb24").reformat(format="yuv420p")
-            yield cast(Picture, picture.to_ndarray())
+            yield number, cast(Picture, picture.to_ndarray())
 
 
 def _is_plain(frame: VideoFrame) -> bool:
@@ -179,11 +217,14 @@ def _is_plain(frame: VideoFrame) -> bool:
     )
 
 
-def _decoded(source: str, scanned: ScannedVideo) -> Iterator[VideoFrame]:
+def _decoded(source: str, scanned: ScannedVideo) -> Iterator[tuple[int, VideoFrame]]:
     if scanned.kind == Kind.FRAMES:
-        for name in frame_files(source):
+        for number, name in enumerate(frame_files(source)):
             picture = read_jpeg("", name)
-            yield VideoFrame.from_ndarray(picture, format="bgr24")
-    else:
-        with open_video(source) as file:
-            yield from file.frames()
+            yield number, VideoFrame.from_ndarray(picture, format="bgr24")
+        return
+    latest = -1
+    for number, frame in decode_all(source, scanned):
+        if number > latest:
+            latest = number
+            yield number, frame

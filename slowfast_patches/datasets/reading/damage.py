@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import av
 from av.packet import Packet
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.video_file import VideoFile
+
+if TYPE_CHECKING:
+    from slowfast_patches.datasets.reading.survey import Survey
+
+logger = logging.getLogger(__name__)
 
 _LENGTH_SIZES = {"h264": 4, "hevc": 21}
 """Offset of the header byte that contains the size of the length fields, by the name of the codec.
@@ -19,10 +26,17 @@ _BEGIN = 8
 """Number of bytes at the beginning of a packet of other codecs, of which one must not be zero."""
 _TS_PACKETS = (188, 192, 204)
 """Sizes of the packets in an MPEG transport stream."""
+_WITHOUT_DURATION = frozenset(
+    {"mpegts", "mpeg", "mpegvideo", "h264", "hevc", "m4v", "vc1", "mjpeg"}
+)
+"""Names of the containers without a duration. FFmpeg computes one from the last timestamps, which
+is wrong if timestamps start again from 0."""
 _NEARLY_ALL = 0.98
 """A video is complete if it lasts at least this share of the duration in the file's header."""
 _MIN_MISSING = 0.5
 """A video is complete if less than this many seconds are missing: the sound may be longer."""
+
+_warned = set[str]()
 
 
 def looks_whole(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
@@ -66,9 +80,29 @@ def describe_truncation(file: VideoFile, count: int, end: float) -> str:
     return ""
 
 
+def describe_damage(found: Survey) -> str:
+    """Describe the damage that a survey of a video found. Return "" if it found none."""
+    if found.damaged:
+        total = len(found.frames) + found.failed
+        return f"cannot be decoded completely: {found.damaged} of {total} frames are damaged"
+    if not found.begins_with_key:
+        lost = len(found.packets) - len(found.frames)
+        return f"begins without a key frame, so {lost} of {len(found.packets)} frames are missing"
+    return f"is damaged: FFmpeg reports {found.error!r}" if found.error else ""
+
+
+def warn_of_damage(path: str, what: str) -> None:
+    """Warn about damage that was found when a clip was read, once per file and process."""
+    if path not in _warned:
+        _warned.add(path)
+        logger.warning("%s is damaged: %s. Its clips may show wrong pictures", path, what)
+
+
 def _stated_duration(file: VideoFile) -> float:
     """Return the duration in seconds that the header of a file states, or 0 if it states none."""
     stream = file.stream
+    if file.container.format.name in _WITHOUT_DURATION:
+        return 0
     if file.container.format.name == "avi" and stream.average_rate:
         return float(stream.frames / stream.average_rate)
     if stream.duration and stream.time_base:

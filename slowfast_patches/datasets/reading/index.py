@@ -42,7 +42,7 @@ from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 7
+_VERSION = 8
 """Version of the index file. Increase it when the file format or the results of `scan` change."""
 _SAVE_SECONDS = 60.0
 """Seconds between saves of the index during a scan. A scan may take hours, and the process may be

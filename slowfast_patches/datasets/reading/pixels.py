@@ -8,9 +8,11 @@ convert to RGB            RGB (S, S, 3)                    swscale, for all YUV 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from typing import Any, NamedTuple, cast
 
+import av
 import cv2
 import numpy as np
 from av.video.frame import VideoFrame
@@ -19,6 +21,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from multigrid import Window
+from slowfast_patches.datasets.reading.video_file import VideoFile
 
 Image = NDArray[np.uint8]
 
@@ -75,6 +78,63 @@ def orientation_of(frame: VideoFrame) -> Orientation:
     return Orientation(round(math.atan2(-sign * b, sign * a) / (math.pi / 2)) % 4, mirrored)
 
 
+class Part(NamedTuple):
+    """Part of a stored picture, in coordinates from 0 to 1 relative to the sides of the picture."""
+
+    x: float = 0.0
+    y: float = 0.0
+    width: float = 1.0
+    height: float = 1.0
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Return the width and height in pixels of the part of a picture."""
+        return max(1, round(self.width * width)), max(1, round(self.height * height))
+
+    def slices(self, width: int, height: int) -> tuple[slice, slice]:
+        """Return the rows and the columns of the part of a picture."""
+        columns, rows = self.size(width, height)
+        left, top = round(self.x * width), round(self.y * height)
+        return slice(top, top + rows), slice(left, left + columns)
+
+    def within(self, window: Window) -> Window:
+        """Convert a window of the part, in coordinates from 0 to 1, to the whole picture."""
+        return Window(
+            self.x + window.x * self.width,
+            self.y + window.y * self.height,
+            window.width * self.width,
+            window.height * self.height,
+        )
+
+
+WHOLE = Part()
+_CROPPING = re.compile(r"Frame Cropping: (\d+)/(\d+)/(\d+)/(\d+)")
+"""Left, right, top and bottom margin, in FFmpeg's description of a stream."""
+
+
+def crop_of(file: VideoFile, frame: VideoFrame) -> Part:
+    """Return the part of the stored picture that the container says is shown.
+
+    mp4 files have a clean aperture, and Matroska files have a crop. PyAV gives access to them only
+    through FFmpeg's description of the file.
+    """
+    level = av.logging.get_level()
+    av.logging.set_level(av.logging.INFO)
+    try:
+        container: Any = file.container  # PyAV's type stubs lack this method
+        text = container.dumps_format()
+    finally:
+        av.logging.set_level(level)
+    _, _, described = text.partition(f"Stream #0:{file.stream.index}")
+    margins = _CROPPING.search(described.partition("Stream #")[0])
+    if margins is None:
+        return WHOLE
+    left, right, top, bottom = map(int, margins.groups())
+    width, height = frame.width - left - right, frame.height - top - bottom
+    if width <= 0 or height <= 0:
+        return WHOLE
+    return Part(left / frame.width, top / frame.height, width / frame.width, height / frame.height)
+
+
 class Cropper:
     """Crops a window from frames and resizes the crop to (size, size, 3) uint8 RGB.
 
@@ -87,6 +147,7 @@ class Cropper:
         shown: Width and height of the displayed picture in pixels.
         size: Side of the output in pixels.
         orientation: How the stored picture is shown.
+        crop: The part of the stored picture that is shown.
     """
 
     def __init__(
@@ -95,6 +156,7 @@ class Cropper:
         shown: tuple[int, int],
         size: int,
         orientation: Orientation = UPRIGHT,
+        crop: Part = WHOLE,
     ) -> None:
         width, height = shown
         part = Window(
@@ -102,7 +164,7 @@ class Cropper:
         )
         self._size = size
         self._orientation = orientation
-        self._part = orientation.stored(part)
+        self._part = crop.within(orientation.stored(part))
         self.shrinks = min(window.width, window.height) / size
         """Downscaling factor: the shorter side of the window divided by the side of the output."""
         self._source: tuple[str, int, int, int, int] | None = None

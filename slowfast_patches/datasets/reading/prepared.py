@@ -21,16 +21,22 @@ The stream uses CAVLC entropy coding and no deblocking, which halves the cost of
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import av
+import numpy as np
+from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 
+from slowfast_patches.datasets.reading.damage import warn_of_damage
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
+from slowfast_patches.datasets.reading.h264 import field_test
 from slowfast_patches.datasets.reading.scanned_video import Ints, ScannedVideo
 from slowfast_patches.datasets.reading.video_file import check_regular
 from slowfast_patches.utils.storage import is_remote, read_range
@@ -40,7 +46,8 @@ GROUP = 48
 ANCHOR = 12
 """Number of pictures from one anchor to the next."""
 TAG = f"multigrid-1 group={GROUP}"
-"""Value of the metadata field `comment`, by which `scan` recognizes a prepared file."""
+"""Value of the metadata field `comment` of prepared files. Other programs copy it to the files that
+they make from a prepared file, so `scan` also checks the content (`group_offsets`)."""
 
 _PICTURES = (1, 5)  # nal_unit_type: slice of a picture, slice of an IDR picture
 _LENGTH = 4
@@ -88,6 +95,42 @@ def split_group(data: bytes) -> list[Picture]:
     return [Picture(following.get(order, order) - 1, *unit) for order, unit in enumerate(units)]
 
 
+def group_offsets(stream: VideoStream, packets: Sequence[Packet[VideoStream]]) -> Ints | None:
+    """Return `ScannedVideo.offsets`, or None if the packets are not in the prepared form.
+
+    The metadata of a file prove nothing, because other programs copy them. So check the content:
+    each group begins with a key frame, each packet holds one picture and follows the previous
+    packet in the file, and pictures are displayed in the order that `split_group` assumes.
+    """
+    keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
+    if not packets or keys != list(range(0, len(packets), GROUP)):
+        return None
+    header = stream.codec_context.extradata or b""
+    has_lengths = len(header) > 4 and header[0] == 1 and header[4] & 3 == _LENGTH - 1
+    places = [packet.pos or 0 for packet in packets]
+    ends = [place + packet.size for place, packet in zip(places, packets, strict=True)]
+    has_fields = any(map(field_test(stream), packets))
+    if not has_lengths or has_fields or places[1:] != ends[:-1]:
+        return None
+    times = [packet.pts for packet in packets if packet.pts is not None]
+    shown = {time: number for number, time in enumerate(sorted(times))}
+    if len(shown) != len(packets):
+        return None
+    for start in keys:
+        group = packets[start : start + GROUP]
+        try:
+            pictures = split_group(b"".join(map(bytes, group)))
+        except UnreadableVideoError:
+            return None
+        sizes = [picture.stop - picture.start for picture in pictures]
+        numbers = [shown[time] - start for time in times[start : start + GROUP]]
+        if sizes != [packet.size for packet in group]:
+            return None
+        if [picture.number for picture in pictures] != numbers:
+            return None
+    return np.array([*(places[number] for number in keys), ends[-1]], np.int64)
+
+
 def decode_prepared(
     path: str, scanned: ScannedVideo, wanted: list[int]
 ) -> Iterator[tuple[int, VideoFrame]]:
@@ -104,11 +147,16 @@ def decode_prepared(
     assert scanned.offsets is not None
     check_regular(path)  # reading from a pipe could block forever
     decoder = _decoder(threading.get_ident(), scanned.headers)
+    log = ErrorLog()
     try:
         for group, data in _read_groups(path, scanned.offsets, wanted):
             numbers = {number % GROUP for number in wanted if number // GROUP == group}
             for number, frame in _decode_group(decoder, data, numbers):
+                if frame.is_corrupt:
+                    warn_of_damage(path, f"frame {group * GROUP + number} is damaged")
                 yield group * GROUP + number, frame
+            if error := log.new():
+                warn_of_damage(path, f"FFmpeg reports {error!r}")
     except BaseException:
         _decoder.cache_clear()  # the decoder may have stopped in the middle of a group
         raise

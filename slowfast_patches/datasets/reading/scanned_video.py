@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.pixels import UPRIGHT, Orientation
+from slowfast_patches.datasets.reading.pixels import UPRIGHT, WHOLE, Orientation, Part
 from slowfast_patches.datasets.reading.timing import moments_of
 
 Ints = NDArray[np.int64]
@@ -54,6 +54,11 @@ class ScannedVideo:
     times: Ints | None = None
     """VIDEO, PREPARED: (frames,) times at which the frames are shown, ascending, in units of the
     stream's time base. None if the frame rate is constant."""
+    crop: Part = WHOLE
+    """VIDEO: part of the stored picture that is shown."""
+    is_in_step: bool = True
+    """VIDEO: whether each packet holds one frame, whose timestamp is that of the packet. Otherwise
+    frames can only be taken as the decoder returns them."""
     files: tuple[str, ...] | None = None
     """FRAMES: paths of the frames if a list gives them. None stands for all files of a folder."""
     damage: str = ""
@@ -70,6 +75,7 @@ class ScannedVideo:
         lists = (self.timestamps, self.keys, self.offsets, self.times)
         content = (
             *(int(self.kind), self.video[:4], self.orientation, self.streams, self.headers.hex()),
+            *(self.crop, self.is_in_step),
             *(None if n is None else np.diff(n, prepend=0).tolist() for n in lists),
         )
         text = json.dumps(content, separators=(",", ":"))
@@ -78,7 +84,7 @@ class ScannedVideo:
     @classmethod
     def unpacked(cls, content: str) -> ScannedVideo:
         """Restore a video from the text returned by `packed`."""
-        kind, video, orientation, streams, headers, *lists = json.loads(
+        kind, video, orientation, streams, headers, crop, is_in_step, *lists = json.loads(
             zlib.decompress(base64.b64decode(content))
         )
         numbers = [None if n is None else np.cumsum(n, dtype=np.int64) for n in lists]
@@ -91,4 +97,6 @@ class ScannedVideo:
             headers=bytes.fromhex(headers),
             streams=streams,
             times=times,
+            crop=Part(*crop),
+            is_in_step=is_in_step,
         )

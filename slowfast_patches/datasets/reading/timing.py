@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from av.video.codeccontext import VideoCodecContext
 from numpy.typing import NDArray
 
 _MAX_DEVIATION = 1.0
@@ -84,16 +83,19 @@ def timing_of(
     return Timing(fps, times if varies else None, " and ".join(remarks))
 
 
-def avi_times(
-    decoding_times: Sequence[int | None], timestamps: Ints, decoder: VideoCodecContext
-) -> Ints:
+def avi_times(decoding_times: Sequence[int | None], timestamps: Ints, *, reorders: bool) -> Ints:
     """Return when the frames of an AVI file are shown.
 
     AVI files have no presentation timestamps, so FFmpeg makes them up. For H.264 without B-frames,
     it gives each frame the timestamp of the next frame. In this case, return the decoding
     timestamps, which are correct.
+
+    Args:
+        decoding_times: Decoding timestamps of the packets.
+        timestamps: Timestamps of the frames.
+        reorders: Whether the codec reorders frames.
     """
-    if decoder.has_b_frames or [*decoding_times[1:]] != timestamps[:-1].tolist():
+    if reorders or [*decoding_times[1:]] != timestamps[:-1].tolist():
         return timestamps
     return np.array(decoding_times, np.int64)
 

@@ -67,6 +67,12 @@ MAX_PIXELS = 1 << 26
 almost twice the largest picture of any level of H.264, HEVC and AV1."""
 
 
+CAN_SKIP = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
+"""Names of the decoders that can parse the headers of a frame and skip its content."""
+_VP8_SHOWN = 0x10
+"""Bit of the first byte of a VP8 frame that tells whether the frame is shown (RFC 6386, 9.1)."""
+
+
 def is_video_name(path: str) -> bool:
     """Return whether a path ends with the suffix of a video file, in upper or lower case."""
     return path.lower().endswith(SUFFIXES)
@@ -139,6 +145,17 @@ class VideoFile:
         return filter(None, chain.from_iterable(map(self.decode, self.packets())))
 
 
+def is_shown(packet: Packet[VideoStream]) -> bool:
+    """Return whether a packet holds a frame that is shown.
+
+    Edits of an mp4 file hide frames, and VP8 has frames that only serve as references.
+    """
+    if not packet.size or packet.is_discard:
+        return False
+    is_vp8 = packet.stream.codec_context.name in ("vp8", "libvpx")
+    return not is_vp8 or bool(memoryview(packet)[0] & _VP8_SHOWN)
+
+
 @contextlib.contextmanager
 def open_video(path: str, *, streams: int = 0) -> Iterator[VideoFile]:
     """Open a video file. All streams except the chosen video stream are discarded.
@@ -184,6 +201,10 @@ def open_video(path: str, *, streams: int = 0) -> Iterator[VideoFile]:
                 other.discard = Discard.all
         check_pixels(stream.width, stream.height)
         stream.codec_context.thread_count = 1
+        if stream.codec_context.name == "h264":
+            # If the header does not say how far frames are reordered, assume the maximum. FFmpeg
+            # would otherwise learn the distance while it decodes, and lose frames meanwhile.
+            bound |= {"strict": "1"}
         stream.codec_context.options = bound
         yield VideoFile(path, container, stream)
 

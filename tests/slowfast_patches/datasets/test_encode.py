@@ -131,7 +131,7 @@ def test_a_source_that_breaks_off_leaves_no_file(tmp_path, source):
     broken.write_bytes(source.read_bytes()[:5000])
     with pytest.raises(UnreadableVideoError):
         write_prepared(str(broken), record, target)
-    record = replace(record, video=record.video._replace(frames=FRAMES + 1))
-    with pytest.raises(UnreadableVideoError, match="101 frames, but only 100 can be decoded"):
+    record = replace(record, video=record.video._replace(frames=2 * FRAMES + 1))
+    with pytest.raises(UnreadableVideoError, match="201 frames, but only 100 can be decoded"):
         write_prepared(str(source), record, target)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.mp4"]

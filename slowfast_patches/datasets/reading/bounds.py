@@ -1,0 +1,89 @@
+"""Check what an MP4 or MOV file (ISO 14496-12) announces before FFmpeg opens it.
+
+FFmpeg allocates memory for each sample that a track announces. A file of a few kB can announce so
+many samples that they exhaust the memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import check_regular
+from slowfast_patches.utils.storage import is_remote, open_file
+
+MAX_SAMPLES = 1 << 22
+"""Maximum number of samples of an MP4 file, which is 38 hours at 30 frames per second. For each
+sample, FFmpeg needs about 70 bytes of memory, and the scan needs about 250 bytes."""
+_BRANDS = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof", b"sidx")
+"""Types of the boxes with which an MP4 or MOV file may begin."""
+_PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
+_COUNTS = {b"stsz": 8, b"stz2": 8, b"trun": 4}
+"""Offset of the sample count in the content of a box, by type of the boxes that have one."""
+_HEAD = 28
+"""Number of bytes of a box that are read: a long header, and the first fields of its content."""
+_CHUNK = 1024
+"""FFmpeg reads uncompressed sound in chunks of up to this many samples."""
+
+
+def check_samples(path: str) -> None:
+    """Check how many samples an MP4 or MOV file announces. Accept files of other formats.
+
+    Raises:
+        UnreadableVideoError: The path is not a file, or the file announces more samples than it has
+            bytes, or more than `MAX_SAMPLES`.
+    """
+    check_regular(path)
+    try:
+        with open_file(path) as file:
+            if file.read(8)[4:] not in _BRANDS:
+                return
+            size = file.seek(0, os.SEEK_END) if is_remote(path) else os.fstat(file.fileno()).st_size
+            bound = min(size, MAX_SAMPLES)
+            total = 0
+            for count in _counts(file, size):
+                total += count
+                if total > bound:
+                    raise UnreadableVideoError(
+                        f"announces more than {bound} frames or audio samples, which is more than "
+                        f"{'its bytes' if bound == size else 'the maximum'}"
+                    )
+    except OSError:
+        return  # `open_video` will give the reason
+
+
+def _counts(file: BinaryIO, size: int) -> Iterator[int]:
+    """Yield the number of samples of each box that has a sample count, and 1 for each other box."""
+    is_sound = False
+    ends = [size]
+    position = 0
+    while ends:
+        if position + 8 > ends[-1]:
+            position = ends.pop()
+            continue
+        file.seek(position)
+        head = file.read(_HEAD)
+        length, kind = int.from_bytes(head[:4]), head[4:8]
+        header = 8
+        if length == 1:
+            length, header = int.from_bytes(head[8:16]), 16
+        end = min(ends[-1], position + length) if length else ends[-1]
+        if 0 < length < header:
+            position = ends[-1]  # FFmpeg also skips the rest of the parent box after such a box
+            continue
+        content = head[header:]
+        count = 1
+        if kind == b"hdlr":
+            is_sound = content[8:12] == b"soun"
+        elif kind in _COUNTS:
+            count = int.from_bytes(content[_COUNTS[kind] :][:4])
+            if is_sound and kind == b"stsz" and any(content[4:8]):  # all samples have one size
+                count //= _CHUNK
+        yield count
+        if kind in _PARENTS:
+            ends.append(end)
+            position += header
+        else:
+            position = end

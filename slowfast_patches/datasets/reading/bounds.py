@@ -1,7 +1,7 @@
-"""Check what an MP4 or MOV file (ISO 14496-12) announces before FFmpeg opens it.
+"""Check what the header of a video file announces before FFmpeg opens the file.
 
-FFmpeg allocates memory for each sample that a track announces. A file of a few kB can announce so
-many samples that they exhaust the memory.
+From an MP4 or MOV file (ISO 14496-12), FFmpeg allocates memory for each sample that a track
+announces. A file of a few kB can announce so many samples that they exhaust the memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ MAX_SAMPLES = 1 << 22
 sample, FFmpeg needs about 70 bytes of memory, and the scan needs about 250 bytes."""
 _BRANDS = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof", b"sidx")
 """Types of the boxes with which an MP4 or MOV file may begin."""
+_BEGIN = 4096
+"""Number of bytes at the beginning of a file, or of the description of a track, that are read."""
+_MATROSKA = b"\x1a\x45\xdf\xa3"
+_CROP_CODES = (b"\x54\xaa", b"\x54\xbb", b"\x54\xcc", b"\x54\xdd")
+"""The first bytes of a Matroska file (RFC 8794), and of its elements PixelCrop (RFC 9559)."""
 _PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNTS = {b"stsz": 8, b"stz2": 8, b"trun": 4}
 """Offset of the sample count in the content of a box, by type of the boxes that have one."""
@@ -28,8 +33,12 @@ _CHUNK = 1024
 """FFmpeg reads uncompressed sound in chunks of up to this many samples."""
 
 
-def check_samples(path: str) -> None:
+def check_header(path: str) -> bool:
     """Check how many samples an MP4 or MOV file announces. Accept files of other formats.
+
+    Returns:
+        Whether the header seems to say that the container crops the pictures. If so, `crop_of`
+        tells for sure.
 
     Raises:
         UnreadableVideoError: The path is not a file, or the file announces more samples than it has
@@ -38,52 +47,71 @@ def check_samples(path: str) -> None:
     check_regular(path)
     try:
         with open_file(path) as file:
-            if file.read(8)[4:] not in _BRANDS:
-                return
+            begin = file.read(_BEGIN)
+            if begin[4:8] not in _BRANDS:
+                return begin[:4] == _MATROSKA and any(code in begin for code in _CROP_CODES)
             size = file.seek(0, os.SEEK_END) if is_remote(path) else os.fstat(file.fileno()).st_size
+            boxes = _Boxes(file, size)
             bound = min(size, MAX_SAMPLES)
             total = 0
-            for count in _counts(file, size):
+            for count in boxes.counts():
                 total += count
                 if total > bound:
                     raise UnreadableVideoError(
                         f"announces more than {bound} frames or audio samples, which is more than "
                         f"{'its bytes' if bound == size else 'the maximum'}"
                     )
+            return boxes.has_aperture
     except OSError:
-        return  # `open_video` will give the reason
+        return False  # `open_video` will give the reason
 
 
-def _counts(file: BinaryIO, size: int) -> Iterator[int]:
-    """Yield the number of samples of each box that has a sample count, and 1 for each other box."""
-    is_sound = False
-    ends = [size]
-    position = 0
-    while ends:
-        if position + 8 > ends[-1]:
-            position = ends.pop()
-            continue
-        file.seek(position)
-        head = file.read(_HEAD)
-        length, kind = int.from_bytes(head[:4]), head[4:8]
-        header = 8
-        if length == 1:
-            length, header = int.from_bytes(head[8:16]), 16
-        end = min(ends[-1], position + length) if length else ends[-1]
-        if 0 < length < header:
-            position = ends[-1]  # FFmpeg also skips the rest of the parent box after such a box
-            continue
-        content = head[header:]
-        count = 1
-        if kind == b"hdlr":
-            is_sound = content[8:12] == b"soun"
-        elif kind in _COUNTS:
-            count = int.from_bytes(content[_COUNTS[kind] :][:4])
-            if is_sound and kind == b"stsz" and any(content[4:8]):  # all samples have one size
-                count //= _CHUNK
-        yield count
-        if kind in _PARENTS:
-            ends.append(end)
-            position += header
-        else:
-            position = end
+class _Boxes:
+    """Boxes of an MP4 file.
+
+    Attributes:
+        has_aperture: Whether `counts` has seen a track with a clean aperture.
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.has_aperture = False
+        self._file = file
+        self._size = size
+
+    def counts(self) -> Iterator[int]:
+        """Yield the number of samples of each box with a sample count, and 1 for other boxes."""
+        file = self._file
+        is_sound = False
+        ends = [self._size]
+        position = 0
+        while ends:
+            if position + 8 > ends[-1]:
+                position = ends.pop()
+                continue
+            file.seek(position)
+            head = file.read(_HEAD)
+            length, kind = int.from_bytes(head[:4]), head[4:8]
+            header = 8
+            if length == 1:
+                length, header = int.from_bytes(head[8:16]), 16
+            end = min(ends[-1], position + length) if length else ends[-1]
+            if 0 < length < header:
+                position = ends[-1]  # FFmpeg also skips the rest of the parent after such a box
+                continue
+            content = head[header:]
+            count = 1
+            if kind == b"hdlr":
+                is_sound = content[8:12] == b"soun"
+            elif kind == b"stsd":
+                file.seek(position)
+                self.has_aperture |= b"clap" in file.read(min(end - position, _BEGIN))
+            elif kind in _COUNTS:
+                count = int.from_bytes(content[_COUNTS[kind] :][:4])
+                if is_sound and kind == b"stsz" and any(content[4:8]):  # all samples have one size
+                    count //= _CHUNK
+            yield count
+            if kind in _PARENTS:
+                ends.append(end)
+                position += header
+            else:
+                position = end

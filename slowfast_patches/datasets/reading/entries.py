@@ -46,7 +46,7 @@ def find_entries(
     else:
         with open_video(path, streams=scanned.streams) as file:
             entries = [n for n in marked if n and _is_entry(file, int(timestamps[n]))]
-    return np.union1d(np.zeros(1, np.int64), np.array(entries, np.int64))
+    return np.array(sorted({0, *entries}), np.int64)
 
 
 def _is_entry(file: VideoFile, timestamp: int) -> bool:

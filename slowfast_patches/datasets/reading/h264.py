@@ -65,22 +65,22 @@ class _FrameNumber(NamedTuple):
     bits: int
 
 
-def field_test(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
+def field_test(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool] | None:
     """Return a function that tells whether a packet of a stream begins with a field.
 
-    A field consists of every other line of a frame. Only packets of H.264 in mp4 and Matroska files
-    are tested. For other streams, the function returns False.
+    A field consists of every other line of a frame. Return None if the stream can have no fields,
+    and for other streams than H.264 in mp4 and Matroska files.
     """
     header = stream.codec_context.extradata or b""  # avcC, see ISO 14496-15
     if stream.codec_context.name != "h264" or header[:1] != b"\1" or len(header) < 9:
-        return lambda packet: False
+        return None
     size = (header[4] & 3) + 1
     try:
         place = _frame_number(_Bits(header[8 : 8 + int.from_bytes(header[6:8])]))
     except ValueError:  # the parameter set is damaged
-        return lambda packet: False
+        return None
     if place is None:
-        return lambda packet: False
+        return None
     return lambda packet: _begins_with_field(memoryview(packet), size, place)
 
 

@@ -109,8 +109,7 @@ def group_offsets(stream: VideoStream, packets: Sequence[Packet[VideoStream]]) -
     has_lengths = len(header) > 4 and header[0] == 1 and header[4] & 3 == _LENGTH - 1
     places = [packet.pos or 0 for packet in packets]
     ends = [place + packet.size for place, packet in zip(places, packets, strict=True)]
-    has_fields = any(map(field_test(stream), packets))
-    if not has_lengths or has_fields or places[1:] != ends[:-1]:
+    if not has_lengths or field_test(stream) is not None or places[1:] != ends[:-1]:
         return None
     times = [packet.pts for packet in packets if packet.pts is not None]
     shown = {time: number for number, time in enumerate(sorted(times))}

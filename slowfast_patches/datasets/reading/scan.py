@@ -13,7 +13,7 @@ import numpy as np
 from av.video.frame import VideoFrame
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.bounds import check_samples
+from slowfast_patches.datasets.reading.bounds import check_header
 from slowfast_patches.datasets.reading.damage import describe_damage, describe_truncation
 from slowfast_patches.datasets.reading.entries import find_entries
 from slowfast_patches.datasets.reading.errors import (
@@ -23,7 +23,7 @@ from slowfast_patches.datasets.reading.errors import (
 from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.frames import frame_files, is_frames
 from slowfast_patches.datasets.reading.jpeg import read_jpeg
-from slowfast_patches.datasets.reading.pixels import crop_of, orientation_of
+from slowfast_patches.datasets.reading.pixels import WHOLE, crop_of, orientation_of
 from slowfast_patches.datasets.reading.prepared import TAG, group_offsets
 from slowfast_patches.datasets.reading.scanned_video import Ints, Kind, ScannedVideo
 from slowfast_patches.datasets.reading.survey import MARKS_KEYS, Stamp, Survey
@@ -104,23 +104,23 @@ def _try_scan(path: str) -> ScannedVideo | str:
 
 
 def _scan_file(path: str) -> ScannedVideo:
-    check_samples(path)
+    may_be_cropped = check_header(path)
     log = ErrorLog()
     with open_video(path) as file:
         if file.container.metadata.get("comment") != TAG:
-            return _scan_video(file, log)
+            return _scan_video(file, log, may_be_cropped=may_be_cropped)
         prepared = _scan_prepared(file)
+        if prepared is not None and not _is_small(file):
+            return prepared
     with open_video(path) as file:
         if prepared is None:
             # Other programs copy the tag of a prepared file to the files that they make from it.
-            return _scan_video(file, log)
-        if _is_small(file):
-            found = Survey(file, log, full=True, checks_keys=False)
-            return replace(prepared, damage=describe_damage(found))
-    return prepared
+            return _scan_video(file, log, may_be_cropped=may_be_cropped)
+        found = Survey(file, log, full=True, checks_keys=False)
+        return replace(prepared, damage=describe_damage(found))
 
 
-def _scan_video(file: VideoFile, log: ErrorLog) -> ScannedVideo:
+def _scan_video(file: VideoFile, log: ErrorLog, *, may_be_cropped: bool) -> ScannedVideo:
     """Scan a video file that is not prepared.
 
     Take the timestamps of the frames from the packets if a quick survey finds no contradiction.
@@ -154,7 +154,7 @@ def _scan_video(file: VideoFile, log: ErrorLog) -> ScannedVideo:
         order = "has timestamps that contradict the order of its frames"
         timing = timing._replace(remark=" and ".join(filter(None, [order, timing.remark])))
     orientation = orientation_of(first)
-    crop = crop_of(file, first)
+    crop = crop_of(file, first) if may_be_cropped else WHOLE
     size = orientation.turned_size(*crop.size(first.width, first.height))
     end = found.last * float(file.stream.time_base or 0) + 1 / timing.fps
     scanned = ScannedVideo(

@@ -102,8 +102,8 @@ class Survey:
         self._decoder = file.stream.codec_context
         self._parses = not full and self._decoder.name in CAN_SKIP
         self.checks_keys = checks_keys and self._decoder.name in MARKS_KEYS
-        self._is_whole = looks_whole(file.stream)
-        self._is_field = field_test(file.stream)
+        self._is_whole = None if full else looks_whole(file.stream)
+        self._is_field = None if full else field_test(file.stream)
         self._has_palettes = file.stream.pix_fmt == "pal8"
         self._all_keys = True
         self._unchecked = set[int]()
@@ -143,7 +143,9 @@ class Survey:
         self.packets.append(Stamp(packet.pts, packet.is_keyframe))
         self.decoding_times.append(packet.dts)
         self.palettes += self._has_palettes and packet.has_sidedata("palette")
-        if not self._is_whole(packet) or self._is_field(packet):
+        if (self._is_whole and not self._is_whole(packet)) or (
+            self._is_field and self._is_field(packet)
+        ):
             self.has_doubts = True
         if not packet.is_keyframe:
             self._all_keys = False

@@ -52,8 +52,8 @@ def truncated(path):
         (lambda path: path.write_text("no video\n" * 100), "cannot be opened: Invalid data"),
         (truncated, "Invalid data"),
         (no_frames, "has no frame that decodes"),
-        (Path.mkdir, "a folder that contains no JPEG files"),
-        (broken_jpeg, "1.jpg is not a complete JPEG"),
+        (Path.mkdir, "contains no JPEG files"),
+        (broken_jpeg, "1.jpg is not a JPEG"),
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path, make, reason):

@@ -5,6 +5,7 @@ later_release/ stands for that release: its script, and its calling conventions 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,12 +17,16 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from multigrid import ScheduleStep, Shape
+from multigrid.integrations.pyslowfast import _mistake_in as mistake_in
 from multigrid.integrations.pyslowfast import enable
+from multigrid.integrations.pyslowfast_arguments import check_arguments, explained_options
 from multigrid.integrations.pyslowfast_tools import provide_private_package
 from slowfast_patches.config import load_recipe
 from slowfast_patches.plan.recipe_schedule import schedule_of
@@ -315,3 +320,31 @@ def test_the_module_enables_multigrid_in_a_script_and_its_processes(tmp_path):
 def test_a_pyslowfast_without_one_of_the_names_is_refused():
     with pytest.raises(ImportError, match=r"no slowfast\.utils\.multigrid\.MultigridSchedule"):
         enable()
+
+
+def test_a_package_that_pyslowfast_needs_is_named():
+    missing = ModuleNotFoundError("No module named 'pytorchvideo'", name="pytorchvideo")
+    with (
+        mock.patch("multigrid.integrations.pyslowfast_fork.resolve_name", side_effect=missing),
+        pytest.raises(ImportError, match=r"there is no module pytorchvideo\. Install it"),
+    ):
+        enable()
+
+
+def test_a_parser_without_opts_gets_the_line_without_it(capsys):
+    """As in the releases of 2020."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cfg", dest="cfg_file")
+    parser.add_argument("opts", nargs=argparse.REMAINDER)
+    words = ["run_net.py", "--cfg", "a.yaml", "--opts", "MULTIGRID.LONG_CYCLE", "True"]
+    with pytest.raises(SystemExit), explained_options(words):
+        parser.parse_args(words[1:])
+    assert "write: --cfg a.yaml MULTIGRID.LONG_CYCLE True\n" in capsys.readouterr().err
+    with explained_options(words):
+        check_arguments(parser.parse_args([*words[1:3], *words[4:]]))
+
+
+def test_a_mistake_in_a_spawned_process_is_told_in_a_line():
+    told = "Traceback (most recent call last):\n ...\nmultigrid.errors.MultigridError: Too short.\n"
+    assert mistake_in(ProcessRaisedException(told, 0, 1)) == "Too short."
+    assert mistake_in(ProcessRaisedException("RuntimeError: out of memory", 0, 1)) is None

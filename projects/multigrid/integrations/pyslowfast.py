@@ -18,6 +18,8 @@ import os
 import sys
 from pathlib import Path
 
+from torch.multiprocessing.spawn import ProcessRaisedException
+
 from multigrid.errors import MultigridError
 from multigrid.integrations.pyslowfast_fork import enable
 from multigrid.integrations.pyslowfast_keys import add_multigrid_config, baseline_config
@@ -49,6 +51,14 @@ def _enable_or_exit() -> None:
         sys.exit(f"Multigrid training cannot be enabled: {error}")
 
 
+def _mistake_in(error: Exception) -> str | None:
+    """Return the message of a `MultigridError`, which a spawned process may have raised."""
+    if isinstance(error, MultigridError):
+        return str(error)
+    _, is_mistake, message = str(error).rpartition("multigrid.errors.MultigridError: ")
+    return message.strip() if is_mistake else None
+
+
 # A process that the script spawns imports this module as __mp_main__. It needs the same names as
 # its parent, and multigrid enabled. tools/train_net.py only defines functions, so a process imports
 # it when it needs them.
@@ -63,5 +73,13 @@ if __name__ in ("__main__", "__mp_main__"):
             exec(compile(Path(__file__).read_bytes(), __file__, "exec"), globals())
         elif __name__ == "__main__":
             train_and_test()
-    except MultigridError as error:
-        sys.exit(f"error: {error}")
+    except (MultigridError, ProcessRaisedException) as error:
+        if message := _mistake_in(error):
+            sys.exit(f"error: {message}")
+        raise
+    except ModuleNotFoundError as error:
+        error.add_note(
+            "tools/run_net.py imports PySlowFast's demo and visualization, too. To train without "
+            "the packages that these need, start tools/train_net.py instead"
+        )
+        raise

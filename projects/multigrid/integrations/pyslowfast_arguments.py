@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +40,20 @@ def check_arguments(arguments: Any) -> None:
             f"there is no config file {missing[0]}. This PySlowFast takes all words after --cfg "
             f"for config files. If {missing[0]} is a key, write: {right}"
         )
+
+
+@contextmanager
+def explained_options(words: Sequence[str]) -> Iterator[None]:
+    """Context manager for a parser: if it ends the program, explain --opts.
+
+    Args:
+        words: Words of the command line.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        if end.code and "--opts" in words:
+            place = list(words).index("--opts")
+            right = " ".join([*words[1:place], *words[place + 1 :]])
+            print(f"If this PySlowFast has no --opts, write: {right}", file=sys.stderr)
+        raise

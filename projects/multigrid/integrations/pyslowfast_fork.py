@@ -16,7 +16,11 @@ from torch.utils.data import DataLoader
 
 from multigrid.batchnorm import average_running_stats
 from multigrid.errors import MultigridError
-from multigrid.integrations.pyslowfast_arguments import NO_CYCLE, check_arguments
+from multigrid.integrations.pyslowfast_arguments import (
+    NO_CYCLE,
+    check_arguments,
+    explained_options,
+)
 from multigrid.integrations.pyslowfast_checks import check_config
 from multigrid.integrations.pyslowfast_keys import (
     add_multigrid_config,
@@ -114,7 +118,8 @@ class _Fork:
         return cfg
 
     def _parse_args(self, *args: Any, **options: Any) -> Any:
-        parsed = self.host["utils.parser:parse_args"](*args, **options)
+        with explained_options(sys.argv):
+            parsed = self.host["utils.parser:parse_args"](*args, **options)
         check_arguments(parsed)
         return parsed
 
@@ -309,10 +314,17 @@ def _find(name: str) -> Callable[..., Any] | None:
     except (AttributeError, ImportError) as error:
         if name in _OPTIONAL:
             return None
+        missing = getattr(error, "name", None)
+        if isinstance(error, ModuleNotFoundError) and not str(missing).startswith("slowfast."):
+            raise ImportError(
+                f"PySlowFast cannot be imported, because there is no module {missing}. Install it, "
+                'or add the checkout to PYTHONPATH if it is slowfast itself. See "What the '
+                'checkout needs" in docs/own_pyslowfast.md'
+            ) from error
         raise ImportError(
             f"This PySlowFast has no slowfast.{name.replace(':', '.')} ({error}), so multigrid "
             "cannot replace it. Edit the training loop by hand, as docs/pyslowfast_by_hand.md "
-            "shows."
+            "shows"
         ) from error
     return found
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,6 +129,10 @@ class ModelFamily:
     is_transformer: bool = False
     without_effect: Mapping[str, str] = field(default_factory=dict)
     build: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.pathways not in (1, 2):
+            raise UserError(f"pathways is {self.pathways!r}, but a model has 1 or 2 pathways")
 
     @property
     def has_batchnorm(self) -> bool:
@@ -283,14 +288,26 @@ def register_augmentation(name: str) -> Callable[[Augment], Augment]:
         name: Name of the augmentation in AUG.CUSTOM.
 
     Raises:
-        ValueError: The name is taken or invalid.
+        UserError: The name is taken or invalid, or the function takes other arguments.
     """
 
     def decorate(augment: Augment) -> Augment:
+        _check_arguments(augment, name)
         AUGMENTATIONS.add(name, augment)
         return augment
 
     return decorate
+
+
+def _check_arguments(augment: Augment, name: str) -> None:
+    """Raise UserError if an augmentation is no function of a clip and a generator."""
+    try:
+        signature(augment).bind("clip", "generator")
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the augmentation {name!r} must be a function of a clip and a random generator "
+            f"({error})"
+        ) from error
 
 
 def _registering(

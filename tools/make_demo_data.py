@@ -15,9 +15,9 @@ from pathlib import Path
 from slowfast_patches.utils.command_line import (
     add_option,
     at_least_one,
+    from_zero,
     start_program,
     tool,
-    whole_number,
 )
 
 if __name__ == "__main__":
@@ -40,11 +40,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     shown |= {"seed": "seed of all videos", "frames": "frames per video"}
     for name, what in shown.items():
         text = f"{what} (default: %(default)s)"
-        kind = at_least_one if name == "frames" else whole_number
+        kind = at_least_one if name == "frames" else from_zero
         add(f"--{name}", "N", text, kind, getattr(DemoSpec, name))
     parser.add_argument(
         "--size",
-        type=int,
+        type=at_least_one,
         nargs=2,
         metavar=("WIDTH", "HEIGHT"),
         default=(DemoSpec.width, DemoSpec.height),

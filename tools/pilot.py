@@ -68,7 +68,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_list(parser, "--step-times", text)
     command_line.add_overrides(parser, "config keys to set")
     args = parser.parse_intermixed_args(argv)
-    command_line.take_numbers(args, "seeds", command_line.whole_number)
+    command_line.take_numbers(args, "seeds", command_line.from_zero)
     return args
 
 

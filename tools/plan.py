@@ -46,7 +46,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "number of training videos (default: the number in the list, or DATA.NUM_TRAIN_VIDEOS if "
         "there is no list)"
     )
-    add("--dataset-size", "N", text, int)
+    add("--dataset-size", "N", text, command_line.at_least_one)
     command_line.add_json(parser)
     text = "file for a plot of the shapes and the learning rate over the iterations"
     add("--plot", "FILE.png", text, Path)

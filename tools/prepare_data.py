@@ -97,7 +97,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = r'separator between path and label in the lists; \t is a tab (default: " ")'
     add("--separator", "C", text, default=" ")
     text = "fraction of the videos of each class to hold out for validation (default: 0.1)"
-    add("--val-fraction", "F", text, float)
+    add("--val-fraction", "F", text, above_zero)
     args = parser.parse_args(argv)
     if args.folder and args.prefix:
         parser.error("--prefix has no effect with --folder")

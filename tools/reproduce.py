@@ -75,7 +75,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_list(group, "--step-times", text)
     command_line.add_overrides(parser, "keys to set in every recipe")
     args = parser.parse_intermixed_args(argv)
-    command_line.take_numbers(args, "seeds", command_line.whole_number)
+    command_line.take_numbers(args, "seeds", command_line.from_zero)
     args.slurm = slurm_jobs.slurm_of(parser, args)
     if args.slurm and (args.local or args.dry_run):
         parser.error("--slurm cannot be combined with --local or --dry-run")

@@ -9,6 +9,7 @@ import logging
 
 from multigrid.learning_rate import is_adaptive
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
+from slowfast_patches.config.rules import check_rules
 from slowfast_patches.registry import TASKS
 from slowfast_patches.utils.errors import UserError
 
@@ -25,9 +26,9 @@ def check_recipe(recipe: Recipe) -> None:
         ValueError: The keys contradict each other. The message says which key to change.
     """
     _check_task(recipe)
-    _check_solver(recipe)
     _warn(recipe)
     _check_model(recipe)
+    check_rules(recipe)
     _check_crops(recipe)
     batch = recipe.base_shape.batch
     if recipe.train.enable and batch % recipe.world_size:
@@ -50,29 +51,6 @@ def _check_task(recipe: Recipe) -> None:
             )
     if task.check is not None:
         task.check(recipe)
-
-
-def _check_solver(recipe: Recipe) -> None:
-    """Check the lengths of the schedule, and the number of class weights."""
-    solver = recipe.solver
-    if not 0 <= solver.warmup_epochs < solver.max_epoch:
-        raise UserError(
-            f"SOLVER.WARMUP_EPOCHS {solver.warmup_epochs:g} must be at least 0 and less than "
-            f"SOLVER.MAX_EPOCH {solver.max_epoch:g}. Shorten the warm-up."
-        )
-    stepped = solver.lr_policy == "steps_with_relative_lrs"
-    if stepped and max(solver.steps, default=0) > solver.max_epoch:
-        raise UserError(
-            f"SOLVER.STEPS {list(solver.steps)} must end before SOLVER.MAX_EPOCH "
-            f"{solver.max_epoch:g}. To shorten a whole recipe, keep both and set SOLVER.LENGTH, "
-            "for example to 0.25."
-        )
-    weights = solver.class_weights
-    if weights and weights != "balanced" and len(weights) != recipe.model.num_classes:
-        raise UserError(
-            f"SOLVER.CLASS_WEIGHTS has {len(weights)} weights, but MODEL.NUM_CLASSES is "
-            f"{recipe.model.num_classes}. Set one weight for each class, or balanced."
-        )
 
 
 def _warn(recipe: Recipe) -> None:
@@ -109,7 +87,7 @@ def _warn(recipe: Recipe) -> None:
 
 
 def _check_model(recipe: Recipe) -> None:
-    """Check the number of entries per pathway, and TRAIN.COMPILE."""
+    """Check the number of entries per pathway."""
     family = recipe.model.family
     if family.is_resnet:
         stages = {key: recipe[key] for key in PER_PATHWAY}
@@ -123,41 +101,18 @@ def _check_model(recipe: Recipe) -> None:
                     f"which needs {family.pathways} values for each stage, one for each pathway. "
                     f"Remove {key} to use the default."
                 )
-    ratio = recipe.slowfast.fusion_conv_channel_ratio
-    if family.pathways == 2 and recipe.slowfast.beta_inv < ratio:
-        raise UserError(
-            f"SLOWFAST.BETA_INV {recipe.slowfast.beta_inv} must be at least "
-            f"SLOWFAST.FUSION_CONV_CHANNEL_RATIO {ratio}. Change one of them."
-        )
-    if recipe.train.compile and (family.is_transformer or recipe.model.act_checkpoint):
-        raise UserError(
-            "TRAIN.COMPILE True is not possible with MODEL.ARCH hf, because some transformers do "
-            "not compile to a single graph, nor with MODEL.ACT_CHECKPOINT True, because "
-            "torch.compile decides which activations to store. Set TRAIN.COMPILE False."
-        )
 
 
 def _check_crops(recipe: Recipe) -> None:
-    """Check the crop sizes and the range of the short side.
+    """Check the crop size of the test.
 
     In evaluation, the head pools over windows of CROP_SIZE // 32 features in height and width.
     """
     data = recipe.data
     train = data.train_crop_size
-    if data.crop_size != train:
-        raise UserError(
-            f"DATA.CROP_SIZE {data.crop_size} does not match DATA.TRAIN_CROP_SIZE {train}. Remove "
-            "DATA.CROP_SIZE: its value follows from DATA.TRAIN_CROP_SIZE."
-        )
     if recipe.model.family.is_resnet and data.test_crop_size // _STRIDE < train // _STRIDE:
         raise UserError(
             f"DATA.TEST_CROP_SIZE {data.test_crop_size} is too small: the head pools over a window "
             f"as large as the feature map of a training crop ({train} pixels). Set "
             f"DATA.TEST_CROP_SIZE to {train // _STRIDE * _STRIDE} or more."
-        )
-    scales = list(data.train_jitter_scales)
-    if len(scales) != 2 or not train <= scales[0] <= scales[1]:
-        raise UserError(
-            f"DATA.TRAIN_JITTER_SCALES {scales} must be [min, max] of the short side in pixels, "
-            f"with min at least DATA.TRAIN_CROP_SIZE {train}."
         )

@@ -240,6 +240,7 @@ class Data:
         0,
         "Number of training videos that the recipe expects. A plan uses this number if there is no "
         "list of training videos.",
+        FROM_ZERO,
         may_differ=True,
     )
     crop_size: int = key(
@@ -259,7 +260,7 @@ class Data:
         "Range [min, max] in pixels from which the short side of a training video is drawn. The "
         "video is resized to that short side before cropping.",
     )
-    test_crop_size: int = key(256, "Height and width of a test clip in pixels.")
+    test_crop_size: int = key(256, "Height and width of a test clip in pixels.", AT_LEAST_ONE)
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,11 @@ def with_shapes(recipe: Any) -> str | None:
     return None if recipe.uses_multigrid else "without a cycle or MULTIGRID.STAGES"
 
 
+def with_steps(recipe: Any) -> str | None:
+    policy = recipe.solver.lr_policy
+    return None if policy == "steps_with_relative_lrs" else f"with SOLVER.LR_POLICY {policy}"
+
+
 def with_backbone(recipe: Any) -> str | None:
     frozen = "with TRAIN.FREEZE backbone, where only the head is trained"
     return frozen if "backbone" in recipe.train.freeze else None
@@ -157,6 +162,8 @@ def _are_stages(rows: Any) -> bool:
 
 AT_LEAST_ONE = Check(lambda value: value >= 1, "1 or more")
 FROM_ZERO = Check(lambda value: value is None or value >= 0, "0 or more")
+RATES = Check(lambda values: all(value >= 0 for value in values), "a list of numbers from 0")
+SEED = Check(lambda value: 0 <= value < 2**63, "from 0 to 2**63 - 1")
 RGB = Check(lambda values: len(values) == 3, "a list of 3 numbers")
 POSITIVE_RGB = Check(lambda x: len(x) == 3 and min(x) > 0, "a list of 3 numbers above 0")
 STAGES = Check(lambda stages: len(stages) == 4, "a list with an entry for each of the 4 stages")

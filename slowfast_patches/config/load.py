@@ -157,6 +157,8 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:
     with mistake_in(f"the config {path} cannot be read", OSError, UnicodeError):
         text = path.read_text(encoding="utf-8")
     content = _content(text, str(path))
+    if not content:
+        raise UserError(f"the config {path} is empty. Write keys, or _BASE_ with another recipe.")
     named = content.pop("_BASE_", None) or []
     bases = [named] if isinstance(named, str) else named
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):

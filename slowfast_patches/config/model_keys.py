@@ -234,6 +234,7 @@ class NonLocal:
     instantiation: str = speed_key(
         "dot_product",
         "Normalisation of the attention in non-local blocks: dot_product or softmax.",
+        one_of("dot_product", "softmax"),
     )
 
 

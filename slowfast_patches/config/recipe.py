@@ -25,6 +25,7 @@ from slowfast_patches.config.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
     FROM_ZERO,
+    SEED,
     Key,
     free_key,
     key,
@@ -94,7 +95,7 @@ class Recipe:
         "Python modules to import before the recipe is checked. They can register models, data "
         "sets or augmentations. The option --import sets this key.",
     )
-    rng_seed: int = key(1, "Random seed of a run.", FROM_ZERO)
+    rng_seed: int = key(1, "Random seed of a run.", SEED)
     output_dir: str = free_key("./tmp", "Folder for all output of the run.")
     log_period: int = free_key(10, "Number of iterations between lines of the log.", AT_LEAST_ONE)
     log_model_info: bool = free_key(True, "Log the number of parameters and FLOPs of the model.")

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from slowfast_patches.config.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
+    BELOW_ONE,
     CLASS_WEIGHTS,
     CSV,
     FROM_ZERO,
+    PART,
+    RATES,
     RATIO,
     all_of,
     free_key,
@@ -18,6 +21,7 @@ from slowfast_patches.config.fields import (
     only_with,
     speed_key,
     with_backbone,
+    with_steps,
 )
 from slowfast_patches.config.later_releases import rates_of_one_machine
 
@@ -39,15 +43,23 @@ class Solver:
     steps: tuple[float, ...] = key(
         (),
         "Epochs at which the learning-rate stages start. The first must be 0.",
+        RATES,
         needs=only_with("SOLVER.LR_POLICY", "steps_with_relative_lrs"),
     )
     lrs: tuple[float, ...] = key(
         (),
         "Learning rate of each stage as a factor of BASE_LR. Empty: powers of GAMMA. Values beyond "
-        "the number of stages are not used.",
+        "the number of stages are used only in recipes of later PySlowFast releases.",
+        RATES,
+        needs=with_steps,
     )
     base_lr: float = key(0.1, "Learning rate after the warm-up.", ABOVE_ZERO)
-    cosine_end_lr: float = key(0.0, "Final learning rate of the cosine policy.", FROM_ZERO)
+    cosine_end_lr: float = key(
+        0.0,
+        "Final learning rate of the cosine policy.",
+        FROM_ZERO,
+        needs=only_with("SOLVER.LR_POLICY", "cosine"),
+    )
     cosine_after_warmup: bool = key(
         False,
         "Start the cosine with BASE_LR at the end of the warm-up. With False, the cosine starts at "
@@ -139,13 +151,29 @@ class Solver:
         switch=True,
     )
     gamma: float = key(
-        0.1, "Factor that multiplies the learning rate at the start of each stage if LRS is empty."
+        0.1,
+        "Factor that multiplies the learning rate at the start of each stage if LRS is empty.",
+        ABOVE_ZERO,
+        needs=all_of(with_steps, only_with("SOLVER.LRS", ())),
     )
-    momentum: float = key(0.9, "Momentum of sgd.", FROM_ZERO)
-    dampening: float = key(0.0, "Dampening of sgd.", FROM_ZERO)
-    nesterov: bool = key(True, "Use Nesterov momentum in sgd.")
+    momentum: float = key(
+        0.9, "Momentum of sgd.", BELOW_ONE, needs=only_with("SOLVER.OPTIMIZING_METHOD", "sgd")
+    )
+    dampening: float = key(
+        0.0, "Dampening of sgd.", PART, needs=only_with("SOLVER.OPTIMIZING_METHOD", "sgd")
+    )
+    nesterov: bool = key(
+        True,
+        "Use Nesterov momentum in sgd.",
+        needs=only_with("SOLVER.OPTIMIZING_METHOD", "sgd"),
+    )
     weight_decay: float = key(0.0001, "Weight decay.", FROM_ZERO)
-    warmup_start_lr: float = key(0.01, "Learning rate at the start of the warm-up.", FROM_ZERO)
+    warmup_start_lr: float = key(
+        0.01,
+        "Learning rate at the start of the warm-up.",
+        FROM_ZERO,
+        needs=lambda r: None if r.solver.warmup_epochs else "with SOLVER.WARMUP_EPOCHS 0",
+    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,8 +15,28 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
+_OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+"""Matches what only YAML 1.1 takes for a number: 010 is 8, and 1:30 is 90."""
+_MOST_NODES = 100_000
+"""Maximum number of values in a text, where each use of an alias counts again."""
+
+
 class _Loader(_SafeLoader):  # type: ignore[misc]
-    """Loader that refuses a mapping with the same key twice. PyYAML would take the last value."""
+    """Loader that refuses what is probably a mistake.
+
+    This is a mapping with the same key twice, of which PyYAML would take the last value, and
+    numbers of YAML 1.1 that look like other numbers.
+    """
+
+    def construct_number(self, node: Any) -> Any:
+        if _OLD_NUMBER.fullmatch(node.value):
+            raise yaml.MarkedYAMLError(
+                problem=f"{node.value} has another value in YAML 1.1. Write a decimal number, or "
+                "put a text in quotes",
+                problem_mark=node.start_mark,
+            )
+        kind = "float" if node.tag.endswith(":float") else "int"
+        return getattr(self, f"construct_yaml_{kind}")(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [key.value for key, _ in node.value]
@@ -24,6 +45,30 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
                 problem=f"the key {repeated.pop()} is given twice", problem_mark=node.start_mark
             )
         return super().construct_mapping(node, deep)
+
+
+for kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{kind}", _Loader.construct_number)
+
+
+def _check_size(text: str) -> None:
+    """Raise an error if aliases make a text huge."""
+    sizes = dict[str, int]()  # by anchor
+    opened = list[tuple[str | None, int]]()  # anchor and number of values before each collection
+    total = 0
+    for event in yaml.parse(text, _SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            total += sizes.get(event.anchor, 0)
+        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            total += 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, total))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = total - before + 1
+        if total > _MOST_NODES:
+            raise yaml.YAMLError(f"it has more than {_MOST_NODES:,} values, with all its aliases")
 
 
 def parse_yaml(text: str, source: str = "the config") -> Any:
@@ -38,6 +83,8 @@ def parse_yaml(text: str, source: str = "the config") -> Any:
     """
     wrong = (yaml.YAMLError, ValueError, TypeError, RecursionError)
     with mistake_in(f"{source} is not valid YAML", *wrong):
+        if "&" in text:
+            _check_size(text)
         return yaml.load(text, _Loader)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import cv2
 import numpy as np
@@ -83,12 +84,7 @@ class Augmentation:
                 self._erase(clip, rng)
         for name, augment in self._custom:
             changed = augment(clip, rng)
-            is_clip = isinstance(changed, np.ndarray) and changed.dtype == clip.dtype
-            if not is_clip or changed.shape != clip.shape:
-                raise UserError(
-                    f"the augmentation {name!r} must return a clip {clip.shape} uint8 as a "
-                    f"NumPy array, not {_describe(changed)}"
-                )
+            _check_augmented(name, clip, changed)
             clip[...] = changed
 
     def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
@@ -113,6 +109,28 @@ def _describe(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"an array {value.shape} {value.dtype}"
     return f"a value of type {type(value).__name__}"
+
+
+def _check_augmented(name: str, clip: Clip, changed: Any) -> None:
+    """Raise UserError if a registered augmentation has not returned a clip of the same shape."""
+    is_clip = isinstance(changed, np.ndarray) and changed.dtype == clip.dtype
+    if not is_clip or changed.shape != clip.shape:
+        raise UserError(
+            f"the augmentation {name!r} must return a clip {clip.shape} uint8 as a NumPy array, "
+            f"not {_describe(changed)}"
+        )
+
+
+def try_augmentations(names: Sequence[str], frames: int, crop: int) -> None:
+    """Call registered augmentations once on a clip of noise, before a training starts.
+
+    Raises:
+        UserError: An augmentation does not return a clip.
+    """
+    rng = np.random.default_rng(0)
+    clip = rng.integers(256, size=(frames, crop, crop, 3), dtype=np.uint8)
+    for name in names:
+        _check_augmented(name, clip, AUGMENTATIONS[name](clip.copy(), rng))
 
 
 def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.arms import hidden_files
 from slowfast_patches.study.runs import Study, run_command
-from slowfast_patches.utils.command_line import add_option, key_value, option_of
+from slowfast_patches.utils.command_line import (
+    above_zero,
+    add_option,
+    at_least_one,
+    from_zero,
+    key_value,
+    option_of,
+)
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import make_folder, write_text
 
@@ -41,6 +48,10 @@ _OPTIONS: dict[str, str] = {
 """Maps attributes of `Slurm` to the help texts of their options."""
 
 
+_KINDS: dict[str, Callable[[str], float]] = {"hours": above_zero, "requeues": from_zero}
+"""Types of the options that are not whole numbers of at least 1."""
+
+
 def add_slurm_options(parser: argparse.ArgumentParser, partition: str, **more: Any) -> None:
     """Add the options of SLURM jobs.
 
@@ -54,7 +65,8 @@ def add_slurm_options(parser: argparse.ArgumentParser, partition: str, **more: A
     add_option(group, partition, "PARTITION", text, dest="partition", **more)
     for name, text in _OPTIONS.items():
         default = getattr(Slurm, name)
-        add_option(group, option_of(name), "N", f"{text} (default: {default:g})", type(default))
+        kind = _KINDS.get(name, at_least_one)
+        add_option(group, option_of(name), "N", f"{text} (default: {default:g})", kind)
     text = "additional option of sbatch, such as account=vision; can be repeated"
     add_option(group, "--option", "KEY=VALUE", text, key_value, action="append", dest="options")
 
@@ -63,6 +75,8 @@ def slurm_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Slurm
     """Return the resources that the options request, or None without a partition."""
     names = (*_OPTIONS, "options")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.partition is not None and not args.partition.strip():
+        parser.error("the name of the partition is empty")
     if args.partition is None:
         if given:
             parser.error(f"{option_of(next(iter(given)))} has no effect without --slurm")

@@ -16,6 +16,7 @@ from multigrid import MultigridError
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, learning_rate_of
+from slowfast_patches.datasets.augmentation import try_augmentations
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     list_digest,
@@ -107,6 +108,9 @@ def _check_training(recipe: Recipe, resumes: bool) -> None:
     _count_videos(recipe, "val")
     check_world_size(recipe, schedule)
     check_shapes(recipe, schedule.shapes)
+    if recipe.aug.enable:
+        smallest = min(schedule.shapes, key=lambda shape: shape.frames * shape.crop)
+        try_augmentations(recipe.aug.custom, smallest.frames, smallest.crop)
     given = recipe.train.checkpoint_file_path
     if recipe.train.freeze:
         frozen_names(build_on_meta(recipe), recipe.train.freeze)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 import select
 import signal
 import sys
@@ -244,22 +245,9 @@ def option_of(name: str) -> str:
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
-    """Add the option --seeds. After parsing, call `take_numbers(args, "seeds", whole_number)`."""
+    """Add the option --seeds. After parsing, call `take_numbers(args, "seeds", from_zero)`."""
     text = "random seeds, whole numbers from 0 (default: 0)"
     parser.add_argument("--seeds", nargs="+", default=["0"], metavar="SEED", help=text)
-
-
-def whole_number(word: str) -> int:
-    """Convert a word to an integer of at least 0.
-
-    Raises:
-        ValueError: The word is not such an integer.
-    """
-    if not word.isdigit():
-        from slowfast_patches.utils.errors import UserError  # Lazy: this imports torch.
-
-        raise UserError(f"{word} is not a whole number")
-    return int(word)
 
 
 def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], float]) -> None:
@@ -271,31 +259,55 @@ def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], floa
     Args:
         args: Parsed arguments.
         name: Name of the option in `args`.
-        kind: Function that converts a word to a number, and raises ValueError if it cannot.
+        kind: Function that converts a word to a number, as `type` of an argparse option.
 
     Raises:
-        ValueError: A word is neither such a number nor a config key.
+        UserError: A word is neither such a number nor a config key.
     """
+    from slowfast_patches.utils.errors import UserError  # Lazy: this imports torch.
+
     words = getattr(args, name)
     # A key starts with a letter.
     numbers = list(takewhile(lambda word: not word[:1].isalpha(), words))
     if words and not numbers:
-        from slowfast_patches.utils.errors import UserError  # Lazy: this imports torch.
-
         raise UserError(f"{option_of(name)} takes numbers, not {words[0]}")
     args.overrides = split_pairs(words[len(numbers) :]) + args.overrides
-    setattr(args, name, list(dict.fromkeys(map(kind, numbers))))
+    try:
+        setattr(args, name, list(dict.fromkeys(map(kind, numbers))))
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{option_of(name)}: {error}") from None
+
+
+_MOST = 1e12
+"""Maximum value of numbers on the command line."""
+
+
+def from_zero(text: str) -> int:
+    """Convert to an integer of at least 0. Use this as `type` of an argparse option."""
+    return _whole(text, 0)
 
 
 def at_least_one(text: str) -> int:
     """Convert to an integer of at least 1. Use this as `type` of an argparse option."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, not {text}")
-    return number
+    return _whole(text, 1)
 
 
 def above_zero(text: str) -> float:
     """Convert to a number above 0. Use this as `type` of an argparse option."""
-    if not (number := float(text)) > 0:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= _MOST:
         raise argparse.ArgumentTypeError(f"expected a number above 0, not {text}")
+    return number
+
+
+def _whole(text: str, least: int) -> int:
+    # `int` also takes 1_000 and digits of other scripts, and refuses very long texts.
+    number = int(text) if re.fullmatch("[0-9]{1,13}", text) else -1
+    if not least <= number <= _MOST:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least {least}, not {text:.40}"
+        )
     return number

@@ -51,6 +51,9 @@ def write(text: str) -> None:
     [
         ("import no_such_package", "IMPORTS mine: .*No module named 'no_such_pac.*PYTHONPATH"),
         ("raise SystemExit(3)", r"SystemExit: 3 \(.*mine.py, line 2\)"),
+        ("ModelFamily(pathways=3)", "pathways is 3, but a model has 1 or 2 pathways"),
+        ("register_augmentation('x')(lambda clip: clip)", "must be a function of a clip and a ran"),
+        ("register_augmentation('x')(3)", "must be a function of a clip and a random generator"),
         ("register_model('tsm')(int)", "IMPORTS mine: .*'tsm' cannot be the name of a new model"),
     ],
 )

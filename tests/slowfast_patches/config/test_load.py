@@ -85,12 +85,24 @@ def test_pairs_that_cannot_be_used_are_refused(words, said):
         load_recipe(None, words)
 
 
+BOMB = "A: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"A{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+"""A billion values in a kilobyte."""
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("SOLVER:\n  STEPS: [0, 1\nTRAIN:\n", "recipe.yaml is not valid YAML.* line 3"),
         ("SOLVER: {BASE_LR: 1}\nSOLVER: {GAMMA: 1}", "the key SOLVER is given twice"),
         ("- 1", "mapping of sections"),
+        ("", "recipe.yaml is empty"),
+        ("# all is commented out\n", "recipe.yaml is empty"),
+        ("SOLVER:\n  MAX_EPOCH: 010\n", "010 has another value in YAML 1.1.* line 2"),
+        ("SOLVER: {MAX_EPOCH: 1:30}", "1:30 has another value in YAML 1.1"),
+        ("SOLVER: {BASE_LR: 1:30.5}", "1:30.5 has another value in YAML 1.1"),
+        (BOMB, "more than 100,000 values, with all its aliases"),
         ("_BASE_: none.yaml", "none.yaml cannot be read: .*configs has no"),
         ("_BASE_: recipe.yaml", "recipe.yaml refers to itself through _BASE_"),
         ("_BASE_: 3", "_BASE_ must be a path or a list of paths, not 3"),

@@ -6,8 +6,14 @@ import torch
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config.data_keys import Aug
-from slowfast_patches.datasets.augmentation import OPERATIONS, Augmentation, apply
+from slowfast_patches.datasets.augmentation import (
+    OPERATIONS,
+    Augmentation,
+    apply,
+    try_augmentations,
+)
 from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.registry import AUGMENTATIONS
 from slowfast_patches.utils.errors import UserError
 
 FILL = (110.0, 120.0, 130.0)
@@ -132,3 +138,10 @@ def test_an_augmentation_that_returns_no_clip_is_named(monkeypatch, change, said
     monkeypatch.setattr(augment, "_custom", [("mine", lambda clip, rng: change(clip))])
     with pytest.raises(UserError, match=f"'mine' must return a clip .2, 8, 8, 3. uint8 .*{said}"):
         augment(np.zeros((2, 8, 8, 3), np.uint8), 0, 0)
+
+
+@pytest.mark.parametrize("result", [None, np.zeros((4, 8, 8, 3)), np.zeros((3, 8, 8, 3), np.uint8)])
+def test_a_registered_augmentation_is_tried_before_the_training(result, monkeypatch):
+    monkeypatch.setitem(AUGMENTATIONS.entries, "mine", lambda clip, rng: result)
+    with pytest.raises(UserError, match="the augmentation 'mine' must return a clip"):
+        try_augmentations(["mine"], 4, 8)

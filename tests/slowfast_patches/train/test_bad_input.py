@@ -51,7 +51,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("SLOWFAST.ALPHA", 4), "slowfast cannot take the shape 64×2×16²"),
+        (("SLOWFAST.ALPHA", 4), "SLOWFAST.ALPHA 4 must divide the number of frames"),
         (("DATA.PATH_PREFIX", "/nowhere"), "videos that were looked up in"),
         (("MODEL.NUM_CLASSES", 5), "has the names of 8 classes. Set MODEL.NUM_CLASSES 8"),
         (("TRAIN.ENABLE", False), "no model to test"),

@@ -4,18 +4,21 @@ import os
 import subprocess
 import sys
 import tomllib
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from multigrid import MultigridError
 from slowfast_patches.utils.command_line import (
+    above_zero,
     add_overrides,
     add_seeds,
+    at_least_one,
     command_parser,
+    from_zero,
     take_numbers,
     tool,
-    whole_number,
 )
 from slowfast_patches.utils.errors import RunError, UserError
 
@@ -115,5 +118,22 @@ def test_key_equals_value_is_a_pair_wherever_it_stands():
     add_seeds(parser)
     add_overrides(parser, "config keys to set")
     args = parser.parse_intermixed_args(["A=1", "--seeds", "0", "1", "B", "x=y", "C=z"])
-    take_numbers(args, "seeds", whole_number)
+    take_numbers(args, "seeds", from_zero)
     assert (args.seeds, args.overrides) == ([0, 1], ["B", "x=y", "C", "z", "A", "1"])
+
+
+@pytest.mark.parametrize("word", ["-1", "0", "nan", "inf", "1e400", "1e13", "two", ""])
+@pytest.mark.parametrize(("kind", "wanted"), [(above_zero, "a number"), (at_least_one, "a whole")])
+def test_numbers_are_finite_and_their_errors_are_in_words(kind, wanted, word):
+    with pytest.raises(ArgumentTypeError, match=f"^expected {wanted} .*, not {word}$"):
+        kind(word)
+
+
+@pytest.mark.parametrize("word", ["-1", "1.5", "1_0", "٣", "9" * 5000])
+def test_whole_numbers_have_only_digits(word):
+    with pytest.raises(ArgumentTypeError, match=r"^expected a whole number of at least 0"):
+        from_zero(word)
+
+
+def test_numbers_of_the_command_line():
+    assert (above_zero("1e-3"), at_least_one("10"), from_zero("0")) == (0.001, 10, 0)

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     network, stepped = accelerator.prepare(model, optimizer)  # Do not prepare the loader.
     training = mg.Training(schedule, model, optimizer)
     accelerator.register_for_checkpointing(training)  # To resume, call accelerator.load_state here.
-    for batch in training.loader(clips, num_workers=1):
+    for batch in training.batches(training.loader(clips, num_workers=1)):
         training.begin(batch)  # Set the learning rate and the BN group size of this iteration.
         loss = nn.functional.cross_entropy(network(mg.network_input(batch)), batch["labels"])
         stepped.zero_grad()

@@ -54,12 +54,11 @@ def main() -> None:
     ]
     colours = json.loads((folder / "preprocessor_config.json").read_text())
     mean, std = processor_colours(colours)
-    # Save and evaluate after each tenth of the training.
-    steps = {"save_steps": 0.1, "save_total_limit": 1, "eval_steps": 0.1, "eval_strategy": "steps"}
+    epochs = {"save_strategy": "epoch", "save_total_limit": 1, "eval_strategy": "epoch"}
     trainer = MultigridTrainer(
         schedule=schedule,
         model=model,
-        args=TrainingArguments(output, bf16=torch.cuda.is_available(), **steps),
+        args=TrainingArguments(output, bf16=torch.cuda.is_available(), **epochs),
         train_dataset=train,
         eval_dataset=val,
         optimizers=(torch.optim.AdamW(groups, lr=0.0), None),

@@ -34,7 +34,7 @@ if __name__ == "__main__":
     schedule = mg.make_schedule(base, len(clips), mg.SteppedRate((4, 5), (0.1, 0.01)), bn_size=4)
     net, multigrid = Net(clips.num_classes), MultigridCallback(schedule)
     net.train_dataloader = lambda: multigrid.loader(clips, num_workers=1)
-    saves = L.pytorch.callbacks.ModelCheckpoint("runs/lightning_demo", every_n_train_steps=10)
-    steps = {"max_epochs": 1, "val_check_interval": 10, "use_distributed_sampler": False}
-    trainer = L.Trainer(**steps, callbacks=[multigrid, saves], devices=devices)
+    saves = L.pytorch.callbacks.ModelCheckpoint("runs/lightning_demo")  # after each epoch
+    options = {"max_epochs": multigrid.epochs, "use_distributed_sampler": False}
+    trainer = L.Trainer(**options, callbacks=[multigrid, saves], devices=devices)
     trainer.fit(net, val_dataloaders=DataLoader(val, 16, collate_fn=mg.collate))

@@ -24,12 +24,14 @@ def main() -> None:
     network = DistributedDataParallel(model, broadcast_buffers=False) if torchrun else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     training = mg.Training(schedule, model, optimizer)
-    for batch in training.loader(clips, num_workers=1):
-        training.begin(batch)  # Set the learning rate and the BN group size of this iteration.
-        loss = nn.functional.cross_entropy(network(mg.network_input(batch)), batch["labels"])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    loader = training.loader(clips, num_workers=1)
+    for _ in range(training.epochs):  # To resume, call training.load_state_dict before.
+        for batch in loader:
+            training.begin(batch)  # Set the learning rate and the BN group size of this iteration.
+            loss = nn.functional.cross_entropy(network(mg.network_input(batch)), batch["labels"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     mg.average_running_stats(model.eval())
     for batch in DataLoader(val, len(val), collate_fn=mg.collate):
         right = model(mg.network_input(batch)).argmax(1) == batch["labels"]

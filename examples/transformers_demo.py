@@ -22,11 +22,11 @@ def main() -> None:
     config = VideoMAEConfig(**sizes, **grid, intermediate_size=96, num_labels=clips.num_classes)
     model = mg.convert_positions(VideoMAEForVideoClassification(config))
     mg.check_patches(model, schedule.shapes)
-    steps = {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 10, "save_total_limit": 1}
+    epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1}
     trainer = MultigridTrainer(
         schedule=schedule,
         model=model,
-        args=TrainingArguments("runs/transformers_demo", use_cpu=True, **steps),
+        args=TrainingArguments("runs/transformers_demo", use_cpu=True, **epochs),
         train_dataset=clips,
         eval_dataset=val,
         compute_metrics=lambda found: {"accuracy": (found[0].argmax(1) == found[1]).mean()},

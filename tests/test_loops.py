@@ -70,7 +70,7 @@ def plain(task: Task, goes_on: bool) -> Net:
         network = DistributedDataParallel(net, broadcast_buffers=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     training = Training(task.schedule, net, optimizer, task.seed)
-    for batch in training.loader(task.clips, collate_fn=video_inputs):
+    for batch in training.batches(training.loader(task.clips, collate_fn=video_inputs)):
         training.begin(batch)
         optimizer.zero_grad()
         network(batch["pixel_values"], batch["labels"])["loss"].backward()
@@ -91,7 +91,7 @@ def in_accelerate(task: Task, goes_on: bool) -> Net:
     elif dist.is_initialized():
         with pytest.raises(ValueError, match=r"Do not pass the loader to accelerator\.prepare"):
             list(accelerator.prepare(training.loader(task.clips)))
-    for batch in training.loader(task.clips, collate_fn=video_inputs):
+    for batch in training.batches(training.loader(task.clips, collate_fn=video_inputs)):
         training.begin(batch)
         stepped.zero_grad()
         accelerator.backward(network(batch["pixel_values"], batch["labels"])["loss"])
@@ -119,7 +119,7 @@ def in_lightning(task: Task, _: bool) -> Net:
     module.train_dataloader = lambda: multigrid.loader(task.clips, collate_fn=video_inputs)
     quiet = ("logger", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
     trainer = L.Trainer(
-        max_epochs=1,
+        max_epochs=multigrid.epochs,
         callbacks=[multigrid],
         default_root_dir=task.folder,
         accelerator="cpu",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from multigrid.errors import MultigridError
 from multigrid.shapes import ClipRequest, Shape
@@ -17,6 +18,10 @@ _EXAMPLE = """Write the data set as follows
         clip = ...  # of video request.video: (frames, crop, crop, 3) uint8
         return {"clip": clip, "label": 0, "flip": False, "iteration": request.iteration}
 or use slowfast_patches.datasets.VideoClips"""
+
+
+_OF_SAMPLER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+"""Options of a data loader that the sampler of the schedule replaces."""
 
 
 class CheckedClips(Dataset[Any]):
@@ -40,30 +45,34 @@ class CheckedClips(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, request: ClipRequest) -> Any:
-        with self._explained(request):
-            sample = self.dataset[request]
+        dataset, inner = resolve(self.dataset, request)
+        with self._explained(dataset, inner):
+            sample = dataset[inner]
         self._check(sample, request)
         return sample
 
     def __getitems__(self, requests: Sequence[ClipRequest]) -> Any:
         """Read several samples, by `__getitem__` if the data set has no `__getitems__`."""
-        if not hasattr(self.dataset, "__getitems__"):
+        pairs = [resolve(self.dataset, request) for request in requests]
+        dataset, first = pairs[0]
+        is_single = all(other is dataset for other, _ in pairs)
+        if not (is_single and hasattr(dataset, "__getitems__")):
             return [self[request] for request in requests]
-        with self._explained(requests[0]):
-            samples = self.dataset.__getitems__(requests)
+        with self._explained(dataset, first):
+            samples = dataset.__getitems__([request for _, request in pairs])
         if isinstance(samples, list):  # not a whole mini-batch
             for sample, request in zip(samples, requests, strict=True):
                 self._check(sample, request)
         return samples
 
     @contextmanager
-    def _explained(self, request: ClipRequest) -> Iterator[None]:
+    def _explained(self, dataset: Any, request: ClipRequest) -> Iterator[None]:
         """Context manager: explain an error of a data set that does not know `ClipRequest`."""
         try:
             yield
         except (TypeError, LookupError, AttributeError) as error:
             raise MultigridError(
-                f"{type(self.dataset).__name__}.__getitem__({request}) failed: {error!r}. "
+                f"{type(dataset).__name__}.__getitem__({request}) failed: {error!r}. "
                 f"It must accept a ClipRequest. {_EXAMPLE}"
             ) from error
 
@@ -85,6 +94,55 @@ def _fits(sample: Any, shape: Shape) -> bool:
     clip = sample["clip"]
     expected = (shape.frames, shape.crop, shape.crop, 3)
     return getattr(clip, "shape", ()) == expected and "uint8" in str(clip.dtype)
+
+
+def resolve(dataset: Any, request: ClipRequest) -> tuple[Any, ClipRequest]:
+    """Find the data set inside `Subset` and `ConcatDataset` that has a requested video.
+
+    Returns:
+        The data set, and the request with the index of the video in this data set.
+    """
+    video = request.video
+    if type(dataset) is Subset:
+        inner, video = dataset.dataset, int(dataset.indices[video])
+    elif type(dataset) is ConcatDataset:
+        which = bisect_right(dataset.cumulative_sizes, video)
+        inner = dataset.datasets[which]
+        video -= dataset.cumulative_sizes[which - 1] if which else 0
+    else:
+        return dataset, request
+    return resolve(inner, request._replace(video=video))
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ValueError if an option of a data loader would select other clips."""
+    given = [name for name in _OF_SAMPLER if options.get(name) is not None]
+    refuse(
+        bool(given),
+        f"leave out {', '.join(given)}, because the schedule sets the size of the mini-batches and "
+        "the seed their order. To draw some videos more often, as with WeightedRandomSampler, use "
+        "Training(..., weights=...)",
+    )
+    refuse(
+        options.get("in_order") is False,
+        "leave out in_order=False, because the mini-batches must be trained in the schedule's "
+        "order",
+    )
+
+
+def check_dataset(dataset: Any, num_videos: int) -> None:
+    """Raise ValueError if a data set has no index, or another number of videos than expected."""
+    refuse(
+        isinstance(dataset, IterableDataset),
+        f"{type(dataset).__name__} is an IterableDataset, but the schedule reads videos by their "
+        f"index. {_EXAMPLE}",
+    )
+    videos = len(dataset) if hasattr(dataset, "__len__") else num_videos
+    refuse(
+        videos != num_videos,
+        f"the schedule was made for {num_videos} videos, but the data set has {videos}. Use "
+        f"make_schedule(..., num_videos={videos})",
+    )
 
 
 def refuse(is_wrong: bool, message: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch.optim import Optimizer
+
 from multigrid.cycles import GENTLE, PAPER, PAPER_ITERATIONS, recommend_cycles
-from multigrid.learning_rate import is_adaptive
+from multigrid.learning_rate import suits_linear_rule
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 
@@ -158,12 +160,14 @@ def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
     )
 
 
-def rate_rule_advice(schedule: Schedule, optimizer: type) -> tuple[str, ...]:
+def rate_rule_advice(schedule: Schedule, optimizer: Optimizer) -> tuple[str, ...]:
     """Return advice to use the rule "sqrt" if the linear rule is used with an adaptive optimizer.
+
+    Parameter groups with a "batch_rate_rule" of their own need no advice.
 
     Args:
         schedule: The schedule to check.
-        optimizer: Class of the optimizer.
+        optimizer: The optimizer.
 
     Returns:
         A tuple of one message, or an empty tuple if there is nothing to advise.
@@ -171,10 +175,13 @@ def rate_rule_advice(schedule: Schedule, optimizer: type) -> tuple[str, ...]:
     base = schedule.base.batch
     phase = max(schedule.phases, key=lambda phase: phase.lr_scale)
     is_linear = phase.lr_scale > 1 and phase.lr_scale == phase.base_shape.batch / base
-    if not is_linear or not any(is_adaptive(kind.__name__) for kind in optimizer.__mro__):
+    by_schedule = any("batch_rate_rule" not in group for group in optimizer.param_groups)
+    name = type(optimizer).__name__
+    if not (is_linear and by_schedule) or any(map(suits_linear_rule, type(optimizer).__mro__)):
         return ()
     return (
         f"the linear rule multiplies the learning rate by up to {phase.lr_scale:g}, because the "
-        f"batch grows. This rule is for SGD, but the optimizer is {optimizer.__name__}. Use "
-        'make_schedule(..., batch_rate_rule="sqrt") (Malladi et al., 2022)',
+        f"batch grows. This rule is for SGD, but the optimizer is {name}. Use "
+        'make_schedule(..., batch_rate_rule="sqrt") (Malladi et al., 2022). For one of several '
+        'optimizers, set group["batch_rate_rule"] = "sqrt" in its parameter groups',
     )

@@ -39,6 +39,15 @@ def is_adaptive(optimizer: str) -> bool:
     return any(name in optimizer.lower() for name in ("ada", "lamb", "lion", "rmsprop"))
 
 
+def suits_linear_rule(optimizer: type) -> bool:
+    """Return whether the rule "linear" suits a class of optimizers, by its name.
+
+    These are the forms of SGD. The size of their step is proportional to the gradient.
+    """
+    name = optimizer.__name__.lower()
+    return any(part in name for part in ("sgd", "lars", "momentum", "nesterov"))
+
+
 @dataclass(frozen=True)
 class Warmup:
     """Linear warm-up of the learning rate (Goyal et al., 2017).
@@ -154,7 +163,8 @@ class CosineRate(LearningRate):
             starts at epoch 0, so that the warm-up ends below `base`.
 
     Raises:
-        ValueError: `epochs` or `cycles` is not positive, or `fine_tuning` is not between 0 and 1.
+        ValueError: `epochs` or `cycles` is not positive, `fine_tuning` is not between 0 and 1, or
+            `after_warmup` is True and the warm-up leaves no epochs.
     """
 
     base: float
@@ -170,6 +180,11 @@ class CosineRate(LearningRate):
             raise MultigridError(
                 f"{self} is not valid: epochs must be above 0, cycles at least 1, and fine_tuning "
                 "between 0 and 1"
+            )
+        if self.after_warmup and self.warmup.epochs >= self.epochs:
+            raise MultigridError(
+                f"the warm-up has {self.warmup.epochs} epochs of {self.epochs}, so no cosine "
+                "follows. Choose a shorter warm-up, or after_warmup=False"
             )
 
     @property

@@ -38,7 +38,8 @@ def divide(
     enough groups.
 
     Each micro-batch starts from the running statistics before the mini-batch. After the last one,
-    set the running statistics to the mean of those of the micro-batches, weighted by clips.
+    set the running statistics to the mean of those of the micro-batches, weighted by clips. Buffers
+    that a forward does not change, such as constants of a layer, keep their exact values.
 
     Args:
         batch: The mini-batch. Tensors with one row per clip are divided.
@@ -51,7 +52,8 @@ def divide(
     # Leave out frozen modules, whose mean over micro-batches could differ by rounding errors.
     modules = [module for module in model.modules() if module.training and parts > 1]
     stats = [buffer for module in modules for buffer in float_buffers(module)]
-    sums = [torch.zeros_like(buffer) for buffer in stats]
+    starts = [buffer.clone() for buffer in stats]
+    changes = [torch.zeros_like(buffer) for buffer in stats]
     put_back = keep_buffers(model) if stats else None
     for part in range(parts):
         if put_back is not None:
@@ -60,10 +62,12 @@ def divide(
         share = len(chosen) / clips
         micro = select_clips(batch, chosen, clips)
         yield MicroBatch(micro, share, part == parts - 1, chosen)
-        if stats:
-            torch._foreach_add_(sums, stats, alpha=share)
+        for change, buffer, start in zip(changes, stats, starts, strict=True):
+            # The difference is 0 for a constant, also an infinite one.
+            change.add_((buffer - start).masked_fill_(buffer == start, 0), alpha=share)
     if stats:
-        torch._foreach_copy_(stats, sums)
+        torch._foreach_copy_(stats, starts)
+        torch._foreach_add_(stats, changes)
 
 
 def select_clips(

@@ -9,29 +9,60 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from multigrid.batchnorm import set_group_size
+from multigrid.learning_rate import batch_rate_factor
 from multigrid.schedule import Schedule, ScheduleStep
 
 
-def prepare_step(step: ScheduleStep, model: nn.Module, optimizer: Optimizer) -> None:
-    """Set the BN group size of a model and the learning rates of an optimizer for an iteration.
+def prepare_step(step: ScheduleStep, model: nn.Module, *optimizers: Optimizer) -> None:
+    """Set the BN group size of a model and the learning rates of optimizers for an iteration.
 
     `Training.begin` does this for the iterations of a schedule in order. Call this function
-    directly only to train iterations in another order. The learning rate of each parameter group is
-    `step.lr` times the group's "lr_scale", which is 1 by default.
+    directly only to train iterations in another order.
+
+    The learning rate of each parameter group is `step.lr` times the group's "lr_scale", which is 1
+    by default. If the group has a "batch_rate_rule" ("linear" or "sqrt"), its learning rate grows
+    with the batch by this rule instead of the schedule's (see `batch_rate_factor`).
 
     Args:
         step: The iteration, as returned by `Schedule.at`.
         model: The model to change.
-        optimizer: The optimizer to change.
+        optimizers: The optimizers to change.
     """
     set_group_size(model, step.bn_size)
-    for group, rate in zip(optimizer.param_groups, scaled_rates(optimizer, step.lr), strict=True):
-        group["lr"] = rate
+    for optimizer in optimizers:
+        rates = scaled_rates(optimizer, step)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):  # A compiled step reads the rate from the tensor.
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
 
-def scaled_rates(optimizer: Optimizer, lr: float) -> list[float]:
-    """Return the learning rate of each parameter group: `lr` times its "lr_scale"."""
-    return [lr * group.get("lr_scale", 1.0) for group in optimizer.param_groups]
+def scaled_rates(optimizer: Optimizer, step: ScheduleStep) -> list[float]:
+    """Return the learning rate of each parameter group of an optimizer in an iteration."""
+    rates = list[float]()
+    for group in optimizer.param_groups:
+        rate = step.lr
+        if rule := group.get("batch_rate_rule"):
+            rate *= batch_rate_factor(step.growth, rule) / step.lr_scale
+        rates.append(rate * group.get("lr_scale", 1.0))
+    return rates
+
+
+def keep_ratios(optimizer: Optimizer, known: int, lr: float) -> None:
+    """Store the learning rates of new parameter groups as their "lr_scale".
+
+    A group without a learning rate of its own has the optimizer's default, and is left alone.
+
+    Args:
+        optimizer: The optimizer.
+        known: Number of groups that are not new.
+        lr: The schedule's learning rate at which the groups were added.
+    """
+    for group in optimizer.param_groups[known:]:
+        has_own = float(group["lr"]) != float(optimizer.defaults.get("lr", group["lr"]))
+        if has_own and lr > 0:
+            group.setdefault("lr_scale", float(group["lr"]) / lr)
 
 
 class MultigridLR(LRScheduler):
@@ -56,8 +87,8 @@ class MultigridLR(LRScheduler):
 
         PyTorch counts calls of `step()` in `last_epoch`. Here this is the iteration.
         """
-        lr = self.schedule.at(min(self.last_epoch, self.schedule.iterations - 1)).lr
-        return list[float | Tensor](scaled_rates(self.optimizer, lr))
+        step = self.schedule.at(min(self.last_epoch, self.schedule.iterations - 1))
+        return list[float | Tensor](scaled_rates(self.optimizer, step))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scheduler, excluding the schedule and the optimizer."""

@@ -95,13 +95,18 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         start: The first iteration.
 
     Raises:
-        ValueError: The mini-batches cannot be divided over the processes (`check_processes`).
+        ValueError: The mini-batches cannot be divided over the processes (`check_processes`), or
+            the schedule has no iteration `start`.
     """
 
     def __init__(
         self, schedule: Schedule, seed: int, rank: int = 0, world_size: int = 1, start: int = 0
     ) -> None:
         check_processes(schedule, world_size)
+        if start not in range(schedule.iterations + 1):
+            raise MultigridError(
+                f"start is {start}, but the schedule has {schedule.iterations} iterations"
+            )
         self.schedule = schedule
         self.seed = seed
         self.rank = rank
@@ -207,7 +212,14 @@ def network_input(
     Returns:
         Normalised clips (N, 3, T, H, W) float32.
     """
-    clips = batch["clips"].permute(0, 4, 1, 2, 3)
+    if not {"clips", "flips"} <= set(batch):
+        raise MultigridError(
+            f"network_input needs a mini-batch from multigrid.collate, with the keys clips and "
+            f"flips, but got {sorted(map(str, batch))}. Pass no collate_fn to the loader, or "
+            "normalise the clips in your loop"
+        )
+    # Contiguous, so that `GroupedBatchNorm3d` need not copy.
+    clips = batch["clips"].permute(0, 4, 1, 2, 3).contiguous()
     flips = batch["flips"].to(clips.device).view(-1, 1, 1, 1, 1)
     away, by = (torch.tensor(n, device=clips.device).view(-1, 1, 1, 1) for n in (mean, std))
     pixels = (clips / 255 - away) / by

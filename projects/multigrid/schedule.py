@@ -90,6 +90,8 @@ class ScheduleStep(NamedTuple):
         bn_size: Clips per BN group. None means that each process normalises its clips together.
         first_clip: Number of clips trained before the iteration.
         epoch: Number of epochs trained before the iteration, `first_clip` / number of videos.
+        lr_scale: Factor in `lr` by which the batch size multiplies the learning rate.
+        growth: Batch size of the long-cycle shape as a multiple of the baseline's.
     """
 
     iteration: int
@@ -99,6 +101,8 @@ class ScheduleStep(NamedTuple):
     bn_size: int | None
     first_clip: int
     epoch: float
+    lr_scale: float = 1.0
+    growth: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,8 @@ class Schedule:
             bn_size=phase.bn_sizes[which],
             first_clip=first_clip,
             epoch=first_clip / self.num_videos,
+            lr_scale=phase.lr_scale,
+            growth=phase.base_shape.batch / self.base.batch,
         )
 
     def steps(self, start: int = 0, stop: int | None = None) -> Iterator[ScheduleStep]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
-from zlib import crc32
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,16 +17,18 @@ from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import GroupedBatchNorm3d, check_accumulation, form_groups
 from multigrid.batchnorm.shared import is_distributed
-from multigrid.contract import CheckedClips, refuse
+from multigrid.contract import CheckedClips, check_dataset, check_options, refuse
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
+from multigrid.epochs import EpochLoader, divide_epochs
 from multigrid.errors import MultigridError
+from multigrid.identity import describe
 from multigrid.micro_batches import MicroBatch, divide
 from multigrid.positions import check_patches, set_coverage
-from multigrid.prepare import prepare_step, scaled_rates
+from multigrid.prepare import keep_ratios, prepare_step, scaled_rates
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shared_memory import fit_workers
-from multigrid.watch import LoopWatch, check_converted, unwrap
+from multigrid.watch import LoopWatch, check_converted, untrained, unwrap
 
 _CYCLES_CODE = (
     "make_schedule(..., cycles=multigrid.{name}) and "
@@ -37,13 +40,17 @@ class Training:
     """Provide the mini-batches of a schedule, and prepare model and optimizer for each of them.
 
         training = Training(schedule, model, optimizer, seed=0)
-        for batch in training.loader(dataset):
-            training.begin(batch)
-            ...                                # forward, backward, optimizer.step()
+        loader = training.loader(dataset)
+        for epoch in range(training.epoch, training.epochs):
+            for batch in loader:
+                training.begin(batch)
+                ...                            # forward, backward, optimizer.step()
 
-    The only state is `iteration`, the number of iterations begun. To resume, even within an epoch,
-    create a `Training` with the same arguments and call `load_state_dict`. The training then
-    continues with the next clips.
+    To train all epochs in one loop, write `for batch in training.batches(loader)`.
+
+    The only state is the number of iterations trained. To resume, even within an epoch, create a
+    `Training` with the same arguments and call `load_state_dict`. The training then continues with
+    the next clips.
 
     A warning is issued if the training ends with too few iterations at the baseline's shape
     (`multigrid.cost.short_ends`), or if other cycles are recommended for the length of the training
@@ -52,20 +59,27 @@ class Training:
     Args:
         schedule: The schedule to train.
         model: The model to train. BN layers must have been converted by `convert_batchnorm`.
-        optimizer: The optimizer. `begin` sets the learning rate of each parameter group to the
-            schedule's learning rate times the group's "lr_scale", which is 1 by default. If a
-            framework creates model and optimizer later, set the attributes `model` and `optimizer`
-            before the first `begin`.
+        optimizer: The optimizer, or a list of optimizers that train different parameters. `begin`
+            sets the learning rate of each parameter group to the schedule's learning rate times the
+            group's "lr_scale", which is 1 by default. A group may have a "batch_rate_rule" of its
+            own (see `prepare_step`). If a framework creates model and optimizer later, set the
+            attributes `model` and `optimizer` before the first `begin`.
         seed: Seed of the order of clips.
         accumulation_steps: Number of micro-batches into which `micro_batches` divides the
             mini-batch of a process to save memory (gradient accumulation).
+
+    Attributes:
+        iteration: Number of iterations begun.
+        epochs: Number of epochs. An epoch is an equal share of the iterations, about as long as a
+            pass over the data. The last one may be shorter.
+        epoch_iterations: Number of iterations in an epoch.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         model: nn.Module | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         seed: int = 0,
         accumulation_steps: int = 1,
     ) -> None:
@@ -78,20 +92,47 @@ class Training:
         self.optimizer = optimizer
         self.seed = seed
         self.iteration = 0
+        self.epochs, self.epoch_iterations = divide_epochs(schedule)
         self.accumulation_steps = accumulation_steps
         self._step: ScheduleStep | None = None
         self._watch = LoopWatch()
         for text in (*short_ends(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
             warnings.warn(text, stacklevel=2)
 
+    @property
+    def epoch(self) -> int:
+        """Index of the epoch that the next iteration belongs to, `epochs` after the last one."""
+        return self.epochs if self.is_complete else self.iteration // self.epoch_iterations
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all iterations have begun."""
+        return self.iteration == self.schedule.iterations
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers, without the wrappers of frameworks."""
+        given = self.optimizer
+        listed = () if given is None else (given,) if isinstance(given, Optimizer) else (*given,)
+        for one in listed:
+            refuse(
+                not isinstance(one, Optimizer),
+                f"the optimizer is a {type(one).__name__}, but must be a torch.optim.Optimizer or "
+                "a list of them",
+            )
+        return tuple(map(unwrap, listed))
+
     def loader(
         self,
         dataset: Dataset[Any],
         *,
-        loader: type[DataLoader[Batch]] = DataLoader,
+        loader: type[DataLoader[Batch]] = EpochLoader,
         **options: Any,
     ) -> DataLoader[Batch]:
-        """Return a data loader of this rank's mini-batches for the remaining iterations.
+        """Return a data loader of this rank's mini-batches. One `iter()` of it is one epoch.
+
+        The first epoch starts at the current `iteration`, so it is shorter in a resumed training.
+        `len(loader)` is `epoch_iterations`. The worker processes continue from epoch to epoch.
 
         This also registers hooks that raise ValueError if the loop forgets to call `begin`. The
         hooks check each forward in training mode with gradients, and each `optimizer.step()`. They
@@ -100,32 +141,22 @@ class Training:
         Args:
             dataset: A data set that accepts a `ClipRequest` as index. It must have as many videos
                 as the schedule.
-            loader: `DataLoader` or a subclass.
+            loader: A subclass of `DataLoader`. Integrations replace it.
             options: Options of the loader, such as num_workers. collate_fn defaults to `collate`.
 
         Raises:
             ValueError: The data set has another number of videos than the schedule, the data set
-                cannot be indexed by `ClipRequest`, or the mini-batches cannot be divided over the
-                processes (`check_processes`).
+                cannot be indexed by `ClipRequest`, an option would select other clips, or the
+                mini-batches cannot be divided over the processes (`check_processes`).
         """
-        videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
-        refuse(
-            videos != self.schedule.num_videos,
-            f"the schedule was made for {self.schedule.num_videos} videos, but the data set has "
-            f"{videos}. Use make_schedule(..., num_videos={videos})",
-        )
+        check_options(options)
+        check_dataset(dataset, self.schedule.num_videos)
         rank, size = _ranks()
         sampler = MultigridBatchSampler(self.schedule, self.seed, rank, size, self.iteration)
         if size > 1:
             form_groups(self.schedule)
-        if self.iteration == self.schedule.iterations:
-            warnings.warn(
-                "the training is complete, so the loader has no mini-batches. One pass over the "
-                "loader is the whole training. For another training, create another Training",
-                stacklevel=2,
-            )
-        elif self.model is not None and self.optimizer is not None:
-            self._watch.attach(self.model, self.optimizer)
+        if self.model is not None and self.optimizers and not self.is_complete:
+            self._watch.attach(self.model, self.optimizers)
         _, shortage = fit_workers(
             options.get("num_workers", 0),
             3 * max(shape.volume for shape in self.schedule.shapes) // size,
@@ -134,12 +165,30 @@ class Training:
         )
         if shortage:
             warnings.warn(f"{shortage}, or reduce num_workers", stacklevel=2)
-        options = {"collate_fn": collate, **options}
+        # Its own generator, because the loader would otherwise change torch's random numbers.
+        options = {"collate_fn": collate, "generator": torch.Generator(), **options}
         clips = CheckedClips(dataset, is_collated=options["collate_fn"] is collate)
-        return loader(clips, batch_sampler=sampler, **options)
+        made = loader(clips, batch_sampler=sampler, **options)
+        if isinstance(made, EpochLoader):
+            made.training = self
+        return made
 
-    def begin(self, batch: Batch | Mapping[str, Any] | int) -> ScheduleStep:
-        """Prepare model and optimizer for the next iteration. Call this before the forward.
+    def batches(self, loader: DataLoader[Batch]) -> Iterator[Batch]:
+        """Yield the mini-batches of all remaining epochs, to train them in one loop.
+
+        Args:
+            loader: The data loader from `loader`.
+        """
+        refuse(
+            not isinstance(loader, EpochLoader) or loader.training is not self,
+            "batches needs the loader that training.loader(dataset) of the same training returns, "
+            f"but got another {type(loader).__name__}",
+        )
+        assert isinstance(loader, EpochLoader)
+        return loader.read(self.schedule.iterations)
+
+    def begin(self, batch: Batch | Mapping[str, Any] | SupportsIndex) -> ScheduleStep:
+        """Prepare model and optimizers for the next iteration. Call this before the forward.
 
         This sets the BN group size, the learning rates and, for transformers, the coverage of the
         clips (see `set_coverage`). It increments `iteration`.
@@ -156,35 +205,46 @@ class Training:
                 call also raises ValueError if the model does not accept all shapes
                 (`check_patches`), or if its BN layers were not converted by `convert_batchnorm`.
         """
-        keys = {"iteration": batch} if isinstance(batch, int) else batch
-        iteration = int(keys.get("iteration", -1))
+        iteration = iteration_of(batch)
         refuse(
             iteration != self.iteration,
-            f"the mini-batch is of iteration {iteration} (-1: without the key), but iteration "
-            f"{self.iteration} is next. Call begin once for each mini-batch of "
-            "training.loader(dataset), which must not be passed to accelerator.prepare or "
-            'fabric.setup_dataloaders. A collate_fn must keep the key "iteration". To resume a '
-            "training, call load_state_dict before you create the loader",
+            f"the mini-batch is of iteration {iteration}, but iteration {self.iteration} is next. "
+            "Call begin once for each mini-batch of training.loader(dataset), which must not be "
+            "passed to accelerator.prepare. To resume a training, call load_state_dict before you "
+            "iterate over the loader",
         )
-        if self.model is None or self.optimizer is None:
+        optimizers = self.optimizers
+        if self.model is None or not optimizers:
             raise MultigridError(
                 "Training has no model or no optimizer. Create it with both, or set the attributes "
                 "model and optimizer before you call begin"
             )
         if self._step is None:
-            self._check_parts(self.model, self.optimizer)
-        self._watch.attach(self.model, self.optimizer)
+            self._check_parts(self.model, optimizers)
+        if self._step is not None:
+            for optimizer in optimizers:
+                keep_ratios(optimizer, self._watch.known_groups(optimizer), self._step.lr)
+        self._watch.attach(self.model, optimizers)
         step = self.schedule.at(iteration)
         self._watch.begin(
-            scaled_rates(self.optimizer, step.lr),
+            [scaled_rates(optimizer, step) for optimizer in optimizers],
             is_last=iteration + 1 == self.schedule.iterations,
             undivided=self.accumulation_steps if self.accumulation_steps > 1 else 0,
         )
-        prepare_step(step, self.model, self.optimizer)
+        prepare_step(step, self.model, *optimizers)
         self._step = step
-        self._set_coverage(keys)
+        self._set_coverage(batch if isinstance(batch, Mapping) else {})
         self.iteration += 1
         return step
+
+    def skip(self) -> None:
+        """Say that the loop skips the optimizer step of the iteration that began last.
+
+        Call this if the state may be saved before the next `begin`. The saved state then counts the
+        iteration as trained. You need not call it if gradients are set to None or zero instead of
+        being applied, or if torch.amp.GradScaler skips the step.
+        """
+        self._watch.skip()
 
     def micro_batches(self, batch: Mapping[str, Any]) -> Iterator[MicroBatch]:
         """Divide the mini-batch into `accumulation_steps` micro-batches. Call this after `begin`.
@@ -233,12 +293,13 @@ class Training:
                 self._watch.undivided = 0
             yield micro
 
-    def _check_parts(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Check that a model and an optimizer suit the schedule."""
+    def _check_parts(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Check that a model and its optimizers suit the schedule."""
         check_patches(model, self.schedule.shapes)
         if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
             check_converted(model)
-        for text in rate_rule_advice(self.schedule, type(unwrap(optimizer))):
+        advice = [text for one in optimizers for text in rate_rule_advice(self.schedule, one)]
+        for text in (*dict.fromkeys(advice), *untrained(model, optimizers)):
             warnings.warn(text, stacklevel=3)
 
     def _set_coverage(self, batch: Mapping[str, Any]) -> None:
@@ -253,29 +314,64 @@ class Training:
         is_base = (shape.frames, shape.crop) == (base.frames, base.crop)
         set_coverage(self.model, None if is_base else batch.get("coverage"))
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the state to resume from. Call this after the optimizer step of an iteration."""
-        return {"iteration": self.iteration, **self._identity()}
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the state to resume from.
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume from a state. Call this before `loader`, which reads the iteration to start at.
+        Before the optimizer step of an iteration, this is the state after the iteration before, so
+        that a resumed training trains the iteration again.
+        """
+        trained = self.iteration if self._watch.is_over() else self.iteration - 1
+        return {"iteration": trained, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state. Call this before you iterate over the loader.
 
         Raises:
-            ValueError: The state is not from a `Training`, or from a training with another schedule
-                or seed.
+            ValueError: The state is not from a `Training`, or from a training with another
+                schedule, seed or number of videos. The message names what differs.
         """
+        self.check_state(state)
+        iteration = state.get("iteration")
+        refuse(
+            not isinstance(iteration, int) or iteration not in range(self.schedule.iterations + 1),
+            f"the state is at iteration {iteration}, but the schedule has "
+            f"{self.schedule.iterations} iterations",
+        )
+        assert isinstance(iteration, int)
+        self.iteration = iteration
+        self._watch = LoopWatch()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a state is of another training. The message names what differs."""
         for name, local in self._identity().items():
             refuse(
                 state.get(name) != local,
                 f"the state has {name} {state.get(name)}, but this training has {name} {local}. "
                 "Resume with the same schedule and seed",
             )
-        self.iteration = state["iteration"]
-        self._watch = LoopWatch()
 
-    def _identity(self) -> dict[str, int]:
-        phases = "\n".join(self.schedule.phase_lines())
-        return {"checksum of the phases": crc32(phases.encode()), "seed": self.seed}
+    def _identity(self) -> dict[str, int | str]:
+        return {**describe(self.schedule), "seed": self.seed}
+
+
+def iteration_of(batch: Any) -> int:
+    """Return the index of the iteration of a mini-batch, which may also be the index itself.
+
+    Raises:
+        ValueError: There is no index.
+    """
+    found: Any = batch.get("iteration") if isinstance(batch, Mapping) else batch
+    if isinstance(found, Tensor) and found.ndim == 1 and len(set(found.tolist())) == 1:
+        found = found[0]  # torch's default collate function has stacked the samples' numbers
+    try:
+        return operator.index(found)
+    except TypeError:
+        kind = "a mini-batch" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+        raise MultigridError(
+            f'begin got {kind} without the key "iteration". Pass it the mini-batch of '
+            "training.loader(dataset). A collate_fn must keep the key. If it returns another type "
+            "than a dictionary, call training.begin(training.iteration)"
+        ) from None
 
 
 def _ranks() -> tuple[int, int]:

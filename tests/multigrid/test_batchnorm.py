@@ -8,6 +8,7 @@ from multigrid.batchnorm import (
     GroupedBatchNorm3d,
     convert_batchnorm,
     group_order,
+    set_group_size,
 )
 
 CONTIGUOUS, CHANNELS_LAST = torch.contiguous_format, torch.channels_last_3d
@@ -155,3 +156,13 @@ def test_other_batch_normalisation_is_refused_by_name():
     with pytest.raises(ValueError, match=r"contains head\.0 \(BatchNorm2d\)"):
         convert_batchnorm(model)
     assert type(model["trunk"]) is nn.BatchNorm3d, "nothing is half converted"
+
+
+def test_statistics_that_are_not_to_be_tracked_are_not():
+    norm = GroupedBatchNorm3d(2)
+    set_group_size(norm, 2)
+    norm.track_running_stats = False
+    norm(torch.ones(4, 2, 1, 2, 2))
+    assert norm.running_mean.tolist() == [0, 0]
+    with pytest.raises(ValueError, match="group_size is 0, but must be at least 1"):
+        set_group_size(norm, 0)

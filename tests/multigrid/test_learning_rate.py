@@ -61,3 +61,5 @@ def test_cosines_by_hand():
     assert CosineRate(0.1, 100, cycles=2, fine_tuning=0.4).stage_ends == pytest.approx(
         (30, 60, 100)
     )
+    with pytest.raises(ValueError, match="so no cosine follows"):
+        CosineRate(0.1, 10, warmup=Warmup(0.02, 10), after_warmup=True)

@@ -9,10 +9,13 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     EarlyStopping,
     GradientAccumulationScheduler,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
+    WeightAveraging,
 )
 from torch import nn
 from torch.utils.data import DataLoader
@@ -41,8 +44,7 @@ SCHEDULE = make_schedule(
     bn_size=4,
     size_divisor=8,
 )
-WHOLE = SCHEDULE.iterations
-LATER = 9  # inside the second epoch of forty videos
+WHOLE, EPOCHS, LENGTH = 18, 6, 3  # iterations, epochs, and iterations in an epoch
 
 
 class Module(L.LightningModule):
@@ -75,14 +77,25 @@ class Scheduled(Module):
 
 
 class Killed(Module):
-    """Module that saves a checkpoint within iteration LATER, and fails in iteration 16."""
+    """Module that saves a checkpoint within iteration 9, and fails in iteration 16."""
 
     def training_step(self, batch, number):
-        if number == LATER:
+        if batch["iteration"] == 9:
             self.trainer.save_checkpoint(f"{self.trainer.default_root_dir}/within.ckpt")
-        if number == 16:
+        if batch["iteration"] == 16:
             raise InterruptedError
         return super().training_step(batch, number)
+
+
+class Stop(L.Callback):
+    """Callback that stops the training after an iteration, as EarlyStopping and Timer do."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step:
+            trainer.should_stop = True
 
 
 def fit(module, folder, *callbacks, checkpoint=None, loader=None, **options):
@@ -91,7 +104,7 @@ def fit(module, folder, *callbacks, checkpoint=None, loader=None, **options):
     module.train_dataloader = lambda: loader or multigrid.loader(Clips(VIDEOS))
     clip = Clips(VIDEOS)[ClipRequest(0, 0, SCHEDULE.base, -1)]
     quiet = ("logger", "enable_progress_bar", "enable_model_summary")
-    settings = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0}
+    settings = {"max_epochs": EPOCHS, "accelerator": "cpu", "num_sanity_val_steps": 0}
     trainer = L.Trainer(
         **settings | dict.fromkeys(quiet, False) | options,
         default_root_dir=folder,
@@ -103,35 +116,51 @@ def fit(module, folder, *callbacks, checkpoint=None, loader=None, **options):
 
 
 def saved_steps(folder):
-    """Return the iterations of the checkpoints in a folder, and the newest checkpoint."""
+    """Return the iterations of the checkpoints in a folder, and the checkpoints."""
     saved = [torch.load(file, weights_only=False) for file in folder.rglob("*.ckpt")]
     return {state["global_step"]: state for state in saved}
+
+
+def equal(one, other) -> bool:
+    states = one.state_dict(), other.state_dict()
+    return all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Module:
+    module = Module()
+    trainer = fit(module, tmp_path_factory.mktemp("whole"))
+    assert (trainer.global_step, trainer.current_epoch) == (WHOLE, EPOCHS)
+    assert module.validated == list(range(LENGTH, WHOLE + 1, LENGTH))
+    return module
 
 
 @pytest.mark.parametrize(
     ("options", "callbacks", "module", "message"),
     [
         ({"accumulate_grad_batches": 2}, [], Module, "accumulate_grad_batches"),
-        ({"max_epochs": 2}, [], Module, "max_epochs=1"),
         ({"loader": DataLoader([0, 1])}, [], Module, "use_distributed_sampler=False"),
         ({"limit_train_batches": 0.5}, [], Module, "a shorter learning rate"),
-        ({"check_val_every_n_epoch": 5}, [], Module, "=5 would never .*val_check_interval=N"),
-        ({}, [GradientAccumulationScheduler({0: 4})], Module, "accumulate_grad_batches"),
-        ({}, [ModelCheckpoint(every_n_epochs=2)], Module, r"ModelCheckpoint .*every_n_train_steps"),
-        ({}, [EarlyStopping("score")], Module, "EarlyStopping .* val_check_interval=N"),
+        ({}, [GradientAccumulationScheduler({3: 4})], Module, "GradientAccumulationScheduler"),
         ({}, [StochasticWeightAveraging(0.1)], Module, "StochasticWeightAveraging .*Leave it out"),
         ({}, [], Scheduled, "Return only the optimizer"),
     ],
 )
-def test_what_does_not_fit_a_training_of_one_epoch_is_refused(
+def test_what_changes_the_batch_or_the_rate_is_refused(
     tmp_path, options, callbacks, module, message
 ):
     with pytest.raises(ValueError, match=message):
         fit(module(), tmp_path, *callbacks, **options)
 
 
+@pytest.mark.parametrize(("epochs", "trained"), [(2, 2 * LENGTH), (7, WHOLE)])
+def test_another_number_of_epochs_is_warned_of(tmp_path, epochs, trained):
+    with pytest.warns(UserWarning, match=f"max_epochs={epochs}.* 6 epochs"):
+        assert fit(Module(), tmp_path, max_epochs=epochs).global_step == trained
+
+
 def test_a_callback_that_has_trained_is_refused(tmp_path):
-    first = fit(Module(), tmp_path)
+    first = fit(Module(), tmp_path, max_epochs=1)
     used = next(one for one in first.callbacks if isinstance(one, MultigridCallback))
     module = Module()
     module.train_dataloader = lambda: used.loader(Clips(VIDEOS))
@@ -152,20 +181,23 @@ def test_a_trainer_without_the_callback_is_refused():
 @pytest.mark.parametrize(
     ("options", "callbacks"),
     [
-        ({}, []),
-        ({"val_check_interval": 4}, []),
+        ({"val_check_interval": 2}, []),
         ({"val_check_interval": 50, "check_val_every_n_epoch": None}, []),
-        ({"max_steps": 7, "max_epochs": -1, "val_check_interval": 4}, []),
+        ({"check_val_every_n_epoch": 3}, []),
+        ({"max_steps": 7, "max_epochs": -1, "val_check_interval": 2}, []),
         ({}, [ModelCheckpoint(every_n_train_steps=50, save_last=True)]),
-        ({"val_check_interval": 4}, [ModelCheckpoint(monitor="score", mode="max")]),
-        ({"val_check_interval": 4}, [EarlyStopping("score", mode="max", patience=1)]),
+        ({}, [ModelCheckpoint(every_n_epochs=4, monitor="score", mode="max")]),
+        ({}, [OnExceptionCheckpoint("unused")]),
+        ({}, [EarlyStopping("score", mode="max", patience=1)]),
     ],
 )
-def test_the_last_iteration_is_validated_and_saved(tmp_path, options, callbacks):
+def test_the_last_iteration_is_validated_and_saved(tmp_path, options, callbacks, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     module = Module()
     trainer = fit(module, tmp_path, *callbacks, **options)
     last = trainer.global_step
-    assert last == (8 if EarlyStopping in map(type, callbacks) else options.get("max_steps", WHOLE))
+    stops = EarlyStopping in map(type, callbacks)
+    assert last == (2 * LENGTH if stops else options.get("max_steps", WHOLE))
     assert module.validated[-1] == last
     weights = saved_steps(tmp_path)[last]["state_dict"]
     assert all(torch.equal(tensor, weights[name]) for name, tensor in module.state_dict().items())
@@ -179,21 +211,108 @@ def test_without_checkpoints_nothing_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "newest"),
+    ("way", "stop"),
     [
-        ([], 15),  # about once in an epoch: 18 iterations in 6 epochs
-        ([ModelCheckpoint(monitor="score", every_n_train_steps=5)], 15),
+        ("should_stop", 1),
+        ("should_stop", 6),
+        ("should_stop", 17),
+        ("max_steps", 5),
+        ("max_steps", 6),
+        ("max_epochs", 12),
     ],
 )
-def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path, callbacks, newest):
-    whole = Module()
-    fit(whole, tmp_path / "whole")
+def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path, whole, way, stop):
+    options = {"max_steps": {"max_steps": stop}, "max_epochs": {"max_epochs": stop // LENGTH}}
+    callbacks = [Stop(stop)] if way == "should_stop" else []
+    begun = Module()
+    fit(begun, tmp_path, *callbacks, **options.get(way, {}))
+    assert begun.losses == whole.losses[:stop]
+    (file,) = tmp_path.rglob("*.ckpt")
+    rest = Module()
+    trainer = fit(rest, tmp_path / "rest", checkpoint=file)
+    assert rest.losses == whole.losses[stop:]
+    assert equal(rest, whole)
+    assert (trainer.global_step, trainer.current_epoch) == (WHOLE, EPOCHS)
+    assert rest.validated == [step for step in whole.validated if step > stop]
+
+
+@pytest.mark.parametrize("saver", ["epochs", "steps", "within"])
+def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path, whole, saver):
+    every = {"save_top_k": -1} | ({"every_n_train_steps": 1} if saver == "steps" else {})
     with pytest.raises(InterruptedError):
-        fit(Killed(), tmp_path / "killed", *callbacks)
-    assert max(saved_steps(tmp_path / "killed" / "checkpoints")) == newest
-    (checkpoint,) = (tmp_path / "killed" / "checkpoints").iterdir()
-    for start, file in ((newest, checkpoint), (LATER, tmp_path / "killed" / "within.ckpt")):
+        fit(Killed(), tmp_path, ModelCheckpoint(tmp_path / "saved", **every))
+    files = {9: tmp_path / "within.ckpt"}
+    if saver != "within":
+        files = {torch.load(file)["global_step"]: file for file in (tmp_path / "saved").iterdir()}
+        assert sorted(files) == (list(range(1, 17)) if saver == "steps" else [3, 6, 9, 12, 15])
+    for step in sorted(files)[-2:]:
         rest = Module()
-        fit(rest, tmp_path / f"rest-{start}", checkpoint=file)
-        assert rest.losses == whole.losses[start:]
-        assert rest.validated == [WHOLE]
+        trainer = fit(rest, tmp_path / f"rest-{step}", checkpoint=files[step])
+        assert rest.losses == whole.losses[step:]
+        assert equal(rest, whole)
+        assert (trainer.global_step, trainer.current_epoch) == (WHOLE, EPOCHS)
+
+
+class Unfreeze(BaseFinetuning):
+    """Callback that trains the first layer from the third epoch on, as Lightning's docs show."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 2:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, train_bn=True)
+
+
+class Average(WeightAveraging):
+    """Callback that averages the weights after each epoch from the third on."""
+
+    def should_update(self, step_idx=None, epoch_idx=None):
+        return epoch_idx is not None and epoch_idx >= 2
+
+
+class Head(Module):
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.0)
+
+
+def test_callbacks_act_by_epochs(tmp_path):
+    start = Module().net[0].weight
+    module = Head()
+    trainer = fit(module, tmp_path, Unfreeze())
+    assert not torch.equal(module.net[0].weight, start)
+    first, added = (group["lr"] for group in trainer.optimizers[0].param_groups)
+    assert added == pytest.approx(first / 10), "Lightning gives new layers a tenth of the rate"
+    averaged = Module()
+    fit(averaged, tmp_path, Average())
+    assert not torch.equal(averaged.net[0].weight, start)
+
+
+class Manual(Module):
+    """Module that steps two optimizers itself, and leaves out every fourth iteration."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        if batch["iteration"] % 4 != 3:
+            for optimizer in self.optimizers():
+                optimizer.step()
+
+    def configure_optimizers(self):
+        layers = self.net[0], self.net[4]
+        return [torch.optim.SGD(layer.parameters(), lr=0.0) for layer in layers]
+
+
+def test_several_optimizers_and_skipped_steps_are_resumed(tmp_path):
+    whole, begun, rest = Manual(), Manual(), Manual()
+    fit(whole, tmp_path / "whole")
+    fit(begun, tmp_path / "begun", Stop(12))  # after 8 iterations, of which two were left out
+    assert len(begun.losses) == 7
+    (file,) = (tmp_path / "begun").rglob("*.ckpt")
+    fit(rest, tmp_path / "rest", checkpoint=file)
+    assert [*begun.losses, *rest.losses] == whole.losses
+    assert equal(rest, whole)

@@ -23,6 +23,7 @@ from multigrid import (
     make_schedule,
     network_input,
 )
+from multigrid.micro_batches import divide
 from tests.multigrid.clips import Clips
 
 VIDEOS = 60
@@ -59,7 +60,7 @@ def train(schedule: Schedule, parts: int) -> tuple[list[Tensor], dict[str, Tenso
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     training = Training(schedule, model, optimizer, accumulation_steps=parts)
     gradients = list[Tensor]()
-    for batch in training.loader(Clips(VIDEOS)):
+    for batch in training.batches(training.loader(Clips(VIDEOS))):
         training.begin(batch)
         optimizer.zero_grad()
         for micro in training.micro_batches(batch):
@@ -167,3 +168,15 @@ def test_a_mini_batch_that_was_not_divided_is_not_stepped_on():
     next(training.micro_batches(batch))
     with pytest.raises(ValueError, match=r"Iterate over training.micro_batches\(batch\)"):
         optimizer.step()
+
+
+def test_buffers_that_no_forward_changes_keep_their_exact_values():
+    """A constant may be infinite, as in a mask. Running means of equal halves are their mean."""
+    model = nn.Module()
+    model.register_buffer("constant", torch.tensor([0.229, -torch.inf]))
+    model.register_buffer("running", torch.tensor([1.0]))
+    for _ in range(50):
+        for number, _ in enumerate(divide({"x": torch.zeros(6, 1)}, 6, 2, 3, model)):
+            model.running.add_(3 * number)  # 0, 3 and 6
+    assert model.constant.tolist() == torch.tensor([0.229, -torch.inf]).tolist()
+    assert model.running.item() == pytest.approx(1 + 50 * 3)

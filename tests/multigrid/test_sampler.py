@@ -69,6 +69,8 @@ def test_a_sampler_can_start_at_any_iteration(schedule, trained):
     again = MultigridBatchSampler(schedule, SEED, 1, 2, start=trained)
     assert list(again) == whole[trained:]
     assert len(again) == len(whole) - trained
+    with pytest.raises(ValueError, match="start is 1000, but the schedule has"):
+        MultigridBatchSampler(schedule, SEED, start=1000)
 
 
 # With a loader.
@@ -93,6 +95,9 @@ def test_a_networks_input_has_channels_first_and_is_mirrored_where_it_is_to_be()
     clips[..., 0] = torch.arange(0, 120, 20).view(2, 1, 1, 3)
     found = network_input({"clips": clips, "flips": torch.tensor([False, True])}, (0.0, 0, 0.4))
     assert found.shape == (2, 3, 1, 1, 3)
+    assert found.is_contiguous()
+    with pytest.raises(ValueError, match=r"multigrid\.collate.* but got \['clip'\]"):
+        network_input({"clip": clips})
     red = found[:, 0].flatten() * 0.225 * 255
     assert red.tolist() == pytest.approx([0, 20, 40, 100, 80, 60], abs=1e-3)
     assert found[:, 2].flatten().tolist() == pytest.approx([0] * 6, abs=1e-6)

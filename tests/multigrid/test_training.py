@@ -6,6 +6,7 @@ import copy
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,13 +75,13 @@ def test_what_does_not_train_needs_no_begin():
 
 def test_once_the_training_has_ended_model_and_optimizer_are_free():
     training = new_training()
-    for batch in training.loader(Clips(VIDEOS)):
+    for batch in training.batches(training.loader(Clips(VIDEOS))):
         training.begin(batch)
         training.optimizer.step()
     training.model(clip_of(batch)).sum().backward()
     training.optimizer.step()
     with pytest.warns(UserWarning, match="the training is complete"):
-        assert list(training.loader(Clips(VIDEOS))) == []
+        assert list(training.batches(training.loader(Clips(VIDEOS)))) == []
 
 
 def test_a_model_whose_batchnorm_is_not_converted_is_refused():
@@ -114,7 +115,7 @@ class Answers(Clips):
     ("dataset", "message"),
     [
         (Indexed(VIDEOS), r"Indexed.__getitem__\(ClipRequest.*must accept a ClipRequest"),
-        (Subset(Indexed(VIDEOS), range(VIDEOS)), "Subset.*must accept a ClipRequest"),
+        (Subset(Indexed(VIDEOS), range(VIDEOS)), "Indexed.*must accept a ClipRequest"),
         (Answers(lambda item: (item["clip"], item["label"])), "a tuple"),
         (Answers(lambda item: item | {"clip": item["clip"] / 255}), "float64"),
         (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), r"\(1, 1, 4, 3\).* 1 frames"),
@@ -160,13 +161,26 @@ def test_modules_that_follow_the_grid_are_told_coverage_but_at_the_baselines_own
         assert training.model.told.coverage is (None if is_fine else coverage)
 
 
-def test_a_state_of_another_training_is_refused():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_videos": VIDEOS + 4}, "checksum of the phases"),
+        ({"learning_rate": SteppedRate((6.0, 8.0), (0.2, 0.02))}, "checksum of the learning rates"),
+        ({"batch_rate_rule": "sqrt"}, "checksum of the learning rates"),
+        ({"bn_size": 4}, "checksum of the BN group sizes"),
+        ({"seed": 6}, "has seed 5, but this training has seed 6"),
+    ],
+)
+def test_a_state_of_another_training_is_refused(change, message):
     state = new_training().state_dict()
-    other = make_schedule(SCHEDULE.base, VIDEOS + 4, SCHEDULE.learning_rate, CYCLES, bn_size=2)
-    with pytest.raises(ValueError, match="the state has checksum of the phases"):
-        new_training(schedule=other).load_state_dict(state)
-    with pytest.raises(ValueError, match="has seed 5, but this training has seed 6"):
-        new_training(seed=6).load_state_dict(state)
+    seed = change.pop("seed", SEED)
+    given = {"num_videos": VIDEOS, "learning_rate": SCHEDULE.learning_rate, "bn_size": 2}
+    rate = {"learning_rate": SteppedRate((6.0, 8.0), (0.1, 0.01))}
+    other = make_schedule(SCHEDULE.base, cycles=CYCLES, **given | rate | change)
+    with pytest.raises(ValueError, match=message):
+        new_training(seed, other).load_state_dict(state)
+    with pytest.raises(ValueError, match="is at iteration 1000, but"):
+        new_training().load_state_dict(state | {"iteration": 1000})
 
 
 def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
@@ -184,15 +198,31 @@ def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
     assert scheduler.get_last_lr() == [step.lr, step.lr / 2], "the last rate is kept"
 
 
-@pytest.mark.parametrize("batch", [{"iteration": 1}, 3, {"clips": 0}])
-def test_a_mini_batch_that_is_not_the_next_is_refused(batch):
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"iteration": 1}, "but iteration 2 is next"),
+        (3, "but iteration 2 is next"),
+        ({"clips": 0}, "a mini-batch without the key"),
+        ((0, 1), r"a tuple without the key .* training.begin\(training.iteration\)"),
+        ({"iteration": torch.tensor([2, 3])}, "without the key"),
+    ],
+)
+def test_a_mini_batch_that_is_not_the_next_is_refused(batch, message):
     training = new_training()
     training.begin(0)
     training.begin(1)
-    with pytest.raises(ValueError, match="but iteration 2 is next"):
+    with pytest.raises(ValueError, match=message):
         training.begin(batch)
     with pytest.raises(ValueError, match="model and optimizer"):
         Training(SCHEDULE).begin(0)
+
+
+def test_an_index_may_be_any_integer():
+    training = new_training()
+    for batch in (np.int64(0), torch.tensor(1), {"iteration": torch.tensor([2, 2])}):
+        training.begin(batch)
+    assert training.iteration == 3
 
 
 def test_a_data_set_of_another_length_is_refused():

@@ -54,7 +54,7 @@ def train(training, model=None, optimizer=None, after=lambda step: None, stop=No
     """Train as the README's loop does."""
     model = model or training.model
     optimizer = optimizer or training.optimizer
-    for batch in islice(training.loader(Clips(VIDEOS)), stop):
+    for batch in islice(training.batches(training.loader(Clips(VIDEOS))), stop):
         step = training.begin(batch)
         loss = loss_of(model, batch)
         optimizer.zero_grad()
@@ -76,7 +76,7 @@ def silent() -> None:
 
 
 def accumulate(training: Training, every: int, scaler: torch.amp.GradScaler) -> None:
-    for batch in training.loader(Clips(VIDEOS)):
+    for batch in training.batches(training.loader(Clips(VIDEOS))):
         training.begin(batch)
         scaler.scale(loss_of(training.model, batch) / every).backward()
         if training.iteration % every == 0:
@@ -99,7 +99,7 @@ def test_gradients_accumulated_over_iterations_are_noticed(every, scales):
 def test_steps_that_a_scaler_skips_are_not_missing():
     training = new_training()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for batch in training.loader(Clips(VIDEOS)):
+    for batch in training.batches(training.loader(Clips(VIDEOS))):
         step = training.begin(batch)
         training.optimizer.zero_grad()
         scaler.scale(loss_of(training.model, batch)).backward()
@@ -116,6 +116,126 @@ def test_a_loop_that_steps_another_optimizer_is_warned(copies_model):
     model = copy.deepcopy(training.model) if copies_model else training.model
     with pytest.warns(UserWarning, match="the model and the optimizer that the loop trains"):
         train(training, model, SGD(model.parameters(), lr=0.1))
+
+
+# Skipped steps, and what a saved state counts.
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("zeroes", ["next", "at once"])
+def test_a_loop_may_skip_steps(zeroes):
+    training = new_training()
+    optimizer = training.optimizer
+    for batch in training.batches(training.loader(Clips(VIDEOS))):
+        step = training.begin(batch)
+        loss = loss_of(training.model, batch)
+        if zeroes == "next":
+            optimizer.zero_grad()
+        loss.backward()
+        if step.iteration % 4:
+            training.skip()
+            if not training.is_complete:
+                with pytest.raises(ValueError, match=r"Call training.begin\(batch\)"):
+                    optimizer.step()
+        else:
+            optimizer.step()
+        assert training.state_dict()["iteration"] == step.iteration + 1
+        if zeroes == "at once":
+            optimizer.zero_grad()
+
+
+def test_a_state_counts_the_iterations_that_were_trained():
+    """A skipped step counts, once the loop has said so or thrown the gradients away."""
+    training = new_training()
+    model, optimizer = training.model, training.optimizer
+    counts = list[int]()
+
+    def save() -> None:
+        counts.append(training.state_dict()["iteration"])
+
+    batches = training.batches(training.loader(Clips(VIDEOS)))
+    save()
+    for act in ("step", "zero", "inf", "skip", "nothing"):
+        batch = next(batches)
+        training.begin(batch)
+        save()
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        save()
+        if act == "step":
+            optimizer.step()
+        elif act == "zero":
+            optimizer.zero_grad()
+        elif act == "inf":
+            model[0].weight.grad[0] = torch.inf
+        elif act == "skip":
+            training.skip()
+        save()
+    training.begin(next(batches))
+    save()
+    assert counts == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5]
+
+
+def test_a_step_that_calls_no_hooks_counts_if_it_changes_the_weights():
+    """So does a step that torch.compile has compiled."""
+    training = new_training(optimizer=AdamW)
+    step = AdamW.step.__wrapped__  # without the hooks
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the (training ends|baseline has|linear rule)")
+        for batch in islice(training.batches(training.loader(Clips(VIDEOS))), 6):
+            training.begin(batch)
+            training.optimizer.zero_grad()
+            loss_of(training.model, batch).backward()
+            step(training.optimizer)
+            assert training.state_dict()["iteration"] == training.iteration
+
+
+# Several optimizers.
+
+
+@pytest.mark.usefixtures("silent")
+def test_several_optimizers_share_a_schedule_each_with_its_rate_and_rule():
+    """The first shape has 8 times the clips, so the rates are 0.8 and 0.1 · √8 / 100."""
+    model = new_model()
+    head = {"params": [*model[5].parameters()], "lr_scale": 0.01, "batch_rate_rule": "sqrt"}
+    optimizers = [SGD(model[:3].parameters(), lr=0.0), AdamW([head])]
+    training = Training(SCHEDULE, model, optimizers, seed=3)
+    for batch in training.batches(training.loader(Clips(VIDEOS))):
+        step = training.begin(batch)
+        rates = [one.param_groups[0]["lr"] for one in optimizers]
+        if step.iteration == 0:
+            assert rates == pytest.approx([0.8, 0.001 * 8**0.5])
+        assert rates == pytest.approx([step.lr, 0.01 * step.lr / step.growth**0.5])
+        loss = loss_of(model, batch)
+        for one in optimizers:
+            one.zero_grad()
+        loss.backward()
+        for one in optimizers:
+            one.step()
+            assert training.state_dict()["iteration"] == step.iteration + 1
+        if not training.is_complete:
+            with pytest.raises(ValueError, match=r"Call training.begin\(batch\)"):
+                optimizers[1].step()
+    assert {step.growth for step in SCHEDULE.steps()} == {1, 2, 4, 8}
+
+
+def test_a_parameter_that_no_optimizer_has_is_named():
+    model = new_model()
+    training = Training(SCHEDULE, model, SGD(model[:3].parameters(), lr=0.0))
+    with pytest.warns(UserWarning, match=r"parameters 5\.weight, 5\.bias \(2 in all\)"):
+        training.begin(0)
+    with pytest.raises(ValueError, match="the optimizer is a str"):
+        Training(SCHEDULE, model, ["sgd"]).begin(0)
+
+
+def test_a_rate_in_a_tensor_stays_in_the_tensor():
+    model = new_model()
+    rate = torch.tensor(0.0)
+    training = Training(SCHEDULE, model, SGD(model.parameters(), lr=rate))
+    training.begin(0)
+    assert training.optimizer.param_groups[0]["lr"] is rate
+    assert rate == pytest.approx(0.8)
 
 
 # Evaluation mode.
@@ -155,6 +275,7 @@ def test_parts_in_evaluation_mode_on_purpose_pass_without_a_word(part):
     elif part == "backbone":
         model.backbone.requires_grad_(False)
     else:
+        model.backbone.requires_grad_(False)
         trained = model.head
     train(Training(SCHEDULE, model, SGD(trained.parameters(), lr=0.0)))
 
@@ -194,11 +315,14 @@ def test_the_scheduler_of_the_schedule_beside_begin_passes_without_a_word():
     train(training, after=lambda _: scheduler.step())
 
 
-class Tuned(AdamW):
-    """Optimizer of a user."""
+class Muon(torch.optim.Optimizer):
+    """Optimizer that is not in torch."""
+
+    def __init__(self, params, lr) -> None:
+        super().__init__(params, {"lr": lr})
 
 
-@pytest.mark.parametrize("optimizer", [AdamW, Tuned])
+@pytest.mark.parametrize("optimizer", [AdamW, Muon])
 def test_the_linear_rule_is_warned_of_with_adaptive_optimizers(optimizer):
     """PAPER has 8 times the clips in its first shape."""
     with pytest.warns(UserWarning, match="by up to 8, .* batch_rate_rule=.sqrt"):
@@ -231,7 +355,7 @@ def test_a_training_resumes_from_any_step_and_is_complete_after_the_loop():
 def accumulate_prepared(accelerator: Accelerator) -> None:
     training = new_training()
     network, training.optimizer = accelerator.prepare(training.model, training.optimizer)
-    for batch in training.loader(Clips(VIDEOS)):
+    for batch in training.batches(training.loader(Clips(VIDEOS))):
         training.begin(batch)
         with accelerator.accumulate(network):
             accelerator.backward(loss_of(network, batch))

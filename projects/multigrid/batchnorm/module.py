@@ -117,7 +117,7 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Update the running statistics with the groups' average mean and variance, (C,)."""
-        if self.num_batches_tracked is None:
+        if self.num_batches_tracked is None or not self.track_running_stats:
             return
         self.num_batches_tracked.add_(1)
         # As in nn.BatchNorm3d, a momentum of None means a cumulative average.
@@ -203,7 +203,15 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
     Args:
         model: The model, after `convert_batchnorm`.
         group_size: Clips per group, or None for all clips of a process.
+
+    Raises:
+        ValueError: `group_size` is below 1.
     """
+    if group_size is not None and group_size < 1:
+        raise MultigridError(
+            f"group_size is {group_size}, but must be at least 1 clip, or None for all clips of a "
+            "process"
+        )
     norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm3d)]
     for norm in norms:
         norm.group_size = group_size

@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BatchSizeFinder,
-    EarlyStopping,
+    GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from lightning.pytorch.utilities import rank_zero_info
-from torch.optim import Optimizer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import average_running_stats
 from multigrid.contract import refuse
+from multigrid.epochs import EpochLoader
 from multigrid.sampler import Batch, MultigridBatchSampler
 from multigrid.schedule import Schedule
 from multigrid.training import Training
 
-_ONE_EPOCH = "for Lightning, the whole training is one epoch"
-_BY_STEPS = "Pass val_check_interval=N to the Trainer, where N is a number of iterations"
-_UNSUITABLE = (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
-"""Callbacks that act by epochs, or change the batch size or the learning rate."""
+_CHANGES_RATE = (BackboneFinetuning, LearningRateFinder, StochasticWeightAveraging)
+"""Callbacks that set learning rates."""
+
+_CHANGES_BATCH = (BatchSizeFinder, GradientAccumulationScheduler)
+"""Callbacks that change the number of clips of an optimizer step."""
+
+_DEFAULT_EPOCHS = 1000
+"""Lightning's max_epochs if the user gives none."""
 
 
-class _WholeLoader(DataLoader[Batch]):
-    """Data loader whose length is the number of iterations in the whole training.
+class _LightningLoader(EpochLoader):
+    """Data loader that Lightning can resume within an epoch.
 
-    The length does not change when a training resumes. Lightning counts mini-batches from the start
-    of the training, so it would stop too early if the length were the number of remaining
-    iterations. The loader has no state of its own, because the callback saves the iteration.
+    Lightning requires a state for this. The loader's is empty, because the callback saves the
+    iteration.
     """
 
     training: Training
@@ -54,14 +53,8 @@ class _WholeLoader(DataLoader[Batch]):
         )
         yield from super().__iter__()
 
-    def __len__(self) -> int:
-        return self.training.schedule.iterations
-
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state.
-
-        Lightning resumes within an epoch only if the loader has this method.
-        """
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -74,18 +67,15 @@ class MultigridCallback(Callback):
         multigrid = MultigridCallback(schedule)
         module.train_dataloader = lambda: multigrid.loader(dataset, num_workers=4)
         Trainer(
-            max_epochs=1,
-            use_distributed_sampler=False,
-            val_check_interval=1000,
-            callbacks=[multigrid, ModelCheckpoint(every_n_train_steps=1000)],
+            max_epochs=multigrid.epochs, use_distributed_sampler=False, callbacks=[multigrid]
         ).fit(module)
 
-    For Lightning, the whole training is one epoch. It can be resumed from Lightning's checkpoints,
-    also within the epoch. The callback sets the learning rates, so `configure_optimizers` must not
-    return a scheduler. Unless checkpoints are turned off by `enable_checkpointing=False`, the
-    callback saves the last iteration. Without a `ModelCheckpoint` by steps or time, it adds one
-    that saves about once per pass over the data set. It validates after the last iteration. It
-    averages the running statistics of BN over the devices in each iteration.
+    The epochs are those of `Training`: equal shares of the iterations, about as long as a pass over
+    the data. Callbacks and settings by epochs or by steps work as usual. A training can be stopped
+    at any time and resumed from Lightning's checkpoints, also within an epoch. The callback sets
+    the learning rates, so `configure_optimizers` must not return a scheduler. It saves the last
+    iteration if the Trainer saves checkpoints. It averages the running
+    statistics of BN over the devices in each iteration.
 
     Args:
         schedule: The schedule to train.
@@ -94,19 +84,21 @@ class MultigridCallback(Callback):
 
     def __init__(self, schedule: Schedule, seed: int = 0) -> None:
         self.training = Training(schedule, seed=seed)
-        self._trainer: Trainer | None = None
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of the schedule, for `Trainer(max_epochs=...)`."""
+        return self.training.epochs
 
     def loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Batch]:
         """Return the data loader for `train_dataloader`.
 
         The arguments are those of `Training.loader`.
         """
-        loader = self.training.loader(dataset, loader=_WholeLoader, **options)
-        loader.training = self.training
-        return loader
+        return self.training.loader(dataset, loader=_LightningLoader, **options)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Store the module, check the Trainer, and add a ModelCheckpoint if needed.
+        """Store the module, and check the Trainer.
 
         Lightning calls this before it creates the data loaders.
 
@@ -115,16 +107,14 @@ class MultigridCallback(Callback):
                 message says what to change.
         """
         self.training.model = pl_module
-        self._trainer = trainer
         if stage == "fit":
-            _check_trainer(trainer, self.training.schedule.iterations)
-            _save_by_steps(trainer, self.training.schedule)
+            _check_trainer(trainer, self.training)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the loader and the optimizers agree with the schedule.
+        """Check that the loader agrees with the schedule, and store the optimizers.
 
         Raises:
-            ValueError: One does not agree. The message says what to change.
+            ValueError: The loader does not agree. The message says what to change.
         """
         lightning: Any = trainer
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
@@ -134,23 +124,26 @@ class MultigridCallback(Callback):
             "sampler. Return multigrid.loader(...) from train_dataloader, and pass "
             "use_distributed_sampler=False to the Trainer",
         )
-        is_whole = lightning.num_training_batches == self.training.schedule.iterations
+        is_whole = lightning.num_training_batches == self.training.epoch_iterations
         refuse(  # overfit_batches sets this limit, too.
             not (is_whole or lightning.fast_dev_run),
-            "limit_train_batches and overfit_batches would end the training before the end of the "
-            "schedule. Leave them out. For a shorter training, pass a shorter learning rate to "
-            "make_schedule",
+            "limit_train_batches and overfit_batches would leave out iterations of the schedule. "
+            "Leave them out. For a shorter training, pass a shorter learning rate to "
+            "make_schedule, or max_epochs or max_steps to the Trainer",
         )
+        trained = lightning.fit_loop.epoch_loop.batch_progress.total.processed
         refuse(
-            self.training.iteration != trainer.global_step,
+            self.training.iteration > 0 and trained == 0,
             "the callback was already used for a training. Create a new callback for each fit",
         )
-        refuse(
-            len(trainer.optimizers) != 1,
-            "the schedule sets the learning rates of a single optimizer. Return a single optimizer "
-            "from configure_optimizers",
-        )
-        self.training.optimizer = trainer.optimizers[0]
+        self.training.optimizer = trainer.optimizers
+        self.on_train_epoch_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell Lightning the number of iterations in the last epoch, which may be shorter."""
+        length = self.training.epoch_iterations
+        left = self.training.schedule.iterations - trainer.current_epoch * length
+        trainer.fit_loop.max_batches = min(trainer.fit_loop.max_batches, left)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -173,37 +166,37 @@ class MultigridCallback(Callback):
         )
         self.training.begin(batch)
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
-        """Average the running statistics of BN over the devices.
-
-        The model is then right whenever it is evaluated or saved. DDP's broadcast of the buffers of
-        rank 0 changes nothing, because they are equal on all ranks.
-        """
-        average_running_stats(pl_module)
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop after the last iteration. Lightning then validates, for any validation interval."""
-        iterations = self.training.schedule.iterations
-        if trainer.max_steps >= 0:
-            iterations = min(iterations, trainer.max_steps)
-        if self.training.iteration == iterations:
+        """End the iteration, average the running statistics of BN, and stop after the last one.
+
+        The module may have skipped the optimizer step. The model is right whenever it is evaluated
+        or saved. DDP's broadcast of the buffers of rank 0 changes nothing, because they are equal
+        on all ranks. After a stop, Lightning validates, for any val_check_interval.
+        """
+        self.training.skip()
+        average_running_stats(pl_module)
+        is_last = 0 <= trainer.max_steps <= trainer.global_step
+        if self.training.is_complete or is_last:
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Save the last iteration if no other callback has saved it.
+        """Save the last iteration if no ModelCheckpoint has saved it.
 
         This replaces the file of `ModelCheckpoint(save_last=True)` if there is one.
         """
         step = trainer.global_step
         savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
         is_saved = any(saver._last_global_step_saved == step for saver in savers)
-        if savers and not is_saved and not trainer.fast_dev_run:
-            last = [saver.last_model_path for saver in savers if saver.last_model_path]
-            trainer.save_checkpoint((*last, f"{savers[0].dirpath}/multigrid-step={step}.ckpt")[0])
+        if not trainer.checkpoint_callbacks or is_saved or trainer.fast_dev_run:
+            return
+        last = [saver.last_model_path for saver in savers if saver.last_model_path]
+        folders = [
+            getattr(one, "dirpath", None) for one in (*savers, *trainer.checkpoint_callbacks)
+        ]
+        folder = next(filter(None, folders), Path(trainer.default_root_dir, "checkpoints"))
+        trainer.save_checkpoint((*last, f"{folder}/multigrid-step={step}.ckpt")[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training, as returned by `Training.state_dict`.
@@ -211,56 +204,76 @@ class MultigridCallback(Callback):
         Lightning may save within an iteration, for example when an exception is raised or a SLURM
         job is requeued. A resumed training then repeats this iteration.
         """
-        state = self.training.state_dict()
-        return state if self._trainer is None else {**state, "iteration": self._trainer.global_step}
+        return self.training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the training with `Training.load_state_dict`."""
         self.training.load_state_dict(state_dict)
 
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Let Lightning resume in the epoch and at the mini-batch of the saved iteration.
 
-def _check_trainer(trainer: Any, iterations: int) -> None:
-    """Raise ValueError if the Trainer or a callback conflicts with the schedule."""
-    refuse(
-        trainer.max_epochs != 1 and trainer.max_steps not in range(iterations + 1),
-        f"{_ONE_EPOCH}. Pass max_epochs=1 to the Trainer",
-    )
-    refuse(
-        trainer.check_val_every_n_epoch not in (None, 1),
-        f"{_ONE_EPOCH}, so check_val_every_n_epoch={trainer.check_val_every_n_epoch} would never "
-        f"validate. {_BY_STEPS}",
-    )
-    refuse(
-        trainer.reload_dataloaders_every_n_epochs != 0,
-        f"{_ONE_EPOCH}, so reload_dataloaders_every_n_epochs has no effect. Leave it out",
-    )
+        Lightning counts an epoch that was stopped early as a whole one, and would start the next.
+
+        Raises:
+            ValueError: The checkpoint was saved without this callback.
+        """
+        state = checkpoint.get("callbacks", {}).get(self.state_key)
+        refuse(
+            state is None and trainer.training,
+            "the checkpoint was saved without MultigridCallback, so it does not tell where the "
+            "training continues. To start from its weights, load them into the module",
+        )
+        if state is not None and "loops" in checkpoint:
+            _place_loops(checkpoint["loops"]["fit_loop"], state["iteration"], self.training)
+
+
+def _place_loops(loops: dict[str, Any], iteration: int, training: Training) -> None:
+    """Change the saved progress of Lightning's loops, if it does not agree with an iteration."""
+    epoch, batch = divmod(iteration, training.epoch_iterations)
+    epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
+    is_over = epochs["current"]["ready"] == epochs["current"]["processed"]
+    agrees = epochs["current"]["processed"] == epoch and batches["current"]["processed"] == batch
+    if iteration == training.schedule.iterations or (batch == 0 and not is_over):
+        return
+    if batch == 0 or not agrees:
+        for progress in (epochs["total"], epochs["current"]):
+            progress.update(processed=epoch, completed=epoch)
+            progress.update(dict.fromkeys(("ready", "started"), epoch + (batch > 0)))
+        counted = ("ready", "started", "processed", "completed")
+        batches["total"].update(dict.fromkeys(counted, iteration))
+        batches["current"].update(dict.fromkeys(counted, batch))
+        batches["is_last_batch"] = False
+        loops["epoch_loop.state_dict"]["_batches_that_stepped"] = iteration
+
+
+def _check_trainer(trainer: Any, training: Training) -> None:
+    """Raise ValueError if a callback conflicts with the schedule. Warn of another max_epochs."""
     for callback in trainer.callbacks:
-        by_epochs = isinstance(callback, ModelCheckpoint) and (callback.every_n_epochs or 0) > 1
-        at_the_end = isinstance(callback, EarlyStopping) and (
-            callback._check_on_train_epoch_end or trainer.val_check_interval == 1.0
+        name = type(callback).__name__
+        refuse(
+            isinstance(callback, _CHANGES_RATE),
+            f"{name} sets learning rates, as the schedule does. Leave it out. To unfreeze layers, "
+            'use a subclass of BaseFinetuning, and set the "lr_scale" of the new parameter group '
+            "for another learning rate. To average weights, use WeightAveraging",
         )
         refuse(
-            by_epochs or at_the_end or isinstance(callback, _UNSUITABLE),
-            f"{_ONE_EPOCH}, and the schedule sets batch size and learning rate, so "
-            f"{type(callback).__name__} cannot act as it should. Leave it out, or let it act by "
-            f"steps, as ModelCheckpoint(every_n_train_steps=N). {_BY_STEPS}, so that callbacks act "
-            "after validations",
+            isinstance(callback, _CHANGES_BATCH),
+            f"{name} changes the number of clips of an optimizer step, as the schedule does. Leave "
+            "it out, and pass another batch to make_schedule",
         )
-
-
-def _save_by_steps(trainer: Any, schedule: Schedule) -> None:
-    """Add a ModelCheckpoint if no other saves by steps or time, unless checkpoints are off."""
-    savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-    # A saver that monitors a metric waits for a validation.
-    if not savers or any(one.every_n_epochs == 0 and one.monitor is None for one in savers):
+    epochs, given = training.epochs, trainer.max_epochs
+    if given is None or given in (-1, _DEFAULT_EPOCHS, epochs) or trainer.max_steps >= 0:
         return
-    interval = max(1, round(schedule.iterations / schedule.epochs))
-    trainer.callbacks.append(
-        ModelCheckpoint(
-            savers[0].dirpath, filename="multigrid-{step}", every_n_train_steps=interval
+    if given < epochs:
+        rank_zero_warn(
+            f"max_epochs={given} stops the training before the {epochs} epochs of the schedule "
+            f"end. Pass max_epochs={epochs}, or resume the training later",
         )
-    )
-    rank_zero_info(
-        f"{_ONE_EPOCH}. A checkpoint is saved every {interval} iterations. For another interval, "
-        "pass ModelCheckpoint(every_n_train_steps=N) to the Trainer."
-    )
+    else:
+        rank_zero_warn(
+            f"max_epochs={given}, but the schedule has {epochs} epochs, after which the training "
+            "ends. For a longer training, pass a longer learning rate to make_schedule",
+        )

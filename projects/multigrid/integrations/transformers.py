@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 from warnings import warn
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from multigrid.batchnorm import average_running_stats
 from multigrid.contract import refuse
@@ -23,6 +34,12 @@ from multigrid.schedule import Schedule
 from multigrid.training import Training
 
 check_transformers()
+
+_IDENTITY = "multigrid.json"
+"""File of a checkpoint with the state of the training."""
+
+_TRAINED = "multigrid_trained.pt"
+"""File of a checkpoint with the trained weights of a model with adapters."""
 
 _KEYS_OF_BEGIN = ("iteration", "coverage")
 """Keys of a mini-batch that are passed to `Training.begin`, not to the model."""
@@ -37,6 +54,7 @@ _NO_EFFECT = (
     "train_sampling_strategy",
     "auto_find_batch_size",
     "dataloader_drop_last",
+    "ignore_data_skip",
 )
 """Training arguments that the schedule replaces."""
 
@@ -111,15 +129,34 @@ class _ResumableLR(MultigridLR):
         super().load_state_dict(state)
 
 
+class _Epochs(TrainerCallback):
+    """Callback that tells the loader where an epoch starts, and the Trainer's state where it is."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Let the loader start at the iteration that the Trainer has reached."""
+        self.training.iteration = state.global_step
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Count epochs from the start of the training, also in a resumed epoch."""
+        state.epoch = state.global_step / self.training.epoch_iterations
+
+
 class MultigridTrainer(Trainer):
     """Trainer of transformers that trains with a multigrid schedule.
 
     The schedule sets the mini-batches, the learning rates and the size of BN groups. Training
-    arguments for these, such as num_train_epochs and learning_rate, have no effect. For the
-    Trainer, the whole training is one epoch, so evaluate, save and log by steps. The Trainer also
-    evaluates and saves after the last step. A training can be resumed from the Trainer's
-    checkpoints, also within an epoch. The running statistics of BN are averaged over the processes
-    in each step.
+    arguments for these, such as num_train_epochs and learning_rate, have no effect. The epochs are
+    those of `Training.epochs`, so evaluate, save and log by epochs or by steps. A training can be
+    resumed from the Trainer's checkpoints, also within an epoch, without reading earlier clips
+    again. The weights are restored whole, or an error is raised. The running statistics of BN are
+    averaged over the processes in each step.
 
     Args:
         schedule: The schedule to train.
@@ -151,23 +188,20 @@ class MultigridTrainer(Trainer):
             "nn.DataParallel is not supported. Start one process per GPU with torchrun",
         )
         refuse(
-            args.ignore_data_skip,
-            "with ignore_data_skip, a resumed training would repeat clips. Leave it out",
-        )
-        refuse(
-            "epoch" in (args.eval_strategy, args.save_strategy, args.logging_strategy),
-            "for the Trainer, the whole training is one epoch, so eval_strategy, save_strategy or "
-            "logging_strategy 'epoch' would act only at its end. Use 'steps', and eval_steps, "
-            "save_steps or logging_steps",
+            (options.get("optimizers") or (None, None))[1] is not None,
+            "the schedule sets the learning rates, so a scheduler would have no effect. Pass "
+            "optimizers=(optimizer, None), and the learning rate to make_schedule",
         )
         defaults = {field.name: field.default for field in fields(TrainingArguments)}
         if unused := [name for name in _NO_EFFECT if getattr(args, name) != defaults[name]]:
             warn(f"{', '.join(unused)} have no effect. The schedule replaces them", stacklevel=2)
         args.max_steps = schedule.iterations
+        args.ignore_data_skip = True  # The loader starts at the right iteration.
         args.remove_unused_columns = False
         super().__init__(**options | {"args": args, "data_collator": own_collator or video_inputs})
         seed = args.data_seed if args.data_seed is not None else args.seed
         self.training = Training(schedule, self.model, seed=seed)
+        self.callback_handler.callbacks.insert(0, _Epochs(self.training))
         name = getattr(self.model, "main_input_name", "")
         if own_collator is None and name.startswith("pixel_values"):
             processor = options.get("processing_class")
@@ -175,10 +209,7 @@ class MultigridTrainer(Trainer):
             self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Return a data loader of all mini-batches.
-
-        When a training resumes, the Trainer skips the mini-batches that were already trained.
-        """
+        """Return a data loader of which one `iter()` is one epoch."""
         self.training.iteration = 0
         # The optimizer of an earlier `train` is accelerate's wrapper, which has no hooks.
         self.training.optimizer = None
@@ -227,26 +258,94 @@ class MultigridTrainer(Trainer):
         taken = {name: value for name, value in inputs.items() if name not in _KEYS_OF_BEGIN}
         return super().prediction_step(model, taken, *arguments, **options)
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save the model as the base class does, and what a checkpoint needs to be resumed.
+
+        For a model with adapters, save_pretrained saves the adapters alone. Other trained weights,
+        such as those of a new head, would be lost.
+        """
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir or ".")
+        if not (self.args.should_save and folder.name.startswith(PREFIX_CHECKPOINT_DIR)):
+            return
+        (folder / _IDENTITY).write_text(json.dumps(self.training.state_dict()))
+        model: Any = self.model
+        if getattr(model, "peft_config", None) is not None:
+            torch.save(_trained_tensors(model), folder / _TRAINED)
+
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        """Load a checkpoint, also if its tensors have older names.
+        """Load the weights of a checkpoint whole.
 
         For some models, such as VideoMAE and ViViT, save_pretrained writes older names of tensors.
         from_pretrained translates these names. The Trainer of transformers 5.23 does not: it only
         warns, and such tensors keep their initial values.
+
+        Raises:
+            ValueError: The checkpoint is of another training, or lacks a trained weight.
         """
-        chosen = self.model if model is None else model
-        if not isinstance(chosen, PreTrainedModel):
+        folder = Path(resume_from_checkpoint)
+        chosen: Any = self.model if model is None else model
+        if (folder / _IDENTITY).exists():
+            self.training.check_state(json.loads((folder / _IDENTITY).read_text()))
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        loaded = type(chosen).from_pretrained(resume_from_checkpoint)
-        chosen.load_state_dict(loaded.state_dict())
+        before = _versions(chosen)
+        if (folder / _TRAINED).exists():
+            _restore(chosen, torch.load(folder / _TRAINED, map_location="cpu", weights_only=True))
+        elif not _load_pretrained(chosen, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        after = _versions(chosen)
+        kept = [name for name, version in before.items() if after.get(name) == version]
+        refuse(
+            bool(kept),
+            f"{resume_from_checkpoint} does not contain {len(kept)} trained weights of the model, "
+            f"such as {kept[0] if kept else ''}. The model would go on with other weights for "
+            "them. Resume with the model that was saved, from a folder that is complete",
+        )
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint at the end of the training, with `_load_from_checkpoint`."""
-        if isinstance(self.model, PreTrainedModel):
-            assert self.state.best_model_checkpoint is not None
-            self._load_from_checkpoint(self.state.best_model_checkpoint)
-        else:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super()._load_best_model()
+            return
+        assert self.state.best_model_checkpoint is not None
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+def _trained_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the trained parameters and the buffers of a model."""
+    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
+    return {name: one for name, one in model.state_dict().items() if name not in frozen}
+
+
+def _restore(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Copy saved tensors to a model, which must have the same trained tensors."""
+    differ = sorted(set(saved) ^ set(_trained_tensors(model)))
+    refuse(
+        bool(differ),
+        f"the checkpoint and the model train different weights, such as {', '.join(differ[:3])}. "
+        "Create the model as when it was saved",
+    )
+    model.load_state_dict(saved, strict=False)
+
+
+def _load_pretrained(model: Any, folder: str) -> bool:
+    """Load a checkpoint by from_pretrained, and return whether it has all weights of the model."""
+    if not isinstance(model, PreTrainedModel) or getattr(model, "peft_config", None) is not None:
+        return False
+    kind: Any = type(model)
+    loaded, found = kind.from_pretrained(folder, output_loading_info=True)
+    state = loaded.state_dict()
+    if found["missing_keys"] or found["mismatched_keys"] or set(state) != set(model.state_dict()):
+        return False
+    model.load_state_dict(state)
+    return True
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return a value for each trained parameter that changes when it is loaded."""
+    trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+    return {name: (id(one), one._version) for name, one in trained}

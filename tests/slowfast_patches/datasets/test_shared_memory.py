@@ -73,7 +73,7 @@ def load_with_little_room(rank: int) -> None:
     with pytest.raises(RuntimeError) as caught:
         list(loader)
     assert "--shm-size" in explain_machine_error(caught.value)
-    assert len(list(training.loader(Clips(24)))) == SCHEDULE.iterations
+    assert len(list(training.batches(training.loader(Clips(24))))) == SCHEDULE.iterations
 
 
 @needs_mount

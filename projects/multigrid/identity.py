@@ -1,0 +1,34 @@
+"""Identity of a schedule: what a resumed training must have in common with the saved one."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from multigrid.schedule import Schedule
+
+_MOST_RATES = 1000
+"""Number of iterations, spread over the training, whose learning rates are compared."""
+
+
+def describe(schedule: Schedule) -> dict[str, int | str]:
+    """Describe everything of a schedule that determines the result of a training.
+
+    Returns:
+        A value for each aspect. Checksums stand for long values.
+    """
+    every = max(1, schedule.iterations // _MOST_RATES)
+    # Six digits, because the last ones depend on the C library.
+    rates = "\n".join(f"{step.lr:.6g}" for step in map(schedule.at, _spread(schedule, every)))
+    groups = "\n".join(str(phase.bn_sizes) for phase in schedule.phases)
+    return {
+        "checksum of the phases": crc32("\n".join(schedule.phase_lines()).encode()),
+        "checksum of the learning rates": crc32(rates.encode()),
+        "checksum of the BN group sizes": crc32(groups.encode()),
+        "number of videos": schedule.num_videos,
+    }
+
+
+def _spread(schedule: Schedule, every: int) -> list[int]:
+    """Return every n-th iteration, and the first and last iteration of each phase."""
+    ends = {i for phase in schedule.phases for i in (phase.start, phase.stop - 1)}
+    return sorted({*range(0, schedule.iterations, every), *ends})

@@ -6,8 +6,7 @@ The augmentations are RandAugment, colour jitter, random erasing and functions o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
@@ -41,6 +40,43 @@ _AREA = (0.02, 1 / 3)
 """Random erasing: range of the total erased area, as a fraction of the frame area."""
 _ASPECT = math.log(1 / 0.3)
 """Random erasing: maximum absolute logarithm of the aspect ratio of a rectangle."""
+
+
+Transform = Callable[[Clip, np.random.Generator], Clip]
+"""Function or module of the user that takes a clip and a random generator, and returns a clip."""
+
+
+class Transforms:
+    """Changes training clips by functions of the user, in their order, in place.
+
+    Each clip has its own random generator, seeded by (seed, epoch, video).
+    """
+
+    def __init__(self, transforms: Sequence[Transform], seed: int) -> None:
+        self._transforms = transforms
+        self._seed = seed
+
+    def __call__(self, clip: Clip, epoch: int, video: int) -> None:
+        rng = np.random.default_rng((self._seed, epoch, video, _AUGMENTATION_STREAM))
+        for transform in self._transforms:
+            name = getattr(transform, "__name__", type(transform).__name__)
+            change(clip, transform, rng, name)
+
+
+def change(clip: Clip, transform: Transform, rng: np.random.Generator, name: str) -> None:
+    """Replace the content of a clip by what a function of the user returns.
+
+    Raises:
+        ValueError: The function does not return a clip of the same shape.
+    """
+    changed = transform(clip, rng)
+    is_clip = isinstance(changed, np.ndarray) and changed.dtype == clip.dtype
+    if not is_clip or changed.shape != clip.shape:
+        raise UserError(
+            f"the augmentation {name!r} must return a clip {clip.shape} uint8 as a NumPy array, "
+            f"not {_describe(changed)}"
+        )
+    clip[...] = changed
 
 
 class Augmentation:
@@ -83,9 +119,7 @@ class Augmentation:
             for _ in range(self._keys.re_count):
                 self._erase(clip, rng)
         for name, augment in self._custom:
-            changed = augment(clip, rng)
-            _check_augmented(name, clip, changed)
-            clip[...] = changed
+            change(clip, augment, rng, name)
 
     def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
         """Fill a random rectangle with the mean colour or with noise.
@@ -111,16 +145,6 @@ def _describe(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _check_augmented(name: str, clip: Clip, changed: Any) -> None:
-    """Raise UserError if a registered augmentation has not returned a clip of the same shape."""
-    is_clip = isinstance(changed, np.ndarray) and changed.dtype == clip.dtype
-    if not is_clip or changed.shape != clip.shape:
-        raise UserError(
-            f"the augmentation {name!r} must return a clip {clip.shape} uint8 as a NumPy array, "
-            f"not {_describe(changed)}"
-        )
-
-
 def try_augmentations(names: Sequence[str], frames: int, crop: int) -> None:
     """Call registered augmentations once on a clip of noise, before a training starts.
 
@@ -130,7 +154,7 @@ def try_augmentations(names: Sequence[str], frames: int, crop: int) -> None:
     rng = np.random.default_rng(0)
     clip = rng.integers(256, size=(frames, crop, crop, 3), dtype=np.uint8)
     for name in names:
-        _check_augmented(name, clip, AUGMENTATIONS[name](clip.copy(), rng))
+        change(clip.copy(), AUGMENTATIONS[name], rng, name)
 
 
 def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import GENTLE, ClipRequest, SamplingOptions, Shape
+from slowfast_patches.datasets.augmentation import Transform, Transforms
 from slowfast_patches.datasets.clips import TRIES, ClipDataset, Label
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
@@ -66,6 +67,9 @@ class VideoClips(ClipDataset):
         sampling: How clips are cut from the videos, usually the `sampling` of the schedule's
             cycles. For example, `dataclasses.replace(multigrid.GENTLE.sampling, flip=False)` turns
             horizontal flips off.
+        transforms: Functions or modules that change training clips, in this order. Each takes a
+            clip (T, S, S, 3) uint8 RGB and a random generator, and returns a clip of this shape.
+            They run in the worker processes, after the crop and before the flip.
 
     Raises:
         ValueError: The list is missing or has an invalid line or pair, none of the videos can be
@@ -82,6 +86,7 @@ class VideoClips(ClipDataset):
         seed: int = 0,
         target_fps: float = 30.0,
         sampling: SamplingOptions = GENTLE.sampling,
+        transforms: Sequence[Transform] = (),
     ) -> None:
         if short_sides is None:
             short_sides = (round(base.crop * 256 / 224), round(base.crop * 320 / 224))
@@ -99,7 +104,8 @@ class VideoClips(ClipDataset):
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
             raise UserError(f"none of the {len(listed)} videos can be read. The first is {first}")
-        super().__init__(listed, index, grid, seed=seed)
+        augment = Transforms(transforms, seed) if transforms else None
+        super().__init__(listed, index, grid, seed=seed, augment=augment)
 
     @property
     def num_classes(self) -> int:

@@ -121,3 +121,34 @@ PAIRS = r"videos must be \(path, label\) pairs"
 def test_what_makes_no_clips_is_refused(videos, options, message):
     with pytest.raises(ValueError, match=message):
         VideoClips(videos, BASE, **options)
+
+
+class Darker:
+    """Module that divides a clip by a random number of its own generator."""
+
+    def __call__(self, clip, rng):
+        return clip // rng.integers(2, 6, dtype=np.uint8)
+
+
+def test_transforms_change_training_clips_in_their_order_as_request_and_seed_say(demo_data):
+    plain = VideoClips(demo_data / "train.csv", BASE, stride=2, seed=7)
+
+    def brighter(clip, rng):
+        return clip + np.uint8(3)
+
+    options = {"stride": 2, "seed": 7, "transforms": [Darker(), brighter]}
+    changed, again = (VideoClips(demo_data / "train.csv", BASE, **options) for _ in range(2))
+    divisors = set()
+    for request in REQUESTS:
+        wanted, found = plain[request]["clip"], changed[request]["clip"]
+        (divisor,) = (n for n in range(2, 6) if np.array_equal(wanted // n + 3, found))
+        divisors.add(divisor)
+        np.testing.assert_array_equal(again[request]["clip"], found)
+    assert len(divisors) > 1
+    np.testing.assert_array_equal(changed[0]["clip"], plain[0]["clip"])  # for validation
+
+
+def test_a_transform_that_returns_no_clip_is_named(demo_data):
+    clips = VideoClips(demo_data / "train.csv", BASE, transforms=[lambda clip, rng: clip / 255])
+    with pytest.raises(ValueError, match="'<lambda>' must return a clip"):
+        clips[REQUESTS[0]]

@@ -20,6 +20,7 @@ if __name__ == "__main__":
     model = mg.convert_batchnorm(nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     network, stepped = accelerator.prepare(model, optimizer)  # Do not prepare the loader.
+    mg.fix_gradient_layout(network)  # A resumed training rounds as an uninterrupted one.
     training = mg.Training(schedule, model, optimizer)
     accelerator.register_for_checkpointing(training)  # To resume, call accelerator.load_state here.
     for batch in training.batches(training.loader(clips, num_workers=1)):

@@ -14,6 +14,7 @@ from multigrid.batchnorm import (
 from multigrid.cost import Cost, baseline_cost, schedule_cost
 from multigrid.cycles import GENTLE, PAPER, Cycles, recommend_cycles
 from multigrid.errors import MultigridError
+from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.grids import Grid, SamplingOptions, make_grid
 from multigrid.learning_rate import (
     CosineRate,
@@ -88,6 +89,7 @@ __all__ = [
     "convert_batchnorm",
     "convert_positions",
     "empty_clips",
+    "fix_gradient_layout",
     "form_bn_process_groups",
     "form_groups",
     "group_order",

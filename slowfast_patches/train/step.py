@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Batch, ScheduleStep, prepare_step, set_coverage
+from multigrid import Batch, ScheduleStep, fix_gradient_layout, prepare_step, set_coverage
 from multigrid.micro_batches import divide
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
@@ -237,7 +237,7 @@ def expect_graphs(count: int) -> None:
 
 
 def in_parallel(network: nn.Module, device: torch.device) -> nn.Module:
-    """Wrap a network in DistributedDataParallel.
+    """Wrap a network in DistributedDataParallel, with the layout of the gradients fixed.
 
     Do not broadcast buffers, because the running statistics are averaged over the ranks before each
     validation and scheduled checkpoint.
@@ -246,6 +246,8 @@ def in_parallel(network: nn.Module, device: torch.device) -> nn.Module:
     with warnings.catch_warnings():
         # torch 2.13 renames `broadcast_buffers`. Earlier releases only have the old name.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             network, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
         )
+    fix_gradient_layout(wrapped)
+    return wrapped

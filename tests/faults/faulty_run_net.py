@@ -23,7 +23,7 @@ from slowfast_patches.tasks.scores import VideoScores
 from slowfast_patches.train.step import Stepper
 
 PLACES = {
-    "step": (Stepper, "__call__"),
+    "step": (Stepper, "forward_backward"),
     "worker": (ClipDataset, "__getitems__"),
     "save": (torch, "save"),
     "rename": (Path, "replace"),

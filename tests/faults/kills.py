@@ -1,14 +1,16 @@
 """Kill trainings at random moments, resume them, and compare them with undisturbed trainings.
 
     python -m tests.faults.kills --minutes 60 --output runs/kills
+    python -m tests.faults.kills --processes 3 --cases plain accumulation
 
-Trainings of several kinds take turns (CASES). Each is killed (-9) and resumed again and again, at
-moments drawn from the time that an undisturbed training takes, until it ends. Its last checkpoint,
-metrics and result must then equal those of the undisturbed training bit for bit. When the time or
-the number of kills is reached, the last training ends without further kills.
+Trainings of several kinds (CASES), on several numbers of processes, take turns. Each is killed (-9)
+and resumed again and again, at moments drawn from the time that an undisturbed training takes,
+until it ends. Its last checkpoint, metrics and result must then equal those of the undisturbed
+training bit for bit. When the time or the number of kills is reached, the last training ends
+without further kills.
 
-OUTPUT/summary.json counts kills and trainings by case. The folder of a training that differs is
-kept. The exit status is 1 if any differ.
+OUTPUT/summary.json counts kills and trainings by number of processes and case. The folder of a
+training that differs is kept. The exit status is 1 if any differ.
 """
 
 import argparse
@@ -21,9 +23,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
+from typing import NamedTuple
 
 from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
 from slowfast_patches.detection.demo import make_ava_form
@@ -34,13 +37,41 @@ from tests.slowfast_patches.detection.test_training import KEYS as DETECTION
 PROGRAM = "tests/faults/faulty_run_net.py"
 PLAIN = ("OUTPUT_DIR", "out", "TRAIN.CHECKPOINT_PERIOD", 1, "DATA_LOADER.NUM_WORKERS", 1)
 CASES = {
-    "one process": (),
-    "two processes": ("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2),
+    "plain": (),
     "moving average": ("MODEL.EMA_DECAY", 0.9, "TRAIN.KEEP_BEST", True),
     "augmentation": ("AUG.ENABLE", True, "MIXUP.ENABLE", True),
+    "accumulation": ("SOLVER.ACCUMULATION_STEPS", 2, "SOLVER.CLIP_GRAD_L2NORM", 0.1),
+    "mixed precision": ("TRAIN.MIXED_PRECISION", True),
+    "frozen": ("TRAIN.FREEZE", ["s1", "s2"]),
     "detection": (*DETECTION, "DATA.PATH_TO_DATA_DIR", "../ava"),
+    "shared BN": (),
 }
-"""Keys by case. All cases train one block in each stage and save after each iteration."""
+"""Keys by case. All cases train one block in each stage and save after each iteration. In "shared
+BN", all processes share each BN group."""
+
+
+class Kind(NamedTuple):
+    """A kind of training: a case on a number of processes."""
+
+    case: str
+    processes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.processes} x {self.case}"
+
+    @property
+    def keys(self) -> tuple[object, ...]:
+        """Keys of the recipe. The number of iterations is about the same for all kinds."""
+        is_parted = self.processes == 1 or self.case == "accumulation"
+        clips = 4 if is_parted else 2
+        batch = clips * self.processes
+        size = ("NUM_SHARDS", self.processes, "TRAIN.BATCH_SIZE", clips)
+        size += ("SOLVER.MAX_EPOCH", batch, "SOLVER.STEPS", [0, 2 * batch / 3])
+        size += ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 1], [1, 1]], "MULTIGRID.BN_BASE_SIZE", 2)
+        if self.case == "shared BN":
+            size += ("MULTIGRID.BN_BASE_SIZE", batch, "MULTIGRID.LONG_CYCLE", False)
+        return ("DATA.PATH_TO_DATA_DIR", "../data", *PLAIN, *size, *CASES[self.case])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,11 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=60, help="stop after (%(default)s)")
     parser.add_argument("--kills", type=int, default=10**9, help="stop after N kills, if earlier")
+    parser.add_argument(
+        *("--processes", "-n"), type=int, nargs="+", default=[1, 2, 3], help="(%(default)s)"
+    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES], help="(all)")
+    parser.add_argument("--seed", type=int, help="of the moments (random)")
     parser.add_argument("--output", type=Path, default=Path("runs/kills"), help="new folder")
     args = parser.parse_args(argv)
+    random.seed(args.seed)
     os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + 60 * args.minutes
-    counts = {case: Counter(kills=0, same=0, different=0) for case in CASES}
+    kinds = [Kind(case, count) for case in args.cases for count in args.processes]
+    counts = {kind.name: Counter(kills=0, same=0, different=0) for kind in kinds}
 
     def is_over() -> bool:
         killed = sum(count["kills"] for count in counts.values())
@@ -64,16 +102,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         make_data(args.output)
         seconds = dict[str, float]()
-        for number, case in enumerate(itertools.cycle(CASES)):
+        for number, kind in enumerate(itertools.cycle(kinds)):
             if is_over():
                 break
-            if case not in seconds:
-                seconds[case] = undisturbed(server, args.output, case)
+            name = kind.name
+            if name not in seconds:
+                seconds[name] = undisturbed(server, args.output, kind)
             folder = args.output / f"training_{number:05d}"
-            while not finished(server, folder, case, None if is_over() else seconds[case]):
-                counts[case]["kills"] += 1
-            difference = find_difference(folder / "out", args.output / case / "out")
-            counts[case]["different" if difference else "same"] += 1
+            while not finished(server, folder, kind, None if is_over() else seconds[name]):
+                counts[name]["kills"] += 1
+            difference = find_difference(folder / "out", args.output / name / "out")
+            counts[name]["different" if difference else "same"] += 1
             if difference:
                 (folder / "difference.txt").write_text(difference)
             else:
@@ -93,22 +132,22 @@ def make_data(output: Path) -> None:
     (output / "tiny.yaml").write_text(RECIPE)
 
 
-def undisturbed(server: Server, output: Path, case: str) -> float:
+def undisturbed(server: Server, output: Path, kind: Kind) -> float:
     """Train without a kill, and return the seconds in which to kill."""
     start = time.monotonic()
-    finished(server, output / case, case, None)
-    outcome(output / case / "out")  # raises if the training failed, as said.txt explains
+    finished(server, output / kind.name, kind, None)
+    outcome(output / kind.name / "out")  # raises if the training failed, as said.txt explains
     return 0.7 * (time.monotonic() - start)  # the machine may be less busy later
 
 
-def finished(server: Server, folder: Path, case: str, most: float | None) -> bool:
+def finished(server: Server, folder: Path, kind: Kind, most: float | None) -> bool:
     """Start or resume a training, kill it within `most` seconds, and return whether it has ended.
 
     A training that ends with an error has ended, too. If `most` is None, it is not killed.
     """
     folder.mkdir(exist_ok=True)
     end = None if most is None else time.monotonic() + random.uniform(0, most)
-    processes = start(server, folder, case)
+    processes = start(server.start, folder, kind)
     try:
         for process in processes:
             process.wait(None if end is None else max(0.0, end - time.monotonic()))
@@ -125,19 +164,25 @@ def finished(server: Server, folder: Path, case: str, most: float | None) -> boo
     return True
 
 
-def start(server: Server, folder: Path, case: str) -> list[Process]:
-    """Start the processes of a training, each in a process group of its own."""
-    keys = ("DATA.PATH_TO_DATA_DIR", "../data", *PLAIN, *CASES[case])
-    ranks = 2 if "NUM_SHARDS" in keys else 1
+def start(
+    run: Callable[..., Process], folder: Path, kind: Kind, *keys: object, **environment: str
+) -> list[Process]:
+    """Start the processes of a training, each in a process group of its own.
+
+    `run` is `Server.start`. `keys` are more keys of the recipe.
+    """
     address = f"tcp://127.0.0.1:{free_port()}"
-    environment = os.environ | {"ONE_BLOCK": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    variables = os.environ | {"ONE_BLOCK": "1", "GLOO_SOCKET_IFNAME": "lo"} | environment
     command = (PROGRAM, "--cfg", "../tiny.yaml", "--init-method", address)
     with (folder / "said.txt").open("a") as said:
         return [
-            server.start(
-                *(*command, "--shard-id", rank, *keys), cwd=folder, env=environment, stderr=said
+            run(
+                *(*command, "--shard-id", rank, *kind.keys, *keys),
+                cwd=folder,
+                env=variables,
+                stderr=said,
             )
-            for rank in range(ranks)
+            for rank in range(kind.processes)
         ]
 
 

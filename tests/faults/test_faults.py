@@ -1,9 +1,10 @@
-"""A training that is killed (-9) at every place and continued ends as if undisturbed, bit for bit.
+"""A training that is killed (-9) and continued ends as if undisturbed, bit for bit.
 
     TRAININGS=10 python -m pytest tests/faults
 
 This command tests ten trainings, each with other moments and another order of the kills. The
-default is one training. kills.py runs for an hour, with other kinds of trainings.
+default is one training. kills.py runs for an hour, with other kinds of trainings on one to three
+processes.
 """
 
 import os
@@ -16,7 +17,7 @@ import torch
 
 from slowfast_patches.train.checkpoint import last_checkpoint
 from tests.conftest import Folder, assert_same_run
-from tests.faults.kills import find_difference
+from tests.faults import kills
 from tests.faults.mutate import changes, is_noticed
 
 MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
@@ -46,13 +47,33 @@ def test_a_killed_training_ends_as_if_undisturbed(seed, start_run_net, multigrid
 def test_the_comparison_of_kills_notices_a_single_bit(multigrid_run, tmp_path):
     same = tmp_path / "same"
     shutil.copytree(multigrid_run, same)
-    assert find_difference(same, multigrid_run) == ""
+    assert kills.find_difference(same, multigrid_run) == ""
     path = last_checkpoint(same)
     content = torch.load(path, weights_only=True)
     name, weight = next(iter(content["model_state"].items()))
     weight.view(torch.int32).flatten()[0] ^= 1
     torch.save(content, path)
-    assert f".model_state.{name}" in find_difference(same, multigrid_run)
+    assert f".model_state.{name}" in kills.find_difference(same, multigrid_run)
+
+
+@pytest.mark.slow
+def test_three_killed_processes_end_as_if_undisturbed(start_python, demo_data, tmp_path):
+    """Three numbers have several sums, which differ by rounding. Groups of BN add them, too."""
+    (tmp_path / "data").symlink_to(demo_data)
+    (tmp_path / "tiny.yaml").symlink_to(demo_data / "tiny.yaml")
+    kind = kills.Kind("shared BN", 3)
+    keys = ("SOLVER.MAX_EPOCH", 2.0, "SOLVER.STEPS", [0, 1.5], "BN.USE_PRECISE_STATS", False)
+    keys += ("DATA_LOADER.NUM_WORKERS", 0, "TEST.NUM_ENSEMBLE_VIEWS", 1)
+    for name, fault, status in (
+        ("whole", "none:0", 0),
+        ("killed", "step:4", -9),
+        ("killed", "none:0", 0),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        processes = kills.start(start_python, tmp_path / name, kind, *keys, FAULT=fault)
+        said = (tmp_path / name / "said.txt").read_text
+        assert [process.wait(240) for process in processes] == [status] * 3, said()
+    assert kills.find_difference(tmp_path / "killed" / "out", tmp_path / "whole" / "out") == ""
 
 
 def test_the_changes_of_a_file_are_one_place_each_and_compile(tmp_path):

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from multigrid.batchnorm import average_running_stats
 from multigrid.contract import refuse
 from multigrid.epochs import EpochLoader
+from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.sampler import Batch, MultigridBatchSampler
 from multigrid.schedule import Schedule
 from multigrid.training import Training
@@ -113,6 +114,8 @@ class MultigridCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the loader agrees with the schedule, and store the optimizers.
 
+        Also fix the layout of DDP's gradients (see `fix_gradient_layout`).
+
         Raises:
             ValueError: The loader does not agree. The message says what to change.
         """
@@ -137,6 +140,7 @@ class MultigridCallback(Callback):
             "the callback was already used for a training. Create a new callback for each fit",
         )
         self.training.optimizer = trainer.optimizers
+        fix_gradient_layout(lightning.strategy.model)
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import convert_batchnorm, set_group_size
 from multigrid.errors import MultigridError
+from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
 from multigrid.integrations.pyslowfast_keys import (
     set_keys,
@@ -118,6 +119,7 @@ class PySlowFastMultigrid:
             model = convert_batchnorm(model)
             if isinstance(model, DistributedDataParallel):
                 model.broadcast_buffers = False  # average_running_stats takes all processes' stats
+            fix_gradient_layout(model)
         self.training.model = model
         return model
 

@@ -27,6 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from multigrid.batchnorm import average_running_stats
 from multigrid.contract import refuse
+from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.positions import check_transformers
 from multigrid.prepare import MultigridLR
 from multigrid.sampler import Batch, collate, network_input
@@ -199,6 +200,7 @@ class MultigridTrainer(Trainer):
         args.ignore_data_skip = True  # The loader starts at the right iteration.
         args.remove_unused_columns = False
         super().__init__(**options | {"args": args, "data_collator": own_collator or video_inputs})
+        self._network: nn.Module | None = None
         seed = args.data_seed if args.data_seed is not None else args.seed
         self.training = Training(schedule, self.model, seed=seed)
         self.callback_handler.callbacks.insert(0, _Epochs(self.training))
@@ -245,6 +247,9 @@ class MultigridTrainer(Trainer):
         self.training.model = self.model
         self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
+        if model is not self._network:
+            self._network = model
+            fix_gradient_layout(model)
         self.training.begin({name: inputs.pop(name) for name in _KEYS_OF_BEGIN if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
         # The model is then right whenever it is evaluated or saved, also if DDP broadcasts buffers.

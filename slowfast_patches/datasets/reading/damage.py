@@ -26,6 +26,8 @@ _BEGIN = 8
 """Number of bytes at the beginning of a packet of other codecs, of which one must not be zero."""
 _TS_PACKETS = (188, 192, 204)
 """Sizes of the packets in an MPEG transport stream."""
+_FRAMES_ONLY = {"yuv4mpegpipe", "dv"}
+"""Names of the containers in which nothing follows the last frame."""
 _WITHOUT_DURATION = frozenset(
     {"mpegts", "mpeg", "mpegvideo", "h264", "hevc", "m4v", "vc1", "mjpeg"}
 )
@@ -60,20 +62,22 @@ def _has_whole_units(data: memoryview, size: int) -> bool:
     return position == len(data)
 
 
-def describe_truncation(file: VideoFile, count: int, end: float) -> str:
+def describe_truncation(file: VideoFile, found: Survey, end: float) -> str:
     """Describe how many frames a truncated file still has. Return "" if the file looks complete.
 
     Args:
         file: The video file.
-        count: Number of frames that are there.
+        found: The survey of the file.
         end: Time of the end of the last frame, in seconds.
     """
+    count = len(found.packets)
     stated = _stated_duration(file)
     if end < min(_NEARLY_ALL * stated, stated - _MIN_MISSING):
         total = round(count * stated / end)
         return f"is truncated: {count} of about {total} frames are there"
     size = file.container.size
     has_part = file.container.format.name == "mpegts" and all(size % each for each in _TS_PACKETS)
+    has_part |= file.container.format.name in _FRAMES_ONLY and found.end != size
     # FFmpeg ignores the duration in an ASF file whose size differs from that in the header.
     if has_part or (file.container.format.name == "asf" and not stated):
         return f"is truncated: only {count} frames are there"

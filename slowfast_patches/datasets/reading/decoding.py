@@ -36,6 +36,9 @@ _SEEK_GAP = 250
 """Seek again if more than this number of unneeded frames precede the next key frame to use."""
 _PALETTE_BITS = 8
 """Maximum number of bits per pixel of videos with a palette."""
+_AFTER_SEEK = ("mmco", "co located", "reference", "ref with POC", "RefPicSet")
+"""Parts of the errors that H.264 and HEVC decoders report after a seek to a key frame that frames
+from before the seek are displayed after, although all wanted frames are right."""
 _MAX_REPLACED = 0.5
 """Maximum share of the wanted frames that are replaced by the frames before them, because the
 decoder does not return them. If more are missing, the clip is unreadable."""
@@ -238,6 +241,8 @@ def _decode_from_here(
         if begin is None and packet.is_keyframe:
             begin = packet.pts
         error = log.new()
+        if entry and any(part in error for part in _AFTER_SEEK):
+            error = ""
         is_before = begin is None or (ordered and packet.pts is not None and packet.pts < begin)
         if error and not is_before:
             warn_of_damage(file.path, f"FFmpeg reports {error!r}")

@@ -90,7 +90,15 @@ class Entry(NamedTuple):
         """
         was_uploaded = modified < -1 < self.modified
         same_time = was_uploaded or self.modified == modified
-        return self.is_final and self.size == size and same_time
+        return self.is_final and self.size == size and same_time and self._is_sound
+
+    @property
+    def _is_sound(self) -> bool:
+        """Whether the result of the scan is not damaged."""
+        try:
+            return not self.scanned or self.content.endswith(b"]\n")
+        except (ValueError, zlib.error):
+            return False
 
 
 class VideoIndex:
@@ -126,7 +134,12 @@ class VideoIndex:
         scanned, reason = self._entries[number]
         if reason:
             raise UnreadableVideoError(reason)
-        return ScannedVideo.unpacked(scanned)
+        try:
+            return ScannedVideo.unpacked(scanned)
+        except (ValueError, TypeError, zlib.error) as error:
+            raise UnreadableVideoError(
+                "has a damaged entry in the index. Delete the index, and the next run scans again"
+            ) from error
 
 
 def open_index(csv: Path, paths: Sequence[str], *, workers: int | None = None) -> VideoIndex:

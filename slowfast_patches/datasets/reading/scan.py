@@ -167,7 +167,7 @@ def _scan_video(file: VideoFile, log: ErrorLog, *, may_be_cropped: bool) -> Scan
         times=timing.times,
         crop=crop,
         is_in_step=_is_in_step(found),
-        damage=describe_truncation(file, len(found.packets), end) or describe_damage(found),
+        damage=describe_truncation(file, found, end) or describe_damage(found),
         timing=timing.remark,
     )
     return replace(

@@ -29,7 +29,7 @@ from slowfast_patches.datasets.reading.damage import looks_whole
 from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS, UnreadableVideoError
 from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.h264 import field_test
-from slowfast_patches.datasets.reading.video_file import CAN_SKIP, VideoFile, is_shown
+from slowfast_patches.datasets.reading.video_file import CAN_SKIP, VideoFile, is_header, is_shown
 
 _H26X = {"h264", "hevc", "h261", "h263", "h263i", "h263p"}
 _MPEG = {"mpeg1video", "mpeg2video", "mpeg4", "msmpeg4v1", "msmpeg4v2", "msmpeg4"}
@@ -69,6 +69,7 @@ class Survey:
         entries: Timestamps of the key frames, except the first packet, that decode alone.
         first: The first frame, if it was decoded.
         last: The largest timestamp, or 0.
+        end: Position in the file at which the last packet ends.
         palettes: Number of packets with a new palette.
         failed: Number of packets that do not decode.
         damaged: FULL: the same, plus the number of damaged frames.
@@ -93,7 +94,7 @@ class Survey:
         self.frames = list[Stamp]()
         self.entries = set[int]()
         self.first: VideoFrame | None = None
-        self.last = self.palettes = self.failed = self.damaged = 0
+        self.last = self.end = self.palettes = self.failed = self.damaged = 0
         self.begins_with_key = True
         self.has_doubts = self.has_false_keys = self.overlaps = False
         self.error = ""
@@ -135,8 +136,9 @@ class Survey:
             self._decode(packet)
         elif self._parses and not is_first and packet.size:
             self._parse(packet)
-        if not packet.size:
+        if not packet.size or is_header(packet):
             return
+        self.end = (packet.pos or 0) + packet.size
         if not is_shown(packet):
             self._hidden.add(packet.pts)
             return

@@ -69,6 +69,9 @@ almost twice the largest picture of any level of H.264, HEVC and AV1."""
 
 CAN_SKIP = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
 """Names of the decoders that can parse the headers of a frame and skip its content."""
+_VP8_HEADER = b"OVP80"
+_THEORA_HEADER = 0x80
+"""The first bytes of a VP8 header, and a bit of the first byte of a Theora header, in Ogg files."""
 _VP8_SHOWN = 0x10
 """Bit of the first byte of a VP8 frame that tells whether the frame is shown (RFC 6386, 9.1)."""
 
@@ -134,9 +137,13 @@ class VideoFile:
             UnreadableVideoError: The frames have become too large.
         """
         decoder = self.stream.codec_context
+        if packet is not None and is_header(packet):
+            return []
         try:
             return [*decoder.decode(packet)]
-        except av.InvalidDataError:
+        except (EOFError, MemoryError):
+            raise
+        except av.FFmpegError:
             check_pixels(decoder.width, decoder.height)
             return [None]
 
@@ -154,6 +161,18 @@ def is_shown(packet: Packet[VideoStream]) -> bool:
         return False
     is_vp8 = packet.stream.codec_context.name in ("vp8", "libvpx")
     return not is_vp8 or bool(memoryview(packet)[0] & _VP8_SHOWN)
+
+
+def is_header(packet: Packet[VideoStream]) -> bool:
+    """Return whether a packet holds a header and no frame.
+
+    An Ogg file that was joined from several files has headers in its middle (RFC 3533, 4).
+    """
+    if not packet.size or packet.stream.container.format.name != "ogg":
+        return False
+    begin = bytes(memoryview(packet)[: len(_VP8_HEADER)])
+    is_theora = packet.stream.codec_context.name == "theora"
+    return begin == _VP8_HEADER or (is_theora and bool(begin[0] & _THEORA_HEADER))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Files that name other files, that never end, or that are too large: refused, never followed."""
 
 import os
+import struct
 import threading
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading import video_file
+from slowfast_patches.datasets.reading import bounds, video_file
+from slowfast_patches.datasets.reading.bounds import check_header
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from tests.slowfast_patches.datasets.made_videos import grey, write_jpeg, write_video
+from tests.slowfast_patches.datasets.public_reports.boxes import box
 
 WIDTH, HEIGHT, FRAMES = 64, 48, 24
 PIXELS = WIDTH * HEIGHT
@@ -92,3 +95,42 @@ def test_frames_of_too_many_pixels_are_refused(tmp_path, video, monkeypatch, kin
         call()
         monkeypatch.setattr(video_file, "MAX_PIXELS", PIXELS - 1)
         assert "has frames of 64×48 pixels, more than" in refusal(call)
+
+
+# Files that announce more than they have.
+
+FEW = 50_000_000
+"""Number of samples that takes FFmpeg gigabytes of memory."""
+
+
+def announced(kind):
+    """Return a moov box of a track that announces many samples in a few bytes."""
+    table = box(b"stsz", struct.pack(">III", 0, 1, FEW))
+    if kind == "fragment":
+        run = box(b"trun", struct.pack(">II", 0, FEW))
+        return box(b"moof", box(b"traf", run))
+    handler = box(b"hdlr", bytes(8) + (b"soun" if kind == "sound" else b"vide"))
+    media = box(b"mdia", handler + box(b"minf", box(b"stbl", table)))
+    return box(b"moov", box(b"trak", media))
+
+
+@pytest.mark.parametrize("kind", ["video", "fragment"])
+def test_a_small_file_that_announces_many_samples_is_refused(tmp_path, kind):
+    path = tmp_path / "a.mp4"
+    path.write_bytes(box(b"ftyp", b"isom" + bytes(4)) + announced(kind) + box(b"mdat", bytes(2000)))
+    assert "frames or audio samples, which is more than its bytes" in refusal(
+        lambda: scan(str(path))
+    )
+
+
+def test_uncompressed_sound_may_have_many_samples(tmp_path):
+    """Each value of the sound is a sample of its own, which FFmpeg does not store."""
+    path = tmp_path / "a.mov"
+    path.write_bytes(announced("sound") + box(b"mdat", bytes(200_000)))
+    check_header(str(path))
+
+
+def test_more_samples_than_the_maximum_are_refused(tmp_path, video, monkeypatch):
+    check_header(str(video))
+    monkeypatch.setattr(bounds, "MAX_SAMPLES", FRAMES - 1)
+    assert "more than the maximum" in refusal(lambda: check_header(str(video)))

@@ -215,3 +215,15 @@ def test_a_signal_ends_a_scan_after_the_video_that_is_read_and_another_continues
             opened(data)
     assert_right(opened(data), videos(data))
     assert len(scanned) == len(videos(data)) - 1
+
+
+@pytest.mark.parametrize("scanned", ["text", "eJyrrgUAAXUA+Q=="])
+def test_a_damaged_entry_is_scanned_again(tmp_path, scanned):
+    path = write_video(tmp_path / "a.mp4", grey(24))
+    open_index(tmp_path / "train.csv", [str(path)])
+    file = tmp_path / "train.index.json.gz"
+    content = json.loads(gzip.decompress(file.read_bytes()))
+    for entry in content["videos"].values():
+        entry[2] = scanned
+    file.write_bytes(gzip.compress(json.dumps(content).encode()))
+    assert open_index(tmp_path / "train.csv", [str(path)])[0].video.frames == 24

@@ -25,6 +25,8 @@ SIDE = 64
 FRAMES = 40
 BITS = 8
 LIT = np.array((235, 200, 40), np.uint8)
+PYRAMID = "bframes=3:b-pyramid=normal:b-adapt=0:keyint=16:scenecut=0"
+"""Parameters of x264: B-frames that other B-frames depend on."""
 DARK = np.array((30, 20, 60), np.uint8)
 
 
@@ -103,6 +105,83 @@ def copy_as_decoded(source: Path, target: Path) -> Path:
             packet.time_base = Fraction(1, 25)
             new.mux(packet)
     return target
+
+
+def copy_from(source: Path, target: Path, first: int) -> Path:
+    """Copy the packets of a video from an index on."""
+    with av.open(str(source)) as old, av.open(str(target), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for packet in [p for p in old.demux(video=0) if p.size][first:]:
+            packet.stream = stream
+            new.mux(packet)
+    return target
+
+
+def encode_again(source: Path, target: Path) -> Path:
+    """Encode a video with the default options and the metadata of the source, as ffmpeg does."""
+    with av.open(str(source)) as old, av.open(str(target), "w") as new:
+        new.metadata.update(old.metadata)
+        stream = new.add_stream("libx264", rate=25)
+        stream.height = stream.width = SIDE
+        stream.pix_fmt = "yuv420p"
+        encode(new, stream, old.decode(video=0))
+    return target
+
+
+def write_without_limit(path: Path, **how: Any) -> Path:
+    """Write H.264 with B-frames that does not say how far frames are reordered."""
+    source = write(path.with_name("limited.mp4"), options={"x264-params": PYRAMID})
+    with av.open(str(source)) as old, av.open(str(path), "w", **how) as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        stream.codec_context.extradata = _without_limit(
+            old.streams.video[0].codec_context.extradata
+        )
+        for packet in [p for p in old.demux(video=0) if p.size]:
+            packet.stream = stream
+            new.mux(packet)
+    return path
+
+
+def _without_limit(header: bytes) -> bytes:
+    """Remove the last part (VUI) of a sequence parameter set of x264, High profile."""
+    length = int.from_bytes(header[6:8])
+    unit, others = header[8 : 8 + length], header[8 + length :]
+    bits = "".join(f"{byte:08b}" for byte in unit[4:].replace(b"\0\0\3", b"\0\0"))
+    position = 0
+
+    def code() -> None:
+        nonlocal position
+        zeros = bits.index("1", position) - position
+        position += 2 * zeros + 1
+
+    # The set's number, the chroma, depths; flags; frame numbers, order, references; flag; sides.
+    for codes, flags in ((4, 2), (4, 1), (2, 3)):
+        for _ in range(codes):
+            code()
+        position += flags
+    if bits[position - 1] == "1":  # margins
+        for _ in range(4):
+            code()
+    bits = bits[:position] + "01"
+    bits += "0" * (-len(bits) % 8)
+    new = unit[:4] + int(bits, 2).to_bytes(len(bits) // 8)
+    return header[:6] + len(new).to_bytes(2) + new + others
+
+
+def write_wrapped(path: Path) -> Path:
+    """Write a transport stream whose timestamps, which have 33 bits, start again from 0."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25, options={"g": "10"})
+        stream.height = stream.width = SIDE
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 90_000)
+        for number in range(FRAMES):
+            frame = VideoFrame.from_ndarray(picture(number), format="rgb24")
+            frame.pts = 2**33 - 60_000 + 3_600 * number
+            frame.time_base = Fraction(1, 90_000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
 
 
 def overwrite(path: Path, which: slice) -> Path:

@@ -17,22 +17,30 @@ from av.stream import Disposition
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
+from tests.slowfast_patches.datasets.public_reports.boxes import mark_all_as_keys, set_edits
+from tests.slowfast_patches.datasets.public_reports.fields import write_fields
 from tests.slowfast_patches.datasets.public_reports.numbered import (
     FRAMES,
     SIDE,
     Track,
     copy_as_decoded,
+    copy_from,
     cut,
+    encode_again,
     noisy,
     numbers,
     overwrite,
+    picture,
     put_cover_first,
     write,
     write_jpegs,
     write_palette,
     write_tracks,
+    write_without_limit,
+    write_wrapped,
 )
 
 ALL = tuple(range(FRAMES))
@@ -134,15 +142,86 @@ REPORTS = [
 ]
 
 
+PICTURES = [picture(number) for number in ALL]
+FRAGMENTS = {"movflags": "frag_keyframe+empty_moov"}
+PLAIN = {"bf": "0"}
+GROUPS = {"x264-params": "keyint=10:scenecut=0:bframes=2"}
+BEGINS_LATE = "begins without a key frame, so 5 of 35 frames are missing"
+EDITED = tuple(range(10)) + tuple(range(25, 40))
+
+
+def prepared_and_encoded_again(folder: Path) -> Path:
+    source = write(folder / "source.mp4")
+    write_prepared(str(source), scan(str(source)), folder / "first.mp4")
+    return encode_again(folder / "first.mp4", folder / "again.mp4")
+
+
+def begun_inside_a_group(folder: Path, suffix: str) -> Path:
+    return copy_from(write(folder / "s.mp4", options=GROUPS), folder / f"a{suffix}", 5)
+
+
+REPORTS += [
+    Report(
+        "FastFlix 44", "made from a prepared clip, with its comment", prepared_and_encoded_again
+    ),
+    *(
+        Report(
+            "mp4v2 128, l-smash 107",
+            f"all frames are marked as key frames, {codec}",
+            lambda f, codec=codec: mark_all_as_keys(write(f / "a.mp4", codec)),
+        )
+        for codec in ("mpeg4", "libx264")
+    ),
+    *(
+        Report(
+            "FFMS2 PR 315, L-SMASH-Works 111",
+            f"a packet is a field, {suffix}",
+            lambda f, suffix=suffix: write_fields(f / f"a{suffix}", PICTURES),
+        )
+        for suffix in (".ts", ".mkv", ".mp4")
+    ),
+    Report(
+        "FFMS2 301, LAVFilters 113",
+        "no limit of the reordering, Matroska",
+        lambda f: write_without_limit(f / "a.mkv"),
+    ),
+    Report(
+        "FFMS2 301, LAVFilters 113",
+        "no limit of the reordering, fragments",
+        lambda f: write_without_limit(f / "a.mp4", options=FRAGMENTS),
+    ),
+    Report(
+        "lossless-cut 3057",
+        "two edits",
+        lambda f: set_edits(write(f / "a.mp4", options=PLAIN), (400, 0), (600, 1000)),
+        EDITED,
+    ),
+    *(
+        Report(
+            "motion 755, kinesis 441",
+            f"begins inside a group of pictures, {suffix}",
+            lambda f, suffix=suffix: begun_inside_a_group(f, suffix),
+            ALL[10:],
+            BEGINS_LATE,
+        )
+        for suffix in (".mp4", ".mkv", ".ts")
+    ),
+    Report("mux.js PR 104", "timestamps roll over", lambda f: write_wrapped(f / "a.ts")),
+]
+
+
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: f"{report.where}: {report.what}")
-def test_what_a_report_was_about_is_read_right(tmp_path, report):
-    """As a whole, each frame alone, and prepared."""
+def test_what_a_report_was_about_is_read_right(tmp_path, report, monkeypatch):
+    """As a whole, each frame alone, after a quick survey as of large files, and prepared."""
     path = str(report.make(tmp_path))
     record = scan(path)
     assert record.damage == report.damage
     assert read(path, ALL[: record.video.frames]) == [*report.shown]
     alone = [read(path, [number])[0] for number in range(0, record.video.frames, 3)]
     assert alone == [*report.shown[::3]]
+    monkeypatch.setattr(scanning, "FULLY_DECODED", 0)
+    assert scan(path).damage == report.damage
+    assert read(path, ALL[: record.video.frames]) == [*report.shown]
     write_prepared(path, record, tmp_path / "prepared.mp4")
     assert read(str(tmp_path / "prepared.mp4"), ALL[: len(report.shown)]) == [*report.shown]
 

@@ -266,6 +266,13 @@ def test_the_command_refuses_what_would_not_train_multigrid(pairs, opts, message
     assert not (tmp_path / "run" / "0.json").exists(), "nothing is trained"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cycles", [NONE, (*BOTH, "SOLVER.LARS_ON", True)], ids=["off", "on"])
+def test_the_command_tests_a_model_with_any_keys(cycles, start, tmp_path):
+    assert start("train_net.py", (*cycles, "TRAIN.ENABLE", False)) == "no error"
+    assert json.loads((tmp_path / "run" / "test.json").read_text()) == [4, 8, 32, 32]
+
+
 SCRIPT = """
 import sys
 from multiprocessing import get_context

@@ -132,17 +132,17 @@ class _Fork:
     def _enter(self, cfg: Any) -> bool:
         """Check a config that a function was called with, and return whether it uses multigrid.
 
-        A config without a cycle ends the training of an earlier config, which may have run in this
-        process before.
+        A config that only tests is not checked. A config without a cycle ends the training of an
+        earlier config, which may have run in this process before.
         """
-        if uses_multigrid(cfg):
-            if self.run is None:
-                check_config(cfg)
-            return True
-        self.run = None
-        if self._require_cycles and cfg.TRAIN.ENABLE:
-            raise MultigridError(NO_CYCLE)
-        return False
+        is_on = uses_multigrid(cfg)
+        if not is_on:
+            self.run = None
+        if cfg.TRAIN.ENABLE and self.run is None:
+            check_config(cfg)
+            if self._require_cycles and not is_on:
+                raise MultigridError(NO_CYCLE)
+        return is_on
 
     def construct_loader(
         self, cfg: Any, split: str, is_precise_bn: bool = False, **options: Any

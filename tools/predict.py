@@ -39,7 +39,7 @@ program has the class names. --onnx FILE.onnx writes the same program in the ONN
 model.safetensors, recipe.yaml and a model card, README.md, with gaps to fill in. For VideoMAE and
 TimeSformer, transformers.pipeline("video-classification", model=DIR) loads the folder.
 
-Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
+Exit status: 0 if all videos and targets are predicted, 1 if some cannot be read, 2 for an error.
 """
 
 import argparse
@@ -80,6 +80,7 @@ from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.video_file import is_video_name, video_files
 from slowfast_patches.registry import TASKS
 from slowfast_patches.tasks import task_of
+from slowfast_patches.tasks.task import Prediction
 from slowfast_patches.train.checkpoint import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.predict.predictor import require_clip_scores
@@ -185,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
             if args.targets:
                 predictions = task.predict(predictor, video, args.targets)
             else:
-                predictions = [({}, predictor.scores(video))]
+                predictions = list[Prediction]([({}, predictor.scores(video))])
             warnings = predictor.warnings(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
@@ -196,6 +197,10 @@ def main(argv: list[str] | None = None) -> int:
             print(f"warning: {video} {text}", file=sys.stderr)
         rows = list[dict[str, Any]]()
         for where, scores in predictions:
+            if scores is None:
+                print(f"{video}, second {where.get('second')} {where['error']}", file=sys.stderr)
+                rows.append({"video": video, **where})
+                continue
             probabilities[video] = scores
             classes = best(scores, args.top, names)
             rows.append({"video": video, **where, "classes": classes})
@@ -207,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         write_predictions(args.output, list(probabilities), list(probabilities.values()), names)
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))
-    return int(None in probabilities.values())
+    return int(any("error" in row for row in results))
 
 
 def _text(classes: Sequence[dict[str, Any]]) -> str:

@@ -340,6 +340,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         video = scanned.video
         try:
             aimed = [self._aim(index, video, partial(draw, video)) for draw, _ in clips]
+        except UnreadableVideoError:  # for example, the video ends before a key frame
+            raise
         except MultigridError as error:  # the video is too short, and DATA.SHORT_VIDEOS is error
             raise RunError(f"{self.videos[index].path}: {error}") from error
         plans = [plan for plan, _ in aimed]

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +27,7 @@ from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_file import video_name
 from slowfast_patches.utils.errors import UserError, mistake_in
-from slowfast_patches.utils.storage import as_path
+from slowfast_patches.utils.storage import as_path, is_remote
 from slowfast_patches.utils.tables import shorten_list
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,8 @@ FIRST_SECOND = 900
 """AVA timestamp in seconds of the first frame of a video. AVA's video files start at this time."""
 SECONDS = range(902, 1799)
 """AVA timestamps, in seconds, that a key frame can have."""
+MAX_BOXES = 1000
+"""Maximum number of boxes in a key frame, which bounds the memory. AVA has at most about 60."""
 _FPS = 30.0
 """Frame rate of AVA's extracted frames."""
 
@@ -78,7 +83,7 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
             listed, or no key frame has a box.
     """
     sources = read_sources(recipe, split)
-    names = [v.name if isinstance(v, FrameVideo) else video_name(v.path) for v in sources]
+    names = [*map(_name, sources)]
     boxes = _boxes(recipe, split)
     if unknown := sorted({name for name, _ in boxes}.difference(names)):
         raise UserError(
@@ -97,10 +102,11 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
 
 
 def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVideo]:
-    """Read the videos of a split.
+    """Read the videos of a split. A video that is listed several times is used once.
 
     Raises:
-        ValueError: A list is missing or has an invalid line.
+        ValueError: A list is missing or has an invalid line, two videos have the same name, or some
+            of the lists are frame lists and others are lists of video files.
     """
     prefix = recipe.ava.frame_dir
     videos = list[FrameVideo | LabelledVideo]()
@@ -111,7 +117,59 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
             videos += read_frame_list(path, prefix=prefix, num_classes=classes, fps=_FPS)
         else:
             videos += read_csv(path, prefix=prefix, separator=recipe.data.path_label_separator)
-    return videos
+    if len(set(map(type, videos))) > 1:
+        raise UserError(
+            f"the lists of {split} (AVA.TRAIN_LISTS, AVA.TEST_LISTS) must either all be frame "
+            "lists, or all be lists of video files"
+        )
+    return _once(videos, ava_path(recipe, split))
+
+
+def _name(video: FrameVideo | LabelledVideo) -> str:
+    """Return the name by which boxes refer to a video."""
+    return video.name if isinstance(video, FrameVideo) else video_name(video.path)
+
+
+def _once(
+    videos: Sequence[FrameVideo | LabelledVideo], path: Path
+) -> list[FrameVideo | LabelledVideo]:
+    """Remove repeated videos, and warn about them.
+
+    Raises:
+        ValueError: Two different videos have the same name, so that their boxes cannot be told
+            apart.
+    """
+    found = dict[str, FrameVideo | LabelledVideo]()
+    again = dict[str, None]()
+    for video in videos:
+        name = _name(video)
+        known = found.setdefault(name, video)
+        if known is not video:
+            if _files(known) != _files(video):
+                raise UserError(
+                    f"{path}: two videos are named {name}: {known.path} and {video.path}. Boxes "
+                    "refer to videos by their names. Rename one of the videos, also in the files "
+                    "of boxes"
+                )
+            again[name] = None
+    if again:
+        _warn(
+            f"{path}: {len(again)} videos are listed more than once and used once: "
+            f"{shorten_list([*again])}"
+        )
+    return list(found.values())
+
+
+def _files(video: FrameVideo | LabelledVideo) -> Sequence[str]:
+    """Return the paths of a video without symbolic links."""
+    files = video.files if isinstance(video, FrameVideo) else (video.path,)
+    return [file if is_remote(file) else os.path.realpath(file) for file in files]
+
+
+@cache
+def _warn(text: str) -> None:
+    """Log a warning. Repeated calls with the same text log it only once."""
+    logger.warning("%s", text)
 
 
 def annotation(recipe: Recipe, name: str) -> Path:
@@ -139,10 +197,11 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
 
     Returns:
         The names in the order of the class indices, or None if the file does not exist. Classes
-        that the file omits get their id as name.
+        that the file omits get their id as name. Equal names of several classes get their ids.
 
     Raises:
-        ValueError: An id is not from 1 to MODEL.NUM_CLASSES, or the file names no class.
+        ValueError: An id is not from 1 to MODEL.NUM_CLASSES or occurs twice, or the file names no
+            class.
     """
     path = annotation(recipe, recipe.ava.label_map_file)
     if not path.is_file():
@@ -150,17 +209,25 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
     with mistake_in(f"the label map {path} cannot be read", Exception):
         categories, _ = host_ava().read_labelmap(str(path))
     names = {row["id"]: row["name"] for row in categories}
+    if len(names) < len(categories):
+        raise UserError(f"{path} has an id more than once. Each class must have its own id")
     count = recipe.model.num_classes
     if not names or min(names) < 1 or max(names) > count:
         raise UserError(
             f"{path} must name classes with ids from 1 to MODEL.NUM_CLASSES {count}. Correct the "
             "file, or set AVA.LABEL_MAP_FILE to another file"
         )
+    shared = Counter(names.values())
+    names = {n: f"{name} ({n})" if shared[name] > 1 else name for n, name in names.items()}
     return tuple(names.get(number, str(number)) for number in range(1, max(names) + 1))
 
 
 def read_boxes(
-    path: Path, num_classes: int, least_score: float | None = None
+    path: Path,
+    num_classes: int,
+    least_score: float | None = None,
+    *,
+    has_labels: bool = True,
 ) -> Iterator[tuple[str, int, Box, list[int]]]:
     """Read boxes from a csv file, and clip them to the frame.
 
@@ -169,6 +236,7 @@ def read_boxes(
         num_classes: Maximum label. Labels in the file count from 1.
         least_score: If given, every line must have a score, and boxes with a lower score are left
             out. Boxes without an area are always left out.
+        has_labels: Whether to warn about boxes without a label, if they have no score.
 
     Yields:
         The video name, the second, the box and the class indices of each line.
@@ -177,6 +245,7 @@ def read_boxes(
         ValueError: A line is invalid.
     """
     empty = 0
+    unlabelled = list[int]()
     with mistake_in(f"{path} cannot be read"):
         opened = path.open(encoding="utf-8-sig", newline="")
     with opened as file:
@@ -187,6 +256,8 @@ def read_boxes(
                 if least_score is not None and float(row[7]) < least_score:
                     continue
                 if box[0] < box[2] and box[1] < box[3]:
+                    if least_score is None and not labels:
+                        unlabelled.append(rows.line_num)
                     yield row[0], second, box, labels
                 else:
                     empty += 1
@@ -198,6 +269,11 @@ def read_boxes(
             ) from error
     if empty:
         logger.warning("%s: %d boxes have no area in the frame and are left out", path, empty)
+    if unlabelled and has_labels:
+        _warn(
+            f"{path}: {len(unlabelled)} boxes have no label and count as examples of no class. The "
+            f"first is in line {unlabelled[0]}"
+        )
 
 
 def _parse_box(row: Sequence[str], num_classes: int) -> tuple[int, Box, list[int]]:
@@ -234,8 +310,23 @@ def _boxes(recipe: Recipe, split: str) -> dict[tuple[str, int], dict[Box, list[i
         found = read_boxes(annotation(recipe, file), recipe.model.num_classes, least)
         for name, second, box, labels in found:
             if not every_fourth or second % 4 == 0:
-                boxes.setdefault((name, second), {}).setdefault(box, []).extend(labels)
+                of_frame = boxes.setdefault((name, second), {})
+                of_frame.setdefault(box, []).extend(labels)
+                check_boxes(len(of_frame), f"{name}, second {second}")
     return boxes
+
+
+def check_boxes(count: int, where: str) -> None:
+    """Check the number of boxes in a key frame.
+
+    Raises:
+        ValueError: The key frame has too many boxes.
+    """
+    if count > MAX_BOXES:
+        raise UserError(
+            f"the key frame of {where} has more than {MAX_BOXES} boxes. For predicted boxes, raise "
+            "AVA.DETECTION_SCORE_THRESH"
+        )
 
 
 def _video_lists(recipe: Recipe, split: str) -> list[Path]:

@@ -13,7 +13,7 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_file import video_name
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.detection.clips import KeyFrameClips
-from slowfast_patches.detection.lists import Box, KeyFrame, read_boxes
+from slowfast_patches.detection.lists import Box, KeyFrame, check_boxes, read_boxes
 from slowfast_patches.detection.scores import BoxScores
 from slowfast_patches.tasks.task import Prediction
 
@@ -28,10 +28,12 @@ def predict_boxes(predictor: Any, path: str, file: Path) -> list[Prediction]:
         file: The csv file of boxes.
 
     Returns:
-        A pair for each box: a dict with "second" and "box", and the probabilities (classes,).
+        A pair for each box: a dict with "second" and "box", and the probabilities (classes,). For a
+        box whose key frame cannot be read, the dict also has the reason as "error", and the
+        probabilities are None.
 
     Raises:
-        UnreadableVideoError: The video cannot be read, ends before a key frame, or has no box.
+        UnreadableVideoError: The video cannot be read or has no box.
     """
     recipe = predictor.recipe
     name = video_name(path)
@@ -53,19 +55,33 @@ def predict_boxes(predictor: Any, path: str, file: Path) -> list[Prediction]:
         classes=recipe.model.num_classes,
     )
     scores = BoxScores(recipe, dataset, torch.device("cpu"))
+    errors = dict[int, str]()
     for clip in range(len(dataset)):
         batch = dataset.__getitems__([clip])
         if batch["failures"]:
-            raise UnreadableVideoError(batch["failures"][0][1])
-        scores.add(batch, predictor.score(batch).cpu())
-    places = [{"second": k.second, "box": box} for k in key_frames for box in k.boxes]
-    return list(zip(places, scores.scores / scores.weights[:, None], strict=True))
+            errors[clip // dataset.num_clips] = batch["failures"][0][1]
+        else:
+            scores.add(batch, predictor.score(batch).cpu())
+    means = iter(scores.scores / scores.weights[:, None])
+    weights = iter(scores.weights.tolist())
+    predictions = list[Prediction]()
+    for number, key_frame in enumerate(key_frames):
+        for box in key_frame.boxes:
+            where: dict[str, Any] = {"second": key_frame.second, "box": box}
+            mean = next(means)
+            if next(weights) > 0:
+                predictions.append((where, mean))
+            else:
+                predictions.append((where | {"error": errors[number]}, None))
+    return predictions
 
 
 @cache
 def _boxes_by_video(file: Path, num_classes: int) -> dict[str, dict[int, dict[Box, None]]]:
     """Read the different boxes in a csv file, by video and by the second of the key frame."""
     boxes = dict[str, dict[int, dict[Box, None]]]()
-    for name, second, box, _ in read_boxes(file, num_classes):
-        boxes.setdefault(name, {}).setdefault(second, {})[box] = None
+    for name, second, box, _ in read_boxes(file, num_classes, has_labels=False):
+        of_frame = boxes.setdefault(name, {}).setdefault(second, {})
+        of_frame[box] = None
+        check_boxes(len(of_frame), f"{name}, second {second}")
     return boxes

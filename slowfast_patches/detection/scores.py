@@ -142,9 +142,14 @@ def ava_precisions(
     """
     host = host_ava()
     categories, classes, truth, left_out = read_annotations(recipe)
+    # The host returns the precisions by name, and names may be equal.
+    categories = [{"id": row["id"], "name": str(row["id"])} for row in categories]
     if dataset.split == "val" and not recipe.ava.full_test_on_val:
         kept = [key for key in truth[0] if int(key.split(",")[1]) % 4 == 0]
         truth = [{key: of_kind[key] for key in kept} for of_kind in truth]
+    unread = _unread(dataset.videos, scored)
+    kept = [key for key in truth[0] if key not in unread and key.rpartition(",")[0] not in unread]
+    truth = [{key: of_kind[key] for key in kept} for of_kind in truth]
     detections: list[dict[str, list[Any]]] = [defaultdict(list) for _ in range(3)]
     boxes, labels, confidences = detections
     rows = zip(scores, scored, strict=True)
@@ -163,3 +168,21 @@ def ava_precisions(
         value = metrics[f"PascalBoxes_PerformanceByCategory/AP@0.5IOU/{row['name']}"]
         precisions[row["id"] - 1] = None if np.isnan(value) else 100 * float(value)
     return precisions
+
+
+def _unread(key_frames: Sequence[Any], scored: Sequence[bool]) -> set[str]:
+    """Return the keys of the key frames without a score, and the names of videos without any.
+
+    A key frame has no score if its clips cannot be read. All its boxes would count as missed.
+    """
+    host = host_ava()
+    rows = iter(scored)
+    unread = set[str]()
+    read = set[str]()
+    for key_frame in key_frames:
+        has_score = [next(rows) for _ in key_frame.boxes]
+        if any(has_score):
+            read.add(key_frame.name)
+        else:
+            unread |= {host.make_image_key(key_frame.name, key_frame.second), key_frame.name}
+    return unread - read

@@ -23,8 +23,11 @@ from slowfast_patches.tasks.scores import (
     topk_accuracy,
 )
 
-Prediction = tuple[dict[str, Any], Tensor]
-"""Description of what was scored in a video, and the probability of each class, (classes,)."""
+Prediction = tuple[dict[str, Any], Tensor | None]
+"""Description of what was scored in a video, and the probability of each class, (classes,).
+
+For a part that cannot be read, the description has the reason as "error", and there are no
+probabilities."""
 
 Transform = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """Function that converts the clips and flips of a mini-batch to the pathways of a network."""

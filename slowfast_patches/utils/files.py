@@ -16,6 +16,7 @@ from uuid import uuid4
 from slowfast_patches.utils.errors import UserError, writing
 from slowfast_patches.utils.storage import is_remote, upload
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 TEMPORARY = ".tmp"
@@ -96,7 +97,7 @@ def make_folder(path: Path, option: str = "") -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def map_files(query: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
+def map_files(query: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
     """Call a function that queries a file for each name, in many threads.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -15,6 +15,8 @@ from slowfast_patches.datasets.reading.frames import frame_files, is_frames
 from slowfast_patches.utils.files import map_files
 from slowfast_patches.utils.tables import shorten_list
 
+_Key = tuple[str, str | None]
+"""Path and name of a video."""
 _HEAD = 1 << 16
 """Number of bytes to compare before a whole file is read."""
 
@@ -52,9 +54,9 @@ class Overlap:
 def find_overlaps(lists: Mapping[str, Sequence[Any]]) -> list[Overlap]:
     """Find the videos that each pair of lists has in common.
 
-    Copies of a file count as the same video. A video with a `name` is identified by its path and
-    its name, because a folder may contain the frames of several videos. Videos without a path are
-    ignored.
+    Copies of a file, or of all the frames of a video, count as the same video. Otherwise, a video
+    with a `name` is identified by its path and its name, because a folder may contain the frames of
+    several videos. Videos without a path are ignored.
 
     A list "test" with the same videos as the list "val" is left out, because it is common to test
     on the validation videos.
@@ -75,71 +77,80 @@ def find_overlaps(lists: Mapping[str, Sequence[Any]]) -> list[Overlap]:
 
 def _by_identity(lists: Mapping[str, Sequence[Any]]) -> dict[str, dict[object, str]]:
     """Return the paths of the videos of each list by a value that identifies the video."""
-    listed = dict[str, dict[tuple[str, object], None]]()
-    lists_of = defaultdict[str, set[str]](set)
+    listed = dict[str, dict[_Key, None]]()
+    places = defaultdict[_Key, dict[str, int]](dict)
     for title, videos in lists.items():
-        with_path = (video for video in videos if hasattr(video, "path"))
-        listed[title] = dict.fromkeys((v.path, getattr(v, "name", None)) for v in with_path)
-        for path, name in listed[title]:
-            if name is None:
-                lists_of[path].add(title)
-    same = _find_copies(lists_of)
-    return {
-        title: {same.get(key[0], key): key[0] for key in keys} for title, keys in listed.items()
-    }
+        listed[title] = {}
+        for number, video in enumerate(videos):
+            if hasattr(video, "path"):
+                key = (video.path, getattr(video, "name", None))
+                listed[title][key] = None
+                places[key].setdefault(title, number)
+
+    def files_of(key: _Key) -> Sequence[str]:
+        title, number = next(iter(places[key].items()))
+        files: Sequence[str] | None = getattr(lists[title][number], "files", None)
+        return _files(key[0]) if files is None else files
+
+    same = _find_copies(places, files_of)
+    return {title: {same.get(key, key): key[0] for key in keys} for title, keys in listed.items()}
 
 
-def _find_copies(lists_of: Mapping[str, set[str]]) -> dict[str, object]:
-    """Find files, or folders of JPEG files, that are copies of a file in another list.
+def _find_copies(
+    lists_of: Mapping[_Key, Collection[str]], files_of: Callable[[_Key], Sequence[str]]
+) -> dict[_Key, object]:
+    """Find videos that are copies of a video in another list.
 
     The sizes are compared first, then the first bytes, and then the content.
 
     Args:
-        lists_of: Maps each path to the names of the lists that contain it.
+        lists_of: Maps each video to the names of the lists that contain it.
+        files_of: Returns the file of a video, or the files of its frames.
 
     Returns:
-        Maps the path of each copy to a value that is the same for all copies.
+        Maps each copy to a value that is the same for all copies.
     """
-    found: dict[str, object] = dict.fromkeys(lists_of)
+    found: dict[_Key, object] = dict.fromkeys(lists_of)
     for look in (_size, _head, _digest):
-        described = map_files(partial(_looked, look), list(found))
-        groups = defaultdict[object, list[str]](list)
-        for path, value in described.items():
-            groups[value].append(path)
+        described = map_files(partial(_looked, look, files_of), list(found))
+        groups = defaultdict[object, list[_Key]](list)
+        for key, value in described.items():
+            groups[value].append(key)
         found = {
-            path: value
-            for value, paths in groups.items()
-            if len(paths) > 1 and len(set().union(*map(lists_of.__getitem__, paths))) > 1
-            for path in paths
+            key: value
+            for value, keys in groups.items()
+            if len(keys) > 1 and len(set().union(*map(lists_of.__getitem__, keys))) > 1
+            for key in keys
         }
     return found
 
 
-def _looked(look: Callable[[str], object], path: str) -> object:
-    """Call `look`, and return the path if the file cannot be read, so that it has no copies."""
+def _looked(
+    look: Callable[[Sequence[str]], object], files_of: Callable[[_Key], Sequence[str]], key: _Key
+) -> object:
+    """Call `look`, and return the key if a file cannot be read, so that it has no copies."""
     try:
-        return look(path)
+        return look(files_of(key))
     except (OSError, ValueError, IndexError):  # missing, no valid file name, an empty folder
-        return path
+        return key
 
 
-def _size(path: str) -> object:
+def _size(files: Sequence[str]) -> object:
     """Return the number of files of a video, and the size of the first.
 
     For an empty file, which has no copies, return the path instead of the size.
     """
-    files = _files(path)
-    return (len(files), os.path.getsize(files[0]) or path)
+    return (len(files), os.path.getsize(files[0]) or files[0])
 
 
-def _head(path: str) -> object:
-    with open(_files(path)[0], "rb") as file:
-        return _size(path), file.read(_HEAD)
+def _head(files: Sequence[str]) -> object:
+    with open(files[0], "rb") as file:
+        return _size(files), file.read(_HEAD)
 
 
-def _digest(path: str) -> object:
+def _digest(files: Sequence[str]) -> object:
     whole = hashlib.sha256()
-    for name in _files(path):
+    for name in files:
         with open(name, "rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.digest()

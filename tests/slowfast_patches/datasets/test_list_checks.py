@@ -4,10 +4,14 @@ import pytest
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import read_list
-from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.datasets.lists.frame_list import HEADER, read_frame_list
 from slowfast_patches.datasets.lists.list_checks import list_warnings, repeated_videos
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
+from slowfast_patches.train.run import _count_videos
+from tests.slowfast_patches.datasets.made_videos import write_jpeg
 from tests.slowfast_patches.datasets.recipes import recipe_of
+from tests.slowfast_patches.detection.ava_lists import recipe_of as ava_recipe
+from tests.slowfast_patches.detection.ava_lists import write_lists
 
 CLASSES = "MODEL.NUM_CLASSES"
 
@@ -119,3 +123,33 @@ def test_a_test_on_the_validation_list_is_not_an_overlap_but_a_part_of_it_is():
     lists["test"] = videos("d", "e", "a")
     of_test = [f"1 of the 3 videos of test are also in {name}" for name in ("train", "val")]
     assert [found.remark for found in find_overlaps(lists)] == [of_val, *of_test]
+
+
+def test_copies_of_the_frames_of_a_list_are_found(tmp_path):
+    """Two lists of frames have the same pictures under other names. A third video differs."""
+    lists = {}
+    for split, videos in (("train", ("a", "b")), ("val", ("c", "d"))):
+        rows = [HEADER]
+        for video in videos:
+            for number in range(3):
+                level = 40 + 9 * number + (99 if video == "d" and number == 2 else 0)
+                write_jpeg(tmp_path / video / f"{video}{number}.jpg", level=level)
+                rows.append(f'{video} 0 {number} {video}/{video}{number}.jpg ""')
+        (tmp_path / f"{split}.csv").write_text("\n".join(rows))
+        lists[split] = read_frame_list(tmp_path / f"{split}.csv", num_classes=1, fps=30)
+    write_jpeg(tmp_path / "b/b0.jpg", level=200)
+    (found,) = find_overlaps(lists)
+    assert found.shared == [(str(tmp_path / "a"), str(tmp_path / "c"))]
+
+
+def test_a_run_is_not_refused_because_the_first_video_of_ava_is_missing(tmp_path):
+    """The first key frames of a list are all of one video."""
+    boxes = "".join(f"a,{second:04d},0.1,0.1,0.9,0.9,1\n" for second in range(902, 952))
+    folder = write_lists(tmp_path, boxes + "b,0902,0.1,0.1,0.9,0.9,1\n")
+    (folder / "train.csv").write_text("gone/a.mp4 0\nb.mp4 0\n")
+    (folder / "b.mp4").touch()
+    cfg = ava_recipe(folder)
+    assert _count_videos(cfg, "train") == 51
+    (folder / "b.mp4").unlink()
+    with pytest.raises(ValueError, match="None of 2 videos that were looked up"):
+        _count_videos(cfg, "train")

@@ -11,6 +11,8 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     list_path,
     read_list,
 )
+from slowfast_patches.datasets.lists.overlaps import find_overlaps
+from slowfast_patches.detection.lists import read_boxes
 from tests.slowfast_patches.detection.ava_lists import recipe_of, write_lists
 
 TRAIN = """\
@@ -79,3 +81,88 @@ def test_videos_may_be_files_and_lists_elsewhere(tmp_path):
 
 def test_classes_have_the_names_of_the_label_map_and_else_their_numbers(tmp_path):
     assert class_names(recipe_of(write_lists(tmp_path, TRAIN))) == ("stand", "2", "run")
+
+
+# Lists that are wrong.
+
+
+def with_videos(folder: Path, **lists: str) -> Path:
+    """Write lists of video files, which need not exist, and boxes of the videos a and b."""
+    write_lists(folder, TRAIN)
+    for name, text in lists.items():
+        (folder / f"{name}.csv").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("a.mp4 0\nb.mp4 0\n", "a.mp4 0\nb.mp4 0\n"),
+        ("a.mp4 0\n./a.mp4 0\nb.mp4 0\n", "link.mp4 0\n"),
+        ("x/../a.mp4 0\nb.mp4 0\n", "a.mp4 0\n"),
+    ],
+)
+def test_a_video_that_is_listed_several_times_is_used_once(tmp_path, caplog, one, two):
+    folder = with_videos(tmp_path, one=one, two=two.replace("link", "l/a"))
+    (folder / "x").mkdir()
+    (folder / "l").symlink_to(".")
+    key_frames = read_list(recipe_of(folder, "AVA.TRAIN_LISTS", "['one.csv', 'two.csv']"), "train")
+    assert [(k.name, k.second) for k in key_frames] == [("a", 902), ("a", 904), ("b", 902)]
+    assert "videos are listed more than once and used once: a" in caplog.text
+
+
+def test_a_frame_list_that_is_named_twice_is_used_once(tmp_path):
+    folder = write_lists(tmp_path, TRAIN)
+    recipe = recipe_of(folder, "AVA.TRAIN_LISTS", "['train.csv', 'val.csv']")
+    assert len(read_list(recipe, "train")) == 3
+
+
+def test_different_videos_with_the_same_name_are_refused(tmp_path):
+    folder = with_videos(tmp_path, train="x/a.mp4 0\nb.mp4 0\ny/a.webm 0\n")
+    with pytest.raises(ValueError, match=r"two videos are named a: .*x/a\.mp4 and .*y/a"):
+        read_list(recipe_of(folder), "train")
+
+
+@pytest.mark.parametrize("lists", ["['val.csv', 'train.csv']", "['train.csv', 'val.csv']"])
+def test_frame_lists_and_lists_of_files_do_not_mix(tmp_path, lists):
+    folder = with_videos(tmp_path, train="c.mp4 0\n")  # val.csv is a frame list
+    with pytest.raises(ValueError, match="must either all be frame lists, or all be"):
+        read_list(recipe_of(folder, "AVA.TRAIN_LISTS", lists), "train")
+
+
+def test_boxes_without_a_label_are_named_where_labels_are_needed(tmp_path, caplog):
+    path = tmp_path / "boxes.csv"
+    path.write_text("v,0902,0.1,0.1,0.9,0.9,\nv,0903,0.1,0.1,0.9,0.9,2\nv,0904,0,0,1,1,-1\n")
+    assert [labels for *_, labels in read_boxes(path, 3, has_labels=False)] == [[], [1], []]
+    assert not caplog.text
+    list(read_boxes(path, 3))
+    assert "2 boxes have no label and count as examples of no class. The first is in line 1" in (
+        caplog.text
+    )
+
+
+def test_too_many_boxes_in_a_key_frame_are_refused(tmp_path):
+    lines = "".join(f"a,0902,0.1,0.1,0.9,{0.2 + n / 2000:.4f},1\n" for n in range(1001))
+    with pytest.raises(ValueError, match="key frame of a, second 902 has more than 1000 boxes"):
+        read_list(recipe_of(write_lists(tmp_path, lines)), "train")
+
+
+def test_equal_names_in_a_label_map_are_told_apart(tmp_path):
+    folder = write_lists(tmp_path, TRAIN)
+    text = (folder / "names.pbtxt").read_text()
+    (folder / "names.pbtxt").write_text(text.replace("run", "stand"))
+    assert class_names(recipe_of(folder)) == ("stand (1)", "2", "stand (3)")
+    (folder / "names.pbtxt").write_text(text.replace("3", "1"))
+    with pytest.raises(ValueError, match="has an id more than once"):
+        class_names(recipe_of(folder))
+
+
+def test_copies_of_a_video_under_another_name_are_found(tmp_path):
+    folder = with_videos(tmp_path, train="a.mp4 0\nb.mp4 0\n", val="c.mp4 0\nd.mp4 0\n")
+    (folder / "ava_val_v2.2.csv").write_text("c,0902,0.1,0.1,0.9,0.9,1\nd,0902,0,0,1,1,1\n")
+    for name, content in (("a", b"first"), ("b", b"other"), ("c", b"first"), ("d", b"third")):
+        (folder / f"{name}.mp4").write_bytes(content)
+    recipe = recipe_of(folder, "AVA.TEST_PREDICT_BOX_LISTS", "[]", "AVA.FULL_TEST_ON_VAL", True)
+    lists = {split: read_list(recipe, split) for split in ("train", "val")}
+    (found,) = find_overlaps(lists)
+    assert found.shared == [(str(folder / "a.mp4"), str(folder / "c.mp4"))]

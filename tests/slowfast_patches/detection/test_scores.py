@@ -1,5 +1,6 @@
 """Tests of the scores of boxes: weighted means over clips, and average precision by hand."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,12 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.detection.clips import Targets, classes_of
+from slowfast_patches.detection.predict import predict_boxes
 from slowfast_patches.detection.scores import BoxScores
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
+from tests.slowfast_patches.datasets.made_videos import write_jpeg
 from tests.slowfast_patches.detection.ava_lists import BOXES, recipe_of, write_lists
 
 KEYS = ("DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64)
@@ -83,6 +87,65 @@ def test_crops_count_by_what_they_show_of_a_box(folder):
     made.add(dataset.__getitems__([3, 4, 5]), torch.full((3, 3), 0.2))
     expected = (0.3 + 0.6 * 20 / 24 + 0.9 * 4 / 24) / 2
     assert made.result().probabilities[:, 0].tolist() == pytest.approx([expected, 0.2])
+
+
+def perfect(folder: Path, *keys: object, unread: Sequence[int] = ()) -> dict[str, float]:
+    """Return the metrics of scores that equal the labels. Some key frames cannot be read."""
+    made, dataset = scores_and_clips(folder, *keys)
+    rows = 0
+    for number, key_frame in enumerate(dataset.videos):
+        count = len(key_frame.boxes)
+        if number not in unread:
+            made.scores[rows : rows + count] = torch.from_numpy(classes_of(key_frame, 3))
+            made.weights[rows : rows + count] = 1
+            made.clips[number] = dataset.num_clips
+        rows += count
+    return made.result().metrics
+
+
+@pytest.mark.parametrize("unread", [(), (0,), (1,), (0, 1), (2,), (3,), (2, 3)])
+def test_what_cannot_be_read_is_not_scored(tmp_path, unread):
+    """Key frames of a video, or a whole video, that cannot be read do not lower a perfect mAP."""
+    later = TRUTH + TRUTH.replace("0902", "0904")
+    lists = write_lists(tmp_path, later, val=later)
+    found = perfect(lists, *ANNOTATED, "DATA.MAX_BAD_FRACTION", 0.9, unread=unread)
+    assert found == {"map": pytest.approx(100), "videos": 4, "unreadable": len(unread)}
+
+
+def test_a_video_that_is_listed_twice_counts_once(folder):
+    lists = "['val.csv', 'train.csv']"  # both have the same videos
+    found = perfect(folder, *ANNOTATED, "AVA.TEST_LISTS", lists)
+    assert found == {"map": pytest.approx(100), "videos": 2, "unreadable": 0}
+
+
+def test_classes_with_equal_names_have_their_own_precision(tmp_path):
+    lists = write_lists(tmp_path, TRUTH, val=TRUTH)
+    names = (lists / "names.pbtxt").read_text().replace("run", "stand")
+    (lists / "names.pbtxt").write_text(names)
+    found = judged(lists, *ANNOTATED)
+    assert found.precisions == [pytest.approx(100), None, pytest.approx(50)]
+
+
+class MadeUp:
+    """Model that gives each box the same scores."""
+
+    def __init__(self, folder: Path) -> None:
+        self.recipe = recipe_of(folder, *KEYS)
+
+    def score(self, batch: Any) -> torch.Tensor:
+        return torch.tensor([[0.3, 0.6, 0.1]]).repeat(len(Targets.of_labels(batch["labels"])[1]), 1)
+
+
+def test_boxes_beside_one_after_the_end_of_a_video_are_predicted(folder, tmp_path):
+    for number in range(70):
+        write_jpeg(tmp_path / "clips/v" / f"{number}.jpg")
+    file = tmp_path / "targets.csv"
+    file.write_text("".join(f"v,{second:04d},0.1,0.1,0.9,0.9,\n" for second in (902, 950)))
+    for path in ("clips/v", "clips/v/", "clips/v/*.jpg"):
+        (one, scores), (other, none) = predict_boxes(MadeUp(folder), f"{tmp_path}/{path}", file)
+        assert (one["second"], scores.tolist()) == (902, pytest.approx([0.3, 0.6, 0.1]))
+        assert (other["second"], none) == (950, None)
+        assert "ends before its key frame at second 950" in other["error"]
 
 
 def test_annotations_that_cannot_be_read_are_named(folder):

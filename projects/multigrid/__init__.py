@@ -14,6 +14,7 @@ from multigrid.batchnorm import (
 from multigrid.cost import Cost, baseline_cost, schedule_cost
 from multigrid.cycles import GENTLE, PAPER, Cycles, recommend_cycles
 from multigrid.errors import MultigridError
+from multigrid.frame_clips import FrameClips
 from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.grids import Grid, SamplingOptions, make_grid
 from multigrid.learning_rate import (
@@ -48,6 +49,7 @@ from multigrid.schedule import Phase, Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest, Shape, scale_shape
 from multigrid.stages import Stage
 from multigrid.training import Training
+from multigrid.weights import balanced_weights
 
 __all__ = [
     "GENTLE",
@@ -59,6 +61,7 @@ __all__ = [
     "Cost",
     "Cycles",
     "FollowsGrid",
+    "FrameClips",
     "Grid",
     "GroupedBatchNorm3d",
     "LearningRate",
@@ -79,6 +82,7 @@ __all__ = [
     "Warmup",
     "Window",
     "average_running_stats",
+    "balanced_weights",
     "baseline_cost",
     "batch_rate_factor",
     "check_patches",

@@ -17,7 +17,8 @@ _EXAMPLE = """Write the data set as follows
         frames, crop = request.shape.frames, request.shape.crop
         clip = ...  # of video request.video: (frames, crop, crop, 3) uint8
         return {"clip": clip, "label": 0, "flip": False, "iteration": request.iteration}
-or use slowfast_patches.datasets.VideoClips"""
+or wrap the data set. For items (frames, label), use multigrid.FrameClips(dataset, base). For items
+(path, label) of video files, use slowfast_patches.datasets.VideoClips(dataset, base)"""
 
 
 _OF_SAMPLER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from zlib import crc32
 
 from multigrid.schedule import Schedule
@@ -10,8 +11,8 @@ _MOST_RATES = 1000
 """Number of iterations, spread over the training, whose learning rates are compared."""
 
 
-def describe(schedule: Schedule) -> dict[str, int | str]:
-    """Describe everything of a schedule that determines the result of a training.
+def describe(schedule: Schedule, weights: Sequence[float] | None = None) -> dict[str, int | str]:
+    """Describe everything of a schedule and of sampling weights that determines the result.
 
     Returns:
         A value for each aspect. Checksums stand for long values.
@@ -25,6 +26,7 @@ def describe(schedule: Schedule) -> dict[str, int | str]:
         "checksum of the learning rates": crc32(rates.encode()),
         "checksum of the BN group sizes": crc32(groups.encode()),
         "number of videos": schedule.num_videos,
+        "checksum of the weights": 0 if weights is None else crc32(str(list(weights)).encode()),
     }
 
 

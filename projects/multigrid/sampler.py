@@ -20,6 +20,7 @@ from multigrid.batchnorm import check_processes, group_order
 from multigrid.errors import MultigridError
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest
+from multigrid.weights import WeightedStream
 
 
 class Batch(TypedDict):
@@ -93,6 +94,8 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         rank: Rank of this process.
         world_size: Number of processes.
         start: The first iteration.
+        weights: Sampling weight of each video (see `WeightedStream`). None means that each video
+            appears once in each epoch.
 
     Raises:
         ValueError: The mini-batches cannot be divided over the processes (`check_processes`), or
@@ -100,7 +103,13 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
     """
 
     def __init__(
-        self, schedule: Schedule, seed: int, rank: int = 0, world_size: int = 1, start: int = 0
+        self,
+        schedule: Schedule,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+        weights: Sequence[float] | None = None,
     ) -> None:
         check_processes(schedule, world_size)
         if start not in range(schedule.iterations + 1):
@@ -112,12 +121,26 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         self.rank = rank
         self.world_size = world_size
         self.start = start
+        self._stream = None
+        if weights is not None:
+            self._stream = WeightedStream(seed, weights)
+            if len(weights) != schedule.num_videos:
+                raise MultigridError(
+                    f"there are {len(weights)} weights, but the schedule was made for "
+                    f"{schedule.num_videos} videos"
+                )
+
+    def _clip_at(self, number: int) -> tuple[int, int]:
+        """Return the (video, epoch) pair at a position of the stream."""
+        if self._stream is not None:
+            return self._stream.at(number)
+        return clip_at(self.seed, self.schedule.num_videos, number)
 
     def batch(self, iteration: int) -> list[ClipRequest]:
         """Return the requests for this rank's clips of an iteration."""
         step = self.schedule.at(iteration)
         return [
-            ClipRequest(*clip_at(self.seed, self.schedule.num_videos, n), step.shape, iteration)
+            ClipRequest(*self._clip_at(n), step.shape, iteration)
             for n in clip_numbers(step, self.rank, self.world_size)
         ]
 

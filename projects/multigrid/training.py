@@ -67,6 +67,9 @@ class Training:
         seed: Seed of the order of clips.
         accumulation_steps: Number of micro-batches into which `micro_batches` divides the
             mini-batch of a process to save memory (gradient accumulation).
+        weights: Sampling weight of each video, to draw some videos more often than others, such as
+            `balanced_weights(labels)`. The clips still depend on the seed and the iteration alone.
+            None means that each video appears once in each pass over the data.
 
     Attributes:
         iteration: Number of iterations begun.
@@ -82,6 +85,7 @@ class Training:
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         seed: int = 0,
         accumulation_steps: int = 1,
+        weights: Sequence[float] | None = None,
     ) -> None:
         refuse(
             accumulation_steps < 1,
@@ -91,6 +95,7 @@ class Training:
         self.model = model
         self.optimizer = optimizer
         self.seed = seed
+        self.weights = None if weights is None else [float(weight) for weight in weights]
         self.iteration = 0
         self.epochs, self.epoch_iterations = divide_epochs(schedule)
         self.accumulation_steps = accumulation_steps
@@ -152,7 +157,9 @@ class Training:
         check_options(options)
         check_dataset(dataset, self.schedule.num_videos)
         rank, size = _ranks()
-        sampler = MultigridBatchSampler(self.schedule, self.seed, rank, size, self.iteration)
+        sampler = MultigridBatchSampler(
+            self.schedule, self.seed, rank, size, self.iteration, self.weights
+        )
         if size > 1:
             form_groups(self.schedule)
         if self.model is not None and self.optimizers and not self.is_complete:
@@ -351,7 +358,7 @@ class Training:
             )
 
     def _identity(self) -> dict[str, int | str]:
-        return {**describe(self.schedule), "seed": self.seed}
+        return {**describe(self.schedule, self.weights), "seed": self.seed}
 
 
 def iteration_of(batch: Any) -> int:

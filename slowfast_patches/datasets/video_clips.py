@@ -7,14 +7,14 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import GENTLE, ClipRequest, SamplingOptions, Shape
 from slowfast_patches.datasets.augmentation import Transform, Transforms
-from slowfast_patches.datasets.clips import TRIES, ClipDataset, Label
+from slowfast_patches.datasets.clips import TRIES, ClipDataset
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
 from slowfast_patches.datasets.sampling import Sampling
@@ -25,7 +25,16 @@ _PAIRS = (
     "float32 vectors"
 )
 
-Videos = str | os.PathLike[str] | Sequence[tuple[str | os.PathLike[str], Label]]
+
+class Pairs(Protocol):
+    """Sequence or map-style data set of (path, label) pairs."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Videos = str | os.PathLike[str] | Pairs
 
 
 class VideoClips(ClipDataset):
@@ -52,10 +61,11 @@ class VideoClips(ClipDataset):
     for all processes, so every process must create the data set.
 
     Args:
-        videos: The path of a csv file, or a sequence of (path, label) pairs. The csv file has a
-            line "path label" per video, as written by `multigrid-prepare`, and its paths are
-            relative to the folder of the file. A label is a class index from 0. In pairs, all
-            labels may instead be multi-hot vectors, (classes,) float32.
+        videos: The path of a csv file, or a sequence or a data set of (path, label) pairs, such as
+            a Subset or a ConcatDataset. The csv file has a line "path label" per video, as written
+            by `multigrid-prepare`, and its paths are relative to the folder of the file. A label is
+            a class index from 0. In pairs, all labels may instead be multi-hot vectors, (classes,)
+            float32.
         base: The shape of the baseline, as in the schedule.
         stride: Distance between consecutive frames of a clip, in frames of a video with
             `target_fps` frames per second.
@@ -151,13 +161,17 @@ def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
                 f"{file} does not exist. Give the path of a csv file, or (path, label) pairs"
             )
         return file, read_csv(file)
-    videos = list(videos)
-    if not videos:
-        raise UserError("videos is empty. Give (path, label) pairs, or the path of a csv file")
     try:
-        paths, labels = zip(*videos, strict=True)
+        # A data set is read by index, because it need not end an iteration.
+        by_index = hasattr(videos, "__len__")
+        pairs = [videos[i] for i in range(len(videos))] if by_index else [*iter(videos)]
+        if not pairs:
+            raise UserError("videos is empty. Give (path, label) pairs, or the path of a csv file")
+        paths, labels = zip(*pairs, strict=True)
         array = np.asarray(labels)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, LookupError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{_PAIRS}: {error}") from error
     is_class = array.ndim == 1 and array.dtype.kind in "iu" and bool((array >= 0).all())
     if not is_class and (array.ndim != 2 or array.dtype != np.float32):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +81,13 @@ class MultigridCallback(Callback):
     Args:
         schedule: The schedule to train.
         seed: Seed of the order of clips.
+        weights: Sampling weight of each video, as for `Training`.
     """
 
-    def __init__(self, schedule: Schedule, seed: int = 0) -> None:
-        self.training = Training(schedule, seed=seed)
+    def __init__(
+        self, schedule: Schedule, seed: int = 0, weights: Sequence[float] | None = None
+    ) -> None:
+        self.training = Training(schedule, seed=seed, weights=weights)
 
     @property
     def epochs(self) -> int:

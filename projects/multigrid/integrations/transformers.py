@@ -161,6 +161,7 @@ class MultigridTrainer(Trainer):
 
     Args:
         schedule: The schedule to train.
+        weights: Sampling weight of each video, as for `Training`.
         options: Arguments of the Trainer. `train_dataset` must accept a `ClipRequest` as index.
             `data_collator` must return "iteration" beside the inputs of the model. It defaults to
             `video_inputs` with the model's name for clips. If `processing_class` is an image
@@ -170,7 +171,9 @@ class MultigridTrainer(Trainer):
         ValueError: An argument conflicts with the schedule.
     """
 
-    def __init__(self, *, schedule: Schedule, **options: Any) -> None:
+    def __init__(
+        self, *, schedule: Schedule, weights: Sequence[float] | None = None, **options: Any
+    ) -> None:
         own_collator = options.get("data_collator")
         # Copy the arguments, because some are changed below.
         args = copy(options.get("args") or TrainingArguments("tmp_trainer"))
@@ -202,7 +205,7 @@ class MultigridTrainer(Trainer):
         super().__init__(**options | {"args": args, "data_collator": own_collator or video_inputs})
         self._network: nn.Module | None = None
         seed = args.data_seed if args.data_seed is not None else args.seed
-        self.training = Training(schedule, self.model, seed=seed)
+        self.training = Training(schedule, self.model, seed=seed, weights=weights)
         self.callback_handler.callbacks.insert(0, _Epochs(self.training))
         name = getattr(self.model, "main_input_name", "")
         if own_collator is None and name.startswith("pixel_values"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from multigrid import PAPER, ClipRequest, Shape, collate
 from slowfast_patches.datasets import VideoClips
@@ -53,6 +53,29 @@ def test_clips_are_those_of_a_recipe(demo_data, keys, options, sampling):
     coarse = [request for request in REQUESTS if request.shape == COARSE]
     coverage = collate(ours.__getitems__(coarse))["coverage"].tolist()
     assert coverage == [pytest.approx(ours[request]["coverage"], rel=1e-6) for request in coarse]
+
+
+class Listed(Dataset):
+    """Data set of (path, label), which does not say where it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        lines = (folder / "train.csv").read_text().splitlines()
+        self.pairs = [(folder / line.split()[0], int(line.split()[1])) for line in lines]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, number):
+        return self.pairs[number % len(self.pairs)]
+
+
+def test_a_data_set_of_paths_is_wrapped_in_a_line(demo_data):
+    listed = Listed(demo_data)
+    parts = ConcatDataset([Subset(listed, range(12, 24)), Subset(listed, range(12))])
+    ours = VideoClips(parts, BASE, stride=2, seed=7)
+    theirs = VideoClips([*listed.pairs[12:], *listed.pairs[:12]], BASE, stride=2, seed=7)
+    np.testing.assert_equal(ours[REQUESTS[0]], theirs[REQUESTS[0]])
+    assert len(VideoClips(listed, BASE, stride=2)) == 24
 
 
 def test_a_number_is_the_centre_clip_of_that_video(demo_data):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 
@@ -29,7 +30,11 @@ class MicroBatch(NamedTuple):
 
 
 def divide(
-    batch: Mapping[str, Any], clips: int, group_size: int | None, parts: int, model: nn.Module
+    batch: Mapping[str, Any],
+    clips: int,
+    group_size: int | None,
+    parts: int,
+    modules: Iterable[nn.Module],
 ) -> Iterator[MicroBatch]:
     """Yield micro-batches of whole BN groups, and update the running statistics after the last one.
 
@@ -46,15 +51,22 @@ def divide(
         clips: Number of clips on this process.
         group_size: Clips per BN group, or None for a model without batch normalisation.
         parts: Number of micro-batches.
-        model: The model to train.
+        modules: All modules of the model to train, such as `model.modules()`.
     """
+    if parts == 1:
+        yield MicroBatch(dict(batch), 1.0, True, list(range(clips)))
+        return
     groups = max(1, clips // (group_size or 1))  # a group may extend over several processes
+    modules = list(modules)
     # Leave out frozen modules, whose mean over micro-batches could differ by rounding errors.
-    modules = [module for module in model.modules() if module.training and parts > 1]
-    stats = [buffer for module in modules for buffer in float_buffers(module)]
-    starts = [buffer.clone() for buffer in stats]
-    changes = [torch.zeros_like(buffer) for buffer in stats]
-    put_back = keep_buffers(model) if stats else None
+    trained = [module for module in modules if module.training]
+    norms = [module for module in trained if isinstance(module, _BatchNorm)]
+    stats = [buffer for module in norms for buffer in float_buffers(module)]
+    others = [b for m in trained if not isinstance(m, _BatchNorm) for b in float_buffers(m)]
+    starts = _copies(stats)
+    other_starts = _copies(others)
+    changes = list[Tensor]()
+    put_back = keep_buffers(modules) if stats or others else None
     for part in range(parts):
         if put_back is not None:
             put_back()
@@ -62,12 +74,17 @@ def divide(
         share = len(chosen) / clips
         micro = select_clips(batch, chosen, clips)
         yield MicroBatch(micro, share, part == parts - 1, chosen)
-        for change, buffer, start in zip(changes, stats, starts, strict=True):
+        differences = list(torch._foreach_sub(stats, starts)) if stats else []
+        for buffer, start in zip(others, other_starts, strict=True):
             # The difference is 0 for a constant, also an infinite one.
-            change.add_((buffer - start).masked_fill_(buffer == start, 0), alpha=share)
-    if stats:
-        torch._foreach_copy_(stats, starts)
-        torch._foreach_add_(stats, changes)
+            differences.append((buffer - start).masked_fill_(buffer == start, 0))
+        if changes:
+            torch._foreach_add_(changes, differences, alpha=share)
+        elif differences:
+            changes = list(torch._foreach_mul(differences, share))
+    if changes:
+        torch._foreach_copy_(stats + others, starts + other_starts)
+        torch._foreach_add_(stats + others, changes)
 
 
 def select_clips(
@@ -93,11 +110,19 @@ def select_clips(
     return {name: tree_map(select, value) for name, value in batch.items()}
 
 
-def keep_buffers(model: nn.Module) -> Callable[[], object]:
-    """Copy the buffers of a model, and return a function that restores the buffers."""
-    buffers = list(model.buffers())
-    copies = [buffer.clone() for buffer in buffers]
+def keep_buffers(modules: Iterable[nn.Module]) -> Callable[[], object]:
+    """Copy the buffers of modules, and return a function that restores the buffers."""
+    found = (buffer for module in modules for buffer in module.buffers(recurse=False))
+    buffers = list(dict.fromkeys(found))
+    copies = _copies(buffers)
     return lambda: torch._foreach_copy_(buffers, copies) if buffers else None
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, list(tensors))
+    return copies
 
 
 def float_buffers(module: nn.Module) -> list[Tensor]:

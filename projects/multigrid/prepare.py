@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from multigrid.batchnorm import set_group_size
-from multigrid.learning_rate import batch_rate_factor
 from multigrid.schedule import Schedule, ScheduleStep
+from multigrid.step_state import StepState, scaled_rates
 
 
 def prepare_step(step: ScheduleStep, model: nn.Module, *optimizers: Optimizer) -> None:
@@ -21,32 +20,15 @@ def prepare_step(step: ScheduleStep, model: nn.Module, *optimizers: Optimizer) -
 
     The learning rate of each parameter group is `step.lr` times the group's "lr_scale", which is 1
     by default. If the group has a "batch_rate_rule" ("linear" or "sqrt"), its learning rate grows
-    with the batch by this rule instead of the schedule's (see `batch_rate_factor`).
+    with the batch by this rule instead of the schedule's (see `batch_rate_factor`). A
+    learning rate that is a tensor is changed in place.
 
     Args:
         step: The iteration, as returned by `Schedule.at`.
         model: The model to change.
         optimizers: The optimizers to change.
     """
-    set_group_size(model, step.bn_size)
-    for optimizer in optimizers:
-        rates = scaled_rates(optimizer, step)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            if isinstance(group["lr"], Tensor):  # A compiled step reads the rate from the tensor.
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
-
-def scaled_rates(optimizer: Optimizer, step: ScheduleStep) -> list[float]:
-    """Return the learning rate of each parameter group of an optimizer in an iteration."""
-    rates = list[float]()
-    for group in optimizer.param_groups:
-        rate = step.lr
-        if rule := group.get("batch_rate_rule"):
-            rate *= batch_rate_factor(step.growth, rule) / step.lr_scale
-        rates.append(rate * group.get("lr_scale", 1.0))
-    return rates
+    StepState(model).prepare(step, *optimizers)
 
 
 def keep_ratios(optimizer: Optimizer, known: int, lr: float) -> None:

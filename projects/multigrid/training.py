@@ -23,11 +23,12 @@ from multigrid.epochs import EpochLoader, divide_epochs
 from multigrid.errors import MultigridError
 from multigrid.identity import describe
 from multigrid.micro_batches import MicroBatch, divide
-from multigrid.positions import check_patches, set_coverage
-from multigrid.prepare import keep_ratios, prepare_step, scaled_rates
+from multigrid.positions import check_patches
+from multigrid.prepare import keep_ratios
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shared_memory import fit_workers
+from multigrid.step_state import StepState, scaled_rates
 from multigrid.watch import LoopWatch, check_converted, untrained, unwrap
 
 _CYCLES_CODE = (
@@ -100,6 +101,7 @@ class Training:
         self.epochs, self.epoch_iterations = divide_epochs(schedule)
         self.accumulation_steps = accumulation_steps
         self._step: ScheduleStep | None = None
+        self._state: StepState | None = None
         self._watch = LoopWatch()
         for text in (*short_ends(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
             warnings.warn(text, stacklevel=2)
@@ -238,7 +240,9 @@ class Training:
             is_last=iteration + 1 == self.schedule.iterations,
             undivided=self.accumulation_steps if self.accumulation_steps > 1 else 0,
         )
-        prepare_step(step, self.model, *optimizers)
+        if self._state is None or self._state.model is not self.model:
+            self._state = StepState(self.model)
+        self._state.prepare(step, *optimizers)
         self._step = step
         self._set_coverage(batch if isinstance(batch, Mapping) else {})
         self.iteration += 1
@@ -274,10 +278,11 @@ class Training:
             ValueError: No iteration has begun. Or a mini-batch of the schedule has fewer BN groups
                 than micro-batches, or the model has BN layers that were not converted.
         """
-        if self._step is None or self.model is None:
+        if self._step is None or self._state is None:
             raise MultigridError("no iteration has begun. Call training.begin(batch) first")
         count = self._step.shape.batch // _ranks()[1]
-        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.training]
+        modules = self._state.modules
+        norms = [m for m in modules if isinstance(m, _BatchNorm) and m.training]
         has_norms = bool(norms)
         if self.accumulation_steps > 1:
             refuse(
@@ -294,7 +299,7 @@ class Training:
                 "so it cannot be divided. Pass the mini-batch of the loader",
             )
         size = self._step.bn_size if has_norms else None
-        for micro in divide(batch, count, size, self.accumulation_steps, self.model):
+        for micro in divide(batch, count, size, self.accumulation_steps, modules):
             self._set_coverage(micro.batch)
             if micro.is_last:
                 self._watch.undivided = 0
@@ -316,10 +321,10 @@ class Training:
         skips the interpolation.
         """
         assert self._step is not None
-        assert self.model is not None
+        assert self._state is not None
         base, shape = self.schedule.base, self._step.shape
         is_base = (shape.frames, shape.crop) == (base.frames, base.crop)
-        set_coverage(self.model, None if is_base else batch.get("coverage"))
+        self._state.set_coverage(None if is_base else batch.get("coverage"))
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the state to resume from.

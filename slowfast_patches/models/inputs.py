@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.solver import half_type, is_mixed
+
+_ALIGNMENT = 16
+"""Bytes to which the tensors of `pack` are aligned."""
 
 
 def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
@@ -88,12 +93,13 @@ class InputTransform:
 
         Args:
             clips: Clips (N, T, H, W, 3) uint8 on the CPU.
-            flips: Whether to flip each clip horizontally, (N,) bool on the CPU.
+            flips: Whether to flip each clip horizontally, (N,) bool. On the CPU, it is first
+                checked whether there is any clip to flip.
 
         Returns:
             List of pathways (N, 3, T, H, W) on the device.
         """
-        assert clips.device.type == flips.device.type == "cpu", (clips.device, flips.device)
+        assert clips.device.type == "cpu", clips.device
         clips = clips.to(self.device, non_blocking=True)
         n, t, h, w, channels = clips.shape
         layout = torch.channels_last_3d if self.channels_last else torch.contiguous_format
@@ -109,16 +115,19 @@ class InputTransform:
 
     def _convert(self, clips: Tensor, flips: Tensor, out: Tensor) -> None:
         """Flip and normalise clips on the device, and write them to `out`, (N, 3, T, H, W)."""
-        if flips.any():
+        if flips.device.type != "cpu" or flips.numpy().any():
             flipped = flips.to(self.device, non_blocking=True).view(-1, 1, 1, 1, 1)
             clips = torch.where(flipped, clips.flip(3), clips)
         if self.reverse_channels:
             clips = clips.flip(4)
         single = out.dtype == torch.float32
         pixels = out if single else torch.empty_like(out, dtype=torch.float32)
-        self._normalise_(pixels.copy_(clips.permute(0, 4, 1, 2, 3)))
-        if not single:
-            out.copy_(pixels)
+        torch.div(clips.permute(0, 4, 1, 2, 3), self._white, out=pixels).sub_(self.mean)
+        # A CPU divides faster in place.
+        divided = pixels if self.device.type == "cpu" else out
+        torch.div(pixels, self.std, out=divided)
+        if divided is not out and not single:
+            out.copy_(divided)
 
     def of_pixels(self, clips: Tensor) -> list[Tensor]:
         """Convert clips to pathways with operations that torch.export can trace.
@@ -129,15 +138,58 @@ class InputTransform:
             clips: Clips (N, 3, T, H, W) uint8 on the device.
         """
         clips = clips.flip(1) if self.reverse_channels else clips
-        return pack_pathways(self._normalise_(clips.float()).to(self.dtype), self.alpha)
+        pixels = clips.float().div_(torch.full((), 255.0, device=clips.device))
+        return pack_pathways(pixels.sub_(self.mean).div_(self.std).to(self.dtype), self.alpha)
 
-    def _normalise_(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels (N, 3, T, H, W) from [0, 255] in place."""
-        # On a GPU, torch multiplies by the reciprocal of a Python number, which rounds differently.
-        return pixels.div_(pixels.new_full((), 255)).sub_(self.mean).div_(self.std)
+    @cached_property
+    def _white(self) -> Tensor:
+        """The number 255 on the device.
+
+        On a GPU, torch multiplies by the reciprocal of a Python number, which rounds differently.
+        """
+        return torch.full((), 255.0, device=self.device)
 
 
 def blank_inputs(shape: Sequence[int], alpha: int | None) -> list[Tensor]:
     """Return pathways of zeros on the meta device for clips of a shape (clips, frames, crop)."""
     clips, frames, crop = shape
     return pack_pathways(torch.zeros(clips, 3, frames, crop, crop, device="meta"), alpha)
+
+
+def send_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy small tensors on the CPU to a device, in one copy.
+
+    On a GPU, the copy is asynchronous. Tensors on another device, and all tensors for a CPU, are
+    returned unchanged.
+    """
+    small = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    if device.type == "cpu" or not small:
+        return list(tensors)
+    packed = pack(small, pin_memory=device.type == "cuda")
+    sent = iter(unpack(packed.to(device, non_blocking=True), small))
+    return [next(sent) if tensor.device.type == "cpu" else tensor for tensor in tensors]
+
+
+def pack(tensors: Sequence[Tensor], *, pin_memory: bool = False) -> Tensor:
+    """Copy the bytes of tensors on the CPU to one tensor."""
+    starts = _starts(tensors)
+    packed = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pin_memory)
+    values = packed.numpy()
+    for tensor, start in zip(tensors, starts, strict=False):
+        part = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
+        values[start : start + len(part)] = part
+    return packed
+
+
+def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of the tensors in the result of `pack`, which had the types of `like`."""
+    return [
+        packed[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for tensor, start in zip(like, _starts(like), strict=False)
+    ]
+
+
+def _starts(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the first byte of each tensor in `pack`, and the number of all bytes."""
+    sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+    return [0, *itertools.accumulate(sizes)]

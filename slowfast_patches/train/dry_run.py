@@ -178,7 +178,7 @@ def explain_failures(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
 @contextmanager
 def _undone(stepper: Stepper) -> Iterator[None]:
     """After the body, restore the buffers and torch's generators, and delete the gradients."""
-    put_back = keep_buffers(stepper.model)
+    put_back = keep_buffers(stepper.model.modules())
     try:
         with torch.random.fork_rng([stepper.device] if stepper.device.type == "cuda" else []):
             yield

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Batch, ScheduleStep, fix_gradient_layout, prepare_step, set_coverage
-from multigrid.micro_batches import divide
+from multigrid import Batch, ScheduleStep, fix_gradient_layout
+from multigrid.micro_batches import MicroBatch, divide
+from multigrid.step_state import StepState
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.average import start_average, update_average
+from slowfast_patches.models.average import AverageUpdate, start_average
 from slowfast_patches.models.freeze import freeze
-from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.layers.dropout import seed_dropout
+from slowfast_patches.models.inputs import InputTransform, send_together
+from slowfast_patches.models.layers.dropout import ClipDropout, seed_masks
+from slowfast_patches.models.lowered import LoweredWeights
 from slowfast_patches.models.mixing import Mixing
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
@@ -25,6 +27,8 @@ from slowfast_patches.models.solver import (
     build_optimizer,
     clip_gradients,
     grad_scaler,
+    half_type,
+    is_mixed,
     load_optimizer,
 )
 from slowfast_patches.tasks import task_of
@@ -68,6 +72,7 @@ class Stepper:
             of either.
         parts: Number of micro-batches into which the clips of this process are divided. Each
             consists of whole BN groups (`multigrid.micro_batches.divide`).
+        state: Owner of what changes in the model and the optimizer from step to step.
         average: Model with the exponential moving average of the weights, or None without
             MODEL.EMA_DECAY.
         models: `model`, followed by `average` if there is one.
@@ -94,10 +99,21 @@ class Stepper:
         self.device = device
         self.parts: int = recipe.solver.accumulation_steps
         freeze(model, recipe.train.freeze)
-        self.average = start_average(model) if recipe.model.ema_decay else None
+        self.state = StepState(model)
+        self.average: nn.Module | None = None
+        self._update_average: AverageUpdate | None = None
+        if decay := recipe.model.ema_decay:
+            self.average = start_average(model)
+            self._update_average = AverageUpdate(self.average, model, decay)
         self.models = nn.ModuleList(filter(None, [model, self.average]))
         if recipe.model.act_checkpoint:
             checkpoint_blocks(model)
+        self._lowered: LoweredWeights | None = None
+        family = recipe.model.family
+        # We do not know how a registered model uses its weights. A compiler fuses casts.
+        is_known = family.is_resnet or family.is_transformer
+        if is_mixed(recipe) and is_known and not recipe.train.compile:
+            self._lowered = LoweredWeights(self.state.modules, half_type(device))
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
         self.transform = InputTransform.of_recipe(recipe, device)
         self.scaler = grad_scaler(recipe, device)
@@ -106,6 +122,7 @@ class Stepper:
         self._task = task_of(recipe)
         self._loss_function = self._task.loss(label_counts).to(device)
         self._mixing = Mixing(recipe) if recipe.mixup.enable else None
+        self._unit = torch.ones((), device=device)  # the gradient of the loss
 
     def __call__(
         self,
@@ -140,8 +157,8 @@ class Stepper:
         clip_gradients(self.recipe, self.model)
         self.scaler.step(self.optimizer)  # skips the update if a scaled gradient overflowed
         self.scaler.update()
-        if self.average is not None:
-            update_average(self.average, self.model, self.recipe.model.ema_decay)
+        if self._update_average is not None:
+            self._update_average()
 
     def forward_backward(
         self,
@@ -154,8 +171,8 @@ class Stepper:
 
         Gradients and running statistics change. See `__call__` for the arguments.
         """
-        self.network.train()
-        prepare_step(step, self.model, self.optimizer)
+        self.state.prepare(step, self.optimizer)
+        self.state.train(self.network)
         # Free the gradients before the forward pass to lower the peak memory.
         self.optimizer.zero_grad(set_to_none=True)
         rows = self._task.mean_rows(batch, self.device)
@@ -163,39 +180,90 @@ class Stepper:
         clips = clips or range(step.first_clip, step.first_clip + count)
         size = step.bn_size if self.recipe.model.has_batchnorm else None
         outcomes = list[tuple[Tensor, Tensor, Tensor]]()
-        for part in divide(batch, count, size, self.parts, self.model):
-            micro = part.batch
-            numbers = [clips[i] for i in part.clips]
-            arguments = self._task.arguments(micro, self.transform, self.device)
-            targets = self._task.targets(micro, self.device)
-            if self._mixing is not None:
-                targets = self._mixing(arguments[0], targets, numbers)
-            seed_dropout(self.model, numbers, self.device, self._task.rows_of_clips(micro))
-            coverage = micro.get("coverage")  # for the position embeddings of transformers
-            if coverage is not None:
-                coverage = coverage.to(self.device, non_blocking=True)
-            set_coverage(self.model, coverage)
-            mark("input")
-            # DDP all-reduces the gradients in the backward pass of the last micro-batch only.
-            exchange: AbstractContextManager[None] = nullcontext()
-            if isinstance(self.network, DistributedDataParallel) and not part.is_last:
-                exchange = self.network.no_sync()
-            with exchange:
-                with autocast(self.recipe, self.device):
-                    scores = self.network(*arguments)
-                    loss = self._loss_function(scores, targets)
-                mark("forward")
-                # The gradients of the micro-batches add up to the gradient of the mini-batch.
-                divisor = rows / len(targets)
-                self.scaler.scale(loss / divisor).backward()
-                mark("backward")
-            outcomes.append((loss.detach() * (self.parts / divisor), scores.detach(), targets))
-        losses, *of_rows = zip(*outcomes, strict=True)
-        scores, labels = map(torch.cat, of_rows)
-        loss = torch.stack(losses).mean()
+        with ExitStack() as of_step:
+            if not self.recipe.train.compile:
+                of_step.enter_context(self.state.step())
+            if self._lowered is not None:
+                of_step.enter_context(self._lowered.lowered())
+            gradients = _GradientSum(self.optimizer)
+            for part in divide(batch, count, size, self.parts, self.state.modules):
+                outcomes.append(self._pass(part, [clips[i] for i in part.clips], rows, mark))
+                if self.parts > 1 and not isinstance(self.network, DistributedDataParallel):
+                    gradients.add(is_last=part.is_last)
+        losses, scores, labels = map(_joined, zip(*outcomes, strict=True))
+        loss = losses.mean() if len(outcomes) > 1 else losses[0]
         told = cast(Any, batch)
         counts = (told.get("redrawn", 0), told.get("failed_epochs", ()))
         return Outcome(loss, scores, labels, batch["failures"], *counts)
+
+    def _pass(
+        self,
+        part: MicroBatch,
+        clips: Sequence[int],
+        rows: Tensor | int,
+        mark: Callable[[str], None],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the forward and backward pass of a micro-batch.
+
+        Args:
+            part: The micro-batch.
+            clips: Indices of its clips in the data stream.
+            rows: Number of rows of the mini-batch, averaged over the processes.
+            mark: See `__call__`.
+
+        Returns:
+            The loss (1,), scaled so that its mean over the micro-batches is that of the mini-batch.
+            The logits and the targets.
+        """
+        micro = self._send_small(part.batch, clips)
+        arguments = self._task.arguments(micro, self.transform, self.device)
+        targets = self._task.targets(micro, self.device)
+        if self._mixing is not None:
+            targets = self._mixing(arguments[0], targets, clips)
+        seed_masks(self.model, clips[0])
+        self.state.set_coverage(micro.get("coverage"))
+        mark("input")
+        # DDP all-reduces the gradients in the backward pass of the last micro-batch only.
+        exchange: AbstractContextManager[None] = nullcontext()
+        if isinstance(self.network, DistributedDataParallel) and not part.is_last:
+            exchange = self.network.no_sync()
+        forward: AbstractContextManager[None] = nullcontext()
+        if not self.recipe.train.compile:
+            forward = self.state.forward(len(clips))
+        with exchange:
+            with autocast(self.recipe, self.device):
+                with forward:
+                    scores = self.network(*arguments)
+                loss = self._loss_function(scores, targets)
+            mark("forward")
+            # The gradients of the micro-batches add up to the gradient of the mini-batch.
+            divisor = rows / len(targets)
+            is_mean = not isinstance(divisor, Tensor) and divisor == 1
+            loss_share = self.scaler.scale(loss if is_mean else loss / divisor)
+            unit = self._unit if loss_share.dtype == self._unit.dtype else None
+            loss_share.backward(unit)
+            mark("backward")
+        detached = loss.detach()
+        if not is_mean:
+            detached = detached * (self.parts / divisor)
+        return detached.view(1), scores.detach(), targets
+
+    def _send_small(self, micro: Mapping[str, Any], clips: Sequence[int]) -> dict[str, Any]:
+        """Copy everything but the clips to the device: flips, labels, coverage and dropout masks.
+
+        Returns:
+            The micro-batch with the copies.
+        """
+        names = [n for n in ("flips", "labels", "coverage") if isinstance(micro.get(n), Tensor)]
+        if not micro["flips"].numpy().any():
+            names.remove("flips")  # nothing will be flipped
+        layers = self.state.of_kind(ClipDropout)
+        counts = self._task.rows_of_clips(micro)
+        masks = [layer.draw(clips, counts) for layer in layers]
+        sent = send_together([*(micro[name] for name in names), *masks], self.device)
+        for layer, mask in zip(layers, sent[len(names) :], strict=True):
+            layer.kept = mask
+        return {**micro, **dict(zip(names, sent, strict=False))}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training. The keys are names of fields of `Checkpoint`."""
@@ -214,6 +282,39 @@ class Stepper:
         load_optimizer(self.optimizer, state["optimizer_state"])
         if state["scaler_state"]:
             self.scaler.load_state_dict(state["scaler_state"])
+
+
+class _GradientSum:
+    """Sum of the gradients of micro-batches, which are added all at once.
+
+    Autograd would add them one by one. DDP needs this, because it exchanges the sum of its own.
+
+    Args:
+        optimizer: The optimizer of the parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = optimizer.param_groups
+        self._parameters: list[nn.Parameter] = [p for group in groups for p in group["params"]]
+        self._sums = dict[nn.Parameter, Tensor]()
+
+    def add(self, *, is_last: bool) -> None:
+        """Add the gradients of a micro-batch, and remove them from the parameters.
+
+        After the last micro-batch, the gradients of the parameters are the sums.
+        """
+        new = {p: p.grad for p in self._parameters if p.grad is not None}
+        both = [p for p in new if p in self._sums]
+        if both:
+            torch._foreach_add_([self._sums[p] for p in both], [new[p] for p in both])
+        self._sums = new | self._sums
+        for parameter in self._parameters:
+            parameter.grad = self._sums.get(parameter) if is_last else None
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors, unless there is only one."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def compiled(model: nn.Module, mode: bool | str) -> nn.Module:

@@ -176,7 +176,7 @@ def test_buffers_that_no_forward_changes_keep_their_exact_values():
     model.register_buffer("constant", torch.tensor([0.229, -torch.inf]))
     model.register_buffer("running", torch.tensor([1.0]))
     for _ in range(50):
-        for number, _ in enumerate(divide({"x": torch.zeros(6, 1)}, 6, 2, 3, model)):
+        for number, _ in enumerate(divide({"x": torch.zeros(6, 1)}, 6, 2, 3, model.modules())):
             model.running.add_(3 * number)  # 0, 3 and 6
     assert model.constant.tolist() == torch.tensor([0.229, -torch.inf]).tolist()
     assert model.running.item() == pytest.approx(1 + 50 * 3)

@@ -5,21 +5,24 @@ and regularise less. The statistics are therefore always computed over groups of
 whatever the batch size and the number of processes. k is 8, or 16 and 32 where the short cycle
 enlarges the batch.
 
-`GroupedBatchNorm3d` is an `nn.BatchNorm3d` with one more attribute, `group_size`. Call
-`convert_batchnorm` once, after building a model, to replace every `nn.BatchNorm3d` by it. Then
-`set_group_size` changes k from iteration to iteration.
+`GroupedBatchNorm3d` is an `nn.BatchNorm3d` with a group size, which the layers of a model have in
+common. Call `convert_batchnorm` once, after building a model, to replace every `nn.BatchNorm3d` by
+it. Then `set_group_size` changes k from iteration to iteration.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from multigrid.batchnorm.settings import NormSettings, Stats
 from multigrid.batchnorm.shared import SharedBatchNorm, arrange
 from multigrid.errors import MultigridError
 
@@ -60,41 +63,84 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         ValueError: In training, if the clips cannot be arranged in groups of k.
     """
 
-    group_size: int | None = None
+    settings: NormSettings
+    """Group size, and the part of this layer in the current step. Shared by the layers of a model.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings = NormSettings()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "settings" not in state:  # pickled by an earlier version
+            state = {**state, "settings": NormSettings(state.get("group_size"))}
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
+    @property
+    def group_size(self) -> int | None:
+        """Clips per group, or None for all clips of a process.
+
+        Setting this changes a single layer. `set_group_size` changes all layers of a model.
+        """
+        return self.settings.group_size
+
+    @group_size.setter
+    def group_size(self, value: int | None) -> None:
+        self.settings = NormSettings(value)
 
     def forward(self, input: Tensor) -> Tensor:
-        k = self.group_size
-        if not self.training or k is None or k == len(input):
+        if not self.training:
             return super().forward(input)
+        k = self.settings.group_size
+        # The compiler fuses small operations itself.
+        place = None if torch.compiler.is_compiling() else self.settings.places.get(self)
+        if k is None or k == len(input):
+            if place is None:
+                return super().forward(input)
+            self._check_input_dim(input)
+            place.calls.append(None)
+            tensors = (self.running_mean, self.running_var, self.weight, self.bias)
+            return F.batch_norm(input, *tensors, True, self.momentum or 0.0, self.eps)
         self._check_input_dim(input)
         clips, ranks_per_group = arrange(len(input), k)
         groups = len(input) // clips
         if ranks_per_group > 1:
-            output, mean, var = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
+            output, *moments = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
                 input, *self._affine(input), ranks_per_group, self.eps
             )
+            self._track(*moments)
+            assert isinstance(output, Tensor)
+            return output
+        if place is not None and place.fits(input, groups * self.num_features):
+            output = self._folded(input, place.weight, place.bias, place.next_stats())
         else:
-            output, mean, var = self._folded(input, groups)
-            if _is_channels_last(input):
-                output = output.contiguous(memory_format=torch.channels_last_3d)
-        with torch.no_grad():
-            self._track(mean, var)
-        assert isinstance(output, Tensor)
+            weight, bias = (_repeat_per_group(vector, groups) for vector in self._affine(input))
+            sums = weight.detach().new_zeros(2, groups, self.num_features)
+            means, variances = sums.view(2, -1).unbind(0)
+            output = self._folded(input, weight, bias, (means, variances))
+            self._track(*sums.sum(1).unbind(0))
         return output
 
-    def _folded(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _folded(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Stats
+    ) -> Tensor:
         """Normalise each local group by its own statistics.
 
         The groups are folded into the channels, and torch's kernel updates running statistics that
         start at zero with a momentum of 1/G. It leaves 1/G of each group's statistics, whose sum is
         their average.
 
+        Args:
+            x: The input.
+            weight: Scale, repeated for each group, (G·C,).
+            bias: Shift, repeated for each group.
+            stats: Zeros, which are replaced by 1/G of the mean and the unbiased variance.
+
         Returns:
-            The output, and the mean and unbiased variance (C,) averaged over the groups.
+            The output, in the memory format of the input.
         """
-        weight, bias = (_repeat_per_group(vector, groups) for vector in self._affine(x))
-        stats = weight.new_zeros(2, groups, x.shape[1])
-        means, variances = stats.view(2, -1).unbind(0)
+        means, variances = stats
+        groups = len(means) // x.shape[1]
         folded = x.reshape(-1, len(means), x.shape[2:].numel())
         clips, _, places = folded.shape
         by_place = x.device.type == "cpu" and places < _VECTOR
@@ -103,8 +149,13 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         output = F.batch_norm(folded, means, variances, weight, bias, True, 1 / groups, self.eps)
         if by_place:
             output = output.view(clips, places, -1).transpose(1, 2)
-        mean, var = stats.sum(1).unbind(0)
-        return output.reshape(x.shape), mean, var
+        if _is_channels_last(x):
+            return output.reshape(x.shape).contiguous(memory_format=torch.channels_last_3d)
+        if not output.is_contiguous():
+            return output.reshape(x.shape)
+        # The output must not be a view. If ReLU changed a view in place, autograd would copy it.
+        unfolded: Tensor = torch.ops.aten._unsafe_view(output, x.shape)
+        return unfolded
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return scale and shift, in float32 at least."""
@@ -115,6 +166,7 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
             weight = self.weight.to(dtype)
         return weight, torch.zeros_like(weight) if self.bias is None else self.bias.to(dtype)
 
+    @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Update the running statistics with the groups' average mean and variance, (C,)."""
         if self.num_batches_tracked is None or not self.track_running_stats:
@@ -176,10 +228,11 @@ def convert_batchnorm(module: nn.Module) -> nn.Module:
         ValueError: `module` contains another class of batch normalisation. Nothing is converted.
     """
     grouped = dict[nn.Module | None, nn.Module]()
+    settings = NormSettings()
     for name, norm in module.named_modules():
         if type(norm) is nn.BatchNorm3d:
             grouped[norm] = GroupedBatchNorm3d.__new__(GroupedBatchNorm3d)
-            grouped[norm].__dict__.update(norm.__dict__)
+            grouped[norm].__dict__.update(norm.__dict__, settings=settings)
         elif isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d):
             raise MultigridError(
                 f"only nn.BatchNorm3d layers can be converted, but the model contains {name} "
@@ -213,12 +266,23 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
             "process"
         )
     norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm3d)]
-    for norm in norms:
-        norm.group_size = group_size
+    share_settings(norms, NormSettings(group_size))
     if group_size is not None and not norms:
-        warnings.warn(
-            "group_size has no effect because the model has no GroupedBatchNorm3d. Call "
-            "convert_batchnorm(model) once after building it, or make_schedule(bn_size=None) if "
-            "it has no batch normalisation",
-            stacklevel=2,
-        )
+        warn_unconverted(stacklevel=3)
+
+
+def share_settings(norms: Iterable[GroupedBatchNorm3d], settings: NormSettings) -> None:
+    """Give layers the same settings."""
+    for norm in norms:
+        if norm.settings is not settings:
+            norm.settings = settings
+
+
+def warn_unconverted(stacklevel: int) -> None:
+    """Warn that a group size has no effect, because a model has no `GroupedBatchNorm3d`."""
+    warnings.warn(
+        "group_size has no effect because the model has no GroupedBatchNorm3d. Call "
+        "convert_batchnorm(model) once after building it, or make_schedule(bn_size=None) if "
+        "it has no batch normalisation",
+        stacklevel=stacklevel + 1,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ class ClipDropout(nn.Dropout):
     clip in the stream. The mask does not depend on the other clips of the mini-batch, on the rank,
     or on earlier random numbers.
 
-    Call `seed_dropout` before the forward pass to draw the masks: a compiled network cannot call
-    NumPy. Without masks, and in evaluation, this module behaves like `nn.Dropout`.
+    Draw the masks before the forward pass, with `draw` or `seed_dropout`: a compiled network cannot
+    call NumPy. Without masks, and in evaluation, this module behaves like `nn.Dropout`.
 
     Args:
         p: Probability of an element to be zeroed.
@@ -41,10 +42,12 @@ class ClipDropout(nn.Dropout):
         self.features = features
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.kept is None:
+        if not self.training or self.kept is None or self.p == 1:
             return super().forward(input)
         assert input.numel() == self.kept.numel(), (input.shape, self.kept.shape)
-        return input * self.kept.view(input.shape) / (1 - self.p)
+        kept = self.kept.view(input.shape)
+        dropped: Tensor = _Drop.apply(input, kept, 1 / (1 - self.p))  # type: ignore[no-untyped-call]
+        return dropped
 
     def draw(self, clips: Sequence[int], counts: Sequence[int]) -> Tensor:
         """Draw the masks of some clips.
@@ -64,34 +67,47 @@ class ClipDropout(nn.Dropout):
         return torch.from_numpy(np.concatenate(drawn) >= self.p)
 
 
-def seed_dropout(
-    model: nn.Module,
-    clips: Sequence[int] | None,
-    device: torch.device | None = None,
-    counts: Sequence[int] | None = None,
-) -> None:
-    """Draw the masks for the next forward pass in every `ClipDropout` of a model.
+class _Drop(torch.autograd.Function):
+    """Product of an input, a mask and a factor, in one operation. Its backward pass is the same."""
 
-    Transformers and registered models draw their masks from torch's global generator instead. If
-    the model has the attribute `mask_seed`, this function seeds the global generator with
-    `mask_seed` and the index of the first clip.
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, kept: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.factor = factor
+        dropped: Tensor = torch.ops.aten.native_dropout_backward(input, kept, factor)
+        return dropped
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (kept,) = ctx.saved_tensors
+        return torch.ops.aten.native_dropout_backward(grads[0], kept, ctx.factor), None, None
+
+
+def seed_dropout(
+    model: nn.Module, clips: Sequence[int] | None, counts: Sequence[int] | None = None
+) -> None:
+    """Draw the masks for the next forward pass in every `ClipDropout` of a model, on the CPU.
 
     Args:
         model: The model.
         clips: Indices of the clips in the data stream. None removes the masks, for clips that are
             not from the stream.
-        device: Device of the model.
         counts: Number of rows of each clip. By default, each clip has one row.
     """
+    layers = [module for module in model.modules() if isinstance(module, ClipDropout)]
+    for layer in layers:
+        layer.kept = None if clips is None else layer.draw(clips, counts or [1] * len(clips))
+    if clips:
+        seed_masks(model, clips[0])
+
+
+def seed_masks(model: nn.Module, clip: int) -> None:
+    """Seed torch's global generator with the index of a clip in the data stream.
+
+    Transformers and registered models draw their masks from it. They have the attribute
+    `mask_seed`. Other models do not, and this function does nothing.
+    """
     mask_seed = getattr(model, "mask_seed", None)
-    if mask_seed is not None and clips:
-        sequence = np.random.SeedSequence((mask_seed, clips[0], _DROPOUT))
+    if mask_seed is not None:
+        sequence = np.random.SeedSequence((mask_seed, clip, _DROPOUT))
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
-    for module in model.modules():
-        if isinstance(module, ClipDropout):
-            module.kept = None
-            if clips is not None and module.p < 1:
-                module.kept = module.draw(clips, counts or [1] * len(clips))
-                if device is not None and device.type == "cuda":
-                    # Copy from pinned memory, so that the CPU does not wait for the GPU.
-                    module.kept = module.kept.pin_memory().to(device, non_blocking=True)

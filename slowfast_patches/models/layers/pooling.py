@@ -60,9 +60,13 @@ class _Mean(torch.autograd.Function):
         return mean
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        share = gradients[0] / ctx.count
-        return share.expand(ctx.shape).clone(memory_format=ctx.memory_format), None
+        grad = gradients[0]
+        shared = torch.empty(
+            ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.memory_format
+        )
+        return torch.div(grad.expand(ctx.shape), ctx.count, out=shared), None
 
 
 class SpatialMaxPool3d(nn.MaxPool2d):

@@ -52,7 +52,7 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
         model.train()
         modules = (model, model.s1, model.s1[2], model.s2[1])
         assert [module.training for module in modules] == [True, False, False, True]
-    for micro in divide({"clips": x}, 6, None, 3, net):
+    for micro in divide({"clips": x}, 6, None, 3, net.modules()):
         net(micro.batch["clips"]).square().sum().backward()
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}

@@ -7,7 +7,7 @@ from slowfast.datasets.utils import pack_pathway_output
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
-from slowfast_patches.models.inputs import InputTransform, pack_pathways
+from slowfast_patches.models.inputs import InputTransform, pack, pack_pathways, unpack
 
 CPU = torch.device("cpu")
 
@@ -88,3 +88,16 @@ def test_mixed_precision_rounds_the_normalised_pixel_once():
     (ours,) = mixed(clips, NO_FLIPS[:1])
     assert ours.dtype == torch.bfloat16
     assert ours[0, 0].flatten().tolist() == [-0.4921875, 0.51953125]
+
+
+def test_small_tensors_of_several_types_come_out_of_a_pack_as_they_went_in():
+    tensors = [
+        torch.tensor([True, False, True]),
+        torch.tensor([2**40, -1]),
+        torch.tensor(0.5),
+        torch.rand(4, 3)[:, ::2],
+        torch.zeros(0, 2),
+    ]
+    for found, expected in zip(unpack(pack(tensors), tensors), tensors, strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.average import start_average, update_average
+from slowfast_patches.models.average import AverageUpdate, start_average
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.build import build_trainer
@@ -19,11 +19,12 @@ from tests.slowfast_patches.train.test_transformer import KEYS as TRANSFORMER
 def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
     model = nn.BatchNorm3d(2)
     average = start_average(model)
+    update = AverageUpdate(average, model, 0.75)
     nn.init.constant_(model.weight, 3.0)
     model.running_mean.fill_(4.0)
     model.num_batches_tracked += 1
     for value in (1.5, 1.875):  # 1, 1.5, 1.875 with decay 0.75 on the way to 3
-        update_average(average, model, 0.75)
+        update()
         assert average.weight.tolist() == pytest.approx([value] * 2)
     assert average.running_mean.tolist() == pytest.approx([1.75] * 2)  # of 4, 7/16
     assert int(average.num_batches_tracked) == 1

@@ -1,0 +1,148 @@
+"""The owner of everything in a model and an optimizer that changes from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from multigrid.batchnorm.module import GroupedBatchNorm3d, share_settings, warn_unconverted
+from multigrid.batchnorm.settings import NormSettings
+from multigrid.batchnorm.together import NormsTogether
+from multigrid.learning_rate import batch_rate_factor
+from multigrid.positions.interpolate import FollowsGrid
+from multigrid.schedule import ScheduleStep
+
+Kind = TypeVar("Kind", bound=nn.Module)
+
+
+class StepState:
+    """Owner of the state of a step: BN group size, coverage, BN statistics and learning rates.
+
+    Make one for a model, and keep it. It looks up the modules of the model once. If modules are
+    added, removed or replaced, the next `prepare` looks them up again. A copy of the model, or a
+    model that was saved and loaded, needs a `StepState` of its own.
+
+    Args:
+        model: The model to train. It may be wrapped.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules: tuple[nn.Module, ...] = ()
+        self._settings = NormSettings()
+        self._found = list[nn.Module]()
+        self._of_kind = dict[type[nn.Module], list[nn.Module]]()
+        self._modes = list[bool]()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look up the modules of the model again if they have changed."""
+        found = [self.model]
+        for module in found:  # grows: several times as fast as `model.modules()`
+            found += [child for child in module._modules.values() if child is not None]
+        if found != self._found:
+            self._found = found
+            self.modules = tuple(dict.fromkeys(found))
+            self._of_kind = {}
+            self._modes = []
+            # isinstance is slow for protocols (microseconds per module), so use hasattr first.
+            likely = [m for m in self.modules if hasattr(type(m), "set_coverage")]
+            self._followers = [m for m in likely if isinstance(m, FollowsGrid)]
+            self._norms = self.of_kind(GroupedBatchNorm3d)
+            self._together = NormsTogether(self._norms, self._settings)
+        share_settings(self._norms, self._settings)
+
+    def of_kind(self, kind: type[Kind]) -> list[Kind]:
+        """Return the modules of the model that are instances of a class."""
+        if kind not in self._of_kind:
+            self._of_kind[kind] = [m for m in self.modules if isinstance(m, kind)]
+        return cast(list[Kind], self._of_kind[kind])
+
+    def prepare(self, step: ScheduleStep, *optimizers: Optimizer) -> None:
+        """Set the BN group size and the learning rates for an iteration (see `prepare_step`)."""
+        self.set_group_size(step.bn_size)
+        for optimizer in optimizers:
+            set_rates(optimizer, step)
+
+    def set_group_size(self, group_size: int | None) -> None:
+        """Set the number of clips per BN group, or None for all clips of a process.
+
+        Warns if the model has no `GroupedBatchNorm3d`.
+        """
+        self.refresh()
+        self._settings.group_size = group_size
+        if group_size is not None and not self._norms:
+            warn_unconverted(stacklevel=3)
+
+    def set_coverage(self, coverage: Tensor | None) -> None:
+        """Set the coverage of the clips of the next forward (see `multigrid.set_coverage`)."""
+        for module in self._followers:
+            module.set_coverage(coverage)
+
+    def train(self, network: nn.Module) -> None:
+        """Call `network.train()`, unless all modules are in the mode in which it left them.
+
+        Args:
+            network: The model, or a wrapper of it.
+        """
+        if network.training and [m.training for m in self.modules] == self._modes:
+            return
+        network.train()
+        self._modes = [m.training for m in self.modules]
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Enclose the forward and backward passes of a step in which weights do not change."""
+        self._together.begin()
+        try:
+            yield
+        finally:
+            self._together.end()
+
+    @contextmanager
+    def forward(self, clips: int) -> Iterator[None]:
+        """Enclose a forward pass within `step`. BN layers do their small operations together.
+
+        The running statistics are updated at the end. A model that is compiled needs no `step` and
+        no `forward`.
+
+        Args:
+            clips: Number of clips of the forward pass on this process.
+        """
+        self._together.before_forward(clips)
+        yield
+        self._together.after_forward()
+
+
+def scaled_rates(optimizer: Optimizer, step: ScheduleStep) -> list[float]:
+    """Return the learning rate of each parameter group of an optimizer in an iteration."""
+    rates = list[float]()
+    for group in optimizer.param_groups:
+        rate = step.lr
+        if rule := group.get("batch_rate_rule"):
+            rate *= batch_rate_factor(step.growth, rule) / step.lr_scale
+        rates.append(rate * group.get("lr_scale", 1.0))
+    return rates
+
+
+@torch.no_grad()
+def set_rates(optimizer: Optimizer, step: ScheduleStep) -> None:
+    """Set the learning rate of each parameter group for an iteration.
+
+    A learning rate that is a tensor is changed in place, because a compiled or captured optimizer
+    step reads the tensor. Parameter groups that share a tensor get one each.
+    """
+    known = set[int]()
+    for group, rate in zip(optimizer.param_groups, scaled_rates(optimizer, step), strict=True):
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = rate
+            continue
+        if id(group["lr"]) in known:
+            group["lr"] = group["lr"].clone()
+        known.add(id(group["lr"]))
+        group["lr"].fill_(rate)

@@ -14,6 +14,7 @@ from slowfast_patches.config.fields import (
     PART,
     RATES,
     RATIO,
+    Check,
     all_of,
     free_key,
     key,
@@ -24,6 +25,7 @@ from slowfast_patches.config.fields import (
     with_steps,
 )
 from slowfast_patches.config.later_releases import rates_of_one_machine
+from slowfast_patches.utils.tables import format_list
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,14 @@ class Solver:
     )
 
 
+_MODES = (False, True, "default", "max-autotune-no-cudagraphs")
+_COMPILES = Check(
+    lambda value: value in _MODES,
+    f"{format_list(_MODES, 'or')} (reduce-overhead and max-autotune replay CUDA graphs, which "
+    "overwrite the scores of earlier micro-batches that a step keeps)",
+)
+
+
 @dataclass(frozen=True)
 class Train:
     batch_size: int = key(64, "Number of clips in the mini-batch of one machine.", AT_LEAST_ONE)
@@ -207,8 +217,8 @@ class Train:
     compile: bool | str = free_key(
         False,
         "Compile the model for each shape before the training begins: True, or a mode of "
-        "torch.compile. reduce-overhead uses CUDA graphs.",
-        one_of(False, True, "default", "reduce-overhead", "max-autotune"),
+        "torch.compile.",
+        _COMPILES,
         switch=True,
     )
     eval_period: int = free_key(

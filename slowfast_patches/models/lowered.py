@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from multigrid.batchnorm.shared import is_distributed
 
 _CASTING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers whose weights autocast casts."""
@@ -56,7 +57,7 @@ class LoweredWeights:
         by_weight = dict[Any, Tensor]()
         for wanted in (True, False):
             some = [i for i, w in enumerate(weights) if w.requires_grad == wanted]
-            step = _WEIGHTS_AT_ONCE if dist.is_initialized() else max(1, len(some))
+            step = _WEIGHTS_AT_ONCE if is_distributed() else max(1, len(some))
             for start in range(0, len(some), step):
                 chosen = some[start : start + step]
                 ours = [weights[i] for i in chosen]

@@ -124,7 +124,7 @@ def test_a_fused_optimizer_updates_as_the_plain_one(stepper, plan):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", [True, "reduce-overhead"])
+@pytest.mark.parametrize("mode", [True, "max-autotune-no-cudagraphs"])
 def test_a_compiled_training_is_near_the_plain_one_and_compiles_before_it(stepper, plan, mode):
     plain, made = stepper(), stepper("TRAIN.COMPILE", mode)
     dry_run(made, plan)

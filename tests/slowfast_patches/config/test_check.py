@@ -84,6 +84,8 @@ def check(overrides: str) -> None:
         ("DATA.INPUT_CHANNEL_NUM [3]", "INPUT_CHANNEL_NUM [3] does not match MODEL.ARCH slowfast"),
         ("RESNET.SPATIAL_STRIDES [[1],[2],[2],[2]]", "STRIDES [[1], [2], [2], [2]] does not match"),
         ("TRAIN.COMPILE True MODEL.ACT_CHECKPOINT True", "Set TRAIN.COMPILE False"),
+        ("TRAIN.COMPILE reduce-overhead", "overwrite the scores"),
+        ("TRAIN.COMPILE max-autotune", "max-autotune-no-cudagraphs"),
         ("MODEL.LOSS_FUNC bce_logit", "not possible with DATA.MULTI_LABEL False"),
         (f"{CHARADES} MODEL.HEAD_ACT softmax", "Set MODEL.HEAD_ACT sigmoid"),
     ],

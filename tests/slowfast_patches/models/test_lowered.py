@@ -43,7 +43,7 @@ def take(model: nn.Module, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_two_micro_batches_have_the_outputs_and_gradients_of_autocast(world, monkeypatch):
-    monkeypatch.setattr(lowered.dist, "is_initialized", lambda: world > 1)
+    monkeypatch.setattr(lowered, "is_distributed", lambda: world > 1)
     monkeypatch.setattr(lowered, "_WEIGHTS_AT_ONCE", 2)
     plain, ours = net(), net()
     weights = LoweredWeights(list(ours.modules()), torch.bfloat16)

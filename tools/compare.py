@@ -1,7 +1,10 @@
 r"""Train two or more configs, and report the cost and the accuracy of each.
 
 Finished runs in the output folder are not repeated. To continue an interrupted comparison, repeat
-the command. Example:
+the command. If a run fails, the others are trained nevertheless, and the exit status is 1. Nothing
+is trained if a finished or interrupted run differs from what the command asks for, in its recipe,
+lists, videos or weights, or if the configs are scored on different labels or in different ways.
+With --accept-change NAME, a difference that the error names is accepted. Example:
 
     multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds 0 1 2 \
@@ -34,7 +37,8 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.study import slurm_jobs
-from slowfast_patches.study.arms import step_seconds
+from slowfast_patches.study.arms import step_seconds_of
+from slowfast_patches.study.checks import checked
 from slowfast_patches.study.compare import compare, make_arms
 from slowfast_patches.study.runs import Study, train
 
@@ -46,6 +50,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_list(parser, "--cfg", text, required=True)
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/compare")
+    command_line.add_accepted(parser)
     text = (
         "result file of benchmarks/step_time.py (docs/performance.md); the speed-ups and "
         "the expected time of all runs are computed from these times; can be repeated"
@@ -79,11 +84,12 @@ def main(argv: list[str] | None = None) -> int:
         equal_iterations=args.equal_iterations,
         lengths=args.lengths,
     )
-    study = Study(arms, args.seeds, args.output)
+    study = Study(arms, args.seeds, args.output, accepted=frozenset(args.accept_change))
+    step_times = None
     if args.step_times:
-        seconds = {arm.name: step_seconds(arm, args.step_times) for arm in arms}
+        seconds, step_times = step_seconds_of(arms, args.step_times)
         study = replace(study, step_seconds=seconds)
-    step_times = ", ".join(map(str, args.step_times)) or None
+    study = checked(study, args.step_times, trains=True)
     run_net = Path(__file__).with_name("run_net.py")
     finished = [study.runs()] if args.slurm else train(study, run_net)
     if args.slurm:
@@ -95,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     if len(runs):
         print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
     print(report)
-    return 0
+    return int(bool(study.failed()))
 
 
 if __name__ == "__main__":

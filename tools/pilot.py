@@ -16,7 +16,8 @@ least the time that a result needs, about 600 iterations of the baseline. If a f
 no longer than the pilot, the pilot only prints the command that trains both recipes in full.
 
 To continue an interrupted pilot, or to add seeds, repeat the command. Finished runs are not
-repeated.
+repeated. A cycle that does not fit into memory, or whose run fails, is a row of the report, and the
+others are compared. The exit status is then 1.
 
 The runs use as many GPUs of this machine as the recipe sets. Weight averaging (MODEL.EMA_DECAY) is
 switched off.
@@ -37,6 +38,7 @@ if __name__ == "__main__":
 from multigrid import PAPER, Cycles
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.study.checks import check_outputs, checked
 from slowfast_patches.study.pilot import (
     ShortBaselineError,
     measured_seconds,
@@ -44,7 +46,7 @@ from slowfast_patches.study.pilot import (
     pilot_study,
 )
 from slowfast_patches.study.pilot_report import evaluate_pilot, recipe_text, report_pilot
-from slowfast_patches.study.runs import train
+from slowfast_patches.study.runs import Study, train
 from slowfast_patches.utils.files import make_folder, write_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
@@ -61,6 +63,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.add_option(parser, "--minutes", "M", text, command_line.above_zero)
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/pilot")
+    command_line.add_accepted(parser)
     text = (
         "step-time file written by benchmarks/step_time.py, used instead of measuring step times; "
         "can be repeated"
@@ -103,13 +106,17 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     arms = pilot_arms(recipe_path(args.cfg), args.overrides)
-    seconds = measured_seconds(arms, args.step_times, args.output)
+    accepted = frozenset(args.accept_change)
+    check_outputs(Study(arms, args.seeds, args.output), args.step_times)
+    arms, seconds, dropped = measured_seconds(arms, args.step_times, args.output)
     try:
         study = pilot_study(arms, seconds, args.minutes, args.seeds, args.output)
     except ShortBaselineError as error:
         advised = next_command(args, cycles_of(arms[1].recipe), "undecided")
         print(f"{error}\n\n    {advised}")
         return 0
+    study = replace(study, accepted=accepted, dropped=dropped)
+    study = checked(study, args.step_times, trains=True)
     *_, runs = train(study, Path(__file__).with_name("run_net.py"))
     outcome = evaluate_pilot(study, runs)
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
@@ -120,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     print(report)
     print(f"\n    {advised}")
     print(f"\nReport: {args.output / 'pilot.md'}, pilot.json")
-    return 0
+    return int(bool(study.failed()))
 
 
 if __name__ == "__main__":

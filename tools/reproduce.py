@@ -37,6 +37,7 @@ if __name__ == "__main__":
 
 from slowfast_patches.study import reproduce, slurm_jobs
 from slowfast_patches.study.arms import check_study
+from slowfast_patches.study.checks import checked
 from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
 from slowfast_patches.study.report import Report
 from slowfast_patches.study.runs import Study, train
@@ -53,6 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/reproduce")
+    command_line.add_accepted(parser)
 
     group = parser.add_argument_group("how to run")
     ways = group.add_mutually_exclusive_group()
@@ -94,7 +96,8 @@ def main(argv: list[str] | None = None) -> int:
     data = {name: getattr(args, name) for name in _DATA}
     weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}
     arms = paper_arms(rows, data, weights, args.overrides)
-    study = Study(list(arms.values()), args.seeds, args.output)
+    accepted = frozenset(args.accept_change)
+    study = Study(list(arms.values()), args.seeds, args.output, accepted=accepted)
     costs = reproduce.costs_of(arms, args.step_times)
     print(f"{len(arms)} different recipes × {len(study.seeds)} seeds\n", flush=True)
 
@@ -108,6 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     run_net = Path(__file__).resolve().with_name("run_net.py")
     if args.local or args.slurm:
         reproduce.check_inputs(rows, arms)
+    study = checked(study, args.step_times, trains=bool(args.local or args.slurm))
     for _ in train(study, run_net) if args.local else ():
         for each in report():
             each.write(args.output)
@@ -117,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{each.title}\n\n{each}\n")
         if not args.dry_run:
             each.write(args.output)
-    return 0
+    return int(bool(study.failed()))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
+from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import FOLDER, batch_file
 from slowfast_patches.study import slurm_jobs
 
@@ -53,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     print(plan, file=sys.stderr if args.dry_run else sys.stdout)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    slurm_jobs.check_resumable(resolve(recipe))
     folder = Path(recipe.output_dir)
     run_net = Path(__file__).resolve().with_name("run_net.py")
     command = [sys.executable, str(run_net), "--cfg", str(cfg), *args.overrides]

@@ -82,6 +82,15 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     return _make([*files, _command_line(overrides)])
 
 
+def recipe_files(path: str | Path) -> list[Path]:
+    """Return a recipe file and all its `_BASE_` files.
+
+    Raises:
+        ValueError: See `load_recipe`.
+    """
+    return [Path(layer.source) for layer in _read(recipe_path(path))]
+
+
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
     """Return the path of a recipe file.
 

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,8 +122,8 @@ DATA = Aspect(lambda name: False, _TRAINING - {"schedule", "rates", "division"} 
 def differences_between(there: Identity, here: Identity, aspect: Aspect) -> dict[str, str]:
     """Describe what differs between two runs.
 
-    A fact that is unknown in one of them is not compared. If the content of both weight files is
-    known, their paths are not compared.
+    A fact that is unknown in one of them is not compared, and neither is an unknown path of
+    weights. If the content of both weight files is known, their paths are not compared.
 
     Args:
         there: What was computed before.
@@ -137,6 +137,7 @@ def differences_between(there: Identity, here: Identity, aspect: Aspect) -> dict
     ignored = {name for name in KEYS if not aspect.key(name)}
     if "weights" in facts:
         ignored.update(WEIGHTS_KEYS)
+    ignored.update(n for n in WEIGHTS_KEYS if n not in there.keys or n not in here.keys)
     texts = differences(_with_defaults(there), _with_defaults(here), ignored)
     for name in facts:
         before, now = there.facts[name], here.facts[name]
@@ -400,6 +401,13 @@ def _code_digest(name: str) -> str:
     for path in files:
         whole.update(file_digest(path).encode())
     return whole.hexdigest()[:16]
+
+
+def without_weights(identity: Identity) -> Identity:
+    """Return a copy in which the initial weights are unknown."""
+    keys = {name: value for name, value in identity.keys.items() if name not in WEIGHTS_KEYS}
+    facts = {name: fact for name, fact in identity.facts.items() if name != "weights"}
+    return replace(identity, keys=keys, facts=facts)
 
 
 def file_digest(path: Path) -> str:

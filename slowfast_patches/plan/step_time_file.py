@@ -23,7 +23,7 @@ from slowfast_patches.config.key_lists import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import make_folder, write_text
-from slowfast_patches.utils.machine import machine
+from slowfast_patches.utils.machine import machine, versions
 
 FORMAT = 1
 """Version of the file format."""
@@ -41,6 +41,7 @@ class StepTimes:
         path: The file.
         device: Device type: "cpu" or "cuda".
         where: Name of the device.
+        clock: Text that names the processor or GPU, the number of threads and the version of torch.
         date: Date of the measurement.
         model: Values of the keys that affect the times, by full key.
         seconds: Maps (clips per process, frames, crop, whether BN is grouped) to the seconds per
@@ -50,6 +51,7 @@ class StepTimes:
     path: Path
     device: str
     where: str
+    clock: str
     date: str
     model: Mapping[str, object]
     seconds: Mapping[tuple[int, int, int, bool], float]
@@ -57,7 +59,7 @@ class StepTimes:
     @property
     def source(self) -> str:
         """Text that names the file, the device and the date of the measurement."""
-        return f"{self.path}, measured on {self.where} ({self.device}), {self.date}"
+        return f"{self.path}, measured on {self.clock}, {self.date}"
 
     def check_model(self, recipe: Recipe) -> None:
         """Raise MisfitError if the file is for another model, precision or device type."""
@@ -136,7 +138,7 @@ def write_step_times(
         seconds: Maps (shape, BN size) to the seconds per step.
     """
     here = machine()
-    name = here["gpus"][0] if device.type == "cuda" else here["processor"]
+    name = device_name(device.type)
     rows = [
         {
             "shape": [shape.batch, shape.frames, shape.crop],
@@ -150,11 +152,32 @@ def write_step_times(
         "format": FORMAT,
         "device": {"type": device.type, "name": name},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": here,
+        "versions": versions(),
         "model": model_of(recipe),
         "shapes": rows,
     }
     make_folder(path.parent)
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def device_name(device: str) -> str:
+    """Return the name of the processor or of the first GPU of this machine."""
+    here = machine()
+    return str(here["gpus"][0] if device == "cuda" else here["processor"])
+
+
+def clock_of(device: str, name: str, threads: int | None, torch_version: str | None) -> str:
+    """Return the text that names what step times were measured with."""
+    used = [f"{name} ({device})"]
+    if device == "cpu":
+        used.append(f"{threads} threads" if threads else "an unknown number of threads")
+    return ", ".join([*used, f"torch {torch_version}" if torch_version else "unknown torch"])
+
+
+def clock_here(device: str) -> str:
+    """Return the text that names what step times would be measured with in this process."""
+    return clock_of(device, device_name(device), machine()["threads"], versions()["torch"])
 
 
 def read_step_times(path: str | Path) -> StepTimes:
@@ -176,4 +199,8 @@ def read_step_times(path: str | Path) -> StepTimes:
             if (time := row["seconds"])
         }
         model = dict(content["model"])
-        return StepTimes(path, device["type"], device["name"], content["date"], model, seconds)
+        threads = content.get("machine", {}).get("threads")
+        torch_version = content.get("versions", {}).get("torch")
+        clock = clock_of(device["type"], device["name"], threads, torch_version)
+        date = content["date"]
+        return StepTimes(path, device["type"], device["name"], clock, date, model, seconds)

@@ -31,11 +31,13 @@ class Timing:
         ours: Function from a shape to the seconds per iteration of the recipe.
         baseline: Function from a shape to the seconds per iteration of the baseline.
         source: Description of where the times come from.
+        clocks: What the times were measured with (`StepTimes.clock`).
     """
 
     ours: SecondsPerIteration | None
     baseline: SecondsPerIteration | None
     source: str | None
+    clocks: frozenset[str] = frozenset()
 
 
 UNTIMED = Timing(None, None, None)
@@ -55,7 +57,7 @@ def measured_timing(files: Sequence[Path], recipe: Recipe) -> Timing:
     sources = list(dict.fromkeys([own.source, other.source]))
     if (processes := recipe.world_size) > 1:
         sources.append(f"without communication between the {processes} processes")
-    return Timing(ours, baseline, "; ".join(sources))
+    return Timing(ours, baseline, "; ".join(sources), frozenset((own.clock, other.clock)))
 
 
 def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, SecondsPerIteration]:

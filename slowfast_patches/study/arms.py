@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from multigrid import MultigridError, Schedule, schedule_cost
 from slowfast_patches.config import Recipe, check_recipe
@@ -12,6 +13,7 @@ from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.datasets.lists.dataset_lists import list_path, load_with_classes, read_list
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.weights.files import format_of, local_file
+from slowfast_patches.plan.identity import Identity, run_identity
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import measured_timing
@@ -30,8 +32,8 @@ class Arm:
         schedule: Schedule of the recipe.
         label: Name shared by all arms that train the same recipe for different lengths.
         baseline: Name of the arm that speed-ups are relative to.
+        identity: What a run of the arm is computed from, without the videos.
         length: Length of the training as a multiple of the original recipe's length.
-        open_keys: Config keys that may have any value in a finished run.
     """
 
     name: str
@@ -41,8 +43,8 @@ class Arm:
     schedule: Schedule
     label: str
     baseline: str
+    identity: Identity
     length: float = 1.0
-    open_keys: frozenset[str] = frozenset()
 
     @property
     def folder(self) -> str:
@@ -54,13 +56,18 @@ class Arm:
         return self.schedule.iterations
 
 
-def make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
+Seen = MutableMapping[object, dict[str, Any]]
+"""Facts about lists that the arms of a study share, as in `run_identity`."""
+
+
+def make_arm(name: str, cfg_file: Path, overrides: Sequence[str], seen: Seen | None = None) -> Arm:
     """Build an arm from a config file.
 
     Args:
         name: Name of the arm.
         cfg_file: Config file of the recipe.
         overrides: Alternating config keys and values that override the config file.
+        seen: Facts about lists that other arms have found.
 
     Raises:
         ValueError: The recipe cannot be trained. The message starts with the name of the arm.
@@ -69,22 +76,24 @@ def make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
         recipe = resolve(load_with_classes(cfg_file, overrides))
         check_recipe(recipe)
         schedule = schedule_of(recipe, dataset_size(recipe))
+        identity = run_identity(recipe, seen=seen, clips=False)
     except MultigridError as error:
         raise UserError(f"{name}: {error}") from error
-    return Arm(name, cfg_file, tuple(overrides), recipe, schedule, label=name, baseline=name)
+    return Arm(name, cfg_file, tuple(overrides), recipe, schedule, name, name, identity)
 
 
-def scaled(arm: Arm, length: float) -> Arm:
+def scaled(arm: Arm, length: float, seen: Seen | None = None) -> Arm:
     """Return an arm with a scaled number of epochs. For length 1, it is the arm itself.
 
     Args:
         arm: Arm to copy.
         length: Multiplier for the number of epochs, the learning-rate steps and the warm-up.
+        seen: As for `make_arm`.
     """
     if length == 1:
         return arm
     pairs = as_overrides(scaled_lengths(arm.recipe, length))
-    other = make_arm(f"{arm.name} x{length:.4g}", arm.cfg_file, (*arm.overrides, *pairs))
+    other = make_arm(f"{arm.name} x{length:.4g}", arm.cfg_file, (*arm.overrides, *pairs), seen)
     return replace(other, label=arm.label, baseline=arm.baseline, length=length)
 
 
@@ -117,6 +126,28 @@ def step_seconds(arm: Arm, files: Sequence[Path]) -> float:
     """
     ours = measured_timing(files, arm.recipe).ours
     return schedule_cost(arm.schedule, None, ours).seconds or 0.0
+
+
+def step_seconds_of(arms: Sequence[Arm], files: Sequence[Path]) -> tuple[dict[str, float], str]:
+    """Return the time of all training steps of each arm, in seconds, and where the times are from.
+
+    Args:
+        arms: The arms.
+        files: Step-time files. For each arm, the first file that fits is used.
+
+    Raises:
+        MisfitError: No file fits one of the recipes.
+        ValueError: The times of the arms were measured on different machines or with different
+            numbers of threads or versions, so they cannot be compared.
+    """
+    timings = [measured_timing(files, arm.recipe) for arm in arms]
+    if len(clocks := sorted(set().union(*(timing.clocks for timing in timings)))) > 1:
+        raise UserError(
+            f"The step times of the configs were measured with {' and with '.join(clocks)}, so "
+            "they cannot be compared. Measure all of them on one machine."
+        )
+    seconds = {arm.name: step_seconds(arm, files) for arm in arms}
+    return seconds, "; ".join(dict.fromkeys(timing.source or "" for timing in timings))
 
 
 def hidden_files(recipe: Recipe) -> list[Path]:

@@ -13,18 +13,20 @@ import pandas as pd
 
 from multigrid.cost import short_ends
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.study.arms import Arm, check_study, make_arm, scaled
+from slowfast_patches.study.arms import Arm, Seen, check_study, make_arm, scaled
 from slowfast_patches.study.curves import curves_of, draw_curves, leads_table, levels_table
 from slowfast_patches.study.report import (
     Report,
     Table,
     arms_table,
+    explain_differences,
     origin,
     study_json,
     study_warnings,
 )
 from slowfast_patches.study.runs import Study, mean
-from slowfast_patches.study.score import CLEAR, format_score, score_of
+from slowfast_patches.study.score import CLEAR, SPREAD, format_score, score_of, scored_videos
+from slowfast_patches.utils.command_line import more_seeds, with_seeds
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.pictures import COLOURS, MUTED, add_legend, new_figure
 
@@ -63,20 +65,21 @@ def make_arms(
             of the recipes differ.
     """
     check_study(cfg_files, overrides)
-    arms = [make_arm(path.stem, path, overrides) for path in cfg_files]
+    seen: Seen = {}
+    arms = [make_arm(path.stem, path, overrides, seen) for path in cfg_files]
     metrics = {arm.name: ", ".join(metric_names(arm.recipe)) for arm in arms}
     if len(set(metrics.values())) > 1:
         raise UserError(f"The metrics of the configs differ, so they cannot be compared: {metrics}")
     if equal_iterations:
-        arms.insert(1, _shortened(*arms[:2]))
+        arms.insert(1, _shortened(arms[0], arms[1], seen))
     if lengths:
-        arms = [scaled(arm, length) for arm in arms for length in sorted(lengths)]
+        arms = [scaled(arm, length, seen) for arm in arms for length in sorted(lengths)]
     own = [arm for arm in arms if arm.label == arms[0].label]
     baseline = max(own, key=lambda arm: (arm.length == 1, arm.length))
     return [replace(arm, baseline=baseline.name) for arm in arms]
 
 
-def _shortened(long: Arm, short: Arm) -> Arm:
+def _shortened(long: Arm, short: Arm, seen: Seen) -> Arm:
     """Return a copy of the arm `long` with as many iterations as the arm `short`."""
     if long.iterations <= short.iterations:
         raise UserError(
@@ -84,7 +87,7 @@ def _shortened(long: Arm, short: Arm) -> Arm:
             f"first config has {long.iterations} iterations and the second has {short.iterations}. "
             "Give the longer config first."
         )
-    arm = scaled(long, short.iterations / long.iterations)
+    arm = scaled(long, short.iterations / long.iterations, seen)
     return replace(arm, label=arm.name, length=1.0)
 
 
@@ -97,15 +100,21 @@ def compare(
         study: Arms and seeds.
         runs: Table returned by `Study.runs`.
         command: Command line that reproduces the report.
-        step_times: Names of the step-time files that `Study.step_seconds` is computed from. None if
-            speed-ups are computed from wall-clock times.
+        step_times: Where the step times are from that `Study.step_seconds` is computed from. None
+            if speed-ups are computed from wall-clock times.
     """
     first = study.arms[0]
     metrics = metric_names(first.recipe)
     scores = {name: score_of(runs, name, metrics[0]) for name in runs["arm"].unique()}
     content = study_json(study, runs, command)
-    verdicts = _verdicts(study, runs, scores)
-    warnings = [*_warnings(study, scores, content["chance"] or 0.0), *study_warnings(runs)]
+    verdicts = [
+        text
+        for arm in _compared(study, runs)
+        for text in (_verdict(study, runs, scores, arm), *_speeds(runs, arm, step_times))
+    ]
+    if (runs.groupby("arm")["seed"].nunique() < 2).any() and len(scores) > 1:
+        verdicts.append(f"To add seeds:\n\n    {with_seeds(command, more_seeds(study.seeds))}")
+    warnings = [*_warnings(study, scores, content["chance"] or 0.0), *study_warnings(study, runs)]
     times = f"iterations × the step times of {step_times}" if step_times else "wall-clock times"
     columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", *metrics]
     tables: list[str | Table] = [arms_table(study, runs, columns)]
@@ -118,34 +127,75 @@ def compare(
         title="Comparison",
         result=[f"Warning: {text}" for text in warnings] + verdicts,
         tables=tables,
-        notes=[_explain(first.baseline, times, content["chance"]), *origin(runs, command)],
+        notes=[
+            _explain(first.baseline, times, content["chance"]),
+            *explain_differences(study),
+            *origin(runs, command),
+        ],
         content=content | {"seconds": times, "verdicts": verdicts, "warnings": warnings},
         figure=_figure(runs, metrics[0], content["chance"], times, has_lengths=has_lengths),
     )
 
 
-def _verdicts(study: Study, runs: pd.DataFrame, scores: Mapping[str, NormalDist]) -> list[str]:
-    """Return a sentence for each arm that compares it with its baseline.
+def _compared(study: Study, runs: pd.DataFrame) -> list[Arm]:
+    """Return the arms to compare with the baseline: those of its length, with finished runs."""
+    baseline = _baseline(study)
+    finished = set(runs["arm"])
+    return [
+        arm
+        for arm in study.arms
+        if arm is not baseline and arm.length == baseline.length
+        if {arm.name, baseline.name} <= finished
+    ]
 
-    Arms that are longer or shorter than the baseline are left out, and arms that have no finished
-    run with the seed of a finished run of the baseline.
-    """
-    baseline = next(arm for arm in study.arms if arm.name == arm.baseline)
+
+def _baseline(study: Study) -> Arm:
+    return next(arm for arm in study.arms if arm.name == arm.baseline)
+
+
+def _verdict(study: Study, runs: pd.DataFrame, scores: Mapping[str, NormalDist], arm: Arm) -> str:
+    """Return a sentence that compares the accuracy of an arm with that of its baseline."""
+    baseline = _baseline(study)
     title = metric_title(metric_names(baseline.recipe)[0])
+    of_arms = [runs[runs["arm"] == each.name] for each in (arm, baseline)]
+    after, before = scores[arm.name], scores[baseline.name]
+    change = after - before
+    found = f"{format_score(after)} % against {format_score(before)} %"
+    counts = [scored_videos(own["result"]) for own in of_arms]
+    if counts[0] != counts[1]:
+        return (
+            f"No verdict: {arm.name} was scored on {counts[0]} videos, and {baseline.name} on "
+            f"{counts[1]}."
+        )
+    if min(len(own) for own in of_arms) == 1:
+        return (
+            f"No verdict: {arm.name} reaches a {title} of {found} for {baseline.name}, but with "
+            "one seed, the error between seeds is unknown. ± is an estimate from other trainings."
+        )
+    clear = abs(change.mean) >= CLEAR * change.stdev > 0
+    return (
+        f"Verdict: compared with {baseline.name}, the {title} of {arm.name} differs by "
+        f"{format_score(change)} points ({found}{'' if clear else ', undecided'})."
+    )
+
+
+def _speeds(runs: pd.DataFrame, arm: Arm, step_times: str | None) -> list[str]:
+    """Return a sentence for each clock that says how fast an arm is beside its baseline."""
+    speed_up, total = (mean(runs, arm.name, n) for n in ("speed_up", "total_speed_up"))
     texts = list[str]()
-    for arm in study.arms:
-        speed_up, total = (mean(runs, arm.name, n) for n in ("speed_up", "total_speed_up"))
-        if arm is baseline or arm.length != baseline.length or not speed_up or not total:
-            continue
-        before = scores[baseline.name]
-        after = scores[arm.name]
-        change = after - before
-        clear = 0 < CLEAR * change.stdev <= abs(change.mean)
+    if step_times and speed_up:
         texts.append(
-            f"Verdict: compared with {baseline.name}, {arm.name} is {speed_up.mean:.2f}× as fast "
-            f"({total.mean:.2f}× with evaluation and test), and its {title} differs by "
-            f"{format_score(change)} points ({format_score(after)} % against "
-            f"{format_score(before)} %{'' if clear else ', undecided'})."
+            f"By the step times of {step_times}, {arm.name} trains {speed_up.mean:.2f}× as fast."
+        )
+    elif speed_up:
+        texts.append(
+            f"By wall-clock time without evaluation and test, {arm.name} trains "
+            f"{speed_up.mean:.2f}× as fast."
+        )
+    if total:
+        texts.append(
+            f"By wall-clock time with data loading, evaluation and test, {arm.name} is "
+            f"{total.mean:.2f}× as fast."
         )
     return texts
 
@@ -168,12 +218,14 @@ def _explain(baseline: str, times: str, chance: float | None) -> str:
         f"Speed-up and iteration factor are relative to {baseline}. The speed-up is the training "
         "time of the baseline divided by the training time of the config with the same seed, "
         f"averaged over seeds. It is computed from {times}. Wall-clock times of the training "
-        "include data loading but not evaluation. Step times exclude both. ± in the verdict is the "
-        "standard error due to the numbers of videos and seeds. In the tables, ± is the sample "
-        "standard deviation over seeds. FLOPs are the training FLOPs of forward and backward "
-        "passes. With several lengths, accuracies are the best up to each time. Between two "
-        "lengths, they are interpolated linearly in the logarithm of the time. ≤ means that even "
-        "the shortest training exceeds the accuracy."
+        "include data loading but not evaluation. Step times exclude both. ± in the verdict is "
+        "the standard error due to the numbers of videos and seeds. The error due to seeds "
+        "combines the standard deviation of the runs with that of earlier trainings, which is "
+        f"{SPREAD:g} p (1 − p) points for an accuracy p, because few seeds estimate it badly. In "
+        "the tables, ± is the sample standard deviation over seeds. FLOPs are the training FLOPs "
+        "of forward and backward passes. With several lengths, accuracies are the best up to each "
+        "time. Between two lengths, they are interpolated linearly in the logarithm of the time. "
+        "≤ means that even the shortest training exceeds the accuracy."
         + (f" Chance is {chance:.1f} %." if chance else "")
     )
 

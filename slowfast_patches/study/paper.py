@@ -15,11 +15,9 @@ import yaml
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.config.scale import as_overrides
-from slowfast_patches.study.arms import Arm, make_arm, scaled
+from slowfast_patches.plan.identity import without_weights
+from slowfast_patches.study.arms import Arm, Seen, make_arm, scaled
 from slowfast_patches.utils.tables import Mean
-
-_PLACES = frozenset(("DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX", "TRAIN.CHECKPOINT_FILE_PATH"))
-"""Keys of a finished run that need not be given to show its result."""
 
 SCRATCH = "scratch"
 """Value of `Row.start` for training from random weights."""
@@ -152,9 +150,11 @@ def paper_arms(
         if row.factor and plain.uses_multigrid:
             keys["MULTIGRID.EPOCH_FACTOR"] = row.factor
         pairs = row.overrides + as_overrides(keys) + tuple(overrides)
-        arm = make_arm(row.folder, path, pairs)
+        arm = make_arm(row.folder, path, pairs, seen)
         if row.factor and not plain.uses_multigrid:
-            arm = scaled(arm, row.factor)
+            arm = scaled(arm, row.factor, seen)
+        if row.start != SCRATCH and not (weights or {}).get(row.start):
+            arm = replace(arm, identity=without_weights(arm.identity))
         factor = arm.recipe.multigrid.epoch_factor if plain.uses_multigrid else row.factor
         return replace(
             arm,
@@ -162,8 +162,8 @@ def paper_arms(
             label=row.curve,
             baseline=row.reference.folder,
             length=factor or 1.0,
-            open_keys=_PLACES,
         )
 
+    seen: Seen = {}
     trainings = {each.folder: each for each in [*(row.reference for row in rows), *rows]}
     return {folder: make(row) for folder, row in trainings.items()}

@@ -11,11 +11,13 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from multigrid import GENTLE, PAPER, MultigridError
+from multigrid import GENTLE, PAPER, MultigridError, Shape
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.scale import as_overrides
@@ -26,9 +28,22 @@ from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes
-from slowfast_patches.plan.step_time_file import write_step_times
+from slowfast_patches.plan.step_time_file import (
+    MisfitError,
+    clock_here,
+    read_step_times,
+    write_step_times,
+)
 from slowfast_patches.plan.step_times import shapes_to_measure
-from slowfast_patches.study.arms import Arm, check_study, make_arm, scaled, step_seconds
+from slowfast_patches.study.arms import (
+    Arm,
+    Seen,
+    check_study,
+    make_arm,
+    scaled,
+    step_seconds,
+    step_seconds_of,
+)
 from slowfast_patches.study.runs import Study
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
@@ -60,6 +75,10 @@ _NEVER = 10**6
 
 _START = 10.0
 """Estimated start-up time of a run in seconds."""
+
+
+Kind = tuple[Shape, int | None]
+"""A shape, and the number of clips that share BN statistics."""
 
 
 class ShortBaselineError(UserError):
@@ -104,12 +123,13 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
         "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
     }
     off: dict[str, object] = {"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False}
-    arms = [_make_arm("baseline", cfg_file, (*overrides, *as_overrides(keys | off)))]
+    seen: Seen = {}
+    arms = [_make_arm("baseline", cfg_file, (*overrides, *as_overrides(keys | off)), seen)]
     reasons = list[str]()
     for cycles in CYCLES:
         pairs = (*overrides, *as_overrides(keys | cycle_keys(cycles)))
         try:
-            arms.append(_make_arm(cycles.name, cfg_file, pairs))
+            arms.append(_make_arm(cycles.name, cfg_file, pairs, seen))
         except MultigridError as error:
             reasons.append(str(error))
     if len(arms) == 1:
@@ -117,9 +137,9 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
     return arms
 
 
-def _make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
+def _make_arm(name: str, cfg_file: Path, overrides: Sequence[str], seen: Seen) -> Arm:
     """Build an arm of a pilot. Raise ValueError if a shape of its schedule cannot be trained."""
-    arm = make_arm(name, cfg_file, overrides)
+    arm = make_arm(name, cfg_file, overrides, seen)
     check_world_size(arm.recipe, arm.schedule)
     smallest = min(shape.crop for shape in arm.schedule.shapes)
     if arm.recipe.uses_multigrid and smallest < _SMALLEST_CROP:
@@ -128,35 +148,118 @@ def _make_arm(name: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
     return arm
 
 
-def measured_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> list[float]:
-    """Return the time of all training steps of each arm, in seconds.
+class Measured(NamedTuple):
+    """Arms whose steps were timed.
+
+    Attributes:
+        arms: The arms all of whose shapes can be trained on this machine, the baseline first.
+        seconds: Time of all training steps of each of these arms, in seconds.
+        dropped: Maps the name of each other arm to the reason.
+    """
+
+    arms: list[Arm]
+    seconds: list[float]
+    dropped: dict[str, str]
+
+
+def measured_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> Measured:
+    """Return the time of all training steps of each arm that can be trained on this machine.
 
     Args:
-        arms: Full-length arms.
+        arms: Full-length arms, the baseline first.
         files: Step-time files of benchmarks/step_time.py. If there are none, step times are
             measured on this machine. The measured times are stored in step_times.json, and reused
-            when the pilot is repeated.
+            when the pilot is repeated with the same processor or GPU, threads and torch, as long
+            as there are runs of the pilot or for a day.
         output: Folder of step_times.json.
 
     Raises:
-        ValueError: No file in `files` fits an arm, or a shape does not fit into memory.
+        ValueError: No file in `files` fits an arm, the files were measured with different machines,
+            or a shape of the baseline does not fit into memory. Or the folder has runs whose
+            lengths follow from step times of another machine.
     """
-    measured = output / "step_times.json"
+    if files:
+        seconds, _ = step_seconds_of(arms, files)
+        return Measured(list(arms), list(seconds.values()), {})
+    stored = output / "step_times.json"
+    dropped = dict[str, str]()
+    if not _is_usable(stored, arms[0], output):
+        dropped = _measure(arms, stored)
+    kept, seconds_of_arms = list[Arm](), list[float]()
+    for arm in arms:
+        try:
+            seconds_of_arms.append(step_seconds(arm, [stored]))
+            kept.append(arm)
+        except MisfitError as error:
+            dropped.setdefault(arm.name, str(error))
+    if not kept or kept[0] is not arms[0] or len(kept) < 2:
+        raise UserError(f"The pilot needs the baseline and a cycle: {'; '.join(dropped.values())}")
+    return Measured(
+        kept, seconds_of_arms, {n: dropped[n] for n in dropped if n not in _names(kept)}
+    )
+
+
+def _names(arms: Sequence[Arm]) -> set[str]:
+    return {arm.name for arm in arms}
+
+
+def _is_usable(stored: Path, baseline: Arm, output: Path) -> bool:
+    """Return whether step times that an earlier pilot has stored are those of this machine.
+
+    Raises:
+        ValueError: They are not, but there are runs whose lengths follow from them.
+    """
+    if not stored.is_file():
+        return False
+    has_runs = any(output.glob("*/seed*/checkpoints")) or any(output.glob("*/seed*/result.json"))
     try:
-        return [step_seconds(arm, files or [measured]) for arm in arms]
+        times = read_step_times(stored)
+        times.check_model(baseline.recipe)
     except UserError:
-        if files:
-            raise
+        return False
+    here = clock_here(times.device)
+    if times.clock == here:
+        age = datetime.now(UTC) - datetime.fromisoformat(times.date)
+        return has_runs or age < timedelta(days=1)
+    if has_runs:
+        raise UserError(
+            f"{stored} was measured with {times.clock}, but this is {here}. The runs in {output} "
+            "are as long as those times say. Choose another --output."
+        )
+    return False
+
+
+def _measure(arms: Sequence[Arm], stored: Path) -> dict[str, str]:
+    """Measure the steps of all arms, and store the times of the shapes that can be trained.
+
+    Returns:
+        Maps the name of each arm with a shape that cannot be trained to the reason.
+    """
     recipe = arms[0].recipe
     set_up_device(recipe)
     device = process_device(recipe, 0)
     torch.manual_seed(recipe.rng_seed)
     stepper = Stepper(recipe, build_model(recipe, grouped_bn=True).to(device), device)
-    kinds = dict.fromkeys(kind for arm in arms for kind in shapes_to_measure(arm.recipe))
-    write_step_times(measured, recipe, device, time_steps(stepper, list(kinds)))
+    of_arms = {arm.name: shapes_to_measure(arm.recipe) for arm in arms}
+    kinds = list(dict.fromkeys(kind for shapes in of_arms.values() for kind in shapes))
+    reasons = dict[Kind, str]()
+    try:
+        times = time_steps(stepper, kinds)
+    except MultigridError:  # a shape does not fit: find out which
+        for kind in kinds:
+            try:
+                time_steps(stepper, [kind])
+            except MultigridError as error:
+                reasons[kind] = str(error)
+                torch.cuda.empty_cache()
+        times = time_steps(stepper, [kind for kind in kinds if kind not in reasons])
+    write_step_times(stored, recipe, device, times)
     del stepper
     torch.cuda.empty_cache()  # The runs are other processes and need the memory.
-    return [step_seconds(arm, [measured]) for arm in arms]
+    failing = {
+        name: [reasons[k] for k in shapes if k in reasons] for name, shapes in of_arms.items()
+    }
+    return {name: texts[0] for name, texts in failing.items() if texts}
 
 
 def pilot_study(
@@ -201,6 +304,7 @@ def pilot_study(
         scaled(arm, share / whole_arm)
         for arm, whole_arm in zip(arms[:number], seconds_of_steps, strict=False)
     ]
+    tried = [replace(arm, baseline=tried[0].name) for arm in tried]
     print(
         f"The pilot takes about {format_duration(seconds)} per seed. Each of these arms is trained "
         f"for {format_duration(share)}: {'; '.join(arm.label for arm in tried)}.",

@@ -20,17 +20,18 @@ from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.schedule import cycle_keys
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.report import Report, arms_table, origin, study_json, study_warnings
+from slowfast_patches.study.report import (
+    Report,
+    arms_table,
+    explain_differences,
+    origin,
+    study_json,
+    study_warnings,
+)
 from slowfast_patches.study.runs import Study
 from slowfast_patches.study.score import format_score, score_of, scored_videos
+from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.tables import format_duration
-
-_SEEDS = 40.0
-"""Standard deviation of an accuracy p over seeds, in percentage points, divided by p (1 − p).
-
-The value is the root mean square over twenty trainings on two data sets of words and digits
-(benchmarks/real_video/README.md).
-"""
 
 _PROBABLE = 0.75
 """Minimum probability to advise for or against multigrid training."""
@@ -81,11 +82,20 @@ def evaluate_pilot(study: Study, runs: pd.DataFrame) -> Outcome:
 
     Args:
         study: Arms and seeds, the baseline first.
-        runs: Table returned by `Study.runs`. Each arm has finished runs.
+        runs: Table returned by `Study.runs`.
+
+    Raises:
+        RunError: The baseline or all cycles have no finished run.
     """
     baseline, *cycles = study.arms
+    cycles = [arm for arm in cycles if arm.name in set(runs["arm"])]
+    if not cycles or baseline.name not in set(runs["arm"]):
+        raise RunError(
+            "The pilot has no result, because the baseline or all cycles failed: "
+            f"{'; '.join(study.failed().values())}"
+        )
     metric = metric_names(baseline.recipe)[0]
-    scores = {arm.label: score_of(runs, arm.name, metric, _SEEDS) for arm in study.arms}
+    scores = {arm.label: score_of(runs, arm.name, metric) for arm in (baseline, *cycles)}
     best = max(cycles, key=lambda arm: scores[arm.label].mean)
     ahead = 1 - (scores[best.label] - scores[baseline.label]).cdf(0)
     if ahead > 0.5:
@@ -128,9 +138,12 @@ def report_pilot(
     return Report(
         name="pilot",
         title="Pilot",
-        result=[*study_warnings(runs), *_explain(outcome)],
+        result=[
+            *(f"Warning: {text}" for text in study_warnings(study, runs)),
+            *_explain(outcome),
+        ],
         tables=[table, explained],
-        notes=origin(runs, command),
+        notes=[*explain_differences(study), *origin(runs, command)],
         content=content
         | {
             "videos": videos,

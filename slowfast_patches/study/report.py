@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pandas as pd
 
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.yaml_text import parse_yaml
+from slowfast_patches.plan.identity import STUDY, differences_between
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study, mean
 from slowfast_patches.study.score import chance_of
@@ -111,8 +113,10 @@ def format_cell(runs: pd.DataFrame, arm: Arm, name: str) -> str:
 
 
 def count_cell(study: Study, runs: pd.DataFrame, arm: Arm) -> str:
-    """Return how many runs of an arm have finished, such as `2 of 3`."""
-    return f"{(runs['arm'] == arm.name).sum()} of {len(study.seeds)}"
+    """Return how many runs of an arm have finished or failed, such as `2 of 3, 1 failed`."""
+    failed = sum(name == arm.name for name, _ in study.failed())
+    count = f"{(runs['arm'] == arm.name).sum()} of {len(study.seeds)}"
+    return f"{count}, {failed} failed" if failed else count
 
 
 def arms_table(study: Study, runs: pd.DataFrame, columns: Sequence[str]) -> Table:
@@ -122,6 +126,7 @@ def arms_table(study: Study, runs: pd.DataFrame, columns: Sequence[str]) -> Tabl
         [arm.name, count_cell(study, runs, arm), *(format_cell(runs, arm, n) for n in columns)]
         for arm in study.arms
     ]
+    rows += [[name, "not trained", *[MISSING] * len(columns)] for name in study.dropped]
     return Table(["config", "seeds", *headers], rows)
 
 
@@ -162,19 +167,63 @@ def study_json(study: Study, runs: pd.DataFrame, command: str) -> dict[str, Any]
         "seeds": study.seeds,
         "chance": chance_of(recipe),
         "configs": [arm_json(arm, runs, metrics) for arm in study.arms],
+        "differences": arm_differences(study),
+        "failed": [[*run, reason] for run, reason in study.failed().items()],
+        "not_trained": dict(study.dropped),
     }
 
 
-def study_warnings(runs: pd.DataFrame) -> list[str]:
-    """Return warnings about lists that overlap, and about runs from different machines."""
+def arm_differences(study: Study) -> dict[str, list[str]]:
+    """Describe what differs between each arm and its baseline, by the name of the arm."""
+    arms = {arm.name: arm for arm in study.arms}
+    found = {
+        arm.name: differences_between(arms[arm.baseline].identity, arm.identity, STUDY)
+        for arm in study.arms
+        if arms.get(arm.baseline, arm) is not arm
+    }
+    return {name: list(texts.values()) for name, texts in found.items()}
+
+
+def explain_differences(study: Study) -> list[str]:
+    """Return a paragraph for each arm that says what differs from its baseline (there)."""
+    return [
+        f"{name} differs from its baseline in: {'; '.join(texts) or 'nothing'}."
+        for name, texts in arm_differences(study).items()
+    ]
+
+
+def study_warnings(study: Study, runs: pd.DataFrame) -> list[str]:
+    """Return warnings about runs that failed, lists that overlap, machines and versions."""
     overlaps = dict.fromkeys(text for run in runs["result"] for text in run.get("overlaps", ()))
     texts = [
         f"Lists have videos in common, so the accuracy may be too high: {text}."
         for text in overlaps
     ]
+    texts += [f"{name} was not trained: {reason}." for name, reason in study.dropped.items()]
+    texts += [
+        f"The run of {name} with seed {seed} failed: {reason}. To try it again, repeat the command."
+        for (name, seed), reason in study.failed().items()
+    ]
+    planned = {arm.name: arm.iterations for arm in study.arms}
+    texts += [
+        f"{run.arm}, seed {run.seed}, was trained for {run.iterations:,} iterations, but "
+        f"{planned[run.arm]:,} are planned here, without its list of videos."
+        for run in runs.itertuples()
+        if run.result.get("planned_iterations", run.iterations) != planned[run.arm]
+    ]
     if runs["machine"].nunique() > 1:
         texts.append(
             "The runs come from different machines, so the times of the runs are not comparable."
+        )
+    if runs["versions"].nunique() > 1:
+        texts.append("The runs come from different versions of packages.")
+    several = [
+        f"{run.arm}, seed {run.seed}" for run in runs.itertuples() if math.isnan(run.seconds)
+    ]
+    if several:
+        texts.append(
+            f"Runs that were resumed on another machine or with other settings have no times: "
+            f"{'; '.join(several)}."
         )
     return texts
 

@@ -107,7 +107,7 @@ def report_experiment(
     return Report(
         name=name,
         title=experiment.title,
-        result=study_warnings(runs),
+        result=study_warnings(study, runs),
         tables=[_table(experiment, study, arms, runs, costs)],
         notes=[
             f"Published: {source}. Measured: mean over seeds ± sample standard deviation. The "

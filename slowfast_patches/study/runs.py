@@ -6,39 +6,35 @@ A study has one run for each arm and seed.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from slowfast_patches.config.metrics import metric_names
-from slowfast_patches.config.recipe import differences, stored_keys, values_by_key
+from slowfast_patches.config.recipe import stored_keys
+from slowfast_patches.plan.identity import STUDY, Identity, differences_between
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.utils.errors import RunError, UserError, mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
+from slowfast_patches.utils.files import make_folder, write_text
+from slowfast_patches.utils.processes import end_with_parent
 from slowfast_patches.utils.signals import handle_signals
 from slowfast_patches.utils.tables import Mean, mean_of, shorten_list
+
+ADVICE = "Choose another --output, or delete the folder of that run."
+_FAILED = "failed.json"
+"""File in the folder of a run whose last attempt failed."""
 
 _COLUMNS = (
     *("arm", "label", "length", "baseline", "seed", "iterations", "epochs", "clips", "flops"),
     *("seconds", "loading", "total", "machine", "versions", "result"),
 )
-
-_FREE = frozenset(
-    (
-        *("OUTPUT_DIR", "LOG_PERIOD", "LOG_MODEL_INFO", "DATA_LOADER.NUM_WORKERS"),
-        *("TRAIN.CHECKPOINT_PERIOD", "TRAIN.CHECKPOINTS_KEPT"),
-        "DATA.MAX_BAD_FRACTION",
-        *("DIST_JOIN_SECONDS", "DIST_STALL_SECONDS"),
-    )
-)
-"""Keys that may differ from those of a finished run: they change neither the training nor its
-score. Messages of failed runs recommend to change some of them. A relative OUTPUT_DIR changes with
-the current folder."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +48,18 @@ class Study:
         step_seconds: Maps the name of each arm to the time of all its training steps in seconds,
             computed from step times that were measured separately. Speed-ups are computed from
             these times, or from wall-clock times if this is None.
+        accepted: Names of differences that the user accepts: between a finished run and its arm,
+            and between the lists and tests of two arms.
+        dropped: Maps the name of each arm that cannot be trained to the reason. They are not in
+            `arms`.
     """
 
     arms: Sequence[Arm]
     seeds: Sequence[int]
     output: Path
     step_seconds: Mapping[str, float] | None = None
+    accepted: frozenset[str] = frozenset()
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
     def folder(self, arm: Arm, seed: int) -> Path:
         """Return the folder of a run."""
@@ -68,6 +70,16 @@ class Study:
         arms = sorted(self.arms, key=lambda arm: arm.length)
         runs = [(arm, seed) for seed in self.seeds for arm in arms]
         return [run for run in runs if not (self.folder(*run) / "result.json").is_file()]
+
+    def failed(self) -> dict[tuple[str, int], str]:
+        """Return the reason why a run failed, by the name of its arm and its seed."""
+        found = dict[tuple[str, int], str]()
+        for arm in self.arms:
+            for seed in self.seeds:
+                folder = self.folder(arm, seed)
+                if (folder / _FAILED).is_file() and not (folder / "result.json").is_file():
+                    found[arm.name, seed] = (folder / _FAILED).read_text(encoding="utf-8").strip()
+        return found
 
     def runs(self) -> pd.DataFrame:
         """Return a table with one row per finished run.
@@ -80,7 +92,8 @@ class Study:
             - seed: Random seed.
             - iterations, epochs, clips, flops: Totals of the training. FLOPs include forward and
               backward passes.
-            - seconds: Wall-clock training time, including data loading.
+            - seconds: Wall-clock training time, including data loading. It is nan, as all times of
+              the run, if the run was resumed on another machine or with other settings.
             - loading: Share of `seconds` spent waiting for data.
             - total: Sum of `seconds` and the wall-clock time of the evaluations and the test.
             - machine, versions: Hardware and package versions.
@@ -90,14 +103,15 @@ class Study:
               otherwise `seconds`.
             - speed_up, total_speed_up, iteration_factor: `clock`, `total` and `iterations` of the
               baseline, divided by `clock`, `total` and `iterations` of this run. The baseline's run
-              has the same seed. The value is nan if that run has not finished.
+              has the same seed. The value is nan if that run has not finished. Factors of
+              wall-clock times are also nan if that run was trained on another machine.
 
         Raises:
-            ValueError: A result is damaged, or its config differs from the arm's config.
+            ValueError: A result is damaged, or was computed from something else.
         """
         metrics = dict.fromkeys(name for arm in self.arms for name in metric_names(arm.recipe))
         rows = [
-            _row(arm, seed, _read(path, arm, seed))
+            _read(path, self, arm, seed)
             for arm in self.arms
             for seed in self.seeds
             if (path := self.folder(arm, seed) / "result.json").is_file()
@@ -110,6 +124,9 @@ class Study:
         factors = {"speed_up": "clock", "total_speed_up": "total", "iteration_factor": "iterations"}
         for factor, column in factors.items():
             runs[factor] = both[f"{column}_of_baseline"] / both[column]
+        elsewhere = both["machine"] != both["machine_of_baseline"]
+        wall_clock = ["total_speed_up"] if times else ["speed_up", "total_speed_up"]
+        runs.loc[elsewhere, wall_clock] = math.nan
         return runs
 
 
@@ -133,9 +150,13 @@ def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
 
 def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
     seconds = result["seconds"]
+    if len(result.get("clocks", ())) > 1:
+        seconds = dict.fromkeys(seconds, math.nan)
     training = seconds["training"] + seconds["loading"]
     machine = result["machine"]
     where = f"CPU: {machine['processor']}, {machine['cores']} cores"
+    if "threads" in machine:
+        where += f", {machine['threads']} threads"
     if machine["gpus"]:
         where = f"{result['world_size']} × {machine['gpus'][0]}"
     return {
@@ -154,30 +175,45 @@ def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
+def _read(path: Path, study: Study, arm: Arm, seed: int) -> dict[str, Any]:
     wrong = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with mistake_in(f"{path} is not a valid result. To repeat the run, delete the file", *wrong):
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        stored = stored_keys(result["config"])
-    wanted = values_by_key(arm.recipe) | {"RNG_SEED": seed}
-    differing = list(result.get("rate_changes", ()))
-    differing += differences(stored, wanted, _FREE | arm.open_keys).values()
+        row = _row(arm, seed, result)
+        stored = Identity(stored_keys(result["config"]), {})
+        if "identity" in result:
+            stored = Identity.of_json(result["identity"])
+    differing = {f"change {n}": text for n, text in enumerate(result.get("changes", ()))}
+    if "identity" not in result:
+        differing["identity"] = "it does not say from which lists, videos and weights"
     planned = result.get("planned_iterations", result["iterations"])  # if a hook ended the run
-    if "DATA.PATH_TO_DATA_DIR" not in arm.open_keys and planned != arm.iterations:
-        differing.append(f"{planned} iterations there, {arm.iterations} here")
-    if differing:
+    if "train_list" not in stored.facts and planned != arm.iterations:
+        differing["iterations"] = f"{planned} iterations there, {arm.iterations} here"
+    differing |= differences_between(stored, with_seed(arm.identity, seed), STUDY)
+    if texts := [text for name, text in differing.items() if name not in study.accepted]:
+        names = [name for name in differing if not name.startswith("change ")]
+        options = "".join(f" --accept-change {name}" for name in names)
         raise UserError(
-            f"{path} was trained with another config or list ({shorten_list(differing, 5)}). "
-            "Choose another --output, or delete the folder of that run."
+            f"{path} was computed from something else than this command asks for "
+            f"({shorten_list(texts, 5)}). {ADVICE}"
+            + f" To use the result nevertheless, add{options}."
+            * bool(names)
         )
-    return result
+    return row
+
+
+def with_seed(identity: Identity, seed: int) -> Identity:
+    """Return the identity of the run of an arm with a seed."""
+    return replace(identity, keys={**identity.keys, "RNG_SEED": seed})
 
 
 def train(study: Study, run_net: Path) -> Iterator[pd.DataFrame]:
-    """Train the missing runs of a study, one after another.
+    """Train the missing runs of a study, one after another. Call `checks.checked` before.
 
-    The output of the runs is printed to standard error. If this process is interrupted, the current
-    run saves a checkpoint before the interruption is raised.
+    The output of the runs is printed to standard error. If a run fails, the others are trained
+    nevertheless, and `Study.failed` has the reason. If this process is interrupted, the current run
+    saves a checkpoint before the interruption is raised. If this process is killed, the run ends as
+    well.
 
     Args:
         study: Study whose missing runs are trained.
@@ -187,8 +223,7 @@ def train(study: Study, run_net: Path) -> Iterator[pd.DataFrame]:
         The table returned by `Study.runs`, once before the first training and again after each run.
 
     Raises:
-        ValueError: A result is damaged, or its config differs from the arm's config.
-        RunError: A run failed. The results of finished runs are kept.
+        ValueError: A result is damaged, or was computed from something else.
     """
     yield study.runs()
     todo = study.missing()
@@ -196,22 +231,29 @@ def train(study: Study, run_net: Path) -> Iterator[pd.DataFrame]:
         name = f"{arm.name}, seed {seed}"
         print(f"Run {number} of {len(todo)}: {name}", file=sys.stderr, flush=True)
         folder = study.folder(arm, seed)
+        (folder / _FAILED).unlink(missing_ok=True)
         status = _run(run_command(arm, seed, folder, run_net))
         if status or not (folder / "result.json").is_file():
-            raise RunError(
-                f"The run of {name} ended without a result, with exit status {status}. See the "
-                f"log in {folder}. To continue with the remaining runs, repeat the command."
-            )
+            reason = f"exit status {status}, see the log in {folder}"
+            print(f"The run of {name} failed: {reason}", file=sys.stderr, flush=True)
+            make_folder(folder)
+            write_text(folder / _FAILED, reason + "\n")
         yield study.runs()
 
 
 def _run(command: Sequence[str]) -> int:
-    """Run a command, and return its exit status. Its output goes to standard error."""
-    # By default, SIGTERM would end this process without the `finally` block.
-    with handle_signals({signal.SIGTERM: signal.default_int_handler}):
-        process = subprocess.Popen(command, stdout=2)  # 2: standard error
+    """Run a command, and return its exit status. Its output goes to standard error.
+
+    The command ends with this process, however this process ends.
+    """
+    # By default, these signals would end this process without the `finally` block.
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is after nohup
+        numbers.append(signal.SIGHUP)
+    with handle_signals(dict.fromkeys(numbers, signal.default_int_handler)):
+        process = subprocess.Popen(command, stdout=2, preexec_fn=end_with_parent())
         try:
             return process.wait()
-        finally:  # Ctrl-C also reaches the child process, but SIGTERM does not.
+        finally:  # Ctrl-C also reaches the child process, but the other signals do not.
             process.terminate()
             process.wait()

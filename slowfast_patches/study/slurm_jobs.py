@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,9 +21,12 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_path
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
+from slowfast_patches.plan.identity import run_identity
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.arms import hidden_files
 from slowfast_patches.study.runs import Study, run_command
+from slowfast_patches.train.checkpoint import head_of, last_checkpoint
+from slowfast_patches.train.resume import check_same_run
 from slowfast_patches.utils.command_line import (
     above_zero,
     add_option,
@@ -126,8 +130,29 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
     return text, warnings
 
 
+def check_resumable(recipe: Recipe) -> None:
+    """Check that a job may resume from the checkpoints in OUTPUT_DIR, if there are any.
+
+    Lists and weights that are not on this machine are not compared. The job compares them.
+
+    Args:
+        recipe: The resolved recipe of the job.
+
+    Raises:
+        ValueError: The newest checkpoint is of another run.
+    """
+    path = last_checkpoint(recipe.output_dir)
+    head = head_of(path) if path and recipe.train.enable and recipe.train.auto_resume else None
+    if path is not None and head is not None:
+        finished = Path(recipe.output_dir, "result.json").exists()
+        identity = run_identity(recipe, clips=False)
+        check_same_run(head, identity, recipe, path, rates_may_differ=not finished)
+
+
 def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
     """Submit the missing runs of a study, and print their job IDs to standard error.
+
+    Call `checks.checked` before.
 
     Returns:
         Maps the folder of each submitted run, relative to the study's output folder, to its job ID.
@@ -160,7 +185,7 @@ def submit(
         Maps the name of each submitted run to its job ID.
 
     Raises:
-        ValueError: SLURM is missing or rejects a job.
+        ValueError: SLURM is missing or rejects a job, or a run has a job with another command.
     """
     if shutil.which("sbatch") is None:
         raise UserError(
@@ -170,7 +195,8 @@ def submit(
     logs = folder / FOLDER
     path = logs / _JOBS
     with mistake_in(f"{path} is damaged. Delete it if no job is queued", OSError, ValueError):
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        known = {name: [str(job), str(command)] for name, (job, command) in content.items()}
     active = _run("squeue", "--all", "--noheader", "-o%i").split() if known else []
     make_folder(logs)  # SLURM does not create the folder of a log.
     # sbatch would pass variables of the job in which this process may run to the new job.
@@ -179,13 +205,22 @@ def submit(
         for name, value in os.environ.items()
         if name == "SLURM_CONF" or not name.startswith("SLURM_")
     }
+    commands = {name: shlex.join(command) for name, (_, command) in runs.items()}
+    waiting = {name: job for name in runs if (job := known.get(name, [""])[0]) in active}
+    for name, job in waiting.items():
+        if known[name][1] != commands[name]:
+            raise UserError(
+                f"Job {job} of {name} is queued or running with another command: {known[name][1]}. "
+                f"Cancel it (scancel {job}), or give the same command."
+            )
     queued = dict[str, str]()
     for name, (recipe, command) in runs.items():
-        if known.get(name) not in active:
+        if name not in waiting:
             text = batch_file(command, recipe, slurm, logs)
             said = _run("sbatch", "--parsable", input=text, env=inherited)
             queued[name] = said.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
-            write_text(path, json.dumps(known | queued))
+            known[name] = [queued[name], commands[name]]
+            write_text(path, json.dumps(known))
     return queued
 
 

@@ -10,11 +10,12 @@ import functools
 import os
 import re
 import select
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -248,6 +249,36 @@ def add_seeds(parser: argparse.ArgumentParser) -> None:
     """Add the option --seeds. After parsing, call `take_numbers(args, "seeds", from_zero)`."""
     text = "random seeds, whole numbers from 0 (default: 0)"
     parser.add_argument("--seeds", nargs="+", default=["0"], metavar="SEED", help=text)
+
+
+def more_seeds(seeds: Sequence[int], count: int = 3) -> list[int]:
+    """Return the seeds, with further ones until there are `count`."""
+    others = (number for number in range(count + len(seeds)) if number not in seeds)
+    return [*seeds, *islice(others, max(0, count - len(seeds)))]
+
+
+def with_seeds(command: str, seeds: Iterable[int]) -> str:
+    """Return a command line with other values of --seeds."""
+    words = shlex.split(command)
+    if "--seeds" in words:
+        start = words.index("--seeds")
+        end = start + 1
+        while end < len(words) and words[end].isdigit():
+            end += 1
+        del words[start:end]
+    options = [n for n, word in enumerate(words) if word.startswith("--")]
+    where = options[0] if options else len(words)
+    words[where:where] = ["--seeds", *map(str, seeds)]
+    return shlex.join(words)
+
+
+def add_accepted(parser: argparse.ArgumentParser) -> None:
+    """Add the option --accept-change."""
+    text = (
+        "accept a difference that an error message names, such as val_list or SOLVER.BASE_LR; "
+        "can be repeated"
+    )
+    add_option(parser, "--accept-change", "NAME", text, str, [], action="append")
 
 
 def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], float]) -> None:

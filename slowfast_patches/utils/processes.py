@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -16,6 +18,8 @@ import cv2
 
 from slowfast_patches.utils.errors import RunError
 
+_PR_SET_PDEATHSIG = 1
+"""Option of prctl, from linux/prctl.h."""
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -114,6 +118,25 @@ def _try(pool: ProcessPoolExecutor) -> None:
             "worker processes cannot be started. Check that the script has a main guard (if "
             '__name__ == "__main__":), and that the machine has enough memory.'
         ) from error
+
+
+def end_with_parent() -> Callable[[], None] | None:
+    """Return a function for `preexec_fn` that makes a child process end with this process.
+
+    When this process ends in any way, the child gets SIGTERM. Only on Linux. Elsewhere, return
+    None.
+    """
+    parent = os.getpid()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    if prctl is None:
+        return None
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it has ended before
+            os._exit(1)
+
+    return prepare
 
 
 def _begin() -> None:

@@ -22,6 +22,7 @@ _SEPARATORS = (",", ";", "\t", " ", "\xa0")
 _LINE_ENDS = re.compile("\r\n|\n|\r")
 _DIGITS = 10
 """No class index has this many digits."""
+_UNSET = "(DATA.PATH_TO_DATA_DIR is not set)"
 _ODD = {
     r"^[~$]": "starts with ~ or $, which is not replaced. Write the whole path",
     r"\\|^\w:/": "is not a path on this machine. Write the path on this machine, with / instead "
@@ -203,6 +204,14 @@ def _exists(path: str) -> bool:
 
 def _is_folder(path: str) -> bool:
     return as_path(path).is_dir() if is_remote(path) else os.path.isdir(path)
+
+
+def data_folder(recipe: Recipe) -> Path:
+    """Return the folder DATA.PATH_TO_DATA_DIR.
+
+    If the key is not set, return a path that does not exist, not the current folder.
+    """
+    return as_path(recipe.data.path_to_data_dir or _UNSET)
 
 
 def read_utf8(path: Path) -> str:

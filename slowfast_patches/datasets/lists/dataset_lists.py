@@ -13,7 +13,12 @@ from typing import Any
 from slowfast_patches.config.load import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
-from slowfast_patches.datasets.lists.csv_list import read_kinetics, read_utf8, split_lines
+from slowfast_patches.datasets.lists.csv_list import (
+    data_folder,
+    read_kinetics,
+    read_utf8,
+    split_lines,
+)
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.registry import DATASETS, TASKS, DatasetFamily, register_dataset
@@ -221,7 +226,7 @@ def labels_of(videos: Sequence[Any]) -> Iterator[int]:
 
 
 def _csv_path(recipe: Recipe, split: str) -> Path:
-    return as_path(recipe.data.path_to_data_dir) / f"{split}.csv"
+    return data_folder(recipe) / f"{split}.csv"
 
 
 def _csv_or_val_path(recipe: Recipe, split: str) -> Path:
@@ -236,17 +241,17 @@ def _ssv2_path(recipe: Recipe, split: str) -> Path:
 
 
 def _named_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    return named_classes(as_path(recipe.data.path_to_data_dir))
+    return named_classes(data_folder(recipe))
 
 
 def _ssv2_classes(recipe: Recipe) -> tuple[str, ...] | None:
     # A data set written by multigrid-prepare has classes.json, like Kinetics.
-    return ssv2_classes(as_path(recipe.data.path_to_data_dir)) or _named_classes(recipe)
+    return ssv2_classes(data_folder(recipe)) or _named_classes(recipe)
 
 
 def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     """Read Charades_v1_classes.txt, with lines such as "c000 Holding some clothes"."""
-    path = as_path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
+    path = data_folder(recipe) / "Charades_v1_classes.txt"
     if not path.is_file():
         return None
     with mistake_in(f"{path} has a line that does not have the form 'c000 name'", ValueError):

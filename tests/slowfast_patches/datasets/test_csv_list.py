@@ -2,7 +2,9 @@
 
 import pytest
 
+from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
+from slowfast_patches.datasets.lists.dataset_lists import class_names, count_list, read_list
 
 
 def write(folder, content):
@@ -84,3 +86,15 @@ def test_the_advice_on_a_label_out_of_range_fits_the_whole_list(tmp_path, labels
     lines = "".join(f"{number}.mp4 {label}\n" for number, label in enumerate(labels))
     with pytest.raises(ValueError, match=advice):
         read_csv(write(tmp_path, lines), num_classes=classes)
+
+
+def test_without_a_data_folder_the_current_folder_has_no_lists(tmp_path, monkeypatch):
+    (tmp_path / "train.csv").write_text("a.mp4 0\n")
+    (tmp_path / "classes.json").write_text('{"a": 0}')
+    monkeypatch.chdir(tmp_path)
+    unset = default_recipe().replaced({"MODEL.NUM_CLASSES": 2})
+    assert count_list(unset, "train") is None
+    assert class_names(unset) is None
+    with pytest.raises(ValueError, match=r"DATA\.PATH_TO_DATA_DIR is not set"):
+        read_list(unset, "train")
+    assert count_list(unset.replaced({"DATA.PATH_TO_DATA_DIR": "."}), "train") == 1

@@ -66,7 +66,7 @@ def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
     (line,) = [line for line in text.splitlines() if line.startswith("time ")]
     assert line.split() == ["time", "48", "min", "84", "min", "1.75×"]
     assert "Wall-clock speed-up: 1.75×, not counting data loading" in text
-    assert f"{times}, measured on Abacus 9 (cpu), 2026-01-02" in text
+    assert f"{times}, measured on Abacus 9 (cpu), " in text
 
 
 def test_a_time_holds_for_every_recipe_whose_processes_have_that_many_clips(recipe, times):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.runs import Study
+from slowfast_patches.study.runs import Study, with_seed
 from slowfast_patches.utils.files import write_text
 
 
@@ -37,6 +37,7 @@ def write_run() -> Callable[..., None]:
             "clips": 8 * arm.iterations,
             "flops": 1e9 * arm.iterations,
             "evaluations": evaluations,
+            "identity": with_seed(arm.identity, seed).to_json(),
         }
         path = study.folder(arm, seed) / "result.json"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from multigrid.cost import final_iterations
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.step_times import shapes_to_measure
 from slowfast_patches.study import pilot
 from slowfast_patches.study.arms import Arm, scaled
 from slowfast_patches.study.pilot import (
@@ -28,6 +29,7 @@ from slowfast_patches.study.report import Report
 from slowfast_patches.study.runs import Study
 from slowfast_patches.study.score import score_of
 from slowfast_patches.train import step_timer
+from slowfast_patches.utils.errors import RunError, UserError
 from tests.conftest import one_block
 
 DEMO = Path("configs/Demo/SLOWFAST_DEMO.yaml")
@@ -66,14 +68,15 @@ def made_up(whole_arms, tmp_path, write_run) -> Callable[..., tuple[pd.DataFrame
 def test_the_standard_error_of_a_score_by_hand(made_up):
     """At 20 %, the videos cause √(0.2 · 0.8 / 400), 2 points, and the seed 40 · 0.2 · 0.8, 6.4.
 
-    No hit at all is as uncertain as one hit. Four seeds halve the second error.
+    No hit at all is as uncertain as one hit. Of four seeds that agree, the model counts as four of
+    seven, so that the second error is √(6.4² · 4 / 7 / 4) = 2.42.
     """
     runs, _ = made_up(20.0, 0.0, 0.25)
-    one, none, hit = (score_of(runs, name, "top1", 40.0) for name in runs["arm"])
+    one, none, hit = (score_of(runs, name, "top1") for name in runs["arm"])
     assert (one.mean, one.stdev) == pytest.approx((20.0, math.hypot(2.0, 6.4)))
     assert none.stdev == hit.stdev
     four = pd.concat([runs[runs["arm"] == "baseline"]] * 4)
-    assert score_of(four, "baseline", "top1", 40.0).stdev == pytest.approx(math.hypot(2.0, 3.2))
+    assert score_of(four, "baseline", "top1").stdev == pytest.approx(math.hypot(2.0, 2.419), 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -252,14 +255,98 @@ def test_of_a_baseline_that_is_shorter_than_a_pilot_the_command_is_said_that_tra
     assert cycles_of(multigrid) == CYCLES[2]  # the first that fits its crops
 
 
-def test_steps_are_timed_once(whole_arms, small, tmp_path, monkeypatch):
-    """A repeated pilot must use the same lengths. Step times of another model are ignored."""
-    arms = [whole_arms[0]]
-    first = measured_seconds(arms, [], tmp_path)
-    monkeypatch.setattr(pilot, "time_steps", lambda _, kinds: dict.fromkeys(kinds, 1.0))
-    assert measured_seconds(arms, [], tmp_path) == first
-    (tmp_path / "step_times.json").write_text("{}")
-    assert measured_seconds(arms, [], tmp_path) == [arms[0].iterations]
+def test_steps_are_timed_once_on_one_machine(whole_arms, small, tmp_path, monkeypatch):
+    """A repeated pilot uses the same lengths, but not those of another machine or model."""
+    arms = whole_arms[:2]
+    for seconds, stored in ((0.5, 0.5), (1.0, 0.5)):
+        monkeypatch.setattr(
+            pilot, "time_steps", lambda _, kinds, s=seconds: dict.fromkeys(kinds, s)
+        )
+        measured = measured_seconds(arms, [], tmp_path)
+        assert measured.seconds == pytest.approx([stored * arm.iterations for arm in arms])
+    file = tmp_path / "step_times.json"
+    content = json.loads(file.read_text())
+    for other in (
+        {"device": content["device"] | {"name": "abacus"}},
+        {"machine": content["machine"] | {"threads": 99}},
+        {"versions": content["versions"] | {"torch": "1.0"}},
+        {"date": "2020-01-01T00:00:00+00:00"},
+        {"model": content["model"] | {"MODEL.ARCH": "tsm"}},
+        {"shapes": None},
+    ):
+        file.write_text(json.dumps(content | other))
+        assert measured_seconds(arms, [], tmp_path).seconds[0] == arms[0].iterations, other
+    file.write_text(json.dumps(content | {"device": content["device"] | {"name": "abacus"}}))
+    run = tmp_path / "baseline_x0.5" / "seed0"
+    run.mkdir(parents=True)
+    (run / "result.json").touch()
+    with pytest.raises(ValueError, match=r"measured with abacus .*runs in .* another --output"):
+        measured_seconds(arms, [], tmp_path)
+
+
+def test_a_cycle_that_does_not_fit_is_a_row(whole_arms, small, tmp_path, monkeypatch):
+    """A shape of the second cycle does not fit, and the shapes of the others are measured."""
+    arms = whole_arms[:3]
+    *others, last = (set(shapes_to_measure(arm.recipe)) for arm in arms)
+    if not (alone := last.difference(*others)):  # the cycle of fewer frames has all its shapes
+        arms = [arms[0], arms[2], arms[1]]
+        alone = others[1] - others[0] - last
+    bad = alone.pop()
+
+    def time_steps(_, kinds):
+        if bad in kinds:
+            raise UserError("a shape does not fit into memory")
+        return dict.fromkeys(kinds, 0.5)
+
+    monkeypatch.setattr(pilot, "time_steps", time_steps)
+    measured = measured_seconds(arms, [], tmp_path)
+    assert measured.arms == arms[:2]
+    assert measured.dropped == {arms[2].name: "a shape does not fit into memory"}
+    bad = shapes_to_measure(arms[0].recipe)[0]
+    (tmp_path / "step_times.json").unlink()
+    with pytest.raises(ValueError, match="needs the baseline"):
+        measured_seconds(arms, [], tmp_path)
+
+
+def test_a_cycle_whose_run_failed_is_a_row_and_the_others_are_compared(
+    whole_arms, tmp_path, write_run
+):
+    study = Study(whole_arms[:3], [0], tmp_path, dropped={"PAPER": "it does not fit into memory"})
+    write_run(study, study.arms[0], 0, 23.0, top1=20.0, videos=400)
+    write_run(study, study.arms[1], 0, 23.0, top1=40.0, videos=400)
+    folder = study.folder(study.arms[2], 0)
+    folder.mkdir(parents=True)
+    (folder / "failed.json").write_text("exit status 9")
+    runs = study.runs()
+    outcome = evaluate_pilot(study, runs)
+    assert outcome.best.name == study.arms[1].name
+    text = str(report_pilot(study, runs, outcome, "command", 960.0))
+    assert "0 of 1, 1 failed" in text
+    assert "exit status 9" in text
+    assert "PAPER was not trained: it does not fit into memory." in text
+    (study.folder(study.arms[0], 0) / "result.json").unlink()
+    with pytest.raises(RunError, match="the baseline or all cycles failed"):
+        evaluate_pilot(study, study.runs())
+
+
+@pytest.mark.parametrize("name", ["multigrid.yaml", "baseline.yaml"])
+def test_a_pilot_does_not_overwrite_the_recipe_that_it_reads(
+    load_program, tiny_recipe, tmp_path, capsys, name
+):
+    """The recipe, or one that it inherits from, is the output of an earlier pilot."""
+    own = tmp_path / name
+    own.write_text(f"_BASE_: {tiny_recipe}\nMULTIGRID: {{LONG_CYCLE: True}}\n")
+    heir = tmp_path / "heir.yaml"
+    heir.write_text(f"_BASE_: {name}\n")
+    before = own.read_text()
+    tool = load_program("tools/pilot.py")
+    for path in (own, heir):
+        command = ["--cfg", str(path), "--output", str(tmp_path)]
+        keys = ["DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
+        assert tool.main([*command, *keys]) == 2
+        assert "is read by this command, which would also write it" in capsys.readouterr().err
+    assert own.read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "heir.yaml"])
 
 
 @pytest.mark.parametrize(

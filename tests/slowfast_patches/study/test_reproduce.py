@@ -1,11 +1,13 @@
 """Tests of tables and figures of the paper: their rows, their cost, and the results of runs."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from slowfast_patches.study import reproduce
 from slowfast_patches.study.arms import Arm
@@ -220,6 +222,52 @@ class TestOutcome:
         assert "71.0" in next(
             line for line in out.splitlines() if line.startswith("I3D, baseline at")
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("list", "train_list: videos 500, .* there, videos 900"),
+        ("weights", r"weights: file a\.pth, content .* there, file b\.pth"),
+        ("rate", r"SOLVER\.BASE_LR .* there, 0\.3 here"),
+    ],
+)
+@pytest.mark.parametrize("way", ["--local", "--slurm"])
+def test_results_of_another_list_weights_or_rate_are_not_used_and_nothing_is_started(
+    cli: Callable,
+    tmp_path: Path,
+    write_run: Callable,
+    tool: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    message: str,
+    way: str,
+) -> None:
+    """A trial on a few videos has finished. The whole list has more."""
+    for name, count in (("few", 500), ("whole", 900)):
+        (tmp_path / name).mkdir()
+        for split in ("train", "val", "test"):
+            lines = "".join(f"{n}.mp4 0\n" for n in range(count if split == "train" else 8))
+            (tmp_path / name / f"{split}.csv").write_text(lines)
+    for name in ("a.pth", "b.pth"):
+        torch.save({"x": torch.tensor([float(len(list(tmp_path.iterdir())))])}, tmp_path / name)
+    made = arm(
+        "table4",
+        "baseline",
+        data={"kinetics": str(tmp_path / "few")},
+        weights={"imagenet": str(tmp_path / "a.pth")},
+    )
+    write_run(Study([made], [0], tmp_path / "out"), made, 0, 60.0, top1=30.0, top5=50.0)
+    monkeypatch.setattr(tool, "train", None)
+    monkeypatch.setattr(tool.slurm_jobs, "submit_study", None)
+    data = tmp_path / ("whole" if change == "list" else "few")
+    weights = tmp_path / ("b.pth" if change == "weights" else "a.pth")
+    options = ["--kinetics", data, "--imagenet-weights", weights, "--output", tmp_path / "out"]
+    options += ["SOLVER.BASE_LR", 0.3] if change == "rate" else []
+    status, _, err = cli("table4", way, *["gpu"] * (way == "--slurm"), *options)
+    assert status == 2
+    assert re.search(message, err)
+    assert not (tmp_path / "out" / "table4.md").exists()
 
 
 def test_a_local_training_writes_reports(

@@ -1,0 +1,213 @@
+"""Nothing is trained, submitted or written before a study is known to compare what it should."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.checks import check_alike, checked
+from slowfast_patches.study.compare import make_arms
+from slowfast_patches.study.paper import EXPERIMENTS, paper_arms
+from slowfast_patches.study.runs import Study, with_seed
+from slowfast_patches.train import checkpoint as checkpoints
+from tests.slowfast_patches.study.test_compare import BASE, DELTA
+from tests.slowfast_patches.train.made_checkpoint import made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with two recipes and lists of videos that do not exist."""
+    for name, text in (("baseline", BASE), ("multigrid", DELTA)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    (tmp_path / "data").mkdir()
+    for split, count in (("train", 136), ("val", 16), ("test", 24)):
+        lines = (f"{split}{number}.mp4 {number % 8}\n" for number in range(count))
+        (tmp_path / "data" / f"{split}.csv").write_text("".join(lines))
+    return tmp_path
+
+
+def study_in(folder: Path, *keys: object, **values: object) -> Study:
+    overrides = list(map(str, ("DATA.PATH_TO_DATA_DIR", folder / "data", *keys)))
+    arms = make_arms([folder / "baseline.yaml", folder / "multigrid.yaml"], overrides)
+    return Study(arms, [0, 1], folder / "out", **values)
+
+
+def start(study: Study, arm: Arm, seed: int) -> Path:
+    """Leave a checkpoint of an interrupted run."""
+    identity = with_seed(arm.identity, seed).to_json()
+    values = {"cfg": arm.recipe.text, "identity": identity}
+    return checkpoints.save(study.folder(arm, seed), made(**values))
+
+
+def change_lines(path: Path) -> None:
+    """Give the first video another label."""
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([f"{first.split()[0]} 7", *rest]) + "\n")
+
+
+CHANGES: dict[str, Callable[[Path], tuple[object, ...]]] = {
+    "SOLVER.BASE_LR": lambda folder: ("SOLVER.BASE_LR", 0.2),
+    "SOLVER.WEIGHT_DECAY": lambda folder: ("SOLVER.WEIGHT_DECAY", 0.5),
+    "DATA.NUM_FRAMES": lambda folder: ("DATA.NUM_FRAMES", 8),
+    "SOLVER.FUSED": lambda folder: ("SOLVER.FUSED", True),
+    "train_list": lambda folder: change_lines(folder / "data" / "train.csv") or (),
+    "val_list": lambda folder: change_lines(folder / "data" / "val.csv") or (),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_study_repeated_with_a_change_is_refused_before_anything_is_done(
+    folder, write_run, change, finished
+):
+    """Three of four runs, drawn at random, have started or finished before the change."""
+    study = study_in(folder)
+    random.Random(change).shuffle(runs := [(arm, s) for arm in study.arms for s in study.seeds])
+    for arm, seed in runs[:3]:
+        if finished:
+            write_run(study, arm, seed, 100, top1=50.0, top5=90.0)
+        else:
+            start(study, arm, seed)
+    assert checked(study, trains=False).arms == study.arms
+    keys = CHANGES[change](folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=rf"{change}.* delete the folder of that run"):
+        checked(study_in(folder, *keys), trains=False)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    accepted = frozenset((change, "schedule", "rates"))
+    checked(study_in(folder, *keys, accepted=accepted), trains=False)
+
+
+def test_changes_of_a_recipe_that_change_no_run_are_none(folder, write_run):
+    study = study_in(folder)
+    write_run(study, study.arms[0], 0, 100, top1=50.0, top5=90.0)
+    start(study, study.arms[1], 0)
+    for name, text in (
+        ("baseline", "RNG_SEED: 3\nLOG_PERIOD: 3\n"),
+        ("multigrid", "AUG: {RE_PROB: 0}"),
+    ):
+        path = folder / f"{name}.yaml"
+        path.write_text(path.read_text() + text)
+    checked(study_in(folder, "DATA_LOADER.NUM_WORKERS", 1), trains=False)
+
+
+def test_the_test_list_belongs_to_a_result_but_not_to_a_training(folder, write_run):
+    study = study_in(folder)
+    start(study, study.arms[0], 0)
+    change_lines(folder / "data" / "test.csv")
+    checked(study_in(folder), trains=False)
+    study = study_in(folder)
+    write_run(study, study.arms[0], 0, 100, top1=50.0, top5=90.0)
+    (folder / "data" / "test.csv").unlink()
+    shutil.copy(folder / "data" / "val.csv", folder / "data" / "test.csv")
+    with pytest.raises(ValueError, match=r"test_list: videos 24, .* there, videos 16"):
+        checked(study_in(folder), trains=False)
+
+
+def test_start_weights_are_those_that_the_arm_names_now(folder, write_run):
+    weights = folder / "weights.pyth"
+    torch.save({"x": torch.zeros(3)}, weights)
+    keys = ("TRAIN.CHECKPOINT_FILE_PATH", weights)
+    study = study_in(folder, *keys)
+    write_run(study, study.arms[0], 0, 100, top1=50.0, top5=90.0)
+    checked(study_in(folder, *keys), trains=False)
+    torch.save({"x": torch.ones(3)}, weights)
+    with pytest.raises(ValueError, match="weights: content"):
+        checked(study_in(folder, *keys), trains=False)
+
+
+def test_a_result_that_does_not_say_what_it_is_from_is_used_only_if_the_user_says_so(
+    folder, write_run
+):
+    study = study_in(folder)
+    write_run(study, study.arms[0], 0, 100, top1=50.0, top5=90.0)
+    path = study.folder(study.arms[0], 0) / "result.json"
+    result = json.loads(path.read_text())
+    del result["identity"]
+    path.write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=r"does not say .* --accept-change identity"):
+        checked(study, trains=False)
+    assert len(replace(study, accepted=frozenset(["identity"])).runs()) == 1
+    del result["seconds"]
+    path.write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=r"not a valid result.*'seconds'"):
+        checked(study, trains=False)
+
+
+def test_a_started_run_that_accepted_a_change_is_none_of_the_study(folder):
+    study = study_in(folder)
+    values = {"identity": with_seed(study.arms[0].identity, 0).to_json()}
+    change = "after iteration 3: SOLVER.BASE_LR 0.1 there, 0.2 here"
+    checkpoints.save(study.folder(study.arms[0], 0), made(changes=[change], **values))
+    with pytest.raises(ValueError, match=r"after iteration 3: SOLVER\.BASE_LR"):
+        checked(study, trains=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("TEST: {ENABLE: False}", "TEST.ENABLE"),
+        ("TEST: {NUM_ENSEMBLE_VIEWS: 2}", "TEST.NUM_ENSEMBLE_VIEWS"),
+        ("TEST: {NUM_SPATIAL_CROPS: 1}", "TEST.NUM_SPATIAL_CROPS"),
+        ("DATA: {PATH_TO_DATA_DIR: OTHER}", "test_list"),
+        ("DATA: {PATH_TO_DATA_DIR: OTHER}", "train_list"),
+    ],
+)
+def test_arms_that_are_not_scored_alike_are_refused_unless_the_user_says_so(folder, text, named):
+    shutil.copytree(folder / "data", folder / "other")
+    change_lines(folder / "other" / f"{named.split('_')[0]}.csv") if "list" in named else None
+    (folder / "multigrid.yaml").write_text(DELTA + text.replace("OTHER", str(folder / "other")))
+    base = folder / "baseline.yaml"
+    base.write_text(BASE.replace("DATA: {", f"DATA: {{PATH_TO_DATA_DIR: {folder / 'data'}, "))
+    arms = make_arms([base, folder / "multigrid.yaml"], [])
+    study = Study([replace(arm, baseline="baseline") for arm in arms], [0], folder / "out")
+    with pytest.raises(ValueError, match=rf"{named}.*add --accept-change {named}"):
+        checked(study, trains=False)
+    check_alike(replace(study, accepted=frozenset([named])))
+
+
+def test_prepared_videos_with_the_same_labels_may_be_compared_with_the_originals(folder):
+    shutil.copytree(folder / "data", folder / "prepared")
+    for path in (folder / "prepared").glob("*.csv"):
+        path.write_text(path.read_text().replace(".mp4", ".webm.mp4"))
+    study = study_in(folder)
+    other = study_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "prepared").arms[1]
+    check_alike(replace(study, arms=[study.arms[0], other]))
+
+
+@pytest.mark.parametrize(("one", "other"), [("a b", "a_b"), ("A", "a")])
+def test_two_recipes_do_not_share_a_folder(folder, one, other):
+    for name in (one, other):
+        (folder / f"{name}.yaml").write_text("_BASE_: baseline.yaml\n")
+    arms = make_arms([folder / f"{name}.yaml" for name in (one, other)], [])
+    with pytest.raises(ValueError, match="would have the same folder"):
+        checked(Study(arms, [0], folder / "out"), trains=False)
+
+
+def test_a_study_does_not_write_where_it_reads(folder):
+    """Start weights in the folder of one of its runs, and step times that are its report."""
+    study = study_in(folder)
+    weights = start(study, study.arms[1], 1)
+    with pytest.raises(ValueError, match=f"^{weights} is read by this command"):
+        checked(study_in(folder, "TRAIN.CHECKPOINT_FILE_PATH", weights), trains=False)
+    inside = study_in(folder)
+    with pytest.raises(ValueError, match=r"report\.json is read by this command"):
+        checked(inside, [folder / "out" / "report.json"], trains=False)
+    moved = folder / "out" / "baseline" / "here.yaml"
+    moved.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "top.yaml").write_text("_BASE_: out/baseline/here.yaml\n")
+    shutil.copy(folder / "baseline.yaml", moved)
+    arms = make_arms([folder / "baseline.yaml", folder / "top.yaml"], [])
+    with pytest.raises(ValueError, match=r"here\.yaml is read by this command"):
+        checked(Study(arms, [0], folder / "out"), trains=False)
+
+
+def test_the_arms_of_the_paper_are_scored_like_their_baselines():
+    rows = [row for experiment in EXPERIMENTS.values() for row in experiment.rows]
+    check_alike(Study(list(paper_arms(rows).values()), [0], Path("out")))

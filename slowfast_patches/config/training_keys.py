@@ -268,6 +268,13 @@ class Train:
     checkpoint_file_path: str = key(
         "", "Checkpoint with the initial weights. Empty: no checkpoint."
     )
+    checkpoint_share: float = free_key(
+        0.5,
+        "Smallest share of the model's weights, without its head, that the file of the initial "
+        "weights must fill. The other weights keep their random values. A file that fills less is "
+        "refused, because it is probably of another model.",
+        PART,
+    )
     checkpoint_inflate: bool = key(
         False, "Inflate the weights of a 2D network to 3D when they are loaded."
     )

@@ -180,7 +180,11 @@ def _set_start(recipe: Recipe, trainer: Trainer, resumable: Resumable | None) ->
     if train.checkpoint_file_path:
         model = trainer.stepper.model
         if world.is_main:
-            load_weights(model, train.checkpoint_file_path, inflate=train.checkpoint_inflate)
+            options: dict[str, Any] = {
+                "inflate": train.checkpoint_inflate,
+                "least": train.checkpoint_share,
+            }
+            load_weights(model, train.checkpoint_file_path, **options)
         weights = broadcast_from_main(lambda: to_cpu(model.state_dict()))
         for each in trainer.stepper.models:
             each.load_state_dict(weights)

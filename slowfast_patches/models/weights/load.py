@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _COUNTER = ".num_batches_tracked"
 """Suffix of BN's counters. They are not reported, because old files lack them and nothing uses
 them."""
+_HEADS = ("head.", "classifier.", "fc.")
+"""Prefixes of the layer that gives the scores. It depends on the classes of the data."""
 _BEHIND_LATERAL = re.compile(r"s\d\.pathway0_res0\.(branch1|branch2\.a)\.weight")
 """Convolutions whose input has additional channels from a lateral connection in SlowFast."""
 
@@ -39,7 +41,12 @@ def check_file(path: str | Path) -> None:
 
 
 def load_weights(
-    model: nn.Module, path: str | Path, *, inflate: bool = False, complete: bool = False
+    model: nn.Module,
+    path: str | Path,
+    *,
+    inflate: bool = False,
+    complete: bool = False,
+    least: float = 0.0,
 ) -> None:
     """Load weights from a file into a model and log which tensors were loaded.
 
@@ -54,11 +61,13 @@ def load_weights(
         inflate: Repeat 2-D convolutions along time, as in TRAIN.CHECKPOINT_INFLATE.
         complete: Require that the file and the model have the same tensors. Also require that both
             shift channels in the same blocks, if the names in the file show where the file does.
+        least: Smallest share of the weights of the model, without its head, that the file must
+            fill, as in TRAIN.CHECKPOINT_SHARE.
 
     Raises:
-        ValueError: The file cannot be read, no tensor in the file fits the model, or a value is not
-            finite. Or the file is an image model and `inflate` is False. Or the file lacks a frozen
-            parameter. Or `complete` is True and the file and the model differ.
+        ValueError: The file cannot be read, no tensor or too few tensors in the file fit the model,
+            or a value is not finite. Or the file is an image model and `inflate` is False. Or the
+            file lacks a frozen parameter. Or `complete` is True and the file and the model differ.
     """
     wanted = model.state_dict()
     tensors, shifted = host_names(read_weights(local_file(path)), wanted.keys())
@@ -69,7 +78,8 @@ def load_weights(
         fit.problems["Temporal shift"] = f"in {len(shifted)} blocks, not in {len(here)} blocks"
     trained = trained_tensors(model).keys()
     used = [(name, value) for name, value in fit.values.items() if name in trained]
-    if problem := _problem(fit, model, inflate, complete) or not_finite(used):
+    problem = _problem(fit, model, inflate, complete) or _too_few(fit, model, least)
+    if problem := problem or not_finite(used):
         raise UserError(f"{path} {problem}.")
     model.load_state_dict(fit.values, strict=False)
     if inflate and not fit.inflated:
@@ -99,6 +109,26 @@ def _problem(fit: Fit, model: nn.Module, inflate: bool, complete: bool) -> str:
             "random. Freeze fewer parameters"
         )
     return ""
+
+
+def _too_few(fit: Fit, model: nn.Module, least: float) -> str:
+    """Return that a file fills less than a share of a model without its head, or ""."""
+    sizes = {
+        name: value.numel()
+        for name, value in trained_tensors(model).items()
+        if not name.startswith(_HEADS)
+    }
+    filled = [name for name in sizes if name in fit.values]
+    share = sum(map(sizes.__getitem__, filled)) / max(1, sum(sizes.values()))
+    if share >= least:
+        return ""
+    problems = [f"{name}: {text}" for name, text in fit.problems.items() if name in sizes]
+    return (
+        f"fills only {100 * share:.2g} % of the model without its head ({len(filled)} of "
+        f"{len(sizes)} tensors). The others keep random values: {shorten_list(problems, 5)}. Give "
+        f"weights of this model, or set TRAIN.CHECKPOINT_SHARE {share / 2:.1g} to start from "
+        "these few"
+    )
 
 
 @dataclass

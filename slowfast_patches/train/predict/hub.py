@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from safetensors.torch import save
 from torch import nn
 
-from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.models.transformer import input_size
 from slowfast_patches.models.weights.files import WEIGHTS_FILE
-from slowfast_patches.train.checkpoint import load
+from slowfast_patches.train.predict.card import (
+    card,
+    checkpoint_state,
+    facts_of,
+    run_of,
+    start_argument,
+)
 from slowfast_patches.train.predict.predictor import Predictor
-from slowfast_patches.utils.errors import UserError, mistake_in, writing
+from slowfast_patches.utils.errors import UserError, writing
 from slowfast_patches.utils.files import atomic_write, make_folder, write_text
 
 _PRIVATE = (
@@ -31,7 +38,8 @@ _PRIVATE = (
 """Keys with paths of the machine. The folder has their defaults instead."""
 _WITH_IMAGE_PROCESSOR = ("timesformer", "videomae")
 """Model types whose image processor runs without torchvision."""
-_FILL_IN = "(fill in)"
+_OWN = (WEIGHTS_FILE, "config.json", "recipe.yaml", "metrics.jsonl", "preprocessor_config.json")
+"""Files that describe the weights, beside README.md."""
 
 
 def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> None:
@@ -45,12 +53,13 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
 
     Args:
         predictor: The model.
-        checkpoint: The file with the weights. A result.json of its run is quoted in README.md.
-        folder: The folder to write. An existing README.md is kept.
+        checkpoint: The file with the weights. README.md quotes the accuracy of these weights.
+        folder: The folder to write. If it has the same weights already, its README.md is kept.
 
     Raises:
-        ValueError: transformers cannot load the model, because its own input size differs from the
-            size of the test clips.
+        ValueError: The folder has another model or a README.md of another model. Or transformers
+            cannot load the model, because its own input size differs from the size of the test
+            clips.
     """
     defaults = default_recipe()
     recipe = predictor.recipe.replaced({key: defaults[key] for key in _PRIVATE})
@@ -58,12 +67,17 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
         recipe = recipe.replaced({"HF.MODEL": Path(recipe.hf.model).name})
     model: Any = next(predictor.children())
     names = predictor.class_names
-    config = {"recipe": yaml.safe_load(recipe.text), "class_names": names}
+    digest = _digest(model)
+    _check_folder(folder, digest)
+    config = {"recipe": yaml.safe_load(recipe.text), "class_names": names, "weights": digest}
     has_pipeline = False
     if recipe.model.family.is_transformer:
         _check_size(model, recipe)
         config = _config_of_transformer(model, recipe, names) | config
         has_pipeline = model.config.model_type in _WITH_IMAGE_PROCESSOR
+    state = checkpoint_state(checkpoint)
+    run = run_of(checkpoint, state)
+    facts = facts_of(model, recipe, state, run, names)
     make_folder(folder, "--hub")
     write_text(folder / "config.json", json.dumps(config, indent=2, default=str) + "\n")
     if has_pipeline:
@@ -73,13 +87,12 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
     with atomic_write(folder / WEIGHTS_FILE) as file:
         file.write(save(tensors, metadata={"format": "pt"}))
     write_text(folder / "recipe.yaml", recipe.text)
-    run = checkpoint.parent.parent
-    if (metrics := run / "metrics.jsonl").exists():
+    if run is not None and (metrics := run / "metrics.jsonl").exists():
         with writing(folder / metrics.name):
             shutil.copyfile(metrics, folder / metrics.name)
     if not (folder / "README.md").exists():
-        facts = _facts(model, recipe, checkpoint, names)
-        write_text(folder / "README.md", _card(recipe, facts, has_pipeline=has_pipeline))
+        text = card(recipe, facts, start_argument(state), has_pipeline=has_pipeline)
+        write_text(folder / "README.md", text)
 
 
 def _check_size(model: Any, recipe: Recipe) -> None:
@@ -128,64 +141,31 @@ def _image_processor(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _facts(
-    model: nn.Module, recipe: Recipe, checkpoint: Path, names: Sequence[str] | None
-) -> dict[str, str]:
-    """Return the facts of the model card, from the recipe, the checkpoint and result.json."""
-    data = recipe.data
-    count = sum(parameter.numel() for parameter in model.parameters())
-    facts = {
-        "model": f"MODEL.ARCH {recipe.model.arch}, {count:,} parameters",
-        "input": f"clips of {data.num_frames} frames of {data.test_crop_size}² pixels",
-        "classes": ", ".join(names) if names else str(recipe.model.num_classes),
-        "training data": _FILL_IN,
-    }
-    with suppress(UserError):  # not a checkpoint of the trainer
-        state = load(checkpoint)
-        facts["training videos"] = f"{state.num_videos:,}"
-        facts["trained for"] = f"{state.iteration:,} iterations, {state.epoch:.1f} epochs"
-    if (file := checkpoint.parent.parent / "result.json").exists():
-        with mistake_in(f"{file} is not a result", OSError, ValueError, LookupError, TypeError):
-            result = json.loads(file.read_text(encoding="utf-8"))
-            metrics = {name: result[name] for name in metric_names(recipe)}
-            facts["accuracy in the test"] = format_metrics(metrics)
-            facts["date"] = result["date"][:10]
-    return facts
+def _digest(model: nn.Module) -> str:
+    """Return the hash of the weights of a model."""
+    whole = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        whole.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        whole.update(
+            value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
+    return whole.hexdigest()[:16]
 
 
-def _card(recipe: Recipe, facts: Mapping[str, str], *, has_pipeline: bool) -> str:
-    """Return the text of README.md."""
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    code = """from slowfast_patches import load_model
+def _check_folder(folder: Path, digest: str) -> None:
+    """Check that a folder has no other model, and no card that describes another one.
 
-model = load_model("PATH")
-model.scores("video.mp4")"""
-    if has_pipeline:
-        data = recipe.data
-        code = f"""from transformers import pipeline
-
-classify = pipeline("video-classification", model="PATH_OR_NAME")
-classify("video.mp4", num_frames={data.num_frames}, frame_sampling_rate={data.sampling_rate})"""
-    return f"""---
-license: other  # {_FILL_IN}
-library_name: {"transformers" if has_pipeline else "slowfast-multigrid"}
-pipeline_tag: video-classification
----
-# {_FILL_IN}
-
-| | |
-|---|---|
-{rows}
-
-Licence: {_FILL_IN}
-
-```python
-{code}
-```
-
-To repeat the training:
-
-```bash
-multigrid-train --cfg recipe.yaml DATA.PATH_TO_DATA_DIR DATA OUTPUT_DIR RUN
-```
-"""
+    Raises:
+        ValueError: It has.
+    """
+    there = [name for name in (*_OWN, "README.md") if (folder / name).exists()]
+    if not there:
+        return
+    known = None
+    with suppress(OSError, ValueError, AttributeError):
+        known = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("weights")
+    if known != digest:
+        raise UserError(
+            f"{folder} has {', '.join(there)} of another model. Remove them, or choose another "
+            "folder for --hub."
+        )

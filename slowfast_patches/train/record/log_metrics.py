@@ -271,18 +271,32 @@ def curves(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """Return the entry in a line of metrics.jsonl, or None if the line is damaged."""
+    with suppress(ValueError):
+        record = json.loads(line)
+        needed = ("type", "iteration", "epoch", "seconds")
+        if isinstance(record, dict) and all(name in record for name in needed):
+            return record
+    return None
+
+
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Delete the entries of metrics.jsonl after an iteration, and an incomplete last line.
+    """Delete the entries of metrics.jsonl after an iteration, and damaged lines with a warning.
 
     Args:
         path: The file metrics.jsonl, which need not exist.
         iteration: Last iteration whose training entries are kept.
         evaluation: Last iteration whose validation entry is kept.
     """
-    kept = list[str]()
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            record = json.loads(line)
-            if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
-                kept.append(line + "\n")
-    write_text(path, "".join(kept))
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    records = [record_of(line) for line in lines]
+    damaged = records[:-1].count(None)  # a kill may leave an incomplete last line
+    if damaged:
+        logger.warning("%d damaged lines of %s are removed.", damaged, path)
+    kept = [
+        line.rstrip(b"\r\n") + b"\n"
+        for line, record in zip(lines, records, strict=True)
+        if record and record["iteration"] <= (evaluation if record["type"] == "val" else iteration)
+    ]
+    write_text(path, b"".join(kept).decode())

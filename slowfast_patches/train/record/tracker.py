@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from multigrid import ScheduleStep
 from slowfast_patches.config.recipe import Recipe, values_by_key
-from slowfast_patches.train.record.log_metrics import curves
+from slowfast_patches.train.record.log_metrics import curves, record_of
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.errors import UserError, mistake_in
@@ -35,9 +35,11 @@ def check_tracker(recipe: Recipe) -> None:
 class Tracker(Hook):
     """Send the lines of metrics.jsonl to the run of an experiment tracker.
 
-    The file tracker.json in OUTPUT_DIR stores the ID of the tracker's run and the number of lines
-    sent. A resumed training writes the lines after its checkpoint again. Those that were sent
-    before are skipped, because trackers cannot delete points. If sending fails, the log warns, and
+    The file tracker.json in OUTPUT_DIR stores the ID of the tracker's run, the training that it
+    belongs to, and the last iteration sent of each type of line. A resumed training writes the
+    lines after its checkpoint again. Those of iterations that were sent before are skipped, because
+    trackers cannot delete points. A training that resumes with other learning rates or other
+    accepted changes gets a new run, which has all its points. If sending fails, the log warns, and
     the lines are sent next time.
 
     Args:
@@ -51,7 +53,9 @@ class Tracker(Hook):
         self._after = after
         self._lines = folder / "metrics.jsonl"
         self._file = folder / "tracker.json"
-        self._sent = 0
+        self._sent = dict[str, int]()
+        self._offset = 0
+        self._training: list[str] = []
         self._run: _Run | None = None
 
     def before_train(self, trainer: Trainer) -> None:
@@ -62,12 +66,15 @@ class Tracker(Hook):
         """
         if not trainer.world.is_main:
             return
-        stored: dict[str, Any] = {"run": None, "sent": 0}
-        if trainer.progress.iteration > 0 and self._file.exists():
+        progress = trainer.progress
+        self._training = [progress.training, *progress.changes]
+        stored: dict[str, Any] = {"run": None, "sent": {}}
+        if progress.iteration > 0 and self._file.exists():
             wrong = (OSError, ValueError, LookupError, TypeError)
             with mistake_in(f"{self._file} is damaged. Delete it", *wrong):
                 content = json.loads(self._file.read_text())
-                stored = {"run": content["run"], "sent": int(content["sent"])}
+                if content["training"] == self._training:
+                    stored = {"run": content["run"], "sent": dict(content["sent"])}
         self._sent = stored["sent"]
         name = self._recipe.train.tracker
         try:
@@ -95,20 +102,24 @@ class Tracker(Hook):
         """
         if self._run is None:
             return
-        lines = self._lines.read_text(encoding="utf-8").splitlines()[self._sent :]
-        records = [json.loads(line) for line in lines]
-        points = [(record, curves(record)) for record in records]
+        with self._lines.open("rb") as file:
+            file.seek(self._offset)
+            lines = [line for line in file if line.endswith(b"\n")]
+        points = [(line, record_of(line)) for line in lines]
         try:
-            for record, values in points:
-                if values:
-                    axes = {"epoch": record["epoch"], "seconds": record["seconds"]}
-                    self._run.log(values | axes, record["iteration"])
-                self._sent += 1
+            for line, record in points:
+                if record and record["iteration"] > self._sent.get(record["type"], 0):
+                    if values := curves(record):
+                        axes = {"epoch": record["epoch"], "seconds": record["seconds"]}
+                        self._run.log(values | axes, record["iteration"])
+                    self._sent[record["type"]] = record["iteration"]
+                self._offset += len(line)
             if finished is not None:
                 self._run.close(finished)
         except Exception as error:
             logger.warning("TRAIN.TRACKER: sending metrics failed, and is tried again: %s", error)
-        write_text(self._file, json.dumps({"run": self._run.id, "sent": self._sent}))
+        content = {"run": self._run.id, "training": self._training, "sent": self._sent}
+        write_text(self._file, json.dumps(content))
 
 
 class _Run(NamedTuple):

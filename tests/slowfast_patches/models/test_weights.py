@@ -252,3 +252,20 @@ def test_blobs_of_caffe2_are_found_by_their_names(tmp_path: Path):
     path.write_bytes(pickle.dumps({"blobs": blobs}, protocol=2))
     load_weights(model, path)
     assert same_tensors(model, theirs) >= set(names.values())
+
+
+def test_a_file_that_fills_little_of_the_model_is_refused_unless_the_user_says_so(tmp_path):
+    """The head does not count, because it depends on the classes of the data."""
+    model = made("slowonly")
+    state = model.state_dict()
+    names = [name for name in state if not name.startswith("head.")]
+    path = saved({name: state[name] for name in names[:7]}, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"fills only .* of the model without its head \("
+    ) as caught:
+        load_weights(made("slowonly"), path, least=0.5)
+    text = str(caught.value)
+    assert names[-1].split(".")[0] in text or "not in the file" in text
+    share = float(re.search(r"CHECKPOINT_SHARE (\S+) to", text)[1])
+    load_weights(made("slowonly"), path, least=share)
+    load_weights(made("slowonly"), saved({n: state[n] for n in names}, tmp_path), least=1.0)

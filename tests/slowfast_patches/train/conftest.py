@@ -1,6 +1,6 @@
 """Networks have one block in each stage, and trainers are stopped by hooks, or have no network."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +48,7 @@ def train_without_model(
     wait: Callable[[int], object] = lambda i: None,
     evaluated: Iterable[int] = (),
     seconds: float = 0.0,
+    changes: Sequence[str] = (),
 ) -> None:
     """Call the hooks from an iteration on, as after `seconds` of training.
 
@@ -65,6 +66,6 @@ def train_without_model(
     trainer = Trainer(stepper, plan, batches, hooks, world=ALONE, stop=StopRequest(ALONE))
     trainer.clock.load({"training": seconds})
     evaluations = [{"iteration": done} for done in evaluated if done <= start]
-    trainer.progress = Progress(iteration=start, evaluations=evaluations)
+    trainer.progress = Progress(iteration=start, evaluations=evaluations, changes=[*changes])
     with suppress(SystemExit):
         trainer.train()

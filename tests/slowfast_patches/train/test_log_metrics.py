@@ -15,7 +15,7 @@ from tensorboard.summary.writer import event_file_writer
 from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.train.hooks import Validate
-from slowfast_patches.train.record.log_metrics import LogMetrics
+from slowfast_patches.train.record.log_metrics import LogMetrics, _keep_lines_until
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils import clock as clock_module
 from slowfast_patches.utils.clock import Clock
@@ -158,3 +158,16 @@ def test_a_continued_run_draws_and_writes_each_point_once(tmp_path, train):
     assert [(r["type"], r["iteration"]) for r in records] == [
         (r["type"], r["iteration"]) for r in whole
     ]
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe\n", b"17\n", b"{}\n", b'{"type": "tra\n', b"null\n"])
+def test_damaged_lines_of_the_metrics_do_not_stop_a_resume(tmp_path, caplog, bad):
+    def line(number: int) -> bytes:
+        record = {"type": "train", "iteration": number, "epoch": 0.0, "seconds": 1.0}
+        return json.dumps(record).encode() + b"\n"
+
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line(1) + bad + line(2) + line(9) + b'{"type": "tr')
+    _keep_lines_until(path, 5, 5)
+    assert path.read_bytes() == line(1) + line(2)
+    assert "1 damaged lines" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ Point = tuple[str, int, float]
 PLAN = make_schedule(Shape(8, 8, 32), 8, SteppedRate((12.0,), (0.1,)), cycles=None, bn_size=4)
 """12 iterations."""
 SAVED = (4, 8, 12)
+LOG_PERIOD = 1
 
 
 def recipe_of(folder: Path, name: str) -> Recipe:
-    keys = {"TRAIN.TRACKER": name, "TRAIN.TRACKER_PROJECT": "words", "LOG_PERIOD": 1}
+    keys = {"TRAIN.TRACKER": name, "TRAIN.TRACKER_PROJECT": "words", "LOG_PERIOD": LOG_PERIOD}
     return default_recipe().replaced({"OUTPUT_DIR": str(folder)} | keys)
 
 
@@ -51,13 +53,13 @@ def take_step(step: ScheduleStep) -> Outcome:
     return Outcome(torch.tensor(1.0 / (step.iteration + 1)), rows, rows)
 
 
-def train(folder: Path, start: int, stop: int) -> None:
+def train(folder: Path, start: int, stop: int, changes: Sequence[str] = ()) -> None:
     """Train from an iteration on, validate and save after each fourth, and die after one."""
     recipe = recipe_of(folder, "mlflow")
     log = LogMetrics(recipe, ())
     validate = Validate(SAVED, lambda s: {"top1": s.iteration + 1.0}, log.log_evaluation)
     hooks = [log, At(stop, die), validate, Tracker(recipe, SAVED)]
-    train_without_model(PLAN, hooks, start, take_step, evaluated=SAVED)
+    train_without_model(PLAN, hooks, start, take_step, evaluated=SAVED, changes=changes)
 
 
 @pytest.mark.parametrize("fails_at", [0, 3, 6, 10])
@@ -71,6 +73,27 @@ def test_each_point_is_sent_once_and_one_that_fails_is_sent_again(tmp_path, monk
     assert sorted(runs.points) == expected
     assert runs.ids[:3] == [None, "run 1", "run 1"]
     assert runs.ends[-1]
+
+
+def test_with_another_log_period_later_points_are_sent_and_none_twice(tmp_path, monkeypatch):
+    """The first attempt logs each iteration until the seventh, and saves after the fourth."""
+    runs = FakeRuns(-1)
+    monkeypatch.setitem(tracker_module._RUNS, "mlflow", runs.start)
+    train(tmp_path, 0, 6)
+    monkeypatch.setattr(f"{__name__}.LOG_PERIOD", 3)
+    train(tmp_path, 4, 0)
+    sent = [iteration for name, iteration, _ in runs.points if name == "train/loss"]
+    assert sent == sorted({*range(1, 7), 9, 12})
+
+
+def test_a_training_that_accepts_a_change_gets_a_run_with_all_its_points(tmp_path, monkeypatch):
+    runs = FakeRuns(-1)
+    monkeypatch.setitem(tracker_module._RUNS, "mlflow", runs.start)
+    train(tmp_path, 0, 6)
+    runs.points.clear()
+    train(tmp_path, 4, 0, changes=["after iteration 4: SOLVER.BASE_LR 0.1 there, 1 here"])
+    assert runs.ids == [None, None]
+    assert [n for name, n, _ in runs.points if name == "train/loss"] == list(range(1, 13))
 
 
 # The packages: one point of a new run and, but for wandb, one of the run that is continued.

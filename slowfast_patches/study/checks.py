@@ -137,8 +137,9 @@ def check_started(study: Study, arm: Arm, seed: int) -> None:
         return
     there = Identity.of_json(head.identity)
     differing = differences_between(there, with_seed(arm.identity, seed), STARTED)
-    texts = [text for name, text in differing.items() if name not in study.accepted]
-    if texts := [*head.changes, *texts]:
+    if head.changes:
+        differing["changes"] = f"changes: {'; '.join(head.changes)}"
+    if texts := [text for name, text in differing.items() if name not in study.accepted]:
         raise UserError(
             f"The interrupted run in {folder} was started differently "
             f"({shorten_list(texts, 5)}). {ADVICE}"

@@ -183,7 +183,9 @@ def _read(path: Path, study: Study, arm: Arm, seed: int) -> dict[str, Any]:
         stored = Identity(stored_keys(result["config"]), {})
         if "identity" in result:
             stored = Identity.of_json(result["identity"])
-    differing = {f"change {n}": text for n, text in enumerate(result.get("changes", ()))}
+    differing = dict[str, str]()
+    if changes := result.get("changes"):
+        differing["changes"] = f"changes: {'; '.join(changes)}"
     if "identity" not in result:
         differing["identity"] = "it does not say from which lists, videos and weights"
     planned = result.get("planned_iterations", result["iterations"])  # if a hook ended the run
@@ -191,13 +193,10 @@ def _read(path: Path, study: Study, arm: Arm, seed: int) -> dict[str, Any]:
         differing["iterations"] = f"{planned} iterations there, {arm.iterations} here"
     differing |= differences_between(stored, with_seed(arm.identity, seed), STUDY)
     if texts := [text for name, text in differing.items() if name not in study.accepted]:
-        names = [name for name in differing if not name.startswith("change ")]
-        options = "".join(f" --accept-change {name}" for name in names)
+        options = "".join(f" --accept-change {name}" for name in differing)
         raise UserError(
             f"{path} was computed from something else than this command asks for "
-            f"({shorten_list(texts, 5)}). {ADVICE}"
-            + f" To use the result nevertheless, add{options}."
-            * bool(names)
+            f"({shorten_list(texts, 5)}). {ADVICE} To use the result nevertheless, add{options}."
         )
     return row
 

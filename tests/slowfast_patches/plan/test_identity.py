@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import KEYS, Recipe, plain
 from slowfast_patches.plan.identity import (
     RESULT,
@@ -16,8 +17,10 @@ from slowfast_patches.plan.identity import (
     Identity,
     clock_text,
     differences_between,
+    list_fact,
     remarks_between,
     run_identity,
+    weights_fact,
 )
 
 FREE = {
@@ -31,7 +34,7 @@ FREE = {
     # Logs, checkpoints and trackers
     *("LOG_PERIOD", "LOG_MODEL_INFO", "TRAIN.CHECKPOINT_PERIOD", "TRAIN.CHECKPOINTS_KEPT"),
     *("TRAIN.TRACKER", "TRAIN.TRACKER_PROJECT", "TEST.SAVE_RESULTS_PATH", "TRAIN.AUTO_RESUME"),
-    "TRAIN.ACCEPT_CHANGES",
+    *("TRAIN.ACCEPT_CHANGES", "TRAIN.CHECKPOINT_SHARE"),
     # The stream of clips does not depend on the workers, and a limit only ends a run.
     *("DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY", "DATA.MAX_BAD_FRACTION"),
     *("DIST_BACKEND", "DIST_JOIN_SECONDS", "DIST_STALL_SECONDS"),
@@ -50,6 +53,9 @@ def other_value(value: object) -> object:
     if isinstance(value, tuple):
         return (*value, *(value[:1] or ("x",)))
     return 7.5 if value is None else {"x": 1}
+
+
+VIDEOMAE = "configs/Demo/VIDEOMAE_DEMO.yaml"
 
 
 @pytest.fixture
@@ -155,6 +161,26 @@ def test_weights_are_known_by_their_content(recipe, tmp_path):
     assert named(other) == set()
 
 
+def test_the_folder_of_a_pretrained_transformer_counts(tmp_path):
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    recipe = load_recipe(VIDEOMAE, ("NUM_GPUS", 0)).replaced({"HF.MODEL": str(folder)})
+    (folder / "config.json").write_text("{}")
+    before = weights_fact(recipe)
+    (folder / "config.json").write_text('{"a": 1}')
+    assert weights_fact(recipe) != before
+
+
+def test_files_that_only_the_evaluation_reads_count(recipe, tmp_path):
+    """AVA's ground truth, class names and excluded key frames belong to the list of val."""
+    own = recipe.replaced({"TRAIN.DATASET": "ava", "TEST.DATASET": "ava"})
+    own = own.replaced({"AVA.ANNOTATION_DIR": str(tmp_path), "AVA.EXCLUSION_FILE": "out.csv"})
+    before = list_fact(own, [], "val")
+    assert list_fact(own, [], "train") == list_fact(own, [], "train")
+    (tmp_path / "out.csv").write_text("a,902\n")
+    assert list_fact(own, [], "val") != before
+
+
 def test_code_of_imports_counts(recipe, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     module = tmp_path / "of_the_user_here.py"
@@ -181,9 +207,6 @@ def test_the_division_into_processes_counts_where_it_changes_the_result(recipe, 
     assert ("division" in differences_between(before, after, TRAINING)) is matters
 
 
-VIDEOMAE = "configs/Demo/VIDEOMAE_DEMO.yaml"
-
-
 @pytest.mark.parametrize(
     ("keys", "matters"),
     [
@@ -194,8 +217,6 @@ VIDEOMAE = "configs/Demo/VIDEOMAE_DEMO.yaml"
     ],
 )
 def test_micro_batches_of_a_transformer_count_if_it_draws_random_numbers(keys, matters):
-    from slowfast_patches.config import load_recipe
-
     def identity(parts: int) -> Identity:
         overrides = ("NUM_GPUS", 0, "DATA.PATH_TO_DATA_DIR", "/nowhere", *keys)
         return run_identity(

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from slowfast_patches.config.recipe import KEYS, plain
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.checks import check_alike, checked
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.study.paper import EXPERIMENTS, paper_arms
+from slowfast_patches.study.report import arm_differences, explain_differences
 from slowfast_patches.study.runs import Study, with_seed
 from slowfast_patches.train import checkpoint as checkpoints
+from tests.slowfast_patches.plan.test_identity import FREE, other_value
 from tests.slowfast_patches.study.test_compare import BASE, DELTA
 from tests.slowfast_patches.train.made_checkpoint import made
 
@@ -147,6 +150,36 @@ def test_a_started_run_that_accepted_a_change_is_none_of_the_study(folder):
     checkpoints.save(study.folder(study.arms[0], 0), made(changes=[change], **values))
     with pytest.raises(ValueError, match=r"after iteration 3: SOLVER\.BASE_LR"):
         checked(study, trains=False)
+    checked(replace(study, accepted=frozenset(["changes"])), trains=False)
+
+
+def test_each_difference_between_two_arms_is_in_the_report_or_changes_nothing(folder):
+    """Change each key and each list of the second arm, one at a time."""
+    study = study_in(folder)
+    baseline = study.arms[0]
+
+    def named(other: Arm) -> str:
+        twin = replace(other, name="twin", baseline="baseline")
+        return " ".join(explain_differences(replace(study, arms=[baseline, twin])))
+
+    assert named(baseline) == "twin differs from its baseline in: nothing."
+    values = {name: plain(baseline.recipe[name]) for name in KEYS}
+    for name in KEYS:
+        keys = values | {name: plain(other_value(baseline.recipe[name]))}
+        other = replace(baseline, identity=replace(baseline.identity, keys=keys))
+        one = replace(baseline, identity=replace(baseline.identity, keys=values))
+        study = replace(study, arms=[one])
+        texts = arm_differences(replace(study, arms=[one, replace(other, name="twin")]))["twin"]
+        assert bool(texts) is (name not in FREE | {"TRAIN.CHECKPOINT_FILE_PATH"}), name
+    for split in ("train", "val", "test"):
+        shutil.rmtree(folder / "copy", ignore_errors=True)
+        shutil.copytree(folder / "data", folder / "copy")
+        assert named(study_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "copy").arms[0]).endswith(
+            "in: nothing."
+        )
+        change_lines(folder / "copy" / f"{split}.csv")
+        other = study_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "copy").arms[0]
+        assert f"in: {split}_list: labels" in named(other)
 
 
 @pytest.mark.parametrize(

@@ -173,3 +173,9 @@ def test_an_mvit_of_an_earlier_release_is_refused():
     del model.T
     with pytest.raises(ValueError, match=r"has no attribute T, so it cannot be converted"):
         convert_mvit(nn.Sequential(model))
+
+
+def test_an_mvit_for_pictures_is_left_alone():
+    model = new_model(new_config())
+    model.patch_embed.proj = nn.Conv2d(3, 32, 7, 4, 3)
+    assert type(convert_mvit(model)) is later.MViT

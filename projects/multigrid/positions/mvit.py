@@ -25,8 +25,9 @@ _ATTRIBUTES = ("patch_embed", "patch_stride", "patch_dims", "T", "H", "W")
 def convert_mvit(model: nn.Module) -> nn.Module:
     """Make each PySlowFast MViT in a model interpolate its positions to the shape of each clip.
 
-    The model is changed in place. It may contain no MViT. Parameters and buffers stay the same
-    objects with the same names. For clips of the baseline's shape, the outputs do not change.
+    The model is changed in place. It may contain no MViT. An MViT for pictures, which has 2D
+    patches, is left alone. Parameters and buffers stay the same objects with the same names. For
+    clips of the baseline's shape, the outputs do not change.
 
     Returns:
         The same model.
@@ -44,6 +45,8 @@ def convert_mvit(model: nn.Module) -> nn.Module:
                 "be converted for clips of other shapes. Use the MViT of a PySlowFast since 2022, "
                 "which supports MVIT.REL_POS_SPATIAL"
             )
+        if _stem(module) is None:
+            continue
         base = Patches(*module.patch_dims)
         module.__class__ = type("FollowingMViT", (_FollowingMViT, type(module)), {})
         module.base_patches = base
@@ -76,7 +79,7 @@ class _FollowingMViT(nn.Module):
 
     def forward(self: Any, x: list[Tensor], *args: Any, **options: Any) -> Any:
         """Run the model on clips [(N, C, T, H, W)] of any shape."""
-        stem = next(m for m in self.patch_embed.modules() if isinstance(m, nn.Conv3d))
+        stem = _stem(self)
         sizes: tuple[Any, ...] = (stem.padding, stem.kernel_size, stem.stride)
         axes = zip(x[0].shape[2:], *sizes, strict=True)
         patches = Patches(*((side + 2 * p - k) // s + 1 for side, p, k, s in axes))
@@ -104,6 +107,11 @@ class _FollowingMViT(nn.Module):
             yield
         finally:
             self._parameters.update(kept)
+
+
+def _stem(mvit: Any) -> Any:
+    """Return the convolution that divides clips into patches. None if it is for pictures."""
+    return next((m for m in mvit.patch_embed.modules() if isinstance(m, nn.Conv3d)), None)
 
 
 def _placed(table: Tensor, base: Patches, patches: Patches) -> Tensor:

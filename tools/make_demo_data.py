@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo_data
 from slowfast_patches.registry import DATASETS
+from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
 
 FORMS = {name: data.make_demo for name, data in DATASETS.items() if data.make_demo}
@@ -65,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
     width, height = args.size
     counts = {split: getattr(args, split) for split in SPLITS}
     spec = DemoSpec(**counts, seed=args.seed, frames=args.frames, width=width, height=height)
-    if made := FORMS[args.form](args.output, spec, args.workers):
+    with locked(args.output, "--output"):
+        made = FORMS[args.form](args.output, spec, args.workers)
+    if made:
         print(f"{args.output}: {made} videos made ({time.perf_counter() - start:.0f} s)")
     else:
         print(f"{args.output}: all videos exist already")

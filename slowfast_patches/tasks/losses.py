@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from slowfast_patches.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +58,20 @@ def class_weights(
 
     Returns:
         A float32 tensor (C,).
+
+    Raises:
+        UserError: No class that occurs has a weight above 0.
     """
     videos = torch.tensor(counts, dtype=torch.float64)
     balanced = given == "balanced"
     weights = 1 / videos.clamp(min=1) if balanced else torch.tensor(given, dtype=torch.float64)
-    weights /= (weights * torch.tensor(shares)).sum() / sum(shares)
+    total = float((weights * torch.tensor(shares)).sum())
+    if not 0 < total < math.inf:
+        raise UserError(
+            f"SOLVER.CLASS_WEIGHTS {given} gives no training video a weight above 0. Set a weight "
+            "above 0 for a class that occurs in the training list"
+        )
+    weights /= total / sum(shares)
     if torch.allclose(weights, torch.ones_like(weights)):
         logger.warning(
             "SOLVER.CLASS_WEIGHTS %s has no effect, because all weights are equal. Remove the key.",

@@ -153,9 +153,16 @@ def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, floa
 
 
 def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
-    """Return the percentage of rows whose label is among the classes with the k highest scores."""
-    best = scores.topk(min(k, scores.shape[1]), dim=1).indices
-    return 100 * float((best == labels.view(-1, 1)).any(dim=1).double().mean())
+    """Return the percentage of rows whose label is among the classes with the k highest scores.
+
+    Of n classes with equal scores, of which m are among the k highest, each counts as m / n. If all
+    scores are equal, the result is thus that of guessing, whatever the order of the classes.
+    """
+    own = scores.gather(1, labels.view(-1, 1))
+    higher = (scores > own).sum(1)
+    equal = (scores == own).sum(1)
+    shares = ((k - higher).double() / equal).clamp(0, 1)
+    return 100 * float(shares.mean())
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:

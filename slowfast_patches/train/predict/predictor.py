@@ -17,6 +17,7 @@ from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.sampling import sampling_of
@@ -32,6 +33,7 @@ from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import check_same_scores
 from slowfast_patches.utils.errors import UserError, mistake_in
+from slowfast_patches.utils.storage import Status
 
 
 def load_model(
@@ -158,6 +160,7 @@ class Predictor(nn.Module):
         load_weights(self._model, path, complete=True)
         self._transform = InputTransform.of_recipe(recipe, device)
         self._device = device
+        self._last: tuple[str, Status | None, ScannedVideo] | None = None
         self._task = task_of(recipe)
         self.eval()
 
@@ -217,7 +220,7 @@ class Predictor(nn.Module):
             UnreadableVideoError: None of the clips can be read. The message states the reason.
         """
         recipe = self.recipe
-        scanned = scan(path)
+        scanned = self._scan(path)
         if dataset_of(recipe, "test").counts_frames:
             video = scanned.video._replace(fps=float(recipe.data.target_fps))
             scanned = dataclasses.replace(scanned, video=video)
@@ -241,13 +244,20 @@ class Predictor(nn.Module):
         Raises:
             UnreadableVideoError: The video cannot be read.
         """
-        scanned = scan(path)
+        scanned = self._scan(path)
         texts = list[str]()
         if scanned.damage:
             texts.append(f"{scanned.damage}. Only the readable part is used")
         if scanned.timing:
             texts.append(scanned.timing)
         return texts
+
+    def _scan(self, path: str) -> ScannedVideo:
+        """Scan a video, unless it is the last scanned one and has not changed since."""
+        status = video_status([path]).get(path)
+        if self._last is None or self._last[:2] != (path, status):
+            self._last = (path, status, scan(path))
+        return self._last[2]
 
 
 class _ScannedFile(NamedTuple):

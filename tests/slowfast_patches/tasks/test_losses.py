@@ -8,6 +8,8 @@ from torch import nn
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.tasks import task_of
+from slowfast_patches.tasks.losses import class_weights
+from slowfast_patches.utils.errors import UserError
 
 
 def loss_of(*keys: object, counts: list[int] | None = None) -> nn.Module:
@@ -69,3 +71,11 @@ def test_weights_that_are_all_the_same_are_warned_of(caplog):
     loss_of("SOLVER.CLASS_WEIGHTS", "balanced", counts=[5, 5])
     [text] = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert text.startswith("SOLVER.CLASS_WEIGHTS balanced has no effect")
+
+
+@pytest.mark.parametrize(
+    ("given", "shares"), [([0.0, 1.0], [5, 0]), ("balanced", [0, 0]), ([0.0, 0.0], [1, 1])]
+)
+def test_weights_that_no_video_has_are_refused(given, shares):
+    with pytest.raises(UserError, match=r"gives no training video a weight above 0"):
+        class_weights(given, shares, shares=shares)

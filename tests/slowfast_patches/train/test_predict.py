@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cv2
 import numpy as np
@@ -20,6 +21,7 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.predict import Predictor, read_checkpoint
+from slowfast_patches.train.predict import predictor as predictors
 from tests.slowfast_patches.datasets.made_videos import break_frame, noise, write_video
 from tests.slowfast_patches.train.made_checkpoint import made
 
@@ -204,3 +206,16 @@ def test_a_model_is_written_as_onnx_with_its_class_names(
     for few, wanted in ((clips, scores), (clips[1:], scores[1:])):
         (found,) = run(None, {"clips": few.numpy()})
         np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_a_video_is_scanned_once_and_again_if_it_has_changed(trained, tmp_path):
+    path = write_video(tmp_path / "a.mp4", noise(20))
+    predictor = Predictor(
+        read_checkpoint(trained, None, ("TEST.NUM_ENSEMBLE_VIEWS", 1))[0], trained
+    )
+    with mock.patch.object(predictors, "scan", wraps=predictors.scan) as scan:
+        predictor.scores(str(path))
+        predictor.warnings(str(path))
+        assert scan.call_count == 1
+        write_video(path, noise(1))
+        assert "has only one frame" in predictor.warnings(str(path))[0]

@@ -36,6 +36,7 @@ from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import _LENIENT
 from tests.slowfast_patches.datasets.public_reports.numbered import FRAMES, SIDE, noisy, write
 
 Images = list[NDArray[np.uint8]]
@@ -206,7 +207,7 @@ def whole_video(name: str, folder: Path) -> tuple[Path, Images]:
 def decode(path: Path) -> Images:
     """Decode a video from the beginning, and skip packets that do not decode."""
     images: Images = []
-    with av.open(str(path)) as container:
+    with av.open(str(path), **_LENIENT) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         for packet in _packets(container):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ _NEARLY_ALL = 0.98
 _MIN_MISSING = 0.5
 """A video is complete if less than this many seconds are missing: the sound may be longer."""
 
+_GIF_PICTURE = re.compile(rb"\x21\xf9\x04.{4}\x00[\x21\x2c]", re.DOTALL)
+
 _warned = set[str]()
 
 
@@ -49,6 +52,16 @@ def looks_whole(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
         size = (header[place] & 3) + 1
         return lambda packet: _has_whole_units(memoryview(packet), size)
     return lambda packet: not packet.is_corrupt and any(memoryview(packet)[:_BEGIN])
+
+
+def has_swallowed(packet: Packet[VideoStream]) -> bool:
+    """Return whether a GIF picture contains later pictures, because the data between are damaged.
+
+    Each picture of an animation begins with a graphic control extension (GIF89a, 23).
+    """
+    if packet.stream.codec_context.name != "gif":
+        return False
+    return len(_GIF_PICTURE.findall(bytes(packet))) > 1
 
 
 def _has_whole_units(data: memoryview, size: int) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import zlib
 from collections.abc import Sequence
 
+import av
 import numpy as np
 from av.video.frame import VideoFrame
 
@@ -14,6 +15,10 @@ from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS
 from slowfast_patches.datasets.reading.scanned_video import Ints, ScannedVideo
 from slowfast_patches.datasets.reading.survey import Survey, new_decoder
 from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
+
+_INDEXED = {"avi", "mxf"}
+"""Names of the containers whose packets have no timestamps. After a seek, timestamps depend on the
+index of the file. If the index or a packet is damaged, they differ from those before the seek."""
 
 
 def find_entries(
@@ -41,12 +46,23 @@ def find_entries(
     elif found.checks_keys:
         times = timestamps.tolist()
         entries = [number for number in marked if times[number] in found.entries]
-    elif len(marked) == scanned.video.frames:
-        entries = marked
     else:
         with open_video(path, streams=scanned.streams) as file:
-            entries = [n for n in marked if n and _is_entry(file, int(timestamps[n]))]
+            if file.container.format.name in _INDEXED:
+                marked = [n for n in marked if _lands_right(file, int(timestamps[n]), found)]
+            entries = marked
+            if not file.stream.codec_context.codec.intra_only:
+                entries = [n for n in marked if n and _is_entry(file, int(timestamps[n]))]
     return np.array(sorted({0, *entries}), np.int64)
+
+
+def _lands_right(file: VideoFile, timestamp: int, found: Survey) -> bool:
+    """Return whether the packet after a seek is one of the packets that the survey has seen."""
+    with contextlib.suppress(*DEMUX_ERRORS, av.FFmpegError):
+        file.container.seek(timestamp, stream=file.stream)
+        packet = next(file.container.demux(file.stream))
+        return (packet.dts, packet.pos) in found.places
+    return False
 
 
 def _is_entry(file: VideoFile, timestamp: int) -> bool:

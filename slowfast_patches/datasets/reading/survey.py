@@ -25,7 +25,7 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.damage import looks_whole
+from slowfast_patches.datasets.reading.damage import has_swallowed, looks_whole
 from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS, UnreadableVideoError
 from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.h264 import field_test
@@ -42,6 +42,10 @@ _FIRST_CHECKED = 8
 """If all frames so far are marked as key frames, this many are checked, and after that every frame
 whose index is a power of 2."""
 _COPIED = ("extradata", "width", "height", "codec_tag", "bits_per_coded_sample", "options")
+
+
+Place = tuple[int | None, int | None]
+"""Decoding timestamp of a packet, and its position in the file."""
 
 
 class Stamp(NamedTuple):
@@ -70,6 +74,7 @@ class Survey:
         first: The first frame, if it was decoded.
         last: The largest timestamp, or 0.
         end: Position in the file at which the last packet ends.
+        places: Decoding timestamp and position in the file of each packet.
         palettes: Number of packets with a new palette.
         failed: Number of packets that do not decode.
         damaged: FULL: the same, plus the number of damaged frames.
@@ -93,6 +98,7 @@ class Survey:
         self.decoding_times = list[int | None]()
         self.frames = list[Stamp]()
         self.entries = set[int]()
+        self.places = set[Place]()
         self.first: VideoFrame | None = None
         self.last = self.end = self.palettes = self.failed = self.damaged = 0
         self.begins_with_key = True
@@ -139,6 +145,9 @@ class Survey:
         if not packet.size or is_header(packet):
             return
         self.end = (packet.pos or 0) + packet.size
+        self.places.add((packet.dts, packet.pos))
+        if self.is_full and has_swallowed(packet):
+            self.damaged += 1
         if not is_shown(packet):
             self._hidden.add(packet.pts)
             return

@@ -9,9 +9,13 @@ from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import damage, decoding
 from slowfast_patches.datasets.reading import scan as scanning
+from slowfast_patches.datasets.reading.entries import find_entries
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.survey import Survey
+from slowfast_patches.datasets.reading.video_file import open_video
 from tests.slowfast_patches.datasets.public_reports.numbered import (
     FRAMES,
     SIDE,
@@ -96,3 +100,25 @@ def test_a_packet_that_does_not_decode_is_found_by_a_fast_scan(path):
     record = scan(str(path))
     assert record.video.frames == FRAMES - 1
     assert record.damage == f"cannot be decoded completely: 1 of {FRAMES} frames are damaged"
+
+
+def test_a_seek_in_an_avi_file_must_give_a_packet_of_the_whole_file(tmp_path):
+    """After a lost packet, the timestamps of a seek are not those of a read from the beginning."""
+    path = str(write(tmp_path / "a.avi", "mjpeg", "yuvj420p"))
+    with open_video(path) as file:
+        found = Survey(file, ErrorLog(), full=True, checks_keys=False)
+    found.places = {(time, place) for time, place in found.places if time < 20}
+    entries = find_entries(path, scan(path), found, is_known=True, is_trusted=False)
+    assert entries.tolist() == [*range(20)]
+
+
+def test_a_gif_picture_that_contains_later_pictures_is_named(tmp_path):
+    images = [noisy(number) for number in range(FRAMES)]
+    path = write(tmp_path / "a.gif", "gif", "rgb8", images=images)
+    assert scan(str(path)).damage == ""
+    first, second = (packet.pos for packet in list(packets(path))[20:22])
+    content = bytearray(path.read_bytes())
+    middle = (first + second) // 2
+    content[middle : second + 200] = bytes([255]) * (second + 200 - middle)
+    path.write_bytes(content)
+    assert "frames are damaged" in scan(str(path)).damage

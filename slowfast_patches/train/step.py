@@ -240,8 +240,9 @@ class Stepper:
             divisor = rows / len(targets)
             is_mean = not isinstance(divisor, Tensor) and divisor == 1
             loss_share = self.scaler.scale(loss if is_mean else loss / divisor)
-            unit = self._unit if loss_share.dtype == self._unit.dtype else None
-            loss_share.backward(unit)
+            unit = self._unit
+            is_like = (loss_share.shape, loss_share.dtype) == (unit.shape, unit.dtype)
+            loss_share.backward(unit if is_like else None)
             mark("backward")
         detached = loss.detach()
         if not is_mean:

@@ -142,7 +142,7 @@ def differences_between(there: Identity, here: Identity, aspect: Aspect) -> dict
     for name in facts:
         before, now = there.facts[name], here.facts[name]
         if {**before, "file": None} != {**now, "file": None}:  # a file may have been renamed
-            texts[name] = f"{name}: {_describe(before, now)} there, {_describe(now, before)} here"
+            texts[name] = f"{name}: {_compare(before, now)}"
     return texts
 
 
@@ -182,6 +182,25 @@ def _with_defaults(identity: Identity) -> dict[str, Any]:
     """Return the keys, with the default of each key that had no effect or did not exist."""
     values = values_by_key(default_recipe())
     return values | {name: value for name, value in identity.keys.items() if name in values}
+
+
+_WORDS = {
+    "labels": "other labels",
+    "names": "other names or another order",
+    "content": "other sizes or frames",
+}
+"""What a different hash in a fact about a list means."""
+
+
+def _compare(there: Fact, here: Fact) -> str:
+    """Describe how two facts differ, without the hashes of lists and videos."""
+    for count, what in (("videos", "videos"), ("readable", "readable videos")):
+        if count in there and count in here:
+            differing = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+            words = [_WORDS.get(name, f"another {name}") for name in differing if name != count]
+            found = f"{there[count]} {what} there, {here[count]} here"
+            return f"{found} ({', '.join(words)})" if words else found
+    return f"{_describe(there, here)} there, {_describe(here, there)} here"
 
 
 def _describe(fact: Fact, other: Fact) -> str:

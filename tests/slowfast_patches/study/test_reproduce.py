@@ -227,7 +227,7 @@ class TestOutcome:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("list", "train_list: videos 500, .* there, videos 900"),
+        ("list", "train_list: 500 videos there, 900 here"),
         ("weights", r"weights: file a\.pth, content .* there, file b\.pth"),
         ("rate", r"SOLVER\.BASE_LR .* there, 0\.3 here"),
     ],

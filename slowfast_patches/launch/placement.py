@@ -86,6 +86,16 @@ def find_placement(
         if address:
             raise UserError("torchrun provides the rendezvous. Remove --init-method.")
         machines = int(environment["GROUP_WORLD_SIZE"])
+        restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        reuses_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if restarts and machines > 1 and reuses_store:
+            raise UserError(
+                "On several machines, restarted processes would read the addresses of ended ones. "
+                "Leave out --max-restarts. Or set the environment variable "
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, and pass --rdzv-backend "
+                "c10d --rdzv-endpoint FIRST-MACHINE:PORT to torchrun in place of --node-rank, "
+                "--master-addr and --master-port."
+            )
         count = int(environment["WORLD_SIZE"]) // machines
         address = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         machine, rank = divmod(int(environment["RANK"]), count)

@@ -7,6 +7,7 @@ INTERRUPTED_STATUS. The batch file then requeues the job. docs/running.md lists 
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,11 @@ FOLDER = "slurm"
 _RESUMABLE = (INTERRUPTED_STATUS, 128 + signal.SIGUSR1, 128 + signal.SIGTERM)
 """Exit statuses of srun after which a training can resume. Those of signals occur if a process is
 killed before it has installed its signal handlers."""
+
+_EARLY_SECONDS = 60
+"""SLURM may send the warning of sbatch's --signal so many seconds too early."""
+_LEFT_SECONDS = _EARLY_SECONDS + 60
+"""Minimum difference between the time limit and the warning time."""
 
 # After a task has failed, srun lets the others end by themselves for 60 s. With
 # --kill-on-bad-exit=1, it would send them SIGTERM, so they would seem to be interrupted.
@@ -67,13 +73,31 @@ class Slurm:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        latest = min(65_536, self.hours * 3600)
-        if not (0 < self.warning_seconds < latest and self.hours < 10_000):
+        seconds = self.hours * 3600
+        if not (0 < self.warning_seconds < min(65_536, seconds) and self.hours < 10_000):
             raise UserError(
                 f"the time limit of a job is {self.hours:g} hours, and the warning time is "
                 f"{self.warning_seconds} seconds. The warning time must be from 1 to 65535 "
                 "seconds, and shorter than the time limit."
             )
+        if 60 * self.minutes - self.warning_seconds < _LEFT_SECONDS:
+            raise UserError(
+                f"the time limit of a job is {self.minutes} minutes, and the warning time is "
+                f"{self.warning_seconds} seconds. SLURM may send the warning {_EARLY_SECONDS} "
+                "seconds too early, so the job would have less than a minute to train. Set --hours "
+                f"to {(self.warning_seconds + _LEFT_SECONDS) / 3600:.3f} or more, or reduce "
+                "--warning-seconds."
+            )
+        if self.cpus < 1 or self.requeues < 0:
+            raise UserError(
+                f"a process has {self.cpus} CPU cores, and a job requeues itself {self.requeues} "
+                "times. A process needs 1 core or more. The number of restarts must be 0 or more."
+            )
+
+    @property
+    def minutes(self) -> int:
+        """Time limit in whole minutes, as SLURM counts. It is rounded up, because 0 is no limit."""
+        return math.ceil(round(self.hours * 60, 6))
 
 
 def batch_file(command: Sequence[str], recipe: Recipe, slurm: Slurm, logs: Path) -> str:
@@ -88,7 +112,7 @@ def batch_file(command: Sequence[str], recipe: Recipe, slurm: Slurm, logs: Path)
     options = {
         "job-name": "multigrid",
         "partition": slurm.partition,
-        "time": round(slurm.hours * 60),
+        "time": slurm.minutes,
         "nodes": recipe.num_shards,
         "ntasks-per-node": 1,
         "cpus-per-task": slurm.cpus * max(1, recipe.num_gpus),

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,11 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
         ValueError: The recipe is invalid, or does not support this number of processes.
         ImportError: A package that the recipe needs is not installed.
     """
+    if asked.shard_id:
+        raise UserError(
+            f"SHARD_ID is {asked.shard_id}, but each machine of a SLURM job gets its number from "
+            "srun. Remove SHARD_ID."
+        )
     recipe = resolve(asked)
     check_recipe(recipe)
     batch = recipe.base_shape.batch
@@ -198,6 +204,7 @@ def submit(
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         known = {name: [str(job), str(command)] for name, (job, command) in content.items()}
     active = _run("squeue", "--all", "--noheader", "-o%i").split() if known else []
+    missing = [path for path in (logs, *logs.parents) if not path.exists()]
     make_folder(logs)  # SLURM does not create the folder of a log.
     # sbatch would pass variables of the job in which this process may run to the new job.
     inherited = {
@@ -214,13 +221,19 @@ def submit(
                 f"Cancel it (scancel {job}), or give the same command."
             )
     queued = dict[str, str]()
-    for name, (recipe, command) in runs.items():
-        if name not in waiting:
-            text = batch_file(command, recipe, slurm, logs)
-            said = _run("sbatch", "--parsable", input=text, env=inherited)
-            queued[name] = said.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
-            known[name] = [queued[name], commands[name]]
-            write_text(path, json.dumps(known))
+    try:
+        for name, (recipe, command) in runs.items():
+            if name not in waiting:
+                text = batch_file(command, recipe, slurm, logs)
+                said = _run("sbatch", "--parsable", input=text, env=inherited)
+                queued[name] = said.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
+                known[name] = [queued[name], commands[name]]
+                write_text(path, json.dumps(known))
+    finally:
+        if not queued:
+            with suppress(OSError):  # another process may have written to the folder
+                for empty in missing:
+                    empty.rmdir()
     return queued
 
 

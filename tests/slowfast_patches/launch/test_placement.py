@@ -10,6 +10,7 @@ from slowfast_patches.launch.placement import Placement, find_placement
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"}
 TORCHRUN |= {"RANK": "11", "GROUP_RANK": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
 TORCHRUN |= {"MASTER_ADDR": "first", "MASTER_PORT": "7"}
+RESTARTS = {"TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 JOB = {"SLURM_JOB_ID": "1234567", "SLURM_NTASKS": "64", "SLURM_NNODES": "9"}
 JOB |= {"SLURM_JOB_NODELIST": "gpu[01-09]"}
 STEP = JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
@@ -92,6 +93,8 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
     [
         (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "SHARD_ID is 5, .* remove both keys"),
         (TORCHRUN, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, but NUM_GPUS is 4"),
+        (TORCHRUN, [], THERE, "Remove --init-method"),
+        (TORCHRUN | RESTARTS, [], None, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
         (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3"),
         (ONE_TASK_A_GPU | {"SLURM_STEP_NUM_TASKS": "15"}, [], None, "15 tasks on 2 machines"),
         ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID must be from 0 to NUM_SHARDS - 1"),
@@ -100,3 +103,16 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
 def test_launchers_that_contradict_each_other(environment, keys, init_method, said):
     with pytest.raises(ValueError, match=said):
         find_placement(config("NUM_GPUS", 8, *keys), environment, init_method)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"TORCHELASTIC_MAX_RESTARTS": "0"},
+        {"TORCHELASTIC_USE_AGENT_STORE": "False"},
+        {"GROUP_WORLD_SIZE": "1", "NUM_GPUS": "16"},
+    ],
+)
+def test_torchrun_may_restart_where_no_old_address_is_read(changes):
+    gpus = changes.get("NUM_GPUS", 8)
+    assert find_placement(config("NUM_GPUS", gpus), TORCHRUN | RESTARTS | changes).size == 16

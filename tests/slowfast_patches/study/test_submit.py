@@ -7,6 +7,9 @@ from types import ModuleType
 
 import pytest
 
+from slowfast_patches.launch.slurm import Slurm
+from slowfast_patches.utils.errors import UserError
+
 
 @pytest.fixture
 def submit(
@@ -57,10 +60,60 @@ def test_without_slurm_nothing_is_left(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_rejected_job_leaves_no_folder(
+    submit: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho invalid account >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    status, _, said = submit()
+    assert status == 2
+    assert "SLURM's sbatch failed: invalid account" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failing_squeue_submits_nothing(
+    submit: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which jobs are queued is then unknown."""
+    for name, text in (
+        ("sbatch", f"touch {tmp_path}/submitted"),
+        ("squeue", "echo down >&2; exit 1"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    jobs = tmp_path / "run" / "slurm" / "jobs.json"
+    jobs.parent.mkdir(parents=True)
+    jobs.write_text('{".": ["7", "train"]}')
+    status, _, said = submit()
+    assert status == 2
+    assert "SLURM's squeue failed: down" in said
+    assert not (tmp_path / "submitted").exists()
+    assert jobs.read_text() == '{".": ["7", "train"]}'
+
+
+@pytest.mark.parametrize(
+    ("hours", "minutes"), [(1.1, 66), (1.5, 90), (24.0, 1440), (0.0701, 5), (2 / 3, 40)]
+)
+def test_the_time_limit_is_rounded_up_to_minutes(hours: float, minutes: int) -> None:
+    assert Slurm("gpu", hours=hours).minutes == minutes
+
+
+@pytest.mark.parametrize("options", [{"cpus": 0}, {"cpus": -2}, {"requeues": -1}])
+def test_numbers_that_slurm_cannot_take_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="1 core or more"):
+        Slurm("gpu", **options)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["NUM_GPUS", 3], "does not divide evenly over 3 processes"),
+        (["--hours", 0.035], r"3 minutes, .* is 120 seconds\. .* --hours to 0\.067 or more"),
+        (["--hours", 0.005, "--warning-seconds", 10], r"1 minutes, .* is 10 seconds"),
+        (["NUM_SHARDS", 2, "SHARD_ID", 1], "SHARD_ID is 1, .* Remove SHARD_ID"),
         (["--hours", 0.03], "0.03 hours, .* is 120 seconds. .* shorter than the time limit"),
         (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "is neither a file of PyTorch"),
     ],

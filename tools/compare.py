@@ -67,6 +67,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     slurm_jobs.add_slurm_options(parser, "--slurm")
     command_line.add_overrides(parser, "keys to set in every config")
     args = parser.parse_intermixed_args(argv)
+    if args.equal_iterations and len(args.cfg) < 2:
+        parser.error("--equal-iterations needs two --cfg")
     command_line.take_numbers(args, "lengths", command_line.above_zero)
     command_line.take_numbers(args, "seeds", command_line.from_zero)
     args.slurm = slurm_jobs.slurm_of(parser, args)

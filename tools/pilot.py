@@ -105,6 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the pilot, print its report, and return the exit status."""
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    make_folder(args.output, "--output")
     arms = pilot_arms(recipe_path(args.cfg), args.overrides)
     accepted = frozenset(args.accept_change)
     check_outputs(Study(arms, args.seeds, args.output), args.step_times)

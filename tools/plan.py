@@ -34,6 +34,7 @@ from slowfast_patches.plan.clips_picture import clips_figure
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.plan.schedule_picture import plot_plan
 from slowfast_patches.plan.step_times import find_timing
+from slowfast_patches.utils.files import check_output
 from slowfast_patches.utils.pictures import save_figure
 
 
@@ -59,6 +60,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def show_plan(args: argparse.Namespace) -> str:
     """Return the plan as text or JSON. With --plot or --clips, also draw pictures."""
+    check_output(args.plot, "--plot")
+    check_output(args.clips, "--clips")
     recipe = resolve(load_with_classes(args.cfg, args.overrides))
     check_recipe(recipe)
     if recipe.data.path_to_data_dir:

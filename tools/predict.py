@@ -85,6 +85,7 @@ from slowfast_patches.train.checkpoint import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.predict.predictor import require_clip_scores
 from slowfast_patches.train.record.tables import names_of_data, write_predictions
+from slowfast_patches.utils.files import check_output
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -95,7 +96,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--checkpoint",
         "FILE|DIR",
         "checkpoint, OUTPUT_DIR of a run, folder of --hub, or words-slowfast",
-        Path,
         required=True,
     )
     add("--cfg", "FILE", "recipe of the model, if the checkpoint does not contain it", Path)
@@ -151,8 +151,10 @@ def _is_key(word: str) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Predict all videos, print or write the results, and return the exit status."""
     args = parse_args(argv)
+    for name in ("output", "export", "onnx"):
+        check_output(getattr(args, name), f"--{name}")
     path = checkpoint_of(args.checkpoint)
-    if path != args.checkpoint:
+    if str(path) != args.checkpoint:
         print(f"Using the checkpoint {path}", file=sys.stderr)
     if args.export or args.onnx:
         args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]

@@ -110,7 +110,8 @@ def with_backbone(recipe: Any) -> str | None:
 
 
 def one_of(*choices: object) -> Check:
-    return Check(lambda value: value in choices, format_list(choices, "or"))
+    named = ["empty" if choice == "" else choice for choice in choices]
+    return Check(lambda value: value in choices, format_list(named, "or"))
 
 
 def from_to(least: int, most: int) -> Check:
@@ -172,9 +173,11 @@ BELOW_ONE = Check(lambda value: 0 <= value < 1, "in [0, 1), where 0 means off")
 RATIO = Check(lambda value: 0 < value <= 1, "in (0, 1]")
 PART = Check(lambda value: 0 <= value <= 1, "in [0, 1]")
 AUTO_OR_COUNT = Check(
-    lambda value: value == "auto" or (not isinstance(value, str) and value >= 0),
-    "0 or more, or auto",
+    lambda value: value == "auto" or (not isinstance(value, str) and 0 <= value <= 10_000),
+    "from 0 to 10,000, or auto",
 )
+SECONDS = Check(lambda value: 0 < value <= 1e8, "above 0 and at most 1e8")
+EPOCHS = Check(lambda value: 0 < value <= 1e6, "above 0 and at most 1,000,000")
 FACTORS = Check(lambda x: bool(x) and _are_factors(x), "a list of factors in (0, 1]")
 LONG_CYCLE = Check(
     lambda x: x[-1:] == ((1, 1),) and all(len(pair) == 2 and _are_factors(pair) for pair in x),

@@ -34,11 +34,13 @@ def import_modules(names: Sequence[str]) -> None:
             import_module(name)
         except (MultigridError, ModuleNotFoundError, SyntaxError, SystemExit) as error:
             # A script may call sys.exit(). Other exceptions are bugs of the module.
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [f for f in frames if not f.filename.startswith("<frozen ")]
+            place = f" ({own[-1].filename}, line {own[-1].lineno})" if len(own) > 2 else ""
             raise UserError(
-                f"IMPORTS {name}: {type(error).__name__}: {error} ({place.filename}, line "
-                f"{place.lineno}). Correct the module. If it was not found, give its name without "
-                ".py, and start in its folder, or add the folder to PYTHONPATH."
+                f"IMPORTS {name}: {type(error).__name__}: {error}{place}. Correct the module. If "
+                "it was not found, give its name without .py, and start in its folder, or add the "
+                "folder to PYTHONPATH."
             ) from error
 
 

@@ -217,7 +217,7 @@ def _set(values: dict[str, Any], given: dict[str, str], name: str, value: Any, s
         # An empty section is valid.
         nearest = difflib.get_close_matches(name.upper(), KEYS, n=1)
         advice = f" Did you mean {nearest[0]}?" if nearest else ""
-        raise UserError(f"{name:.60} is not a config key ({source}).{advice}")
+        raise UserError(f"{name[:60] or repr(name)} is not a config key ({source}).{advice}")
 
 
 def _wrong_value(name: str, wanted: object, value: object) -> ValueError:

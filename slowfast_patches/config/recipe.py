@@ -22,9 +22,9 @@ from multigrid import Shape
 from slowfast_patches.config.data_keys import Aug, Data, DataLoading, Mixup, Multigrid
 from slowfast_patches.config.detection_keys import Ava, Detection
 from slowfast_patches.config.fields import (
-    ABOVE_ZERO,
     AT_LEAST_ONE,
     FROM_ZERO,
+    SECONDS,
     SEED,
     Key,
     free_key,
@@ -112,13 +112,13 @@ class Recipe:
     dist_join_seconds: float = free_key(
         300.0,
         "Maximum time in seconds that a process waits for the other processes at the rendezvous.",
-        ABOVE_ZERO,
+        SECONDS,
     )
     dist_stall_seconds: float = free_key(
         1800.0,
         "Maximum time in seconds that a process waits for the other processes in a collective "
         "operation before the run fails.",
-        ABOVE_ZERO,
+        SECONDS,
     )
 
     processes_per_machine: int = dataclasses.field(default=0, compare=False)

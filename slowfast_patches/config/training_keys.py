@@ -10,6 +10,7 @@ from slowfast_patches.config.fields import (
     BELOW_ONE,
     CLASS_WEIGHTS,
     CSV,
+    EPOCHS,
     FROM_ZERO,
     PART,
     RATES,
@@ -31,12 +32,12 @@ from slowfast_patches.utils.tables import format_list
 @dataclass(frozen=True)
 class Solver:
     # Epochs are floats, because a shortened recipe may have fractions of an epoch.
-    max_epoch: float = key(300.0, "Number of epochs of the baseline.", ABOVE_ZERO)
+    max_epoch: float = key(300.0, "Number of epochs of the baseline.", EPOCHS)
     length: float = key(
         1.0,
         "Factor that multiplies MAX_EPOCH, STEPS and WARMUP_EPOCHS when a recipe is loaded. 0.25 "
         "trains a quarter as long. The loaded recipe has the multiplied values and LENGTH 1.",
-        ABOVE_ZERO,
+        Check(lambda value: 1e-4 <= value <= 1e4, "from 0.0001 to 10,000"),
     )
     warmup_epochs: float = key(0.0, "Number of epochs of the warm-up.")
     lr_policy: str = key(

@@ -39,6 +39,9 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return getattr(self, f"construct_yaml_{kind}")(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.MappingNode):
+            problem = "expected a mapping"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         keys = [key.value for key, _ in node.value]
         if repeated := {key for key in keys if keys.count(key) > 1}:
             raise yaml.MarkedYAMLError(

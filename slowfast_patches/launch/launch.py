@@ -32,6 +32,7 @@ from slowfast_patches.launch.placement import Placement, find_placement
 from slowfast_patches.utils.distributed import World, gather_objects, wait_for_all
 from slowfast_patches.utils.errors import RunError, UserError, exit_status, is_lost_rank, report
 from slowfast_patches.utils.interruption import EARLY, TrainingInterruptedError
+from slowfast_patches.utils.processes import forget_safe_path, safe_path
 from slowfast_patches.utils.signals import (
     STOP_SIGNALS,
     block_signals,
@@ -143,9 +144,11 @@ def _start_ranks(placement: Placement, recipe: Recipe, main: Main) -> None:
     shared = {"TORCHELASTIC_USE_AGENT_STORE": str(store is not None)}
     of_ranks = {rank: placement.variables(rank) | shared for rank in range(placement.per_machine)}
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    resource_tracker.ensure_running()  # Start it now, because starting it unblocks signals.
+    with safe_path():
+        resource_tracker.ensure_running()  # Start it now, because starting it unblocks signals.
     with handle_signals(dict.fromkeys(STOP_SIGNALS, forward)):
-        with block_signals():  # The ranks inherit this until they can handle signals.
+        # The ranks inherit the blocked signals until they can handle them.
+        with block_signals(), safe_path():
             ranks = start_processes(  # type: ignore[no-untyped-call]
                 _work, (of_ranks, recipe, main), len(of_ranks), False, start_method=START_METHOD
             )
@@ -183,6 +186,7 @@ def _work(
     If `main` fails, report the error and end the process. `of_ranks` has the environment variables
     to set in each rank of this machine.
     """
+    forget_safe_path()
     os.environ.update(of_ranks[local_rank])
     rank = int(os.environ["RANK"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process until training begins.

@@ -224,6 +224,7 @@ def train(study: Study, run_net: Path) -> Iterator[pd.DataFrame]:
     Raises:
         ValueError: A result is damaged, or was computed from something else.
     """
+    make_folder(study.output, "--output")
     yield study.runs()
     todo = study.missing()
     for number, (arm, seed) in enumerate(todo, 1):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import pickle
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def best_checkpoint(output_dir: str | Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def checkpoint_of(path: Path) -> Path:
+def checkpoint_of(path: str | Path) -> Path:
     """Return the file with the weights at a path.
 
     The path is a checkpoint file, the OUTPUT_DIR of a run, a folder that `multigrid-predict --hub`
@@ -194,6 +195,8 @@ def load(path: Path) -> Checkpoint:
             if isinstance(error, OSError):
                 raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if isinstance(error, pickle.UnpicklingError):  # torch advises to run code of the file
+            reason = "it has no weights, or also objects that are not safe to load"
         raise DamagedError(
             f"{path} cannot be read as a PyTorch checkpoint. The file is damaged or has another "
             f"format ({reason:.200})."

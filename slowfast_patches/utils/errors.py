@@ -163,9 +163,10 @@ def writing(path: str | os.PathLike[str], option: str = "") -> Iterator[None]:
         if explain_machine_error(error):
             raise
         text = f"{option} {os.fspath(path)} cannot be written".lstrip()
-        raise RunError(
-            f"{text}: {_reason(error, text)}. Choose another path, or make it writable."
-        ) from error
+        reason = _reason(error, text)
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason = "a file is in the place of a folder"
+        raise RunError(f"{text}: {reason}. Choose another path, or make it writable.") from error
 
 
 _LOST_RANK = r"Dist\w*Error|/gloo/transport/"  # NCCL and the store, gloo

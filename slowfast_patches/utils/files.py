@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import BinaryIO, TypeVar, cast
 from uuid import uuid4
 
-from slowfast_patches.utils.errors import UserError, writing
+from slowfast_patches.utils.errors import UserError, mistake_in, writing
 from slowfast_patches.utils.storage import is_remote, upload
 
 K = TypeVar("K")
@@ -95,6 +95,25 @@ def make_folder(path: Path, option: str = "") -> None:
     """
     with writing(path, option):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def check_output(path: Path | None, option: str) -> None:
+    """Check that a file can be written, before the work whose result it will contain.
+
+    Args:
+        path: The file, or None.
+        option: Command-line option that sets the path.
+
+    Raises:
+        UserError: The path is a folder, or a file is in the place of its folder.
+    """
+    if path is None:
+        return
+    with mistake_in(f"{option} {path} cannot be written"):
+        blocked = [parent for parent in path.parents if parent.exists() and not parent.is_dir()]
+        if path.is_dir() or blocked:
+            found = f"{blocked[0]} is a file" if blocked else "it is a folder"
+            raise UserError(f"{option} {path} cannot be written: {found}. Give another path.")
 
 
 def map_files(query: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:

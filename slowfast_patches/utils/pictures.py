@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import make_folder
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises:
         ValueError: The suffix is not a picture format.
     """
+    if not path.suffix:
+        raise UserError(f"{path} has no suffix for the format of the picture. Write {path}.png")
     make_folder(path.parent)
     with mistake_in(f"{path} cannot be written", OSError, ValueError):
         figure.savefig(path, dpi=150)

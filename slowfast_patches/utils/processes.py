@@ -9,9 +9,10 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
 import cv2
@@ -22,6 +23,9 @@ _PR_SET_PDEATHSIG = 1
 """Option of prctl, from linux/prctl.h."""
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+_SAFE_PATH = "PYTHONSAFEPATH"
+"""Environment variable with which Python does not import files of the current folder."""
 
 
 class WorkerCrashed:
@@ -90,9 +94,11 @@ def _work(
     context = multiprocessing.get_context("forkserver")
     module = getattr(function, "func", function).__module__  # `function` may be a partial.
     context.set_forkserver_preload([__name__, module])
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin)
+    with safe_path():  # the queues of the pool also start a process
+        pool = ProcessPoolExecutor(workers, context, initializer=_begin)
     try:
-        _try(pool)
+        with safe_path():
+            _try(pool)
         while waiting or pending:
             while waiting and len(pending) < ahead:
                 future = pool.submit(function, waiting[0])
@@ -107,6 +113,28 @@ def _work(
             worker.kill()
         pool.shutdown(wait=True, cancel_futures=True)
     return []
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Context manager: Python processes that are started do not import files of the current folder.
+
+    multiprocessing starts Python with the option -c. It would import a random.py or a queue.py that
+    lies beside the user's videos in place of Python's own module.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        forget_safe_path()
+        if before is not None:
+            os.environ[_SAFE_PATH] = before
+
+
+def forget_safe_path() -> None:
+    """In a process that was started in `safe_path`, start other programs as usual."""
+    os.environ.pop(_SAFE_PATH, None)
 
 
 def _try(pool: ProcessPoolExecutor) -> None:
@@ -141,6 +169,7 @@ def end_with_parent() -> Callable[[], None] | None:
 
 def _begin() -> None:
     """Initialise a worker process: use one OpenCV thread, and exit when the parent exits."""
+    forget_safe_path()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes.
     cv2.setNumThreads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -240,9 +240,10 @@ def check_list(path: Path) -> None:
     with mistake_in(f"the list {path} cannot be read"):
         is_file = path.is_file()
     if not is_file:
+        advice = ". If there is no test list, set TEST.ENABLE False" if path.stem == "test" else ""
         raise UserError(
-            f"the list {path} does not exist. Set DATA.PATH_TO_DATA_DIR in a recipe to the "
-            "folder that contains it, or, if there is no test list, TEST.ENABLE False"
+            f"the list {path} does not exist. Set DATA.PATH_TO_DATA_DIR to the folder that "
+            f"contains it{advice}"
         )
 
 

@@ -67,6 +67,8 @@ def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[Vid
     """
     if len({csv.name for csv in csvs}) < len(csvs):
         raise UserError("two files of --csv have the same name. Prepare them into separate folders")
+    if missing := [csv for csv in csvs if not csv.is_file()]:
+        raise UserError(f"--csv {missing[0]} does not exist. Give the path of a list of videos")
     return [
         VideoList(
             csv.name,

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import pickle
 import re
+import time
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.hub import download_url_to_file
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
 from slowfast_patches.utils.errors import UserError, mistake_in
-from slowfast_patches.utils.files import check_archive
+from slowfast_patches.utils.files import atomic_write, check_archive, make_folder
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"
 """Name of the weights in a folder that `multigrid-predict --hub` wrote."""
@@ -28,6 +33,12 @@ SHIPPED = tuple(sorted(folder.name for folder in _SHIPPED.glob("*-*")))
 _STATES = ("model_state", "state_dict", "model")
 """Keys under which a PyTorch checkpoint may contain a state dict. A file without any of these keys
 is itself a state dict."""
+
+_PATIENCE = 60.0
+"""Seconds to wait for an answer of a server."""
+_LEAST_SPEED = 1000
+"""Minimum average speed of a download, in bytes per second."""
+_BLOCK = 1 << 20
 
 _LEGACY_MARK = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """Magic number in files from torch before 1.6. It follows two bytes with the pickle protocol."""
@@ -45,9 +56,14 @@ def local_file(path: str | Path) -> Path:
     ~/.torch. A file that is already in the folder is not downloaded again.
 
     Raises:
-        ValueError: The file cannot be downloaded.
+        UserError: The file cannot be downloaded, or is no weight file.
     """
     address = str(path)
+    if "://" in address and not address.startswith("https://"):
+        raise UserError(
+            f"{address} cannot be read. Give an https address, or download the file and give its "
+            "path."
+        )
     if not address.startswith("https://"):
         found = Path(path)
         if address in SHIPPED and not found.exists():
@@ -58,10 +74,41 @@ def local_file(path: str | Path) -> Path:
     name = urlsplit(address).path.rpartition("/")[2][-100:]
     file = Path(os.environ.get("FVCORE_CACHE", "~/.torch")).expanduser() / f"{digest}-{name}"
     if not file.is_file():
-        with mistake_in(f"{address} cannot be downloaded", Exception):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            download_url_to_file(address, str(file))
+        make_folder(file.parent)
+        _download(address, file)
     return file
+
+
+def _download(address: str, file: Path) -> None:
+    """Download a weight file. Nothing is left behind if the download is incomplete.
+
+    Raises:
+        UserError: The server does not answer, sends too slowly or too little, or sends no weights.
+    """
+    logger.info("Downloading %s to %s.", address, file)
+    wrong = (OSError, ValueError, HTTPException)
+    told = f"{address} cannot be downloaded"
+    with atomic_write(file, shared=True) as copy, mistake_in(told, *wrong):
+        with urlopen(address, timeout=_PATIENCE) as answer:
+            expected = answer.headers.get("Content-Length")
+            size = _copy(answer, copy)
+        if expected is not None and size != int(expected):
+            raise UserError(f"the connection broke after {size} of {expected} bytes")
+        copy.flush()
+        format_of(Path(copy.name))
+
+
+def _copy(answer: Any, copy: BinaryIO) -> int:
+    """Copy what a server sends, and return the number of bytes."""
+    start = time.monotonic()
+    size = 0
+    while block := answer.read1(_BLOCK):
+        copy.write(block)
+        size += len(block)
+        seconds = time.monotonic() - start
+        if seconds > _PATIENCE and size < _LEAST_SPEED * seconds:
+            raise UserError(f"the server sent only {size} bytes in {seconds:.0f} s")
+    return size
 
 
 def format_of(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -34,11 +35,13 @@ def write_program(predictor: Predictor, path: Path) -> None:
 
     The extra file classes.json in the program is a JSON list of the class names, or null.
     """
-    program = exported(predictor)
+    names = json.dumps(predictor.class_names, ensure_ascii=False)
+    # Write to memory first, because torch's writer aborts the process if a disk is full.
+    content = io.BytesIO()
+    torch.export.save(exported(predictor), content, extra_files={"classes.json": names})
     make_folder(path.parent)
     with atomic_write(path) as file:
-        names = json.dumps(predictor.class_names, ensure_ascii=False)
-        torch.export.save(program, file, extra_files={"classes.json": names})
+        file.write(content.getbuffer())
 
 
 def write_onnx(predictor: Predictor, path: Path) -> None:

@@ -27,7 +27,7 @@ from slowfast_patches.train.predict.card import (
     start_argument,
 )
 from slowfast_patches.train.predict.predictor import Predictor
-from slowfast_patches.utils.errors import UserError, writing
+from slowfast_patches.utils.errors import UserError, mistake_in, writing
 from slowfast_patches.utils.files import atomic_write, make_folder, write_text
 
 _PRIVATE = (
@@ -78,6 +78,7 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
     state = checkpoint_state(checkpoint)
     run = run_of(checkpoint, state)
     facts = facts_of(model, recipe, state, run, names)
+    _check_own(folder)
     make_folder(folder, "--hub")
     write_text(folder / "config.json", json.dumps(config, indent=2, default=str) + "\n")
     if has_pipeline:
@@ -93,6 +94,20 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
     if not (folder / "README.md").exists():
         text = card(recipe, facts, start_argument(state), has_pipeline=has_pipeline)
         write_text(folder / "README.md", text)
+
+
+def _check_own(folder: Path) -> None:
+    """Raise UserError if a folder has files but no config.json of a model of this package."""
+    with mistake_in(f"--hub {folder} cannot be used", OSError, ValueError, TypeError):
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        config = folder / "config.json"
+        is_own = config.is_file() and "recipe" in json.loads(config.read_text(encoding="utf-8"))
+    if not is_own:
+        raise UserError(
+            f"--hub {folder} has other files, which would be mixed with the model. Choose a new "
+            "folder."
+        )
 
 
 def _check_size(model: Any, recipe: Recipe) -> None:

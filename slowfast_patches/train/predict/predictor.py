@@ -54,7 +54,7 @@ def load_model(
         ValueError: There is no checkpoint, the checkpoint cannot be read, the recipe is missing, or
             the model is a detection model.
     """
-    path = checkpoint_of(Path(checkpoint))
+    path = checkpoint_of(checkpoint)
     recipe, names = read_checkpoint(path, recipe_file, overrides)
     require_clip_scores(recipe, path)
     return Predictor(recipe, path, names or names_of_data(recipe))

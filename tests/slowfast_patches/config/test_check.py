@@ -26,7 +26,7 @@ def check(overrides: str) -> None:
         ("TEST.NUM_SPATIAL_CROPS 2", "must be 1 or 3, not 2"),
         ("MODEL.ARCH x3d", "MODEL.ARCH must be slowfast, slowonly"),
         ("TRAIN.BATCH_SIZE 0", "TRAIN.BATCH_SIZE must be 1 or more, not 0"),
-        ("DATA_LOADER.NUM_WORKERS -1", "must be 0 or more, or auto, not -1"),
+        ("DATA_LOADER.NUM_WORKERS -1", "must be from 0 to 10,000, or auto, not -1"),
         ("MODEL.EMA_DECAY 1.0", "MODEL.EMA_DECAY must be in [0, 1)"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "that ends with [1, 1], not [[0.5, 0.5]]"),
         ("DATA.STD [0,1,1]", "DATA.STD must be a list of 3 numbers above 0"),

@@ -78,6 +78,8 @@ def sums(folder: Path) -> list[str]:
 def test_spawned_processes_meet_with_the_users_modules_and_end_well(start, tmp_path):
     text = "import os, pathlib\npathlib.Path(f'imported_{os.getpid()}').touch()\n"
     (tmp_path / "my_module.py").write_text(text)
+    for name in ("random", "queue", "copy", "selectors"):  # in place of Python's own modules
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
     assert end_of(start("nothing", "IMPORTS", "my_module", SPAWN="spawn")) == (0, "")
     assert sums(tmp_path) == ["2 0", "2 1"]
     assert len(list(tmp_path.glob("imported_*"))) == 3, "in the command and in both processes"

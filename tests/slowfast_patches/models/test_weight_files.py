@@ -1,6 +1,7 @@
 """Tests of wrong weight files: the message is one line that names the key to change."""
 
 import io
+import itertools
 from pathlib import Path
 from urllib.error import URLError
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from slowfast_patches.models.weights import check_file, files, load_weights
+from slowfast_patches.utils.errors import UserError
 
 
 class Evil:
@@ -54,23 +56,68 @@ def test_an_old_file_of_pytorch_is_read(tmp_path: Path):
     load_weights(nn.Linear(2, 3), path, complete=True)
 
 
+class Answer(io.BytesIO):
+    """Answer of a server. `length` is what it announces."""
+
+    def __init__(self, content: bytes, length: int | None = None) -> None:
+        super().__init__(content)
+        self.headers = {"Content-Length": str(len(content) if length is None else length)}
+
+
+@pytest.mark.parametrize(
+    ("content", "missing", "said"),
+    [
+        (torch_bytes({"a": torch.zeros(9)}), 5, "the connection broke after"),
+        (b"<html>Please log in.</html>", 0, "neither a file of PyTorch"),
+        (b"", 0, "neither a file of PyTorch"),
+    ],
+)
+def test_a_broken_download_is_not_kept(content, missing, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path))
+    answers = [Answer(content, len(content) + missing)]
+    monkeypatch.setattr(files, "urlopen", lambda *_, **__: answers.pop())
+    with pytest.raises(UserError, match=f"^https://host/w.pyth cannot be downloaded: .*{said}"):
+        check_file("https://host/w.pyth")
+    assert not list(tmp_path.iterdir())
+    whole = torch_bytes(nn.Linear(2, 2).state_dict())
+    answers.append(Answer(whole))
+    check_file("https://host/w.pyth")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
+
+
+def test_a_server_that_sends_too_slowly_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path))
+    times = itertools.count(0, 50)
+    monkeypatch.setattr(files.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(files, "urlopen", lambda *_, **__: Answer(bytes(20_000)))
+    monkeypatch.setattr(files, "_BLOCK", 100)
+    with pytest.raises(UserError, match="the server sent only 200 bytes in 100 s"):
+        check_file("https://host/w.pyth")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("address", ["http://host/w.pyth", "ftp://host/w", "s3://bucket/w.pyth"])
+def test_other_addresses_are_refused(address):
+    with pytest.raises(UserError, match=f"^{address} cannot be read. Give an https address"):
+        check_file(address)
+
+
 def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeypatch):
     """Later reads do not need the server."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("FVCORE_CACHE", str(cache))
-    fetched = list[Path]()
+    fetched = list[str]()
 
-    def fetch(address: str, file: str) -> None:
+    def fetch(address: str, timeout: float) -> Answer:
         if address.endswith("gone"):
             raise URLError("no such host")
-        fetched.append(Path(file))
-        torch.save(nn.Linear(2, 2).state_dict(), file)
+        fetched.append(address)
+        return Answer(torch_bytes(nn.Linear(2, 2).state_dict()))
 
-    monkeypatch.setattr(files, "download_url_to_file", fetch)
+    monkeypatch.setattr(files, "urlopen", fetch)
     for path in ("a/../../../b.pyth", "..", 300 * "x") * 2:
         load_weights(nn.Linear(2, 2), f"https://host/{path}")
-    assert {file.resolve().parent for file in fetched} == {cache}
-    assert len(fetched) == len(set(fetched)) == 3
+    assert len(list(cache.iterdir())) == len(fetched) == len(set(fetched)) == 3
     for path in ("https://host/gone", tmp_path / "gone"):
         with pytest.raises(ValueError, match="gone"):
             check_file(path)

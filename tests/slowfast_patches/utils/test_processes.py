@@ -99,3 +99,24 @@ def test_workers_end_with_their_parent(tmp_path, number):
     assert parent.returncode == -number
     assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
     wait_for_end(tmp_path / "ids")
+
+
+BESIDE = """
+import math, os
+from slowfast_patches.utils.processes import run_each
+if __name__ == "__main__":
+    print(list(run_each(math.factorial, [3], 1)), os.environ.get("PYTHONSAFEPATH"))
+"""
+
+
+def test_files_beside_the_videos_are_not_run(tmp_path):
+    """multiprocessing would import them in place of Python's own modules."""
+    for name in ("random", "queue", "copy", "cv2", "selectors", "tempfile", "socket"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w')\nraise SystemExit(7)\n")
+    program = tmp_path / "program" / "run.py"
+    program.parent.mkdir()
+    program.write_text(BESIDE)
+    command = [sys.executable, str(program)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.stdout == "[(3, 6)] None\n", ran.stderr
+    assert not (tmp_path / "executed").exists()

@@ -38,6 +38,7 @@ if __name__ == "__main__":
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.study import slurm_jobs
 from slowfast_patches.study.arms import step_seconds_of
+from slowfast_patches.study.beside import train_beside
 from slowfast_patches.study.checks import checked
 from slowfast_patches.study.compare import compare, make_arms
 from slowfast_patches.study.runs import Study, train
@@ -64,6 +65,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "0.25 0.5 1 2, and draw curves"
     )
     command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")
+    text = (
+        "number of runs to train beside each other, with --step-times (default: %(default)s); "
+        "their wall-clock times are not compared"
+    )
+    command_line.add_option(parser, "--jobs", "N", text, command_line.at_least_one, 1)
     slurm_jobs.add_slurm_options(parser, "--slurm")
     command_line.add_overrides(parser, "keys to set in every config")
     args = parser.parse_intermixed_args(argv)
@@ -72,6 +78,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     command_line.take_numbers(args, "lengths", command_line.above_zero)
     command_line.take_numbers(args, "seeds", command_line.from_zero)
     args.slurm = slurm_jobs.slurm_of(parser, args)
+    if args.jobs > 1 and (args.slurm or not args.step_times):
+        parser.error(
+            "--jobs trains runs beside each other, which changes their wall-clock times. Give "
+            "--step-times, and leave out --slurm"
+        )
     return args
 
 
@@ -94,15 +105,17 @@ def main(argv: list[str] | None = None) -> int:
     study = checked(study, args.step_times, trains=True)
     run_net = Path(__file__).with_name("run_net.py")
     finished = [study.runs()] if args.slurm else train(study, run_net)
+    if args.jobs > 1:
+        finished = train_beside(study, run_net, args.jobs)
     if args.slurm:
         slurm_jobs.submit_study(study, run_net, args.slurm)
     for runs in finished:
         report = compare(study, runs, command, step_times)
         if len(runs):
             report.write(study.output)
-    if len(runs):
-        print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
     print(report)
+    if len(runs):
+        print(f"\nPicture: {args.output / 'report.png'}. Report: {args.output / 'report.md'}")
     return int(bool(study.failed()))
 
 

@@ -28,12 +28,14 @@ from slowfast_patches.utils.signals import handle_signals
 from slowfast_patches.utils.tables import Mean, mean_of, shorten_list
 
 ADVICE = "Choose another --output, or delete the folder of that run."
+BESIDE = "beside_others.log"
+"""File with the output of a run that was trained beside others, in the folder of the run."""
 _FAILED = "failed.json"
 """File in the folder of a run whose last attempt failed."""
 
 _COLUMNS = (
     *("arm", "label", "length", "baseline", "seed", "iterations", "epochs", "clips", "flops"),
-    *("seconds", "loading", "total", "machine", "versions", "result"),
+    *("seconds", "loading", "total", "machine", "versions", "beside", "result"),
 )
 
 
@@ -97,6 +99,7 @@ class Study:
             - loading: Share of `seconds` spent waiting for data.
             - total: Sum of `seconds` and the wall-clock time of the evaluations and the test.
             - machine, versions: Hardware and package versions.
+            - beside: Whether the run was trained beside others.
             - result: Content of result.json.
             - One column per metric, in per cent.
             - clock: Time that speed-ups are computed from: `step_seconds` of the arm if given,
@@ -104,7 +107,8 @@ class Study:
             - speed_up, total_speed_up, iteration_factor: `clock`, `total` and `iterations` of the
               baseline, divided by `clock`, `total` and `iterations` of this run. The baseline's run
               has the same seed. The value is nan if that run has not finished. Factors of
-              wall-clock times are also nan if that run was trained on another machine.
+              wall-clock times are also nan if that run was trained on another machine, or one of
+              both was trained beside others.
 
         Raises:
             ValueError: A result is damaged, or was computed from something else.
@@ -126,7 +130,8 @@ class Study:
             runs[factor] = both[f"{column}_of_baseline"] / both[column]
         elsewhere = both["machine"] != both["machine_of_baseline"]
         wall_clock = ["total_speed_up"] if times else ["speed_up", "total_speed_up"]
-        runs.loc[elsewhere, wall_clock] = math.nan
+        apart = both["beside"] | both["beside_of_baseline"].fillna(value=False).astype(bool)
+        runs.loc[elsewhere | apart, wall_clock] = math.nan
         return runs
 
 
@@ -179,7 +184,7 @@ def _read(path: Path, study: Study, arm: Arm, seed: int) -> dict[str, Any]:
     wrong = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with mistake_in(f"{path} is not a valid result. To repeat the run, delete the file", *wrong):
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        row = _row(arm, seed, result)
+        row = _row(arm, seed, result) | {"beside": (path.parent / BESIDE).is_file()}
         stored = Identity(stored_keys(result["config"]), {})
         if "identity" in result:
             stored = Identity.of_json(result["identity"])
@@ -232,28 +237,37 @@ def train(study: Study, run_net: Path) -> Iterator[pd.DataFrame]:
         print(f"Run {number} of {len(todo)}: {name}", file=sys.stderr, flush=True)
         folder = study.folder(arm, seed)
         (folder / _FAILED).unlink(missing_ok=True)
-        status = _run(run_command(arm, seed, folder, run_net))
-        if status or not (folder / "result.json").is_file():
-            reason = f"exit status {status}, see the log in {folder}"
-            print(f"The run of {name} failed: {reason}", file=sys.stderr, flush=True)
-            make_folder(folder)
-            write_text(folder / _FAILED, reason + "\n")
+        note_failure(folder, name, _run(run_command(arm, seed, folder, run_net)))
         yield study.runs()
 
 
-def _run(command: Sequence[str]) -> int:
-    """Run a command, and return its exit status. Its output goes to standard error.
+def note_failure(folder: Path, name: str, process: subprocess.Popen[bytes]) -> None:
+    """Write the reason to the folder of a run if its ended process has not written a result."""
+    if process.returncode == 0 and (folder / "result.json").is_file():
+        (folder / _FAILED).unlink(missing_ok=True)
+        return
+    reason = f"exit status {process.returncode}, see the log in {folder}"
+    print(f"The run of {name} failed: {reason}", file=sys.stderr, flush=True)
+    make_folder(folder)
+    write_text(folder / _FAILED, reason + "\n")
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that, by default, would end this process without a `finally` block."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as it is after nohup
+    return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
+def _run(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Run a command, and return its ended process. Its output goes to standard error.
 
     The command ends with this process, however this process ends.
     """
-    # By default, these signals would end this process without the `finally` block.
-    numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is after nohup
-        numbers.append(signal.SIGHUP)
-    with handle_signals(dict.fromkeys(numbers, signal.default_int_handler)):
+    with handle_signals(dict.fromkeys(stop_signals(), signal.default_int_handler)):
         process = subprocess.Popen(command, stdout=2, preexec_fn=end_with_parent())
         try:
-            return process.wait()
+            process.wait()
+            return process
         finally:  # Ctrl-C also reaches the child process, but the other signals do not.
             process.terminate()
             process.wait()

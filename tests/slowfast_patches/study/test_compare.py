@@ -15,6 +15,7 @@ import pytest
 
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.beside import train_beside
 from slowfast_patches.study.compare import compare, make_arms
 from slowfast_patches.study.report import Report
 from slowfast_patches.study.runs import Study, train
@@ -59,7 +60,14 @@ if folder.name == "seed13":
 if folder.name == "seed15":
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(60)
-folder.mkdir(parents=True)
+folder.mkdir(parents=True, exist_ok=True)
+deadline = time.time() + 30
+while os.environ.get("OTHERS") and time.time() < deadline:  # wait for the run beside this one
+    if len((here / "calls.txt").read_text().splitlines()) >= int(os.environ["OTHERS"]):
+        break
+    time.sleep(0.05)
+else:
+    assert not os.environ.get("OTHERS"), "no other run was started"
 shutil.copy(here / folder.parent.name / folder.name / "result.json", folder)
 """
 
@@ -311,6 +319,39 @@ def test_sigterm_stops_the_run_as_well(study, fake_run_net):
         train_all(replace(study, arms=study.arms[:1], seeds=[15]), fake_run_net)
     assert fake_run_net.with_name("stopped").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_runs_are_trained_beside_each_other_without_wall_clock_speed_ups(
+    three, study, fake_run_net, monkeypatch, capfd
+):
+    """The first two runs wait for each other, and the third begins when one of them has ended."""
+    monkeypatch.setenv("OTHERS", "2")
+    seconds = {arm.name: 60.0 * arm.iterations / 102 for arm in three}
+    study = replace(study, arms=three, seeds=[0], step_seconds=seconds)
+    counts = [len(runs) for runs in train_beside(study, fake_run_net, 2)]
+    assert counts[0] == 0
+    assert counts[-1] == 3
+    runs = study.runs()
+    assert runs["beside"].all()
+    assert runs["total_speed_up"].isna().all()
+    assert runs["speed_up"].tolist() == pytest.approx([1, 102 / 36, 102 / 36])
+    said = capfd.readouterr().err
+    assert "3 runs, 2 at a time: about 90" in said.replace("1.5 min", "90 s")
+
+
+def test_a_run_beside_others_that_fails_is_noted_and_the_others_go_on(three, study, fake_run_net):
+    seconds = dict.fromkeys((arm.name for arm in three), 1.0)
+    study = replace(study, arms=three, seeds=[13, 0], step_seconds=seconds)
+    *_, runs = train_beside(study, fake_run_net, 3)
+    assert len(runs) == 3
+    assert set(study.failed()) == {(arm.name, 13) for arm in three}
+
+
+def test_jobs_without_step_times_are_refused(configs, load_program, capsys):
+    program = load_program("tools/compare.py")
+    with pytest.raises(SystemExit):
+        program.parse_args(["--cfg", str(configs[0]), "--cfg", str(configs[1]), "--jobs", "2"])
+    assert "Give --step-times" in " ".join(capsys.readouterr().err.split())
 
 
 WAITING = """

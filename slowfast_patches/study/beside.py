@@ -1,0 +1,114 @@
+"""Train the missing runs of a study beside each other, with one progress bar for all of them.
+
+Runs that share a machine slow each other down, so their wall-clock times say nothing. Speed-ups of
+such a study are computed from step times that were measured alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+from tqdm import tqdm
+
+from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.runs import BESIDE, Study, note_failure, run_command, stop_signals
+from slowfast_patches.utils.files import make_folder
+from slowfast_patches.utils.processes import end_with_parent
+from slowfast_patches.utils.signals import handle_signals
+from slowfast_patches.utils.tables import format_duration
+
+_PERIOD = 0.5
+"""Seconds between two looks at the runs."""
+_TAIL = 1 << 14
+"""Bytes at the end of metrics.jsonl that have its last complete line."""
+_OVERHEAD = 1.5
+"""Estimated time of a run divided by the time of its steps: loading, evaluation and start."""
+
+
+def train_beside(study: Study, run_net: Path, jobs: int) -> Iterator[pd.DataFrame]:
+    """Train the missing runs of a study, at most `jobs` at a time.
+
+    The output of a run goes to the file `runs.BESIDE` in its folder. All else is as in
+    `runs.train`.
+
+    Args:
+        study: Study whose missing runs are trained. It has step times.
+        run_net: Path of the training program, run_net.py.
+        jobs: Number of runs to train at the same time.
+
+    Yields:
+        The table returned by `Study.runs`, once before the first training and again after each run.
+
+    Raises:
+        ValueError: A result is damaged, or was computed from something else.
+    """
+    yield study.runs()
+    waiting = study.missing()
+    if waiting:
+        print(_announcement(study, waiting, jobs), file=sys.stderr, flush=True)
+    running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
+    total = sum(arm.iterations for arm, _ in waiting)
+    started = list[tuple[Arm, int]]()
+    with (
+        handle_signals(dict.fromkeys(stop_signals(), signal.default_int_handler)),
+        tqdm(total=total, unit="iteration", desc="all runs", dynamic_ncols=True) as bar,
+    ):
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    run = waiting.pop(0)
+                    started.append(run)
+                    running[_start(study, *run, run_net)] = run
+                time.sleep(_PERIOD)
+                bar.update(sum(_iterations(study.folder(*run)) for run in started) - bar.n)
+                for process in [process for process in running if process.poll() is not None]:
+                    arm, seed = running.pop(process)
+                    note_failure(study.folder(arm, seed), f"{arm.name}, seed {seed}", process)
+                    yield study.runs()
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
+
+
+def _announcement(study: Study, runs: Sequence[tuple[Arm, int]], jobs: int) -> str:
+    """Say how many runs are trained, and how long this takes."""
+    assert study.step_seconds is not None
+    seconds = [study.step_seconds[arm.name] for arm, _ in runs]
+    cores = os.cpu_count() or 1
+    least = max(max(seconds), sum(seconds) / min(jobs, cores)) * _OVERHEAD
+    return f"{len(runs)} runs, {jobs} at a time: about {format_duration(least)}"
+
+
+def _start(study: Study, arm: Arm, seed: int, run_net: Path) -> subprocess.Popen[bytes]:
+    """Start a run, which ends with this process, however this process ends."""
+    folder = study.folder(arm, seed)
+    make_folder(folder)
+    with (folder / BESIDE).open("wb") as output:
+        return subprocess.Popen(
+            run_command(arm, seed, folder, run_net),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TQDM_DISABLE": "1"},
+            preexec_fn=end_with_parent(),
+        )
+
+
+def _iterations(folder: Path) -> int:
+    """Return the number of finished iterations of a run, as its metrics say."""
+    with suppress(OSError), (folder / "metrics.jsonl").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        for line in reversed(file.read().splitlines()):
+            with suppress(ValueError, LookupError, TypeError):
+                return int(json.loads(line)["iteration"])
+    return 0

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from itertools import count
 from types import SimpleNamespace
+from typing import ClassVar
 
+import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from multigrid import ClipRequest, Cycles, Shape, SteppedRate, convert_positions, make_schedule
@@ -35,7 +38,7 @@ SCHEDULE = make_schedule(
 LATER = 9  # inside the second epoch of forty videos
 
 
-def new_model() -> nn.Module:
+def new_model(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.VivitConfig(
         image_size=16,
@@ -45,7 +48,7 @@ def new_model() -> nn.Module:
         num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=8,
-        hidden_dropout_prob=0.0,
+        hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=0.0,
     )
     return convert_positions(transformers.VivitForVideoClassification(config))
@@ -118,7 +121,7 @@ def test_the_best_model_is_loaded_whole_and_a_model_made_later_is_told_of_its_cl
     best = {"load_best_model_at_end": True, "metric_for_best_model": "score"}
     trainer = MultigridTrainer(
         schedule=SCHEDULE,
-        model_init=new_model,
+        model_init=lambda: new_model(),
         args=arguments(tmp_path, eval_steps=LATER, eval_strategy="steps", **best),
         train_dataset=Clips(VIDEOS),
         eval_dataset=[Clips(VIDEOS)[ClipRequest(0, 0, SCHEDULE.base, -1)]],
@@ -174,6 +177,14 @@ def test_arguments_that_would_train_something_else_are_refused(tmp_path, options
         train(tmp_path, **options)
 
 
+def test_a_scheduler_beside_the_schedule_is_refused(tmp_path):
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)
+    with pytest.raises(ValueError, match=r"Pass optimizers=\(optimizer, None\)"):
+        MultigridTrainer(schedule=SCHEDULE, model=model, args=arguments(tmp_path), optimizers=parts)
+
+
 def test_arguments_without_effect_are_named(tmp_path):
     settings = arguments(tmp_path, num_train_epochs=7, train_sampling_strategy="group_by_length")
     with pytest.warns(
@@ -194,3 +205,117 @@ def test_vivits_processor_scales_to_minus_one_and_one_first():
     told = transformers.VivitImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3).to_dict()
     mean, std = processor_colours({key: told[key] for key in told if key != "offset"})
     assert [(value - mean[0]) / std[0] for value in (0, 1)] == pytest.approx([-3, 1])
+
+
+# Epochs.
+
+
+class Epochs(transformers.TrainerCallback):
+    """Callback that notes the epoch of each step."""
+
+    def __init__(self) -> None:
+        self.epochs = list[float]()
+
+    def on_step_end(self, args, state, control, **_):
+        self.epochs.append(state.epoch)
+
+
+@pytest.mark.parametrize(("strategy", "step"), [("epoch", 6), ("steps", 4)])
+def test_a_training_by_epochs_is_resumed_anywhere(tmp_path, strategy, step):
+    """Its epochs have three steps. Dropout shows that the random numbers go on, too."""
+
+    def fit(checkpoint=None):
+        log, epochs = Losses(), Epochs()
+        trainer = MultigridTrainer(
+            schedule=SCHEDULE,
+            model=new_model(0.5),
+            args=arguments(tmp_path, eval_strategy="epoch", save_strategy=strategy, save_steps=2),
+            train_dataset=Clips(VIDEOS),
+            eval_dataset=[Clips(VIDEOS)[ClipRequest(0, 0, SCHEDULE.base, -1)]],
+            callbacks=[log, epochs],
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        found = [row["step"] for row in trainer.state.log_history if "eval_loss" in row]
+        assert found == [3, 6, 9, 12, 15, 18]
+        return log.losses, epochs.epochs
+
+    losses, epochs = fit()
+    assert epochs == pytest.approx([step / 3 for step in range(1, 19)])
+    assert fit(str(tmp_path / f"checkpoint-{step}")) == (losses[step:], epochs[step:])
+
+
+# Weights.
+
+
+def with_adapter(way: str) -> nn.Module:
+    """Return a model with LoRA layers and a trained head, by one of peft's ways."""
+    model = new_model()
+    options = {"r": 2, "target_modules": ["query", "value", "q_proj", "v_proj"]}
+    torch.manual_seed(1)
+    if way == "get_peft_model":
+        return peft.get_peft_model(
+            model, peft.LoraConfig(**options, modules_to_save=["classifier"])
+        )
+    if way == "add_adapter":
+        model.add_adapter(peft.LoraConfig(**options))
+    else:
+        model = peft.inject_adapter_in_model(peft.LoraConfig(**options), model)
+    model.classifier.requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize("way", ["get_peft_model", "add_adapter", "inject_adapter_in_model"])
+def test_adapters_and_a_trained_head_are_restored_whole(tmp_path, way):
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "score"}
+
+    def fit(checkpoint=None):
+        log, scores = Losses(), count(0, -1)
+        trainer = MultigridTrainer(
+            schedule=SCHEDULE,
+            model=with_adapter(way),
+            args=arguments(tmp_path, eval_steps=LATER, eval_strategy="steps", **best),
+            train_dataset=Clips(VIDEOS),
+            eval_dataset=[Clips(VIDEOS)[ClipRequest(0, 0, SCHEDULE.base, -1)]],
+            compute_metrics=lambda found: {"score": next(scores)},
+            callbacks=[log],
+        )
+        trainer.add_callback(weights := Weights())
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return log.losses, trained_of(trainer.model), weights.at_later
+
+    losses, loaded, at_later = fit()
+    assert loaded.keys() == at_later.keys()
+    assert any("classifier" in name for name in loaded)
+    assert all(torch.equal(loaded[name], at_later[name]) for name in loaded), "the best is LATER"
+    rest, _, _ = fit(str(tmp_path / f"checkpoint-{LATER}"))
+    assert rest == losses[LATER:]
+
+
+class Weights(transformers.TrainerCallback):
+    """Callback that copies the trained weights after LATER steps."""
+
+    at_later: ClassVar[dict[str, torch.Tensor]] = {}
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        if state.global_step == LATER:
+            self.at_later = {name: one.clone() for name, one in trained_of(model).items()}
+
+
+def trained_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: one.data for name, one in model.named_parameters() if one.requires_grad}
+
+
+def test_a_folder_that_lacks_weights_is_refused(tmp_path):
+    train(tmp_path)
+    folder = tmp_path / f"checkpoint-{LATER}"
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({n: t for n, t in tensors.items() if "classifier" not in n}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"does not contain 2 trained weights.*classifier"):
+        train(tmp_path, str(folder))
+
+
+def test_a_checkpoint_of_weights_alone_tells_the_seed(tmp_path):
+    train(tmp_path, save_only_model=True)
+    with pytest.raises(ValueError, match="has seed 5, but this training has seed 6"):
+        train(tmp_path, str(tmp_path / f"checkpoint-{LATER}"), seed=6)

@@ -27,6 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from multigrid.batchnorm import average_running_stats
 from multigrid.contract import refuse
+from multigrid.errors import MultigridError
 from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.positions import check_transformers
 from multigrid.prepare import MultigridLR
@@ -300,19 +301,19 @@ class MultigridTrainer(Trainer):
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        before = _versions(chosen)
+        before, missing = _versions(chosen), list[str]()
         if (folder / _TRAINED).exists():
             _restore(chosen, torch.load(folder / _TRAINED, map_location="cpu", weights_only=True))
-        elif not _load_pretrained(chosen, resume_from_checkpoint):
+        elif not _load_pretrained(chosen, resume_from_checkpoint, missing):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         after = _versions(chosen)
-        kept = [name for name, version in before.items() if after.get(name) == version]
-        refuse(
-            bool(kept),
-            f"{resume_from_checkpoint} does not contain {len(kept)} trained weights of the model, "
-            f"such as {kept[0] if kept else ''}. The model would go on with other weights for "
-            "them. Resume with the model that was saved, from a folder that is complete",
-        )
+        if kept := [name for name, version in before.items() if after.get(name) == version]:
+            lost = [name for name in kept if name in missing] or kept
+            raise MultigridError(
+                f"{resume_from_checkpoint} does not contain {len(lost)} trained weights of the "
+                f"model, such as {lost[0]}. The model would go on with other weights for them. "
+                "Resume with the model that was saved, from a folder that is complete"
+            )
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint at the end of the training, with `_load_from_checkpoint`."""
@@ -340,14 +341,21 @@ def _restore(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     model.load_state_dict(saved, strict=False)
 
 
-def _load_pretrained(model: Any, folder: str) -> bool:
-    """Load a checkpoint by from_pretrained, and return whether it has all weights of the model."""
+def _load_pretrained(model: Any, folder: str, missing: list[str]) -> bool:
+    """Load a checkpoint by from_pretrained, and return whether it has all weights of the model.
+
+    Args:
+        model: The model.
+        folder: Folder of the checkpoint.
+        missing: List to which the names of missing weights are added.
+    """
     if not isinstance(model, PreTrainedModel) or getattr(model, "peft_config", None) is not None:
         return False
     kind: Any = type(model)
     loaded, found = kind.from_pretrained(folder, output_loading_info=True)
     state = loaded.state_dict()
-    if found["missing_keys"] or found["mismatched_keys"] or set(state) != set(model.state_dict()):
+    missing += [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
+    if missing or set(state) != set(model.state_dict()):
         return False
     model.load_state_dict(state)
     return True

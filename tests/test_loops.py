@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 from multigrid import (
     PAPER,
     Schedule,
+    Shape,
+    SteppedRate,
     Training,
     average_running_stats,
     convert_batchnorm,
     fix_gradient_layout,
+    make_schedule,
 )
 from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import MultigridTrainer, video_inputs
@@ -34,6 +39,7 @@ from slowfast_patches.datasets import VideoClips
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.loader import training_loader
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from tests.multigrid.clips import Clips
 
 pytestmark = pytest.mark.slow
 
@@ -305,3 +311,43 @@ def test_a_loop_goes_on_inside_an_epoch_bit_for_bit(task, trained, processes):
 def test_three_processes_go_on_bit_for_bit(trained_by_three, name):
     for found in trained_by_three:
         assert_goes_on(found, name)
+
+
+def count_warnings(rank: int, folder: Path, way: str) -> None:
+    """Train on two processes, in a right way or with a mistake, and save what is warned of."""
+    dist.init_process_group("gloo")
+    schedule = make_schedule(Shape(4, 4, 16), 40, SteppedRate((4.0, 6.0), (0.1, 0.01)), bn_size=2)
+    net = Net()
+    network = DistributedDataParallel(net, broadcast_buffers=way != "right")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    training = Training(schedule, net, optimizer, 0)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        loader = training.loader(Clips(40), collate_fn=video_inputs)
+        for batch in islice(training.batches(loader), 4):
+            training.begin(batch)
+            optimizer.zero_grad()
+            called = net if way == "net alone" else network
+            called(batch["pixel_values"], batch["labels"])["loss"].backward()
+            optimizer.step()
+            if way == "averaged":
+                average_running_stats(net)
+    (folder / f"{way}_{rank}").write_text("\n".join(str(one.message) for one in found))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("right", None),
+        ("averaged", None),
+        ("net alone", "the processes have different weights"),
+        ("copied", "broadcast_buffers=False"),
+    ],
+)
+def test_mistakes_with_several_processes_are_warned_of(tmp_path, run_ranks, way, message):
+    run_ranks(2, count_warnings, tmp_path, way)
+    for rank in range(2):
+        text = (tmp_path / f"{way}_{rank}").read_text()
+        for expected in ("the processes have different weights", "broadcast_buffers=False"):
+            assert (expected in text) == (expected == message)

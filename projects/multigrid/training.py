@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from multigrid.agreement import differences
 from multigrid.batchnorm import GroupedBatchNorm3d, check_accumulation, form_groups
 from multigrid.batchnorm.shared import is_distributed
 from multigrid.contract import CheckedClips, check_dataset, check_options, refuse
@@ -101,6 +102,7 @@ class Training:
         self.epochs, self.epoch_iterations = divide_epochs(schedule)
         self.accumulation_steps = accumulation_steps
         self._step: ScheduleStep | None = None
+        self._is_compared = False
         self._state: StepState | None = None
         self._watch = LoopWatch()
         for text in (*short_ends(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
@@ -233,6 +235,11 @@ class Training:
         if self._step is not None:
             for optimizer in optimizers:
                 keep_ratios(optimizer, self._watch.known_groups(optimizer), self._step.lr)
+        if self._step is not None and not self._is_compared and is_distributed():
+            self._is_compared = True
+            copied = self._watch.broadcasts_buffers
+            for text in differences(self.model, are_copied=copied):
+                warnings.warn(text, stacklevel=2)
         self._watch.attach(self.model, optimizers)
         step = self.schedule.at(iteration)
         self._watch.begin(

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from multigrid.agreement import broadcasts_buffers
 from multigrid.batchnorm import GroupedBatchNorm3d
 from multigrid.errors import MultigridError
 
@@ -46,9 +47,11 @@ class LoopWatch:
     Attributes:
         undivided: Number of micro-batches into which the loop must still divide the mini-batch. 0
             if the mini-batch has been divided, or need not be.
+        broadcasts_buffers: Whether the last forward copied the buffers of rank 0 to all processes.
     """
 
     undivided = 0
+    broadcasts_buffers = False
 
     def __init__(self) -> None:
         self._stepped = set[Optimizer]()
@@ -148,6 +151,7 @@ class LoopWatch:
         """
         if self._model.training and torch.is_grad_enabled():
             self._has_run = True
+            self.broadcasts_buffers = broadcasts_buffers()
             self._check_begun("model(...)", self._is_ready)
 
     def before_gradient(self, parameter: Tensor) -> None:

@@ -72,8 +72,8 @@ def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = 
     Args:
         recipe: The recipe, from `load_recipe`.
         init_method: Address of the rendezvous of several machines, such as tcp://HOST:PORT.
-        hooks: Hooks to call in every process after each step and each validation. They must be
-            picklable if this call starts more than one process.
+        hooks: Hooks to call in every process at each iteration. They must be picklable if this call
+            starts more than one process.
 
     Raises:
         ValueError: The recipe has a mistake. It is raised before the training starts.

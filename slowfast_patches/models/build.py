@@ -22,6 +22,7 @@ from slowfast_patches.models.layers.pooling import (
 from slowfast_patches.models.transformer import build_transformer
 from slowfast_patches.models.tsm import build_tsm
 from slowfast_patches.registry import ModelFamily, register_model
+from slowfast_patches.utils.errors import UserError
 
 __all__ = ["build_model", "build_on_meta"]
 
@@ -42,6 +43,11 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     family = recipe.model.family
     assert family.build is not None
     model: nn.Module = family.build(recipe)
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"the builder of MODEL.ARCH {recipe.model.arch} must return a torch.nn.Module, not a "
+            f"{type(model).__name__}"
+        )
     if not family.is_resnet:
         # In evaluation, the model returns scores. With `mask_seed`, `seed_dropout` seeds torch's
         # generator, so that a resumed run draws the same numbers.

@@ -18,7 +18,7 @@ MAX_SAMPLES = 1 << 22
 """Maximum number of samples of an MP4 file, which is 38 hours at 30 frames per second. For each
 sample, FFmpeg needs about 70 bytes of memory, and the scan needs about 250 bytes."""
 _BRANDS = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof", b"sidx")
-"""Types of the boxes with which an MP4 or MOV file may begin."""
+"""Types of the atoms with which an MP4 or MOV file may begin."""
 _BEGIN = 4096
 """Number of bytes at the beginning of a file, or of the description of a track, that are read."""
 _MATROSKA = b"\x1a\x45\xdf\xa3"
@@ -26,9 +26,9 @@ _CROP_CODES = (b"\x54\xaa", b"\x54\xbb", b"\x54\xcc", b"\x54\xdd")
 """The first bytes of a Matroska file (RFC 8794), and of its elements PixelCrop (RFC 9559)."""
 _PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNTS = {b"stsz": 8, b"stz2": 8, b"trun": 4}
-"""Offset of the sample count in the content of a box, by type of the boxes that have one."""
+"""Offset of the sample count in the content of an atom, by type of the atoms that have one."""
 _HEAD = 28
-"""Number of bytes of a box that are read: a long header, and the first fields of its content."""
+"""Number of bytes of an atom that are read: a long header, and the first fields of its content."""
 _CHUNK = 1024
 """FFmpeg reads uncompressed sound in chunks of up to this many samples."""
 
@@ -51,23 +51,23 @@ def check_header(path: str) -> bool:
             if begin[4:8] not in _BRANDS:
                 return begin[:4] == _MATROSKA and any(code in begin for code in _CROP_CODES)
             size = file.seek(0, os.SEEK_END) if is_remote(path) else os.fstat(file.fileno()).st_size
-            boxes = _Boxes(file, size)
+            atoms = _Atoms(file, size)
             bound = min(size, MAX_SAMPLES)
             total = 0
-            for count in boxes.counts():
+            for count in atoms.counts():
                 total += count
                 if total > bound:
                     raise UnreadableVideoError(
                         f"announces more than {bound} frames or audio samples, which is more than "
                         f"{'its bytes' if bound == size else 'the maximum'}"
                     )
-            return boxes.has_aperture
+            return atoms.has_aperture
     except OSError:
         return False  # `open_video` will give the reason
 
 
-class _Boxes:
-    """Boxes of an MP4 file.
+class _Atoms:
+    """Atoms of an MP4 file.
 
     Attributes:
         has_aperture: Whether `counts` has seen a track with a clean aperture.
@@ -79,7 +79,7 @@ class _Boxes:
         self._size = size
 
     def counts(self) -> Iterator[int]:
-        """Yield the number of samples of each box with a sample count, and 1 for other boxes."""
+        """Yield the number of samples of each atom with a sample count, and 1 for other atoms."""
         file = self._file
         is_sound = False
         ends = [self._size]
@@ -96,7 +96,7 @@ class _Boxes:
                 length, header = int.from_bytes(head[8:16]), 16
             end = min(ends[-1], position + length) if length else ends[-1]
             if 0 < length < header:
-                position = ends[-1]  # FFmpeg also skips the rest of the parent after such a box
+                position = ends[-1]  # FFmpeg also skips the rest of the parent after such an atom
                 continue
             content = head[header:]
             count = 1

@@ -74,7 +74,7 @@ def _is_entry(file: VideoFile, timestamp: int) -> bool:
     has.
     """
     decoder = new_decoder(file.stream)
-    with contextlib.suppress(*DEMUX_ERRORS):
+    with contextlib.suppress(*DEMUX_ERRORS, av.PermissionError):  # the container cannot seek
         file.container.seek(timestamp, stream=file.stream)
         for packet in file.container.demux(file.stream):
             for frame in decoder.decode(packet):

@@ -16,6 +16,7 @@ from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
     MODELS,
@@ -64,7 +65,7 @@ def test_a_module_that_cannot_be_imported_is_a_mistake_of_the_user(text: str, sa
 
 
 def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
-    write("register_model('net')(lambda recipe: None)")
+    write("import torch; register_model('net')(lambda recipe: torch.nn.Linear(3, 8))")
     pairs = ("IMPORTS", "mine", "MODEL.ARCH", "net", "DATA.NUM_TRAIN_VIDEOS", "64")
     arm = make_arm("a", Path("configs/Demo/SLOWFAST_DEMO.yaml"), pairs)
     command = run_command(arm, 0, Path("out"), Path("run_net.py"))
@@ -74,6 +75,13 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
     del sys.modules["mine"]
     with pytest.raises(ValueError, match=r"the test needs the module mine.* add --import mine"):
         parse_recipe(arm.recipe.text, "the test")
+
+
+def test_a_builder_that_returns_no_module_is_told():
+    write("register_model('net')(lambda recipe: None)")
+    recipe = load_recipe(None, ["IMPORTS", "mine", "MODEL.ARCH", "net"])
+    with pytest.raises(ValueError, match=r"must return a torch\.nn\.Module, not a NoneType"):
+        build_on_meta(recipe)
 
 
 # What they register.

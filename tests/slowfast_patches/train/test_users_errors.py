@@ -112,7 +112,7 @@ def data(name: str) -> tuple[str, ...]:
     return ("TRAIN.DATASET", name, "TEST.DATASET", name)
 
 
-@pytest.mark.parametrize("kind", ["ValueError", "KeyError", "OSError"])
+@pytest.mark.parametrize("kind", ["ValueError", "KeyError", "TypeError", "OSError"])
 @pytest.mark.parametrize(
     ("keys", "role"),
     [
@@ -143,7 +143,7 @@ def test_a_mistake_that_a_worker_raises_is_one_line(command_line, module):
     keys = ("AUG.ENABLE", True, "AUG.CUSTOM", "shake", "DATA_LOADER.NUM_WORKERS", 1)
     status, said = command_line(module.parent / "run", *OFF, *keys)
     assert status == 2
-    assert "\nerror: the file of masks is missing\n" in said
+    assert "\nerror: the file of masks is missing\n" in f"\n{said}"
     assert "Traceback" not in said
     assert "worker process" not in said
 

@@ -207,6 +207,11 @@ def format_estimates(rows: Sequence[Mapping[str, Any]], source: str | None) -> s
     )
 
 
+def bandwidth(text: str) -> float:
+    """Convert to a number above 0, or inf for a network that takes no time."""
+    return math.inf if text == "inf" else above_zero(text)
+
+
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_line.command_parser(__doc__)
@@ -221,12 +226,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "network bandwidth of a node in each direction, where 10 Gb/s are 1.25 GB/s, or inf for "
         "no limit"
     )
-    add("--network", "GB/s", text, above_zero, required=True)
+    add("--network", "GB/s", text, bandwidth, required=True)
     text = "bandwidth between two GPUs of the same node (default: no limit)"
-    add("--node-network", "GB/s", text, above_zero, math.inf)
+    add("--node-network", "GB/s", text, bandwidth, math.inf)
     add("--latency", "US", "latency of a message in µs (default: %(default)g)", float, 20.0)
     text = "clips that a node can load per second (default: loading takes no time)"
-    add("--loader", "CLIPS/s", text, above_zero, math.inf)
+    add("--loader", "CLIPS/s", text, bandwidth, math.inf)
     command_line.add_overrides(parser, "keys to set in the config")
     args = parser.parse_intermixed_args(argv)
     if args.gpus % args.gpus_per_node:

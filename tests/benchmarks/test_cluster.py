@@ -42,7 +42,7 @@ def test_hours_and_waiting_by_hand(short_cycle_recipe, capsys):
     At 0.1 clips a second, a node reads its 8 clips in 80 s.
     """
     command = f"--cfg {short_cycle_recipe} --step-seconds 75 --json --gpus 2 --gpus-per-node 1"
-    command += " --network 1e9 --latency 0 --loader 0.1"
+    command += " --network inf --latency 0 --loader 0.1"
     assert tool.main(command.split()) == 0
     multigrid, baseline = json.loads(capsys.readouterr().out)
     assert (baseline["batch"], baseline["iterations"], multigrid["iterations"]) == (16, 28, 12)

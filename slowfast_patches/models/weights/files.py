@@ -8,6 +8,8 @@ import os
 import pickle
 import re
 import time
+import zipfile
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -128,6 +130,22 @@ def format_of(path: Path) -> str:
     if head.startswith(b"\x80"):
         return "caffe2"  # a plain pickle
     raise UserError(f"{path} is neither a file of PyTorch, nor of safetensors, nor of Caffe2")
+
+
+def check_no_program(path: Path) -> None:
+    """Check that a file is not a program of torch.export, which has no recipe.
+
+    Raises:
+        ValueError: The file is such a program.
+    """
+    if not (path.is_file() and zipfile.is_zipfile(path)):
+        return
+    with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        if any(name.endswith("/archive_format") for name in archive.namelist()):
+            raise UserError(
+                f"{path} is a program that --export has written. Give the checkpoint from which it "
+                "was written, or run the program with torch.export.load"
+            )
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

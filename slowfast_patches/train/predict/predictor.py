@@ -26,7 +26,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.models.weights.files import WEIGHTS_FILE
+from slowfast_patches.models.weights.files import WEIGHTS_FILE, check_no_program
 from slowfast_patches.registry import TASKS
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import checkpoint_of, load
@@ -89,6 +89,7 @@ def read_checkpoint(
     Raises:
         ValueError: The checkpoint cannot be read, or the recipe is missing or has a mistake.
     """
+    check_no_program(path)
     text, names = "", None
     try:
         text, names = _stored(path)

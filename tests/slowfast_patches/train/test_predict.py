@@ -188,6 +188,9 @@ def test_a_model_is_loaded_by_its_folder_and_exported(
     assert json.loads(extra["classes.json"]) == names
     torch.testing.assert_close(program(clips), scores)
     torch.testing.assert_close(program(clips[1:]), scores[1:])
+    status, _, err = predict("--checkpoint", path, videos[0])
+    assert status == 2
+    assert "is a program that --export has written" in err
 
 
 def test_a_model_is_written_as_onnx_with_its_class_names(

@@ -65,10 +65,10 @@ demo: export OMP_NUM_THREADS := 1
 demo: install
 	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
 	$(BIN)/python benchmarks/step_time.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \
-	    --rounds 5 --seconds 1 --dataset-size 640 --output $(DEMO)/step_times.json
+	    --rounds 5 --seconds 1 --dataset-size 640 --output $(DEMO)/steps.json
 	$(BIN)/python tools/compare.py --cfg configs/Demo/SLOWFAST_DEMO.yaml \
 	    --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds $(SEEDS) --jobs $(DEMO_JOBS) \
-	    --step-times $(DEMO)/step_times.json --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
+	    --step-times $(DEMO)/steps.json --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
 
 demo-start: install
 	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/few --train 64 --val 16 --test 8

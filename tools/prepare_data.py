@@ -63,6 +63,7 @@ if __name__ == "__main__":
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.list_checks import repeated_videos
+from slowfast_patches.datasets.preparing.encode import CRF
 from slowfast_patches.datasets.preparing.prepare import prepare
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
@@ -92,6 +93,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--short-side", "PIXELS", text, at_least_one, 256)
     text = "write this many frames per second (default: the frames and times of the source)"
     add("--fps", "N", text, above_zero)
+    text = "quality as x264's constant rate factor, from 0 (lossless) to 51 (default: %(default)s)"
+    add("--crf", "N", text, float, CRF)
     text = "folder to which the paths in a list are relative (default: the folder of the list)"
     add("--prefix", "DIR", text, default="")
     text = r'separator between path and label in the lists; \t is a tab (default: " ")'
@@ -117,6 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         workers=args.workers,
         short_side=args.short_side,
         fps=args.fps,
+        crf=args.crf,
         separator=args.separator,
         classes=classes,
     )

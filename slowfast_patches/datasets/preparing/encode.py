@@ -67,7 +67,9 @@ _MIN_RATE = Fraction(1, 100_000)
 _TICKS = 90_000
 """Timestamps per second of prepared files with a variable frame rate."""
 CRF = 23
-"""Constant rate factor, which sets the quality. 23 is the default of x264."""
+"""Default constant rate factor of prepared files. It is also the default of x264."""
+MAX_CRF = 51
+"""Maximum constant rate factor of H.264 with 8 bits."""
 
 
 def write_prepared(
@@ -77,6 +79,7 @@ def write_prepared(
     *,
     short_side: int = 256,
     fps: float | None = None,
+    crf: float = CRF,
     modified: float | None = None,
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
@@ -84,8 +87,10 @@ def write_prepared(
     All frames are rotated and mirrored as for display. Frames whose short side exceeds
     `short_side` pixels are resized so that their short side equals `short_side`. If `fps` is given,
     the target has a constant rate of `fps` frames per second, and each frame is the one that the
-    source shows at this time. Otherwise, the target has all frames of the source at their times. If
-    `modified` is given, it becomes the modification time of the target, in seconds since the epoch.
+    source shows at this time. Otherwise, the target has all frames of the source at their times.
+    `crf` is the constant rate factor of x264: smaller values mean higher quality and larger files.
+    If `modified` is given, it becomes the modification time of the target, in seconds since the
+    epoch.
 
     Raises:
         UnreadableVideoError: The source cannot be decoded.
@@ -95,7 +100,7 @@ def write_prepared(
     rate = max(_MIN_RATE, Fraction(fps or video.fps).limit_denominator(100_000))
     tick, stamps = _timeline(video, rate, resample=fps is not None)
     parameters = ":".join(f"{key}={value}" for key, value in X264.items())
-    options = {"crf": str(CRF), "x264-params": parameters}
+    options = {"crf": f"{crf:g}", "x264-params": parameters}
     frames = 0
     # Let Python open the file, because PyAV would hide system errors such as a full disk.
     with atomic_write(target) as file:

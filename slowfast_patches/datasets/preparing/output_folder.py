@@ -22,6 +22,7 @@ _SETTINGS = {
     "format": "the format",
     "short_side": "--short-side",
     "fps": "--fps",
+    "crf": "--crf",
     "root": "the folder of the videos",
 }
 """What the settings in prepared.json are called in messages."""

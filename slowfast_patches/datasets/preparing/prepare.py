@@ -30,7 +30,7 @@ import av
 from tqdm import tqdm
 
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
-from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.preparing.encode import CRF, MAX_CRF, write_prepared
 from slowfast_patches.datasets.preparing.output_folder import (
     check_origins,
     claim,
@@ -104,6 +104,7 @@ def prepare(
     workers: int,
     short_side: int = 256,
     fps: float | None = None,
+    crf: float = CRF,
     separator: str = " ",
     classes: Sequence[str] = (),
 ) -> Report:
@@ -119,6 +120,7 @@ def prepare(
         short_side: Frames with a larger short side are resized to this short side, in pixels.
         fps: Frame rate of the prepared files. By default they have the frames and times of their
             sources.
+        crf: Constant rate factor of x264, from 0 (lossless) to 51.
         separator: The separator between path and label in the new lists.
         classes: The class names to write to classes.json. If empty, the file is not written.
 
@@ -130,7 +132,7 @@ def prepare(
         OSError: Writing to `out` fails, for example because the disk is full. All prepared files
             that exist are complete.
     """
-    _check_numbers(workers, short_side, fps)
+    _check_numbers(workers, short_side, fps, crf)
     out = absolute(out)
     check_origins(lists, out)
     root = os.path.commonpath([local_form(str(videos.root)) for videos in lists])
@@ -140,7 +142,13 @@ def prepare(
     # Raise errors about paths before the long work.
     format_csv(((source.target, 0) for source in sources), separator)
     with nullcontext() if is_remote(out) else locked(out, "--output"):
-        settings = {"format": TAG, "short_side": short_side, "fps": fps, "root": root}
+        settings = {
+            "format": TAG,
+            "short_side": short_side,
+            "fps": fps,
+            "crf": crf,
+            "root": root,
+        }
         claim(out, lists, sources, settings)
         of_split = {listed.name.removesuffix(".csv"): listed.videos for listed in lists}
         for overlap in find_overlaps(of_split):
@@ -148,7 +156,7 @@ def prepare(
         left = not_prepared(out, sources)
         try:
             with recorded(out) as recorder:
-                work = partial(_prepare_one, out, short_side, fps)
+                work = partial(_prepare_one, out, short_side, fps, crf)
                 reasons = _prepare_all(left, work, out, workers, recorder)
         finally:
             if not is_remote(out):
@@ -172,7 +180,7 @@ def prepare(
     return Report(keys, counts, len(sources) - len(left), unreadable)
 
 
-def _check_numbers(workers: int, short_side: int, fps: float | None) -> None:
+def _check_numbers(workers: int, short_side: int, fps: float | None, crf: float) -> None:
     """Check the numbers of a command.
 
     Raises:
@@ -186,6 +194,8 @@ def _check_numbers(workers: int, short_side: int, fps: float | None) -> None:
         )
     if fps is not None and not (math.isfinite(fps) and 0 < fps <= MAX_FPS):
         raise UserError(f"--fps is {fps:g}, but must be above 0 and at most {MAX_FPS:g}")
+    if not 0 <= crf <= MAX_CRF:
+        raise UserError(f"--crf is {crf:g}, but must be from 0 to {MAX_CRF}")
 
 
 def _prepare_all(
@@ -259,7 +269,7 @@ def _check_sample(
         )
 
 
-def _prepare_one(out: Path, short_side: int, fps: float | None, source: Source) -> str:
+def _prepare_one(out: Path, short_side: int, fps: float | None, crf: float, source: Source) -> str:
     """Prepare one video. This function runs in a worker process.
 
     Returns:
@@ -278,6 +288,7 @@ def _prepare_one(out: Path, short_side: int, fps: float | None, source: Source) 
             target,
             short_side=short_side,
             fps=fps,
+            crf=crf,
             modified=source.modified,
         )
     except UnreadableVideoError as error:

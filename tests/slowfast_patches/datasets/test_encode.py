@@ -110,6 +110,17 @@ def test_the_file_is_the_same_on_every_cpu(folder, monkeypatch):
     assert prepared_of(source).read_bytes() == usual
 
 
+def test_a_smaller_crf_is_closer_to_the_source_and_0_is_lossless_in_luma(folder):
+    source = write_video(folder / "sharp.mp4", moving(50, 96, 64), **SHARP)
+    loss = []
+    for crf in (30, 12, 0):
+        target = prepared_of(source, crf=crf)
+        pairs = zip(decoded(source), decoded(target), strict=True)
+        luma = ([frame.to_ndarray()[:64].astype(float) for frame in frames] for frames in pairs)
+        loss.append(max(np.square(whole - small).mean() for whole, small in luma))
+    assert loss[0] > 4 * loss[1] > 0 == loss[2]
+
+
 # Sources of all kinds.
 
 

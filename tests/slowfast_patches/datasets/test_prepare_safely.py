@@ -206,6 +206,9 @@ def test_an_absolute_path_is_that_of_the_file_that_is_opened(tmp_path, monkeypat
         (("--fps", "1001"), "--fps is 1001, but must be above 0 and at most 1000"),
         (("--fps", "1e9"), "--fps is 1e+09, but must be"),
         (("--fps", "nan"), "expected a number above 0"),
+        (("--crf", "-1"), "--crf is -1, but must be from 0 to 51"),
+        (("--crf", "52"), "--crf is 52, but must be"),
+        (("--crf", "nan"), "--crf is nan, but must be"),
         (("--short-side", 1), "--short-side is 1 pixels, but must be at least 16"),
         (("--short-side", 15), "--short-side is 15"),
         (("--separator", ""), "separator"),
@@ -232,9 +235,11 @@ def test_damaged_settings_are_named(run, tmp_path, content):
 
 def test_settings_that_differ_are_named_as_options(run, tmp_path):
     csv = write_list(tmp_path / "lists/train.csv", "a.mp4")
-    made = {"format": "old", "short_side": 128, "fps": None, "root": str(tmp_path / "lists")}
+    made = {"format": "old", "short_side": 128, "fps": None, "crf": 18.0}
+    made["root"] = str(tmp_path / "lists")
     (tmp_path / "o").mkdir()
     (tmp_path / "o/prepared.json").write_text(json.dumps(made))
     status, output = run("--csv", csv, "--output", tmp_path / "o", "--fps", 10)
     assert (status, "{" in output) == (2, False)
     assert "--short-side 128 (this command: 256), --fps None (this command: 10.0)" in output
+    assert "--crf 18.0 (this command: 23)" in output

@@ -26,7 +26,8 @@ from slowfast_patches.train.checkpoint import (
     save,
     set_best_aside,
 )
-from slowfast_patches.train.step import Outcome, in_parallel
+from slowfast_patches.train.parallel import in_parallel
+from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.errors import RunError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, cast
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Batch, ScheduleStep, fix_gradient_layout
+from multigrid import Batch, ScheduleStep
 from multigrid.micro_batches import MicroBatch, divide
 from multigrid.step_state import StepState
 from slowfast_patches.config.recipe import Recipe
@@ -32,6 +31,7 @@ from slowfast_patches.models.solver import (
     load_optimizer,
 )
 from slowfast_patches.tasks import task_of
+from slowfast_patches.train.parallel import check_gradients, explain_missing_gradients
 
 
 class Outcome(NamedTuple):
@@ -190,6 +190,8 @@ class Stepper:
                 outcomes.append(self._pass(part, [clips[i] for i in part.clips], rows, mark))
                 if self.parts > 1 and not isinstance(self.network, DistributedDataParallel):
                     gradients.add(is_last=part.is_last)
+        if isinstance(self.network, DistributedDataParallel):
+            check_gradients(self.model)
         losses, scores, labels = map(_joined, zip(*outcomes, strict=True))
         loss = losses.mean() if len(outcomes) > 1 else losses[0]
         told = cast(Any, batch)
@@ -230,7 +232,7 @@ class Stepper:
         forward: AbstractContextManager[None] = nullcontext()
         if not self.recipe.train.compile:
             forward = self.state.forward(len(clips))
-        with exchange:
+        with exchange, explain_missing_gradients():
             with autocast(self.recipe, self.device):
                 with forward:
                     scores = self.network(*arguments)
@@ -336,20 +338,3 @@ def expect_graphs(count: int) -> None:
     import torch._dynamo.config as dynamo  # imports the compiler
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, count)
-
-
-def in_parallel(network: nn.Module, device: torch.device) -> nn.Module:
-    """Wrap a network in DistributedDataParallel, with the layout of the gradients fixed.
-
-    Do not broadcast buffers, because the running statistics are averaged over the ranks before each
-    validation and scheduled checkpoint.
-    """
-    ids = [device] if device.type == "cuda" else None
-    with warnings.catch_warnings():
-        # torch 2.13 renames `broadcast_buffers`. Earlier releases only have the old name.
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        wrapped = DistributedDataParallel(
-            network, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
-    fix_gradient_layout(wrapped)
-    return wrapped

@@ -28,9 +28,13 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import NamedTuple
 
+import torch
+
+from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
 from slowfast_patches.detection.demo import make_ava_form
-from tests.conftest import RECIPE, Folder, assert_same_bits, free_port, without_times
+from slowfast_patches.models.build import build_model
+from tests.conftest import RECIPE, Folder, assert_same_bits, free_port, one_block, without_times
 from tests.forked import Process, Server
 from tests.slowfast_patches.detection.test_training import KEYS as DETECTION
 
@@ -42,7 +46,7 @@ CASES = {
     "augmentation": ("AUG.ENABLE", True, "MIXUP.ENABLE", True),
     "accumulation": ("SOLVER.ACCUMULATION_STEPS", 2, "SOLVER.CLIP_GRAD_L2NORM", 0.1),
     "mixed precision": ("TRAIN.MIXED_PRECISION", True),
-    "frozen": ("TRAIN.FREEZE", ["s1", "s2"]),
+    "frozen": ("TRAIN.FREEZE", ["s1", "s2"], "TRAIN.CHECKPOINT_FILE_PATH", "../start.pyth"),
     "detection": (*DETECTION, "DATA.PATH_TO_DATA_DIR", "../ava"),
     "shared BN": (),
 }
@@ -125,11 +129,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_data(output: Path) -> None:
-    """Render the videos in a new folder."""
+    """Render the videos in a new folder, and save weights to start from."""
     output.mkdir(parents=True)
     make_demo_data(output / "data", DemoSpec(24, 8, 8, frames=20, width=48, height=40), 1)
     make_ava_form(output / "ava", DemoSpec(12, 4, 0, frames=40, width=64, height=40), 1)
     (output / "tiny.yaml").write_text(RECIPE)
+    with one_block():
+        weights = build_model(load_recipe(output / "tiny.yaml")).state_dict()
+    torch.save({"model_state": weights}, output / "start.pyth")
 
 
 def undisturbed(server: Server, output: Path, kind: Kind) -> float:

@@ -19,7 +19,8 @@ from slowfast_patches.detection.demo import ACTIONS, make_ava_form
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.train.step import Stepper, in_parallel
+from slowfast_patches.train.parallel import in_parallel
+from slowfast_patches.train.step import Stepper
 from tests.conftest import Folder, one_block
 
 pytestmark = pytest.mark.slow

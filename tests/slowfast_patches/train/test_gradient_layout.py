@@ -17,9 +17,10 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.train import step as step_module
+from slowfast_patches.train import parallel
 from slowfast_patches.train.dry_run import made_up_batch
-from slowfast_patches.train.step import Stepper, in_parallel
+from slowfast_patches.train.parallel import in_parallel
+from slowfast_patches.train.step import Stepper
 from tests.conftest import assert_same_bits, one_block
 from tests.slowfast_patches.detection.test_training import KEYS as DETECTION
 
@@ -86,7 +87,7 @@ def test_three_processes_resume_as_if_uninterrupted(run_ranks, tiny_config, tmp_
 
 
 def test_the_comparison_notices_the_layout_of_ddp(run_ranks, tiny_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(step_module, "fix_gradient_layout", lambda network: None)
+    monkeypatch.setattr(parallel, "fix_gradient_layout", lambda network: None)
     case = {"plain": ()}
     with pytest.raises(Exception, match=r"AssertionError: plain\.\d+\.model_state"):
         run_ranks(PROCESSES, resume, recipes_of(tiny_config, tmp_path, case))

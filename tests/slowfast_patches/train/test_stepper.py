@@ -28,7 +28,9 @@ from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.dry_run import dry_run, kinds_of_steps, made_up_batch
-from slowfast_patches.train.step import Stepper, in_parallel
+from slowfast_patches.train.parallel import in_parallel
+from slowfast_patches.train.step import Stepper
+from slowfast_patches.utils.errors import RunError
 from tests.conftest import assert_same_bits
 
 CPU = torch.device("cpu")
@@ -148,6 +150,61 @@ def test_processes_exchange_the_gradients_of_parts_once():
         dist.destroy_process_group()
     assert exchanged == [0] * 3
     assert_same_bits(state(made), state(alone))
+
+
+class Extra(Net):
+    """A network with a layer that is used in some forward passes."""
+
+    def __init__(self, *uses: bool) -> None:
+        super().__init__()
+        self.extra = nn.Linear(4, 4)
+        self._uses = list(uses)
+
+    def forward(self, pathways: list[Tensor]) -> Tensor:
+        scores = super().forward(pathways)
+        return self.extra(scores) if self._uses.pop(0) else scores
+
+
+@pytest.mark.parametrize(
+    ("uses", "parts", "taken", "message"),
+    [
+        (
+            [False],
+            1,
+            0,
+            r"2 parameters .* no gradient: extra.weight and extra.bias\. .* requires_grad to False",
+        ),
+        (
+            [True, False],
+            1,
+            1,
+            r"2 parameters .* no gradient: extra.weight and extra.bias\. .* parameter.sum",
+        ),
+        (
+            [True, False, True, True],
+            2,
+            1,
+            r"last micro-batch .* all parameters .* requires_grad to False",
+        ),
+    ],
+)
+def test_a_parameter_that_is_not_used_ends_a_training_of_several_processes(
+    uses, parts, taken, message
+):
+    """DDP would take a step with gradients that are not added, before it raises an error."""
+    plan = schedule(bn_size=2)
+    recipe = config(SOLVER__ACCUMULATION_STEPS=parts)
+    made = Stepper(recipe, convert_batchnorm(Extra(*uses)), CPU)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        made.network = in_parallel(made.network, CPU)
+        take_steps(made, plan, range(taken))
+        before = {name: value.clone() for name, value in made.model.named_parameters()}
+        with pytest.raises(RunError, match=message):
+            take_steps(made, plan, range(taken, taken + 1))
+    finally:
+        dist.destroy_process_group()
+    assert_same_bits(dict(made.model.named_parameters()), before)
 
 
 # Compiling. The compiler itself is torch's: what is traced runs as it is.

@@ -2,6 +2,9 @@
 
 Runs that share a machine slow each other down, so their wall-clock times say nothing. Speed-ups of
 such a study are computed from step times that were measured alone.
+
+The longest run of a seed starts first and has priority over the others, because the study takes at
+least as long as this run does.
 """
 
 from __future__ import annotations
@@ -30,7 +33,12 @@ _PERIOD = 0.5
 """Seconds between two looks at the runs."""
 _TAIL = 1 << 14
 """Bytes at the end of metrics.jsonl that have its last complete line."""
-_OVERHEAD = 1.5
+_NICER, _NICEST = 5, 10
+"""By how much each run is nicer to other processes than the run before it, and at most.
+
+Each step of niceness is worth about a quarter of the time of a core.
+"""
+_OVERHEAD = 1.3
 """Estimated time of a run divided by the time of its steps: loading, evaluation and start."""
 
 
@@ -52,7 +60,7 @@ def train_beside(study: Study, run_net: Path, jobs: int) -> Iterator[pd.DataFram
         ValueError: A result is damaged, or was computed from something else.
     """
     yield study.runs()
-    waiting = study.missing()
+    waiting = _longest_first(study)
     if waiting:
         print(_announcement(study, waiting, jobs), file=sys.stderr, flush=True)
     running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
@@ -67,7 +75,8 @@ def train_beside(study: Study, run_net: Path, jobs: int) -> Iterator[pd.DataFram
                 while waiting and len(running) < jobs:
                     run = waiting.pop(0)
                     started.append(run)
-                    running[_start(study, *run, run_net)] = run
+                    nicer = min(_NICEST, _NICER * (len(started) - 1))
+                    running[_start(study, *run, run_net, nicer)] = run
                 time.sleep(_PERIOD)
                 bar.update(sum(_iterations(study.folder(*run)) for run in started) - bar.n)
                 for process in [process for process in running if process.poll() is not None]:
@@ -81,6 +90,13 @@ def train_beside(study: Study, run_net: Path, jobs: int) -> Iterator[pd.DataFram
                 process.wait()
 
 
+def _longest_first(study: Study) -> list[tuple[Arm, int]]:
+    """Return the missing runs, those of each seed in the order of their training times."""
+    assert study.step_seconds is not None, "Runs beside each other need step times."
+    seconds, seeds = study.step_seconds, list(study.seeds)
+    return sorted(study.missing(), key=lambda run: (seeds.index(run[1]), -seconds[run[0].name]))
+
+
 def _announcement(study: Study, runs: Sequence[tuple[Arm, int]], jobs: int) -> str:
     """Say how many runs are trained, and how long this takes."""
     assert study.step_seconds is not None
@@ -90,17 +106,32 @@ def _announcement(study: Study, runs: Sequence[tuple[Arm, int]], jobs: int) -> s
     return f"{len(runs)} runs, {jobs} at a time: about {format_duration(least)}"
 
 
-def _start(study: Study, arm: Arm, seed: int, run_net: Path) -> subprocess.Popen[bytes]:
-    """Start a run, which ends with this process, however this process ends."""
+def _start(study: Study, arm: Arm, seed: int, run_net: Path, nicer: int) -> subprocess.Popen[bytes]:
+    """Start a run, which ends with this process, however this process ends.
+
+    Args:
+        study: The study.
+        arm: Arm to train.
+        seed: Random seed.
+        run_net: Path of the training program, run_net.py.
+        nicer: By how much the run and its workers are nicer than this process.
+    """
     folder = study.folder(arm, seed)
     make_folder(folder)
+    end = end_with_parent()
+
+    def prepare() -> None:
+        os.nice(nicer)
+        if end:
+            end()
+
     with (folder / BESIDE).open("wb") as output:
         return subprocess.Popen(
             run_command(arm, seed, folder, run_net),
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | {"TQDM_DISABLE": "1"},
-            preexec_fn=end_with_parent(),
+            preexec_fn=prepare,
         )
 
 

@@ -1,6 +1,7 @@
 """Tests of `compare`: reports by hand from made-up results, and which runs are trained."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -55,6 +56,8 @@ def stop(*_):
 signal.signal(signal.SIGTERM, stop)
 with (here / "calls.txt").open("a") as calls:
     calls.write(f"{folder.parent.name} {folder.name}" + chr(10))
+with (here / "priorities.txt").open("a") as priorities:
+    priorities.write(f"{os.getpriority(os.PRIO_PROCESS, 0)} ")
 if folder.name == "seed13":
     sys.exit(3)
 if folder.name == "seed15":
@@ -336,7 +339,20 @@ def test_runs_are_trained_beside_each_other_without_wall_clock_speed_ups(
     assert runs["total_speed_up"].isna().all()
     assert runs["speed_up"].tolist() == pytest.approx([1, 102 / 36, 102 / 36])
     said = capfd.readouterr().err
-    assert "3 runs, 2 at a time: about 90" in said.replace("1.5 min", "90 s")
+    assert "3 runs, 2 at a time: about 78" in said.replace("1.3 min", "78 s")
+
+
+def test_the_longest_run_starts_first_and_has_priority(three, study, fake_run_net):
+    """The study ends no earlier than its longest run."""
+    seconds = {arm.name: second for arm, second in zip(three, (253.0, 75.0, 84.0), strict=True)}
+    study = replace(study, arms=three, seeds=[1, 0], step_seconds=seconds)
+    list(train_beside(study, fake_run_net, 1))
+    calls = fake_run_net.with_name("calls.txt").read_text().splitlines()
+    order = ["baseline", "multigrid", "baseline_x0.3529"]
+    assert calls == [f"{name} seed{seed}" for seed in (1, 0) for name in order]
+    priorities = map(int, fake_run_net.with_name("priorities.txt").read_text().split())
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    assert list(priorities) == [min(19, here + nicer) for nicer in (0, 5, 10, 10, 10, 10)]
 
 
 def test_a_run_beside_others_that_fails_is_noted_and_the_others_go_on(three, study, fake_run_net):

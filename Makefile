@@ -61,7 +61,7 @@ docs: install
 # Its network is too thin for several threads, so two runs share the machine. The speed-up is by step times,
 # which are measured alone before.
 DEMO_JOBS ?= 2
-# Freed memory stays with the process, because fetching it again from the system takes a twentieth of the CPU time.
+# Freed memory stays with the process: to fetch it again takes a twentieth of the CPU time of a training.
 demo: export OMP_NUM_THREADS := 1
 demo: export MALLOC_MMAP_THRESHOLD_ := 1000000000
 demo: export MALLOC_TRIM_THRESHOLD_ := 1000000000

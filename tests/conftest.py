@@ -149,7 +149,8 @@ def demo_data(made_once: Callable[..., Path]) -> Path:
 
     Each video has 20 frames of 48 × 40 pixels.
     """
-    from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
+    from slowfast_patches.datasets.demo.spec import DemoSpec
+    from slowfast_patches.datasets.demo.synthetic import make_demo_data
 
     def make(folder: Path) -> None:
         spec = DemoSpec(train=24, val=8, test=8, frames=20, width=48, height=40)

@@ -30,22 +30,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from slowfast_patches.launch import slurm_options
 from slowfast_patches.utils import command_line
 
-if __name__ == "__main__":
-    command_line.start_program()
 
-from slowfast_patches.config.load import recipe_path
-from slowfast_patches.study import slurm_jobs
-from slowfast_patches.study.arms import step_seconds_of
-from slowfast_patches.study.beside import train_beside
-from slowfast_patches.study.checks import checked
-from slowfast_patches.study.compare import compare, make_arms
-from slowfast_patches.study.runs import Study, train
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = command_line.command_parser(__doc__)
     text = "config to train; repeat this option for each config, with the baseline first"
     command_line.add_list(parser, "--cfg", text, required=True)
@@ -70,8 +60,27 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "their wall-clock times are not compared"
     )
     command_line.add_option(parser, "--jobs", "N", text, command_line.at_least_one, 1)
-    slurm_jobs.add_slurm_options(parser, "--slurm")
+    slurm_options.add_slurm_options(parser, "--slurm")
     command_line.add_overrides(parser, "keys to set in every config")
+    return parser
+
+
+if __name__ == "__main__":
+    command_line.start_program()
+command_line.answer_help(new_parser)
+
+from slowfast_patches.config.load import recipe_path
+from slowfast_patches.study import slurm_jobs
+from slowfast_patches.study.arms import step_seconds_of
+from slowfast_patches.study.beside import train_beside
+from slowfast_patches.study.checks import checked
+from slowfast_patches.study.compare import compare, make_arms
+from slowfast_patches.study.runs import Study, train
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
+    parser = new_parser()
     args = parser.parse_intermixed_args(argv)
     if args.equal_iterations and len(args.cfg) < 2:
         parser.error("--equal-iterations needs two --cfg")

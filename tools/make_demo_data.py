@@ -12,28 +12,20 @@ import time
 from functools import partial
 from pathlib import Path
 
+from slowfast_patches.datasets.demo.spec import SPLITS, DemoSpec
 from slowfast_patches.utils.command_line import (
     add_option,
+    answer_help,
     at_least_one,
     from_zero,
     start_program,
     tool,
 )
-
-if __name__ == "__main__":
-    start_program()
-
-from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo_data
-from slowfast_patches.registry import DATASETS
-from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.machine import available_cores
 
-FORMS = {name: data.make_demo for name, data in DATASETS.items() if data.make_demo}
-FORMS["kinetics"] = make_demo_data
 
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line. The defaults are those of `DemoSpec`."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = partial(add_option, parser)
     add("--output", "DIR", "folder for the videos and the lists", Path, required=True)
@@ -51,11 +43,33 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=(DemoSpec.width, DemoSpec.height),
         help=f"size of the frames in pixels (default: {DemoSpec.width} {DemoSpec.height})",
     )
-    text = "format of the lists (default: %(default)s)"
-    add("--form", None, text, default="kinetics", choices=FORMS)
+    text = "format of the lists: kinetics, or a data set that can be rendered, such as ava"
+    add("--form", "NAME", f"{text} (default: %(default)s)", default="kinetics")
     text = "number of processes (default: one per core)"
     add("--workers", "N", text, at_least_one, available_cores())
-    return parser.parse_args(argv)
+    return parser
+
+
+if __name__ == "__main__":
+    start_program()
+answer_help(new_parser)
+
+from slowfast_patches.datasets.demo.synthetic import make_demo_data
+from slowfast_patches.registry import DATASETS
+from slowfast_patches.utils.lock import locked
+from slowfast_patches.utils.tables import format_list
+
+FORMS = {name: data.make_demo for name, data in DATASETS.items() if data.make_demo}
+FORMS["kinetics"] = make_demo_data
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line. The defaults are those of `DemoSpec`."""
+    parser = new_parser()
+    args = parser.parse_args(argv)
+    if args.form not in FORMS:
+        parser.error(f"--form takes {format_list(sorted(FORMS), 'or')}, not {args.form}")
+    return args
 
 
 @tool

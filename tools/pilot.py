@@ -32,8 +32,31 @@ from pathlib import Path
 
 from slowfast_patches.utils import command_line
 
+
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_line.command_parser(__doc__)
+    command_line.add_cfg(parser)
+    text = (
+        "approximate time of the pilot per seed, in minutes, if it is enough for a result "
+        "(default: a tenth of a full training of the baseline)"
+    )
+    command_line.add_option(parser, "--minutes", "M", text, command_line.above_zero)
+    command_line.add_seeds(parser)
+    command_line.add_output(parser, "runs/pilot")
+    command_line.add_accepted(parser)
+    text = (
+        "step-time file written by benchmarks/step_time.py, used instead of measuring step times; "
+        "can be repeated"
+    )
+    command_line.add_list(parser, "--step-times", text)
+    command_line.add_overrides(parser, "config keys to set")
+    return parser
+
+
 if __name__ == "__main__":
     command_line.start_program()
+command_line.answer_help(new_parser)
 
 from multigrid import PAPER, Cycles
 from slowfast_patches.config.load import load_recipe, recipe_path
@@ -54,22 +77,7 @@ _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = command_line.command_parser(__doc__)
-    command_line.add_cfg(parser)
-    text = (
-        "approximate time of the pilot per seed, in minutes, if it is enough for a result "
-        "(default: a tenth of a full training of the baseline)"
-    )
-    command_line.add_option(parser, "--minutes", "M", text, command_line.above_zero)
-    command_line.add_seeds(parser)
-    command_line.add_output(parser, "runs/pilot")
-    command_line.add_accepted(parser)
-    text = (
-        "step-time file written by benchmarks/step_time.py, used instead of measuring step times; "
-        "can be repeated"
-    )
-    command_line.add_list(parser, "--step-times", text)
-    command_line.add_overrides(parser, "config keys to set")
+    parser = new_parser()
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.from_zero)
     return args

@@ -23,23 +23,9 @@ from pathlib import Path
 
 from slowfast_patches.utils import command_line
 
-if __name__ == "__main__":
-    command_line.start_program()
 
-from slowfast_patches.config import check_recipe
-from slowfast_patches.config.schedule import learning_rate_of
-from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
-from slowfast_patches.launch.launch import resolve
-from slowfast_patches.plan.clips_picture import clips_figure
-from slowfast_patches.plan.plan import format_plan, plan_of
-from slowfast_patches.plan.schedule_picture import plot_plan
-from slowfast_patches.plan.step_times import find_timing
-from slowfast_patches.utils.files import check_output
-from slowfast_patches.utils.pictures import save_figure
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = command_line.command_parser(__doc__)
     add = partial(command_line.add_option, parser)
     command_line.add_cfg(parser)
@@ -55,6 +41,28 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--clips", "FILE.png", text, Path)
     command_line.add_step_times(parser)
     command_line.add_overrides(parser, "keys to set in the config")
+    return parser
+
+
+if __name__ == "__main__":
+    command_line.start_program()
+command_line.answer_help(new_parser)
+
+from slowfast_patches.config import check_recipe
+from slowfast_patches.config.schedule import learning_rate_of
+from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
+from slowfast_patches.launch.launch import resolve
+from slowfast_patches.plan.clips_picture import clips_figure
+from slowfast_patches.plan.plan import format_plan, plan_of
+from slowfast_patches.plan.schedule_picture import plot_plan
+from slowfast_patches.plan.step_times import find_timing
+from slowfast_patches.utils.files import check_output
+from slowfast_patches.utils.pictures import save_figure
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = new_parser()
     return parser.parse_intermixed_args(argv)
 
 

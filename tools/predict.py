@@ -59,6 +59,7 @@ from slowfast_patches.utils.command_line import (
     add_imports,
     add_json,
     add_option,
+    answer_help,
     at_least_one,
     command_parser,
     imports_pair,
@@ -66,30 +67,10 @@ from slowfast_patches.utils.command_line import (
     start_program,
     tool,
 )
-from slowfast_patches.utils.errors import UserError
-
-if __name__ == "__main__":
-    start_program()
-
-from torch import Tensor
-
-from slowfast_patches.config.recipe import KEYS
-from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.reading.errors import UnreadableVideoError
-from slowfast_patches.datasets.reading.frames import frame_files
-from slowfast_patches.datasets.reading.video_file import is_video_name, video_files
-from slowfast_patches.registry import TASKS
-from slowfast_patches.tasks import task_of
-from slowfast_patches.tasks.task import Prediction
-from slowfast_patches.train.checkpoint import checkpoint_of
-from slowfast_patches.train.predict import Predictor, read_checkpoint
-from slowfast_patches.train.predict.predictor import require_clip_scores
-from slowfast_patches.train.record.tables import names_of_data, write_predictions
-from slowfast_patches.utils.files import check_output
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line, and split `videos` from the KEY VALUE pairs after them."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = command_parser(__doc__)
     add = partial(add_option, parser)
     add(
@@ -117,6 +98,34 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_imports(parser)
     text = "videos, followed by keys of the recipe to replace"
     add("videos", "VIDEO [KEY VALUE]", text, default=[], nargs="*")
+    return parser
+
+
+if __name__ == "__main__":
+    start_program()
+answer_help(new_parser)
+
+from torch import Tensor
+
+from slowfast_patches.config.recipe import KEYS
+from slowfast_patches.datasets.lists.class_names import read_class_names
+from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.frames import frame_files
+from slowfast_patches.datasets.reading.video_file import is_video_name, video_files
+from slowfast_patches.registry import TASKS
+from slowfast_patches.tasks import task_of
+from slowfast_patches.tasks.task import Prediction
+from slowfast_patches.train.checkpoint import checkpoint_of
+from slowfast_patches.train.predict import Predictor, read_checkpoint
+from slowfast_patches.train.predict.predictor import require_clip_scores
+from slowfast_patches.train.record.tables import names_of_data, write_predictions
+from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.files import check_output
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line, and split `videos` from the KEY VALUE pairs after them."""
+    parser = new_parser()
     args = parser.parse_intermixed_args(_protect_names(parser, argv or sys.argv[1:]))
     words = args.videos
     videos = takewhile(lambda word: not _is_key(word), words)

@@ -49,44 +49,31 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from slowfast_patches.datasets.preparing.quality import CRF
 from slowfast_patches.utils.command_line import (
     above_zero,
     add_option,
+    answer_help,
     at_least_one,
     command_parser,
     start_program,
     tool,
 )
-
-if __name__ == "__main__":
-    start_program()
-
-from slowfast_patches.datasets.lists.class_names import named_classes
-from slowfast_patches.datasets.lists.list_checks import repeated_videos
-from slowfast_patches.datasets.preparing.encode import CRF
-from slowfast_patches.datasets.preparing.prepare import prepare
-from slowfast_patches.datasets.preparing.video_lists import (
-    VideoList,
-    find_classes,
-    read_lists,
-    read_ssv2_lists,
-)
 from slowfast_patches.utils.machine import available_cores
-from slowfast_patches.utils.storage import as_path
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = command_parser(__doc__)
     data = parser.add_mutually_exclusive_group(required=True)
     text = 'csv file with a line "path label" per video; can be repeated'
-    add_option(data, "--csv", "FILE", text, as_path, [], action="append")
-    add_option(data, "--folder", "DIR", "folder with a subfolder for each class", as_path)
+    add_option(data, "--csv", "FILE", text, default=[], action="append")
+    add_option(data, "--folder", "DIR", "folder with a subfolder for each class")
     text = "folder with the JSON files of Something-Something V2"
-    add_option(data, "--ssv2", "DIR", text, as_path)
+    add_option(data, "--ssv2", "DIR", text)
     add = partial(add_option, parser)
     text = "folder or s3://... address for the prepared data set"
-    add("--output", "DIR", text, as_path, required=True)
+    add("--output", "DIR", text, required=True)
     text = "number of processes (default: one per core)"
     add("--workers", "N", text, at_least_one, available_cores())
     text = "resize larger frames to this short side (default: %(default)s)"
@@ -101,7 +88,34 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--separator", "C", text, default=" ")
     text = "fraction of the videos of each class to hold out for validation (default: 0.1)"
     add("--val-fraction", "F", text, above_zero)
+    return parser
+
+
+if __name__ == "__main__":
+    start_program()
+answer_help(new_parser)
+
+from slowfast_patches.datasets.lists.class_names import named_classes
+from slowfast_patches.datasets.lists.list_checks import repeated_videos
+from slowfast_patches.datasets.preparing.prepare import prepare
+from slowfast_patches.datasets.preparing.video_lists import (
+    VideoList,
+    find_classes,
+    read_lists,
+    read_ssv2_lists,
+)
+from slowfast_patches.utils.storage import as_path
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = new_parser()
     args = parser.parse_args(argv)
+    args.csv = list(map(as_path, args.csv))
+    args.output = as_path(args.output)
+    for name in ("folder", "ssv2"):
+        if getattr(args, name) is not None:
+            setattr(args, name, as_path(getattr(args, name)))
     if args.folder and args.prefix:
         parser.error("--prefix has no effect with --folder")
     if args.val_fraction is not None and not args.folder:

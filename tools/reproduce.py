@@ -30,27 +30,19 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from slowfast_patches.launch import slurm_options
+from slowfast_patches.study.published import PUBLISHED
 from slowfast_patches.utils import command_line
-
-if __name__ == "__main__":
-    command_line.start_program()
-
-from slowfast_patches.study import reproduce, slurm_jobs
-from slowfast_patches.study.arms import check_study
-from slowfast_patches.study.checks import checked
-from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
-from slowfast_patches.study.report import Report
-from slowfast_patches.study.runs import Study, train
 
 _DATA = ("kinetics", "ssv2", "charades")
 _STARTS = ("imagenet", "kinetics")
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = command_line.command_parser(__doc__)
     parser.add_argument(
-        "name", choices=[*EXPERIMENTS, "all"], help="table or figure, or all tables and figures"
+        "name", choices=[*PUBLISHED, "all"], help="table or figure, or all tables and figures"
     )
     command_line.add_seeds(parser)
     command_line.add_output(parser, "runs/reproduce")
@@ -61,7 +53,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "only print the runs and their costs"
     ways.add_argument("--dry-run", action="store_true", help=text)
     ways.add_argument("--local", action="store_true", help="train on this machine")
-    slurm_jobs.add_slurm_options(parser, "--slurm")
+    slurm_options.add_slurm_options(parser, "--slurm")
 
     group = parser.add_argument_group("what to run on")
     add = partial(command_line.add_option, group)
@@ -76,6 +68,24 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     command_line.add_list(group, "--step-times", text)
     command_line.add_overrides(parser, "keys to set in every recipe")
+    return parser
+
+
+if __name__ == "__main__":
+    command_line.start_program()
+command_line.answer_help(new_parser)
+
+from slowfast_patches.study import reproduce, slurm_jobs
+from slowfast_patches.study.arms import check_study
+from slowfast_patches.study.checks import checked
+from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
+from slowfast_patches.study.report import Report
+from slowfast_patches.study.runs import Study, train
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
+    parser = new_parser()
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.from_zero)
     args.slurm = slurm_jobs.slurm_of(parser, args)

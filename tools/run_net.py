@@ -41,6 +41,7 @@ torchrun itself exits with 1 if a process exits with any status except 0. Under 
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from functools import partial
@@ -50,15 +51,9 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from slowfast_patches.utils import command_line
 
-if __name__ == "__main__":
-    command_line.start_program(resumes=True)
 
-from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
-from slowfast_patches.train.run import run
-
-
-@command_line.tool
-def main() -> int:
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = command_line.command_parser(__doc__)
     command_line.add_cfg(parser)
     add = partial(command_line.add_option, parser)
@@ -66,7 +61,20 @@ def main() -> int:
     add("--shard-id", "N", "index of this machine, from 0; sets SHARD_ID", command_line.from_zero)
     add("--num-shards", "N", "number of machines; sets NUM_SHARDS", command_line.at_least_one)
     command_line.add_overrides(parser, "keys of the recipe to replace, also written as KEY=VALUE")
-    args = parser.parse_intermixed_args()
+    return parser
+
+
+if __name__ == "__main__":
+    command_line.start_program(resumes=True)
+command_line.answer_help(new_parser)
+
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
+from slowfast_patches.train.run import run
+
+
+@command_line.tool
+def main() -> int:
+    args = new_parser().parse_intermixed_args()
     overrides = list(args.overrides)
     for key, value in (("SHARD_ID", args.shard_id), ("NUM_SHARDS", args.num_shards)):
         if value is not None:

@@ -17,27 +17,36 @@ import argparse
 import sys
 from pathlib import Path
 
+from slowfast_patches.launch import slurm_options
 from slowfast_patches.utils import command_line
-from slowfast_patches.utils.errors import UserError
+
+
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_line.command_parser(__doc__)
+    command_line.add_cfg(parser)
+    slurm_options.add_slurm_options(parser, "--partition", required=True)
+    text = "check the recipe and print the batch file without submitting it"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    command_line.add_overrides(parser, "keys of the recipe to replace")
+    return parser
+
 
 if __name__ == "__main__":
     command_line.start_program()
+command_line.answer_help(new_parser)
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import FOLDER, batch_file
 from slowfast_patches.study import slurm_jobs
+from slowfast_patches.utils.errors import UserError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option."""
-    parser = command_line.command_parser(__doc__)
-    command_line.add_cfg(parser)
-    slurm_jobs.add_slurm_options(parser, "--partition", required=True)
-    text = "check the recipe and print the batch file without submitting it"
-    parser.add_argument("--dry-run", action="store_true", help=text)
-    command_line.add_overrides(parser, "keys of the recipe to replace")
+    parser = new_parser()
     args = parser.parse_intermixed_args(argv)
     args.slurm = slurm_jobs.slurm_of(parser, args)
     return args

@@ -33,10 +33,9 @@ from slowfast_patches.datasets.demo.scenes import (
     radius_at,
     texture,
 )
+from slowfast_patches.datasets.demo.spec import SPLITS, DemoSpec
 from slowfast_patches.datasets.demo.synthetic import (
     ENCODER,
-    SPLITS,
-    DemoSpec,
     claim,
     make_videos,
     write_clip,

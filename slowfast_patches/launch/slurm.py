@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.launch.slurm_options import CPUS, HOURS, REQUEUES, WARNING_SECONDS
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.interruption import INTERRUPTED_STATUS
 
@@ -66,10 +67,10 @@ class Slurm:
     """
 
     partition: str
-    hours: float = 24.0
-    cpus: int = 8
-    requeues: int = 50
-    warning_seconds: int = 120
+    hours: float = HOURS
+    cpus: int = CPUS
+    requeues: int = REQUEUES
+    warning_seconds: int = WARNING_SECONDS
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

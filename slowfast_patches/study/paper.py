@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.plan.identity import without_weights
 from slowfast_patches.study.arms import Arm, Seen, make_arm, scaled
+from slowfast_patches.study.published import PUBLISHED
 from slowfast_patches.utils.tables import Mean
 
 SCRATCH = "scratch"
@@ -104,11 +102,8 @@ def _row(line: dict[str, Any]) -> Row:
     return Row(**{"baseline": line["recipe"]} | line, metrics=metrics, overrides=overrides)
 
 
-_PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
-del _PUBLISHED["curves"]  # This entry only defines YAML anchors for the figures.
-
 EXPERIMENTS: Mapping[str, Experiment] = {
-    name: _experiment(content) for name, content in _PUBLISHED.items()
+    name: _experiment(content) for name, content in PUBLISHED.items()
 }
 """Maps the name on the command line, such as "table5", to the experiment."""
 

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,14 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_path
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
+from slowfast_patches.launch.slurm_options import OPTIONS
 from slowfast_patches.plan.identity import run_identity
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.arms import hidden_files
 from slowfast_patches.study.runs import Study, run_command
 from slowfast_patches.train.checkpoint import head_of, last_checkpoint
 from slowfast_patches.train.resume import check_same_run
-from slowfast_patches.utils.command_line import (
-    above_zero,
-    add_option,
-    at_least_one,
-    from_zero,
-    key_value,
-    option_of,
-)
+from slowfast_patches.utils.command_line import option_of
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import make_folder, write_text
 
@@ -43,42 +37,9 @@ _JOBS = "jobs.json"
 """Name of the file with the job IDs, in the folder of the logs."""
 
 
-_OPTIONS: dict[str, str] = {
-    "hours": "hours after which a job saves a checkpoint and is requeued",
-    "cpus": "number of CPU cores per GPU, or per machine without GPUs",
-    "requeues": "number of restarts after which a job does not requeue itself again",
-    "warning_seconds": "seconds before the time limit at which the job is told to save a "
-    "checkpoint; they must be enough for one iteration and the checkpoint",
-}
-"""Maps attributes of `Slurm` to the help texts of their options."""
-
-
-_KINDS: dict[str, Callable[[str], float]] = {"hours": above_zero, "requeues": from_zero}
-"""Types of the options that are not whole numbers of at least 1."""
-
-
-def add_slurm_options(parser: argparse.ArgumentParser, partition: str, **more: Any) -> None:
-    """Add the options of SLURM jobs.
-
-    Args:
-        parser: The parser.
-        partition: Name of the option for the partition.
-        **more: Other arguments of `add_argument` for this option.
-    """
-    group = parser.add_argument_group("SLURM jobs")
-    text = "partition of the jobs"
-    add_option(group, partition, "PARTITION", text, dest="partition", **more)
-    for name, text in _OPTIONS.items():
-        default = getattr(Slurm, name)
-        kind = _KINDS.get(name, at_least_one)
-        add_option(group, option_of(name), "N", f"{text} (default: {default:g})", kind)
-    text = "additional option of sbatch, such as account=vision; can be repeated"
-    add_option(group, "--option", "KEY=VALUE", text, key_value, action="append", dest="options")
-
-
 def slurm_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Slurm | None:
     """Return the resources that the options request, or None without a partition."""
-    names = (*_OPTIONS, "options")
+    names = (*OPTIONS, "options")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.partition is not None and not args.partition.strip():
         parser.error("the name of the partition is empty")

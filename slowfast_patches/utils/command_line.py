@@ -52,6 +52,16 @@ def start_program(*, resumes: bool = False) -> None:
         signal.signal(number, _end)
 
 
+def answer_help(new_parser: Callable[[], argparse.ArgumentParser]) -> None:
+    """Print the help and exit, if the command line of this program asks for it.
+
+    Call this before slow imports, with a function that needs none of them. In a process without
+    `start_program`, such as that of a test, this does nothing.
+    """
+    if signal.getsignal(signal.SIGINT) is _end and {"-h", "--help"} & set(sys.argv[1:]):
+        new_parser().parse_args(["--help"])
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     if finished.is_set():
         return

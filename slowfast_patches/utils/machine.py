@@ -9,8 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _MAX_WORKERS = 16
 """Maximum number of data loader workers per process in training on a GPU."""
 _CORES_PER_WORKER = 4
@@ -21,6 +19,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of packages that affect results, by package name."""
     names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
     packages = {name: version(name) for name in names}
+    import torch  # Lazy: this takes seconds, and `available_cores` does not need it.
+
     # The version in the metadata of torch lacks the suffix for CUDA, such as +cu126.
     return {"python": platform.python_version(), **packages, "torch": str(torch.__version__)}
 
@@ -32,6 +32,8 @@ def machine() -> dict[str, Any]:
         Dict with "platform" (operating system), "processor", "cores" (number of CPU cores),
         "threads" (number of torch threads) and "gpus" (list of names).
     """
+    import torch
+
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "platform": platform.platform(),

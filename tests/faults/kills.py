@@ -31,7 +31,8 @@ from typing import NamedTuple
 import torch
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
+from slowfast_patches.datasets.demo.spec import DemoSpec
+from slowfast_patches.datasets.demo.synthetic import make_demo_data
 from slowfast_patches.detection.demo import make_ava_form
 from slowfast_patches.models.build import build_model
 from tests.conftest import RECIPE, Folder, assert_same_bits, free_port, one_block, without_times

@@ -6,7 +6,7 @@ neither on the number of processes nor on interruptions.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +15,11 @@ import numpy as np
 from tqdm import tqdm
 
 from slowfast_patches.datasets.demo.scenes import CLASSES, Clip, draw_scene, render
+from slowfast_patches.datasets.demo.spec import SPLITS, DemoSpec
 from slowfast_patches.utils.errors import RunError, UserError, mistake_in
 from slowfast_patches.utils.files import atomic_write, make_folder, write_text
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
-SPLITS = ("train", "val", "test")
 MANIFEST = "demo_data.json"
 VERSION = 1  # increase when the pictures or the encoding change; `claim` then rejects old folders
 FPS = 30
@@ -41,37 +41,6 @@ BT601 = (
     np.array([[65.738, 129.057, 25.064], [-37.945, -74.494, 112.439], [112.439, -94.154, -18.285]])
     / 256.0
 )
-
-
-@dataclass(frozen=True)
-class DemoSpec:
-    """Settings of a demo data set.
-
-    Attributes:
-        train: Number of training videos.
-        val: Number of validation videos.
-        test: Number of test videos.
-        seed: Seed of all videos.
-        frames: Number of frames per video.
-        width: Width of a frame in pixels.
-        height: Height of a frame in pixels.
-    """
-
-    train: int = 640
-    val: int = 160
-    test: int = 320
-    seed: int = 0
-    frames: int = 40
-    width: int = 80
-    height: int = 64
-
-    def __post_init__(self) -> None:
-        sides = (self.width, self.height)
-        if min(sides) < 32 or sides[0] % 2 or sides[1] % 2:  # H.264 requires even sides
-            raise UserError(
-                f"the frame size is {self.width} × {self.height}, but both must be even and at "
-                "least 32"
-            )
 
 
 def video_path(split: str, index: int) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from multigrid import Video
 from multigrid.sampling import frames_at
+from slowfast_patches.datasets.preparing.quality import CRF
 from slowfast_patches.datasets.reading.damage import warn_of_damage
 from slowfast_patches.datasets.reading.decoding import decode_all
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError, translate_decode_errors
@@ -66,10 +67,6 @@ _MIN_SHARE = 0.5
 _MIN_RATE = Fraction(1, 100_000)
 _TICKS = 90_000
 """Timestamps per second of prepared files with a variable frame rate."""
-CRF = 23
-"""Default constant rate factor of prepared files. It is also the default of x264."""
-MAX_CRF = 51
-"""Maximum constant rate factor of H.264 with 8 bits."""
 
 
 def write_prepared(

@@ -30,7 +30,7 @@ import av
 from tqdm import tqdm
 
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
-from slowfast_patches.datasets.preparing.encode import CRF, MAX_CRF, write_prepared
+from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.preparing.output_folder import (
     check_origins,
     claim,
@@ -38,6 +38,7 @@ from slowfast_patches.datasets.preparing.output_folder import (
     write_lists,
     write_reasons,
 )
+from slowfast_patches.datasets.preparing.quality import CRF, MAX_CRF
 from slowfast_patches.datasets.preparing.sources import (
     Recorder,
     Source,

@@ -66,6 +66,31 @@ def test_every_tool_has_a_command(load_program):
     assert commands.keys() == project["scripts"].keys()
 
 
+HELPED = """
+import runpy, sys
+sys.argv = ["{0}", "--help"]
+try:
+    {1}
+finally:
+    print(sorted({{"torch", "numpy", "av", "cv2"}} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("is_command", [False, True])
+def test_help_needs_no_slow_import(tool, is_command, load_program):
+    commands = load_program("tools/__init__.py").COMMANDS
+    name = next(name for name, module in commands.items() if module == tool)
+    call = f"runpy.run_path('tools/{tool}.py', run_name='__main__')"
+    if is_command:
+        call = "import tools; tools.main()"
+    program = HELPED.format(name, call)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    *text, imported = done.stdout.splitlines()
+    assert (done.returncode, imported) == (0, "[]"), done.stderr
+    assert text[0].startswith("usage: ")
+
+
 PRINTS = """
 from slowfast_patches.utils.command_line import tool
 raise SystemExit(tool(lambda: print("one line") or 0)())

@@ -182,6 +182,23 @@ def test_two_recipes_in_one_process_train_as_each_would_alone(train_later, tmp_p
 
 
 @pytest.mark.slow
+def test_stages_train_without_a_cycle(train_later, tmp_path):
+    """The script starts multigrid by the keys of the cycles."""
+    rows = [
+        {"shape": [8, 4, 16], "until": 2, "rate": 0.02},
+        {"shape": [[8, 4, 32], [4, 8, 32]], "until": 4, "rate": [0.01, 0], "bn_size": 2},
+    ]
+    pairs = (*NONE, "MULTIGRID.STAGES", rows, "SOLVER.MAX_EPOCH", 4)
+    train_later(1, {"stages": pairs})
+    seen = seen_in(tmp_path / "stages")
+    for row, step in zip(seen["train"], steps_of(*pairs), strict=True):
+        assert Shape(*row["shape"][:3]) == step.shape
+        assert row["rates"] == [step.lr / 2, step.lr]
+        assert row["sizes"] == [step.bn_size]
+    assert {what for what, *_ in seen["eval"]} == {"val"}
+
+
+@pytest.mark.slow
 def test_an_mvit_trains_the_schedule_and_learns(train_later, tmp_path):
     """Its crops are multiples of 8: patches of 4 pixels, and pools of 2 patches."""
     pairs = (*BOTH, "MODEL.ARCH", "mvit", "DATA.INPUT_CHANNEL_NUM", [3])

@@ -40,10 +40,9 @@ def schedule_from(
     Raises:
         ValueError: The values describe no valid schedule.
     """
-    batch = value_of("TRAIN.BATCH_SIZE") * value_of("NUM_SHARDS")
     cycles = cycles_from(value_of)
     return make_schedule(
-        Shape(batch, value_of("DATA.NUM_FRAMES"), value_of("DATA.TRAIN_CROP_SIZE")),
+        base_shape(value_of),
         num_videos,
         learning_rate or rate_from(value_of),
         cycles,
@@ -55,6 +54,12 @@ def schedule_from(
         fine_tuning=value_of("MULTIGRID.FINE_TUNING"),
         cost_per_clip=cost_per_clip,
     )
+
+
+def base_shape(value_of: Callable[[str], Any]) -> Shape:
+    """Return the shape of the baseline's mini-batch over all machines (see `schedule_from`)."""
+    batch = value_of("TRAIN.BATCH_SIZE") * value_of("NUM_SHARDS")
+    return Shape(batch, value_of("DATA.NUM_FRAMES"), value_of("DATA.TRAIN_CROP_SIZE"))
 
 
 def cycles_from(value_of: Callable[[str], Any]) -> Cycles | None:

@@ -70,8 +70,9 @@ class Multigrid:
     bn_base_size: int = key(
         8,
         "Number of clips that share batch normalisation statistics at the crop size of the long "
-        "cycle.",
-        AT_LEAST_ONE,
+        "cycle. With 0, the clips of each process share them, so the result depends on the number "
+        "of processes.",
+        FROM_ZERO,
     )
     eval_freq: int = key(
         3,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
-from math import isfinite
 from typing import Any, NamedTuple
 
+from multigrid.stage_rows import ROWS_FORM, are_rows
 from slowfast_patches.config.rand_augment import FORMAT
 from slowfast_patches.registry import AUGMENTATIONS
 from slowfast_patches.utils.tables import format_list
@@ -122,45 +121,6 @@ def _are_factors(values: tuple[float, ...]) -> bool:
     return all(0 < value <= 1 for value in values)
 
 
-def is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
-def row_shapes(row: Mapping[str, Any]) -> list[Any]:
-    """Return the shapes [clips, frames, crop] of a row of MULTIGRID.STAGES."""
-    shape = row["shape"]
-    return list(shape) if is_list(shape) and shape and is_list(shape[0]) else [shape]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_stage(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of MULTIGRID.STAGES has the right keys and values."""
-    if not {"shape", "until"} <= row.keys() <= {"shape", "until", "rate", "bn_size"}:
-        return False
-    rate = row.get("rate", 0)
-    rates = rate if is_list(rate) else [rate]
-    shapes = row_shapes(row)
-    return (
-        all(is_list(s) and len(s) == 3 and all(_is_whole(n, 1) for n in s) for s in shapes)
-        and _is_number(row["until"])
-        and len(rates) in (1, 2)
-        and all(_is_number(r) and r >= 0 for r in rates)
-        and _is_whole(row.get("bn_size", 0), 0)
-    )
-
-
-def _are_stages(rows: Any) -> bool:
-    ends = [row.get("until") for row in rows]
-    return all(map(_is_stage, rows)) and all(a < b for a, b in pairwise([0, *ends]))
-
-
 AT_LEAST_ONE = Check(lambda value: value >= 1, "1 or more")
 FROM_ZERO = Check(lambda value: value is None or value >= 0, "0 or more")
 RATES = Check(lambda values: all(value >= 0 for value in values), "a list of numbers from 0")
@@ -183,12 +143,7 @@ LONG_CYCLE = Check(
     lambda x: x[-1:] == ((1, 1),) and all(len(pair) == 2 and _are_factors(pair) for pair in x),
     "a list of factors [frames, crop] in (0, 1] that ends with [1, 1]",
 )
-STAGE_TABLE = Check(
-    _are_stages,
-    "a list of rows such as {shape: [32, 8, 112], until: 10, rate: 0.1, bn_size: 8}. A shape is "
-    "[clips, frames, crop] or a list of such shapes, the ends (until) ascend, and a rate is a "
-    "number or [first, last]",
-)
+STAGE_TABLE = Check(are_rows, ROWS_FORM)
 SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
 CLASS_WEIGHTS = Check(
     lambda x: x == "balanced" or (not isinstance(x, str) and all(weight > 0 for weight in x)),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from slowfast_patches.config.fields import row_shapes
+from multigrid.stage_rows import row_shapes
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.errors import UserError
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from multigrid import Shape, Stage
-from slowfast_patches.config.fields import is_list, row_shapes
+from multigrid import Stage
+from multigrid.stage_rows import Row, is_list, row_shapes, stages_from_rows
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.errors import UserError
-
-Row = Mapping[str, Any]
-"""Row of MULTIGRID.STAGES."""
 
 
 def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
@@ -20,30 +16,12 @@ def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
     Raises:
         ValueError: A cycle is on as well, or the last stage does not end at SOLVER.MAX_EPOCH.
     """
-    rows = recipe.multigrid.stages
-    if rows and recipe.has_cycles:
-        raise UserError(
-            "MULTIGRID.STAGES replaces the cycles. Set MULTIGRID.LONG_CYCLE False and "
-            "MULTIGRID.SHORT_CYCLE False, or remove MULTIGRID.STAGES."
-        )
-    if rows and rows[-1]["until"] != recipe.solver.max_epoch:
-        raise UserError(
-            f"the last row of MULTIGRID.STAGES ends at epoch {rows[-1]['until']:g}, but "
-            f"SOLVER.MAX_EPOCH is {recipe.solver.max_epoch:g}. Set both to the same value."
-        )
-    return tuple(_stage(row, recipe) for row in rows)
-
-
-def _stage(row: Row, recipe: Recipe) -> Stage:
-    shapes = [
-        Shape(clips * recipe.num_shards, frames, crop) for clips, frames, crop in row_shapes(row)
-    ]
-    rate: Any = row.get("rate")
-    return Stage(
-        shape=tuple(shapes),
-        until=row["until"],
-        rate=(rate[0], rate[1]) if isinstance(rate, list | tuple) else rate,
-        bn_size=row.get("bn_size", recipe.bn_size) or None if recipe.model.has_batchnorm else None,
+    return stages_from_rows(
+        recipe.multigrid.stages,
+        machines=recipe.num_shards,
+        bn_size=recipe.bn_size if recipe.model.has_batchnorm else None,
+        end=recipe.solver.max_epoch,
+        has_cycles=recipe.has_cycles,
     )
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from multigrid import (
     ClipRequest,
     Cycles,
+    MultigridError,
     Shape,
     SteppedRate,
     make_schedule,
@@ -38,6 +39,11 @@ SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 4, 6],
 DATA_LOADER: {NUM_WORKERS: 0, PIN_MEMORY: False}
 RNG_SEED: 3
 """
+STAGES = [
+    {"shape": [[16, 4, 16], [8, 4, 24]], "until": 2, "rate": [0.1, 0.4]},
+    {"shape": [8, 4, 32], "until": 4, "bn_size": 8},
+    {"shape": [4, 8, 32], "until": 6, "rate": 0.01, "bn_size": 0},
+]
 CYCLES_OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 BASE, COARSE = Shape(4, 8, 32), Shape(32, 2, 16)
 
@@ -92,6 +98,22 @@ class Net(nn.Module):
         return scores.flatten(1) if self.training else scores.softmax(4).mean((1, 2, 3))
 
 
+class FailsAt(Net):
+    """Network that raises an error for clips with a number of frames."""
+
+    def __init__(self, frames: int, error: Exception) -> None:
+        super().__init__()
+        self.frames, self.error = frames, error
+
+    def forward(self, pathways):
+        if pathways[-1].shape[2] == self.frames:
+            raise self.error
+        return super().forward(pathways)
+
+    def __deepcopy__(self, memo):
+        return self  # errors cannot always be copied
+
+
 # --- the schedule of a config is the trainer's
 
 
@@ -102,6 +124,8 @@ class Net(nn.Module):
         ("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2, "SOLVER.LRS", []),
         ("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_AFTER_WARMUP", True, "SOLVER.MAX_EPOCH", 24),
         ("MULTIGRID.BATCH_EXPONENT", 0.5, "SOLVER.BATCH_RATE_RULE", "sqrt"),
+        ("MULTIGRID.BN_BASE_SIZE", 0),
+        (*CYCLES_OFF, "MULTIGRID.STAGES", STAGES, "NUM_SHARDS", 2),
     ],
     ids=str,
 )
@@ -113,6 +137,20 @@ def test_the_schedule_is_the_trainer_s(pairs):
 def test_a_config_that_multigrid_has_changed_is_refused():
     with pytest.raises(ValueError, match="as it was loaded"):
         new_multigrid("MULTIGRID.DEFAULT_B", 4)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ((), r"STAGES replaces the cycles\. Set"),
+        ((*CYCLES_OFF, "SOLVER.MAX_EPOCH", 7), r"ends at epoch 6, but SOLVER.MAX_EPOCH is 7"),
+        ((*CYCLES_OFF, "MULTIGRID.STAGES", [{"shape": [4, 8]}]), r"must be a list of rows such as"),
+        ((*CYCLES_OFF, "MULTIGRID.STAGES", [7]), r"must be a list of rows such as .* not \[7\]"),
+    ],
+)
+def test_stages_that_are_no_schedule_are_refused(pairs, message):
+    with pytest.raises(MultigridError, match=message):
+        new_multigrid("MULTIGRID.STAGES", STAGES, *pairs)
 
 
 # --- the data set under the config of each shape
@@ -277,6 +315,20 @@ def test_a_model_of_other_inputs_is_left_alone_with_a_warning(caplog):
     new_multigrid().convert(model)
     assert type(model.pool) is nn.AvgPool3d
     assert "could not be run on a clip of the baseline's shape" in caplog.text
+
+
+@pytest.mark.parametrize("frames", [8, 2])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), MultigridError("mistake")])
+def test_an_error_of_another_cause_than_the_shape_is_not_explained_by_it(frames, error):
+    model = FailsAt(frames, error)
+    with pytest.raises(type(error), match=r"full|mistake") as raised:
+        new_multigrid().convert(model)
+    assert isinstance(error, MultigridError) or raised.value is error
+
+
+def test_a_bug_of_the_model_at_a_shape_keeps_its_name():
+    with pytest.raises(KeyError, match="no such layer"):
+        new_multigrid().convert(FailsAt(2, KeyError("no such layer")))
 
 
 # --- configs that lack keys, and keys that are refused

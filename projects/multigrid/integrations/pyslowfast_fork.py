@@ -25,6 +25,7 @@ from multigrid.integrations.pyslowfast_checks import check_config
 from multigrid.integrations.pyslowfast_keys import (
     add_multigrid_config,
     baseline_config,
+    start_stages,
     use_plain_batchnorm,
     uses_multigrid,
 )
@@ -127,6 +128,7 @@ class _Fork:
         self.run = None
         inferred = self.host["config.defaults:assert_and_infer_cfg"](cfg)
         self._enter(inferred)
+        start_stages(inferred)
         return inferred
 
     def _enter(self, cfg: Any) -> bool:

@@ -25,6 +25,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "MULTIGRID.FINE_TUNING": True,
     "MULTIGRID.LONG_CYCLE": False,
     "MULTIGRID.SHORT_CYCLE": False,
+    "MULTIGRID.STAGES": [],
     "MULTIGRID.LONG_CYCLE_FACTORS": [list(factors) for factors in PAPER.long_cycle],
     "MULTIGRID.SHORT_CYCLE_FACTORS": list(PAPER.short_cycle),
     "MULTIGRID.EPOCH_FACTOR": 1.5,
@@ -47,6 +48,7 @@ _MISSING = object()
 _OFF: Mapping[str, Any] = {
     "MULTIGRID.LONG_CYCLE": False,
     "MULTIGRID.SHORT_CYCLE": False,
+    "MULTIGRID.STAGES": [],
     "MULTIGRID.LONG_CYCLE_SAMPLING_RATE": 0,
     "MULTIGRID.DEFAULT_B": 0,
     "MULTIGRID.DEFAULT_T": 0,
@@ -104,8 +106,25 @@ def baseline_config(cfg: Any) -> Any:
 
 
 def uses_multigrid(cfg: Any) -> bool:
-    """Return whether the long or the short cycle is on."""
-    return bool(get_key(cfg, "MULTIGRID.LONG_CYCLE") or get_key(cfg, "MULTIGRID.SHORT_CYCLE"))
+    """Return whether the long or the short cycle is on, or MULTIGRID.STAGES is set."""
+    names = ("MULTIGRID.LONG_CYCLE", "MULTIGRID.SHORT_CYCLE", "MULTIGRID.STAGES")
+    return any(get_key(cfg, name) for name in names)
+
+
+def has_cycles(cfg: Any) -> bool:
+    """Return whether a cycle changes shapes. After `start_stages`, none does."""
+    long_cycle = get_key(cfg, "MULTIGRID.LONG_CYCLE")
+    has_factors = bool(get_key(cfg, "MULTIGRID.LONG_CYCLE_FACTORS"))
+    return bool((long_cycle and has_factors) or get_key(cfg, "MULTIGRID.SHORT_CYCLE"))
+
+
+def start_stages(cfg: Any) -> None:
+    """Let PySlowFast's script train the stages of a config, if it has stages and no cycle.
+
+    The script starts multigrid only if a cycle is on. A long cycle without factors has no shapes.
+    """
+    if get_key(cfg, "MULTIGRID.STAGES") and not has_cycles(cfg):
+        set_keys(cfg, {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.LONG_CYCLE_FACTORS": []})
 
 
 def use_plain_batchnorm(cfg: Any) -> None:

@@ -19,6 +19,9 @@ from multigrid.shapes import Shape
 
 logger = logging.getLogger(__name__)
 
+_OF_SHAPES = (RuntimeError, ValueError, IndexError, AssertionError)
+"""Exceptions by which layers refuse a shape. A model raises others for its own bugs."""
+
 
 def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
     """Make a model accept clips of every shape of a schedule.
@@ -41,7 +44,9 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
     network = getattr(model, "module", model)
     try:
         pools = _whole_map_pools(network, cfg, schedule.base)
-    except Exception as error:
+    except (MultigridError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # A model may raise any exception for inputs of another format.
         logger.warning(
             "The model could not be run on a clip of the baseline's shape, so it was not "
             f"checked for the other shapes: {type(error).__name__}: {error}"
@@ -56,7 +61,9 @@ def fit_model(model: nn.Module, cfg: Any, schedule: Schedule) -> None:
     for shape in schedule.shapes:
         try:
             _run(probe, cfg, shape)
-        except Exception as error:
+        except torch.OutOfMemoryError:
+            raise
+        except _OF_SHAPES as error:
             raise MultigridError(
                 f"the model does not accept clips of {shape.frames} frames of {shape.crop}² "
                 f"pixels, a shape of the multigrid schedule: {error}. Use a model for clips of any "

@@ -11,10 +11,17 @@ from typing import Any
 
 from multigrid.errors import MultigridError
 from multigrid.integrations.pyslowfast_checks import check_config
-from multigrid.integrations.pyslowfast_keys import find_key, get_key, uses_multigrid
-from multigrid.keys import schedule_from
+from multigrid.integrations.pyslowfast_keys import (
+    find_key,
+    get_key,
+    has_cycles,
+    uses_multigrid,
+)
+from multigrid.keys import base_shape, rate_from, schedule_from
 from multigrid.learning_rate import LearningRate
+from multigrid.phases import make_schedule
 from multigrid.schedule import Schedule
+from multigrid.stage_rows import stages_from_rows
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +53,18 @@ def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = 
         return changed[name] if name in changed else get_key(cfg, name)
 
     bn_size = value_of("MULTIGRID.BN_BASE_SIZE")
+    rows = get_key(cfg, "MULTIGRID.STAGES")
+    if rows:
+        stages = stages_from_rows(
+            rows,
+            machines=cfg.NUM_SHARDS,
+            bn_size=None if _is_mvit(cfg) else bn_size,
+            end=cfg.SOLVER.MAX_EPOCH,
+            has_cycles=has_cycles(cfg),
+        )
+        if learning_rate is None and any(stage.rate is None for stage in stages):
+            learning_rate = rate_from(value_of)
+        return make_schedule(base_shape(value_of), num_videos, learning_rate, stages=stages)
     return schedule_from(value_of, num_videos, bn_size, learning_rate)
 
 
@@ -57,9 +76,7 @@ def _keys_of_model(cfg: Any) -> dict[str, Any]:
     Raises:
         ValueError: MULTIGRID.SIZE_DIVISOR is no such multiple.
     """
-    name = find_key(cfg, "MODEL.MODEL_NAME")
-    is_mvit = name == "MViT" if name else find_key(cfg, "MODEL.ARCH") == "mvit"
-    if not is_mvit or "MVIT" not in cfg:
+    if not _is_mvit(cfg):
         return {}
     needed, given = _crop_divisor(cfg.MVIT), get_key(cfg, "MULTIGRID.SIZE_DIVISOR")
     divisor = needed if given == 1 else given
@@ -73,6 +90,12 @@ def _keys_of_model(cfg: Any) -> dict[str, Any]:
         "MULTIGRID.BN_BASE_SIZE 0."
     )
     return {"MULTIGRID.SIZE_DIVISOR": divisor, "MULTIGRID.BN_BASE_SIZE": 0}
+
+
+def _is_mvit(cfg: Any) -> bool:
+    name = find_key(cfg, "MODEL.MODEL_NAME")
+    is_named = name == "MViT" if name else find_key(cfg, "MODEL.ARCH") == "mvit"
+    return is_named and "MVIT" in cfg
 
 
 def _crop_divisor(mvit: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.video_file import check_regular
@@ -33,12 +33,20 @@ _CHUNK = 1024
 """FFmpeg reads uncompressed sound in chunks of up to this many samples."""
 
 
-def check_header(path: str) -> bool:
-    """Check how many samples an MP4 or MOV file announces. Accept files of other formats.
+class Header(NamedTuple):
+    """What the first bytes of a video file seem to say.
 
-    Returns:
-        Whether the header seems to say that the container crops the pictures. If so, `crop_of`
-        tells for sure.
+    Attributes:
+        is_mp4: Whether the file is an MP4 or MOV file.
+        crops: Whether the container crops the pictures. If so, `crop_of` tells for sure.
+    """
+
+    is_mp4: bool = False
+    crops: bool = False
+
+
+def check_header(path: str) -> Header:
+    """Check how many samples an MP4 or MOV file announces. Accept files of other formats.
 
     Raises:
         UnreadableVideoError: The path is not a file, or the file announces more samples than it has
@@ -49,7 +57,8 @@ def check_header(path: str) -> bool:
         with open_file(path) as file:
             begin = file.read(_BEGIN)
             if begin[4:8] not in _BRANDS:
-                return begin[:4] == _MATROSKA and any(code in begin for code in _CROP_CODES)
+                is_matroska = begin[:4] == _MATROSKA
+                return Header(crops=is_matroska and any(code in begin for code in _CROP_CODES))
             size = file.seek(0, os.SEEK_END) if is_remote(path) else os.fstat(file.fileno()).st_size
             atoms = _Atoms(file, size)
             bound = min(size, MAX_SAMPLES)
@@ -61,9 +70,9 @@ def check_header(path: str) -> bool:
                         f"announces more than {bound} frames or audio samples, which is more than "
                         f"{'its bytes' if bound == size else 'the maximum'}"
                     )
-            return atoms.has_aperture
+            return Header(is_mp4=True, crops=atoms.has_aperture)
     except OSError:
-        return False  # `open_video` will give the reason
+        return Header()  # `open_video` will give the reason
 
 
 class _Atoms:

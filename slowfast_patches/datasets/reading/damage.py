@@ -59,8 +59,6 @@ def has_swallowed(packet: Packet[VideoStream]) -> bool:
 
     Each picture of an animation begins with a graphic control extension (GIF89a, 23).
     """
-    if packet.stream.codec_context.name != "gif":
-        return False
     return len(_GIF_PICTURE.findall(bytes(packet))) > 1
 
 
@@ -100,12 +98,23 @@ def describe_truncation(file: VideoFile, found: Survey, end: float) -> str:
 def describe_damage(found: Survey) -> str:
     """Describe the damage that a survey of a video found. Return "" if it found none."""
     if found.damaged:
-        total = len(found.frames) + found.failed
-        return f"cannot be decoded completely: {found.damaged} of {total} frames are damaged"
+        return describe_damaged_frames(found.damaged, len(found.frames) + found.failed)
     if not found.begins_with_key:
         lost = len(found.packets) - len(found.frames)
         return f"begins without a key frame, so {lost} of {len(found.packets)} frames are missing"
-    return f"is damaged: FFmpeg reports {found.error!r}" if found.error else ""
+    return describe_error(found.error)
+
+
+def describe_damaged_frames(damaged: int, total: int) -> str:
+    """Describe how many frames are damaged. Return "" if none is."""
+    if not damaged:
+        return ""
+    return f"cannot be decoded completely: {damaged} of {total} frames are damaged"
+
+
+def describe_error(error: str) -> str:
+    """Describe an error that FFmpeg has logged. Return "" if there is none."""
+    return f"is damaged: FFmpeg reports {error!r}" if error else ""
 
 
 def warn_of_damage(path: str, what: str) -> None:

@@ -24,8 +24,8 @@ from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.video_file import (
     CAN_SKIP,
+    PALETTE_BITS,
     VideoFile,
-    is_shown,
     open_video,
 )
 
@@ -34,8 +34,6 @@ Frames = Iterator[tuple[int, VideoFrame]]
 
 _SEEK_GAP = 250
 """Seek again if more than this number of unneeded frames precede the next key frame to use."""
-_PALETTE_BITS = 8
-"""Maximum number of bits per pixel of videos with a palette."""
 _AFTER_SEEK = ("mmco", "co located", "reference", "ref with POC", "RefPicSet")
 """Parts of the errors that H.264 and HEVC decoders report after a seek to a key frame that frames
 from before the seek are displayed after, although all wanted frames are right."""
@@ -90,7 +88,7 @@ def _decode_run(path: str, scanned: ScannedVideo, wanted: list[int]) -> Frames:
     entry = int(np.searchsorted(scanned.keys, wanted[0], "right")) - 1
     back = 1
     while True:
-        with open_video(path, streams=scanned.streams) as file:
+        with open_video(path, probes=not scanned.streams) as file:
             packets = file.packets()
             if entry > 0:
                 assert scanned.timestamps is not None
@@ -112,7 +110,7 @@ def _seek(file: VideoFile, timestamp: int) -> Iterator[Packet[VideoStream]]:
     first packet after the seek as well.
     """
     palette: Any = None
-    if 0 < file.stream.bits_per_coded_sample <= _PALETTE_BITS:
+    if 0 < file.stream.bits_per_coded_sample <= PALETTE_BITS:
         first: Any = next(file.packets())
         if first.has_sidedata("palette"):
             palette = PacketSideData.from_packet(first, "palette")
@@ -180,7 +178,7 @@ def decode_from(path: str, scanned: ScannedVideo, entry: int) -> Frames:
     """
     numbers = _numbers(scanned)
     counted = count()
-    with open_video(path, streams=scanned.streams) as file:
+    with open_video(path, probes=not scanned.streams) as file:
         packets = file.packets()
         if entry:
             assert scanned.timestamps is not None
@@ -231,7 +229,7 @@ def _decode_from_here(
     for packet in packets:
         if skips:
             decoder.skip_frame = "NONREF" if began and packet.pts not in due else "DEFAULT"
-        if is_shown(packet):
+        if file.is_shown(packet):
             left.discard(cast(int, packet.pts))
         frames = file.decode(packet)
         drained = ordered and not left

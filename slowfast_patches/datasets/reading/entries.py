@@ -47,7 +47,7 @@ def find_entries(
         times = timestamps.tolist()
         entries = [number for number in marked if times[number] in found.entries]
     else:
-        with open_video(path, streams=scanned.streams) as file:
+        with open_video(path, probes=not scanned.streams) as file:
             if file.container.format.name in _INDEXED:
                 marked = [n for n in marked if _lands_right(file, int(timestamps[n]), found)]
             entries = marked

@@ -188,7 +188,8 @@ def _scan_new(csv: Path, path_of: Mapping[str, str], workers: int | None) -> dic
     for entries in _load(csv):
         known |= {n: e for n, e in entries.items() if n in status and e.fits(*status[n])}
     left = {path: name for name, path in path_of.items() if name not in known}
-    logger.info("%d videos of %s must be scanned", len(left), csv)
+    if left:
+        logger.info("%d videos of %s must be scanned", len(left), csv)
     each = scan_each(list(left), workers)
     bar = tqdm(each, f"index of {csv.name}", len(left), unit="video", disable=None)
     saved = time.monotonic()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import gt
 from typing import cast
 
 import av
 import numpy as np
+from av.packet import Packet
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.bounds import check_header
-from slowfast_patches.datasets.reading.damage import describe_damage, describe_truncation
+from slowfast_patches.datasets.reading.bounds import Header, check_header
+from slowfast_patches.datasets.reading.damage import (
+    describe_damage,
+    describe_damaged_frames,
+    describe_error,
+    describe_truncation,
+)
 from slowfast_patches.datasets.reading.entries import find_entries
 from slowfast_patches.datasets.reading.errors import (
     UnreadableVideoError,
@@ -104,20 +111,31 @@ def _try_scan(path: str) -> ScannedVideo | str:
 
 
 def _scan_file(path: str) -> ScannedVideo:
-    may_be_cropped = check_header(path)
+    header = check_header(path)
     log = ErrorLog()
-    with open_video(path) as file:
+    with _open(path, header) as file:
         if file.container.metadata.get("comment") != TAG:
-            return _scan_video(file, log, may_be_cropped=may_be_cropped)
-        prepared = _scan_prepared(file)
-        if prepared is not None and not _is_small(file):
+            return _scan_video(file, log, may_be_cropped=header.crops)
+        prepared = _scan_prepared(file, log)
+        if prepared is not None:
             return prepared
+    with _open(path, header) as file:
+        # Other programs copy the tag of a prepared file to the files that they make from it.
+        return _scan_video(file, log, may_be_cropped=header.crops)
+
+
+@contextlib.contextmanager
+def _open(path: str, header: Header) -> Iterator[VideoFile]:
+    """Open a video file. Probe its streams only if the header does not describe them."""
+    if header.is_mp4:
+        with open_video(path, probes=False) as file:
+            stream = file.stream
+            is_described = bool(stream.average_rate and stream.width and stream.height)
+            if is_described and file.container.format.name in _TRUSTED:
+                yield file
+                return
     with open_video(path) as file:
-        if prepared is None:
-            # Other programs copy the tag of a prepared file to the files that they make from it.
-            return _scan_video(file, log, may_be_cropped=may_be_cropped)
-        found = Survey(file, log, full=True, checks_keys=False)
-        return replace(prepared, damage=describe_damage(found))
+        yield file
 
 
 def _scan_video(file: VideoFile, log: ErrorLog, *, may_be_cropped: bool) -> ScannedVideo:
@@ -131,13 +149,12 @@ def _scan_video(file: VideoFile, log: ErrorLog, *, may_be_cropped: bool) -> Scan
     # In other containers, the number of streams is known only after reading part of the file.
     streams = len(file.container.streams) if is_trusted else 0
     decoder = file.stream.codec_context
-    reorders = bool(decoder.has_b_frames)
     is_known = decoder.name in MARKS_KEYS or decoder.codec.intra_only
     full = not is_trusted or not is_known or _is_small(file)
     found = Survey(file, log, full=full, checks_keys=is_trusted)
-    if not found.is_full and (found.has_doubts or not _are_in_order(found, decoder.name, reorders)):
+    if not found.is_full and (found.has_doubts or not _are_in_order(found, file)):
         log = ErrorLog()
-        with open_video(file.path, streams=streams) as again:
+        with open_video(file.path, probes=not streams) as again:
             found = Survey(again, log, full=True, checks_keys=is_trusted)
     shown = found.frames if found.is_full else sorted(found.packets)
     first = found.first or _first_frame(file.path, streams)
@@ -148,7 +165,7 @@ def _scan_video(file: VideoFile, log: ErrorLog, *, may_be_cropped: bool) -> Scan
         timestamps = np.array([time for time, _ in shown], np.int64)
     times = timestamps
     if container == "avi" and timestamps is not None:
-        times = avi_times(found.decoding_times, timestamps, reorders=reorders)
+        times = avi_times(found.decoding_times, timestamps, reorders=file.reorders)
     timing = _timing(file, times)
     if is_trusted and timestamps is not None and np.any(np.diff(timestamps) < 0):
         order = "has timestamps that contradict the order of its frames"
@@ -184,23 +201,22 @@ def _is_small(file: VideoFile) -> bool:
     return 0 < frames * stream.width * stream.height <= FULLY_DECODED
 
 
-def _are_in_order(found: Survey, codec: str, reorders: bool) -> bool:
+def _are_in_order(found: Survey, file: VideoFile) -> bool:
     """Return whether sorting packets by timestamp gives the order in which frames are shown.
 
     Some programs write decoding timestamps in place of presentation timestamps. If the codec
     reorders frames, timestamps that ascend in decoding order are therefore not trusted. For
     MPEG-4, such programs also write other wrong timestamps.
-
-    Args:
-        found: The survey.
-        codec: Name of the decoder.
-        reorders: Whether the decoder reorders frames.
     """
     if not _are_distinct(found.packets):
         return False
     times = [time for time, _ in found.packets if time is not None]
-    is_reordered = any(map(gt, times, times[1:])) and codec != "mpeg4"
-    return is_reordered or not reorders
+    if any(map(gt, times, times[1:])) and file.stream.codec_context.name != "mpeg4":
+        return True
+    if not file.reorders or file.is_probed:
+        return not file.reorders
+    with open_video(file.path) as probed:
+        return not probed.reorders
 
 
 def _is_in_step(found: Survey) -> bool:
@@ -213,7 +229,7 @@ def _is_in_step(found: Survey) -> bool:
 
 
 def _first_frame(path: str, streams: int) -> VideoFrame | None:
-    with open_video(path, streams=streams) as file:
+    with open_video(path, probes=not streams) as file:
         return next(file.frames(), None)
 
 
@@ -239,7 +255,7 @@ def _timing(file: VideoFile, timestamps: Ints | None) -> Timing:
     return timing
 
 
-def _scan_prepared(file: VideoFile) -> ScannedVideo | None:
+def _scan_prepared(file: VideoFile, log: ErrorLog) -> ScannedVideo | None:
     """Scan a prepared file. Return None if the file is not in the prepared form."""
     stream = file.stream
     packets = [packet for packet in file.packets() if packet.size]
@@ -248,14 +264,23 @@ def _scan_prepared(file: VideoFile) -> ScannedVideo | None:
         return None
     timing = _timing(file, np.array(sorted(cast(int, p.pts) for p in packets), np.int64))
     moments = moments_of(timing.times, timing.fps)
+    damage = _decode_all(file, packets, log) if _is_small(file) else ""
     return ScannedVideo(
         Kind.PREPARED,
         Video(len(packets), timing.fps, stream.width, stream.height, moments),
         offsets=offsets,
         headers=bytes(stream.codec_context.extradata or b""),
         times=timing.times,
+        damage=damage,
         timing=timing.remark,
     )
+
+
+def _decode_all(file: VideoFile, packets: Iterable[Packet[VideoStream]], log: ErrorLog) -> str:
+    """Decode packets, and return a description of their damage, or ""."""
+    frames = [frame for packet in (*packets, None) for frame in file.decode(packet)]
+    damaged = sum(frame is None or frame.is_corrupt for frame in frames)
+    return describe_damaged_frames(damaged, len(frames)) or describe_error(log.new())
 
 
 def _scan_folder(path: str) -> ScannedVideo:

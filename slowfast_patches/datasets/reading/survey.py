@@ -29,7 +29,11 @@ from slowfast_patches.datasets.reading.damage import has_swallowed, looks_whole
 from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS, UnreadableVideoError
 from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.h264 import field_test
-from slowfast_patches.datasets.reading.video_file import CAN_SKIP, VideoFile, is_header, is_shown
+from slowfast_patches.datasets.reading.video_file import (
+    CAN_SKIP,
+    PALETTE_BITS,
+    VideoFile,
+)
 
 _H26X = {"h264", "hevc", "h261", "h263", "h263i", "h263p"}
 _MPEG = {"mpeg1video", "mpeg2video", "mpeg4", "msmpeg4v1", "msmpeg4v2", "msmpeg4"}
@@ -111,7 +115,10 @@ class Survey:
         self.checks_keys = checks_keys and self._decoder.name in MARKS_KEYS
         self._is_whole = None if full else looks_whole(file.stream)
         self._is_field = None if full else field_test(file.stream)
-        self._has_palettes = file.stream.pix_fmt == "pal8"
+        self._has_palettes = 0 < file.stream.bits_per_coded_sample <= PALETTE_BITS
+        # Only whether pictures decode matters here, not how they look.
+        self._decoder.options = self._decoder.options | {"skip_loop_filter": "all"}
+        self._is_gif = full and file.codec == "gif"
         self._all_keys = True
         self._unchecked = set[int]()
         self._hidden = set[int | None]()
@@ -135,33 +142,35 @@ class Survey:
         self.has_doubts |= self.overlaps or self.has_false_keys or bool(self.error)
 
     def _see(self, packet: Packet[VideoStream], *, is_first: bool) -> None:
-        self.last = max(self.last, packet.pts or 0, packet.dts or 0)
-        if is_first and packet.size:
+        time, decoded, size, is_key = packet.pts, packet.dts, packet.size, packet.is_keyframe
+        self.last = max(self.last, time or 0, decoded or 0)
+        if is_first and size:
             self._see_first(packet)
         if self.is_full:
             self._decode(packet)
-        elif self._parses and not is_first and packet.size:
+        elif self._parses and not is_first and size:
             self._parse(packet)
-        if not packet.size or is_header(packet):
+        if not size or self._file.is_header(packet):
             return
-        self.end = (packet.pos or 0) + packet.size
-        self.places.add((packet.dts, packet.pos))
-        if self.is_full and has_swallowed(packet):
+        place = packet.pos
+        self.end = (place or 0) + size
+        self.places.add((decoded, place))
+        if self._is_gif and has_swallowed(packet):
             self.damaged += 1
-        if not is_shown(packet):
-            self._hidden.add(packet.pts)
+        if not self._file.is_shown(packet):
+            self._hidden.add(time)
             return
-        self.packets.append(Stamp(packet.pts, packet.is_keyframe))
-        self.decoding_times.append(packet.dts)
+        self.packets.append(Stamp(time, is_key))
+        self.decoding_times.append(decoded)
         self.palettes += self._has_palettes and packet.has_sidedata("palette")
         if (self._is_whole and not self._is_whole(packet)) or (
             self._is_field and self._is_field(packet)
         ):
             self.has_doubts = True
-        if not packet.is_keyframe:
+        if not is_key:
             self._all_keys = False
-        elif self.checks_keys and not is_first and packet.pts is not None:
-            self._see_key(packet, packet.pts)
+        elif self.checks_keys and not is_first and time is not None:
+            self._see_key(packet, time)
 
     def _see_first(self, packet: Packet[VideoStream]) -> None:
         """Decode the first packet, and check that the video begins with a key frame."""

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, cast
 
@@ -69,6 +70,9 @@ almost twice the largest picture of any level of H.264, HEVC and AV1."""
 
 CAN_SKIP = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
 """Names of the decoders that can parse the headers of a frame and skip its content."""
+PALETTE_BITS = 8
+"""Maximum number of bits per pixel of videos with a palette."""
+_VP8 = ("vp8", "libvpx")
 _VP8_HEADER = b"OVP80"
 _THEORA_HEADER = 0x80
 """The first bytes of a VP8 header, and a bit of the first byte of a Theora header, in Ogg files."""
@@ -111,11 +115,16 @@ class VideoFile:
         path: The file.
         container: The container.
         stream: The video stream that the ffmpeg program would choose.
+        is_probed: Whether FFmpeg has decoded frames to find the properties of the streams.
+        reorders: Whether the decoder may return frames in another order than that of the packets.
+            If `is_probed`, the first frames have confirmed this.
     """
 
     path: str
     container: InputContainer
     stream: VideoStream
+    is_probed: bool
+    reorders: bool
 
     def packets(self) -> Iterator[Packet[VideoStream]]:
         """Yield the packets of the stream up to the end or to the first damage of the container.
@@ -137,7 +146,7 @@ class VideoFile:
             UnreadableVideoError: The frames have become too large.
         """
         decoder = self.stream.codec_context
-        if packet is not None and is_header(packet):
+        if packet is not None and self.is_header(packet):
             return []
         try:
             return [*decoder.decode(packet)]
@@ -151,32 +160,39 @@ class VideoFile:
         """Yield the frames in display order, and skip damaged packets."""
         return filter(None, chain.from_iterable(map(self.decode, self.packets())))
 
+    @cached_property
+    def format(self) -> str:
+        """Name of the demuxer."""
+        return self.container.format.name
 
-def is_shown(packet: Packet[VideoStream]) -> bool:
-    """Return whether a packet holds a frame that is shown.
+    @cached_property
+    def codec(self) -> str:
+        """Name of the decoder."""
+        return self.stream.codec_context.name
 
-    Edits of an mp4 file hide frames, and VP8 has frames that only serve as references.
-    """
-    if not packet.size or packet.is_discard:
-        return False
-    is_vp8 = packet.stream.codec_context.name in ("vp8", "libvpx")
-    return not is_vp8 or bool(memoryview(packet)[0] & _VP8_SHOWN)
+    def is_shown(self, packet: Packet[VideoStream]) -> bool:
+        """Return whether a packet holds a frame that is shown.
 
+        Edits of an mp4 file hide frames, and VP8 has frames that only serve as references.
+        """
+        if not packet.size or packet.is_discard:
+            return False
+        return self.codec not in _VP8 or bool(memoryview(packet)[0] & _VP8_SHOWN)
 
-def is_header(packet: Packet[VideoStream]) -> bool:
-    """Return whether a packet holds a header and no frame.
+    def is_header(self, packet: Packet[VideoStream]) -> bool:
+        """Return whether a packet holds a header and no frame.
 
-    An Ogg file that was joined from several files has headers in its middle (RFC 3533, 4).
-    """
-    if not packet.size or packet.stream.container.format.name != "ogg":
-        return False
-    begin = bytes(memoryview(packet)[: len(_VP8_HEADER)])
-    is_theora = packet.stream.codec_context.name == "theora"
-    return begin == _VP8_HEADER or (is_theora and bool(begin[0] & _THEORA_HEADER))
+        An Ogg file that was joined from several files has headers in its middle (RFC 3533, 4).
+        """
+        if self.format != "ogg" or not packet.size:
+            return False
+        begin = bytes(memoryview(packet)[: len(_VP8_HEADER)])
+        is_theora = self.codec == "theora"
+        return begin == _VP8_HEADER or (is_theora and bool(begin[0] & _THEORA_HEADER))
 
 
 @contextlib.contextmanager
-def open_video(path: str, *, streams: int = 0) -> Iterator[VideoFile]:
+def open_video(path: str, *, probes: bool = True) -> Iterator[VideoFile]:
     """Open a video file. All streams except the chosen video stream are discarded.
 
     FFmpeg accepts only known formats and does not open other files. Frames with more than
@@ -184,9 +200,9 @@ def open_video(path: str, *, streams: int = 0) -> Iterator[VideoFile]:
 
     Args:
         path: The video file.
-        streams: Number of streams in the file, or 0 if unknown. If the number is known, FFmpeg does
-            not decode frames to find the streams. For large frames, this saves as much time as
-            reading half a clip takes.
+        probes: Whether FFmpeg decodes frames to find the properties of the streams. This takes
+            most of the time of opening a file with large frames. A container whose header describes
+            all streams needs no probing.
 
     Raises:
         UnreadableVideoError: The file cannot be opened, has no video stream, or has too large
@@ -195,8 +211,9 @@ def open_video(path: str, *, streams: int = 0) -> Iterator[VideoFile]:
     check_regular(path)
     bound = {"max_pixels": str(MAX_PIXELS)}
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(_FORMATS)}
-    # This option affects only the decoders with which FFmpeg probes the streams.
-    probing = {"skip_frame": "all"} if streams else {}
+    # These options affect only how FFmpeg probes the streams. It then reads few packets, parses
+    # only headers, and assumes the maximum if an H.264 header does not limit the reordering.
+    probing = {} if probes else {"skip_frame": "all", "strict": "1", "analyzeduration": "1"}
     with contextlib.ExitStack() as stack:
         try:
             # Without the prefix "file:", FFmpeg would take the part of a file name before a colon
@@ -225,7 +242,8 @@ def open_video(path: str, *, streams: int = 0) -> Iterator[VideoFile]:
             # would otherwise learn the distance while it decodes, and lose frames meanwhile.
             bound |= {"strict": "1"}
         stream.codec_context.options = bound
-        yield VideoFile(path, container, stream)
+        reorders = bool(stream.codec_context.has_b_frames)
+        yield VideoFile(path, container, stream, is_probed=probes, reorders=reorders)
 
 
 def _preference(stream: VideoStream) -> tuple[bool, int]:

@@ -6,8 +6,11 @@ from pathlib import Path
 import av
 import pytest
 
+from slowfast_patches.datasets.reading import scan as scanning
+from slowfast_patches.datasets.reading.bounds import Header
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.scan import scan, scan_each
+from slowfast_patches.datasets.reading.video_file import open_video
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
 
 # Made files.
@@ -24,6 +27,44 @@ def test_without_timestamps_frames_are_counted(tmp_path):
 def test_a_video_of_one_frame_is_named(tmp_path):
     one = write_video(tmp_path / "one.mp4", grey(1))
     assert scan(str(one)).damage == "has only one frame, so all frames of a clip are the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("b.mp4", {"options": {"bf": "3"}}),
+        ("ascending.mp4", {"options": {"bf": "0"}}),
+        ("fragmented.mp4", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}),
+        ("mpeg4.mp4", {"codec": "mpeg4", "options": {"bf": "2"}}),
+        ("mpeg2.mov", {"codec": "mpeg2video", "options": {"bf": "2"}}),
+        ("animation.mov", {"codec": "qtrle", "pixels": "rgb24"}),
+        ("hevc.mp4", {"codec": "libx265", "options": {"x265-params": "log-level=none"}}),
+        ("slow.mp4", {"stamps": [number**2 for number in range(24)]}),
+    ],
+)
+def test_an_mp4_file_is_scanned_without_probing_as_with_it(tmp_path, monkeypatch, name, made):
+    path = str(write_video(tmp_path / name, grey(24), **made))
+    for decoded in (0, scanning.FULLY_DECODED):
+        monkeypatch.setattr(scanning, "FULLY_DECODED", decoded)
+        quick = scan(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(scanning, "check_header", lambda path: Header())
+            probed = scan(path)
+        assert quick.packed() == probed.packed()
+        assert (quick.damage, quick.timing) == (probed.damage, probed.timing)
+
+
+def test_most_mp4_files_are_opened_once_and_never_probed(tmp_path, monkeypatch):
+    path = str(write_video(tmp_path / "a.mp4", grey(24), options={"bf": "3"}))
+    opened = []
+
+    def counted(*args, **options):
+        opened.append(options)
+        return open_video(*args, **options)
+
+    monkeypatch.setattr(scanning, "open_video", counted)
+    scan(path)
+    assert opened == [{"probes": False}]
 
 
 # Bad ones.

@@ -6,6 +6,8 @@
 #   make docs     the site, in site/, with every link and anchor checked
 #   make demo     train baseline, shortened baseline and multigrid on real files, compare them
 #   make gpu      on a machine with a GPU: its tests and measurements, into benchmarks/results; MINUTES=15 at most
+#   make core     delete all extras (slowfast_patches/extras) from a copy, and run the quick tests of the core
+#   make extras   the same, and with each extra deleted alone; some 10 minutes
 #   make mutate   change the code in random places, and report which changes no test notices; SEED=1 COUNT=60
 #   make demo-start          a short training on a tenth of the demo's videos
 #   make update-constraints  choose the newest versions that pyproject.toml allows for constraints.txt
@@ -20,7 +22,7 @@ SEEDS ?= 0
 # Modules are compiled by who imports them first, not all of torch's by pip.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install check test docs demo demo-start gpu update-constraints mutate lint quick-tests all-tests clean
+.PHONY: install check test docs demo demo-start gpu update-constraints mutate core extras lint quick-tests all-tests clean
 
 install: $(VENV)/.installed
 
@@ -47,8 +49,14 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+core: install
+	$(BIN)/python -m pytest -m extras tests/test_extras.py -k all
+
+extras: install
+	$(BIN)/python -m pytest -m extras tests/test_extras.py
+
 quick-tests: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not extras"
 
 # tests/conftest.py has the long files go first.
 all-tests: install

@@ -1,26 +1,34 @@
-"""Patches that make PySlowFast 1.0 work with current packages.
+"""The patch that makes the models of PySlowFast 1.0 importable.
 
-`slowfast.models` imports ROIAlign from detectron2, which is not on PyPI. `slowfast.utils` evaluates
-AVA with np.float and np.bool, which NumPy has removed.
+`slowfast.models` imports ROIAlign from detectron2, which is not on PyPI. The patch can go when
+pyslowfast no longer imports it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
-import numpy as np
-
-from slowfast_patches.registry import import_built_in
+from slowfast_patches.registry import import_extras
+from slowfast_patches.utils.errors import UserError
 
 
 def apply() -> None:
     """Make `slowfast.models` importable without detectron2. Call this before importing it."""
-    import_built_in()  # slowfast_patches.detection calls `provide_roi_align`
+    import_extras()  # one of them may call `provide_roi_align`
+    provide_roi_align(_missing_layer)
 
 
-def provide_roi_align(layer: type) -> None:
+def _missing_layer(*args: object, **kwargs: object) -> None:
+    raise UserError(
+        "the model has a layer ROIAlign, for which PySlowFast needs detectron2. Install detectron2."
+    )
+
+
+def provide_roi_align(layer: Callable[..., Any]) -> None:
     """Provide the layer ROIAlign, which `slowfast.models` imports, if detectron2 is not installed.
 
     This adds only a module `detectron2.layers`, not `detectron2` itself, so other packages still
@@ -31,13 +39,3 @@ def provide_roi_align(layer: type) -> None:
     layers = ModuleType("detectron2.layers", "ROIAlign of slowfast_patches, for detectron2's.")
     layers.ROIAlign = layer  # type: ignore[attr-defined]
     sys.modules[layers.__name__] = layers
-
-
-def restore_numpy_names() -> None:
-    """Define np.float and np.bool in `slowfast.utils.ava_evaluation`. NumPy 1.24 removed them.
-
-    The names are added to the `np` of that module. NumPy itself is not changed.
-    """
-    from slowfast.utils.ava_evaluation import metrics
-
-    metrics.np = SimpleNamespace(**{**vars(np), "float": float, "bool": bool})

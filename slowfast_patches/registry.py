@@ -2,6 +2,10 @@
 
 The package registers its own entries with the same functions as users. Call them in a module of
 yours, and name the module in the config key IMPORTS.
+
+The extras, which are the folders of slowfast_patches/extras, register themselves. Their
+`__init__.py` describes what they add, and imports nothing else of the extra than its keys: `Lazy`
+imports the functions when they are called. No other code names an extra.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ from functools import cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slowfast_patches import extras
 from slowfast_patches.utils.blame import register_role
 from slowfast_patches.utils.errors import UserError
 
@@ -37,9 +43,8 @@ BUILT_IN = (
     "slowfast_patches.models.build",
     "slowfast_patches.datasets.lists.dataset_lists",
     "slowfast_patches.tasks.task",
-    "slowfast_patches.detection",
 )
-"""Modules that register the entries of the package. The first lookup of a name imports them."""
+"""Modules that register the entries of the core. The first lookup of a name imports them."""
 
 Augment = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
 """Function that takes a training clip (T, S, S, 3) and a random generator, and returns a clip of
@@ -109,6 +114,50 @@ def import_built_in() -> None:
     """
     for module in BUILT_IN:
         import_module(module)
+    import_extras()
+
+
+@cache
+def import_extras() -> None:
+    """Let all extras register themselves."""
+    for module in iter_modules(extras.__path__, f"{extras.__name__}."):
+        import_module(module.name)
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """Function that imports another one when it is called, and calls it.
+
+    Attributes:
+        path: Module and name of the function, such as "package.module:function". The name may be
+            that of a class, or of a method, such as "Class.method".
+    """
+
+    path: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module, name = self.path.split(":")
+        function: Any = import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+        return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Section of keys that an extra adds to the recipe.
+
+    Attributes:
+        keys: Frozen dataclass with the keys, a subclass of `fields.ExtraKeys`.
+        scores: Whether the keys determine how a trained model reads and scores a video.
+        rules: Rules for values that contradict each other, see `fields.Rule`.
+        ignored: Keys of other PySlowFast releases that have no effect, see `fields.Ignored`.
+    """
+
+    keys: Any
+    scores: bool = False
+    rules: Sequence[Any] = ()
+    ignored: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -224,6 +273,8 @@ MODELS = Registry[ModelFamily]("model")
 DATASETS = Registry[DatasetFamily]("data set")
 TASKS = Registry[TaskFamily]("task")
 AUGMENTATIONS = Registry[Augment]("augmentation")
+SECTIONS = dict[str, Section]()
+"""Sections of the extras by name, such as "DETECTION"."""
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -281,6 +332,18 @@ def register_task(
     return _registering(TASKS, name, family)
 
 
+def register_section(name: str, keys: type, **more: Any) -> None:
+    """Register a section of keys of an extra. The extra can then be used in every recipe.
+
+    Args:
+        name: Name of the section, such as "DETECTION".
+        keys: See `Section`.
+        **more: Other attributes of `Section`.
+    """
+    assert name not in SECTIONS
+    SECTIONS[name] = Section(keys, **more)
+
+
 def register_augmentation(name: str) -> Callable[[Augment], Augment]:
     """Return a decorator that registers a function as an augmentation for AUG.CUSTOM.
 
@@ -328,5 +391,10 @@ def task_name(values: Any) -> str:
     Args:
         values: A recipe, or a mapping from full keys to values.
     """
+
+    def precedence(name: str) -> int:
+        # Every recipe has a value of DATA.MULTI_LABEL, so all other keys take precedence.
+        return {"DATA.MULTI_LABEL": 0, "DATA.TASK": 2}.get(TASKS[name].switch[0], 1)
+
     selected = [n for n, f in TASKS.items() if values[f.switch[0]] == f.switch[1]]
-    return selected[-1]  # A registered task takes precedence over DATA.MULTI_LABEL.
+    return max(selected, key=precedence)

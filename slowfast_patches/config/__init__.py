@@ -1,6 +1,6 @@
 """Recipes: their keys, loading and checks.
 
-To add a key, add a field to a section in model_keys.py, data_keys.py, detection_keys.py or
+To add a key, add a field to a section in model_keys.py, data_keys.py or
 training_keys.py, or to `Recipe` in recipe.py.
 """
 

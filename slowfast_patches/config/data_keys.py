@@ -106,6 +106,7 @@ class Multigrid:
             "pixels, flops, or a .json file",
         ),
         needs=with_cycle,
+        private=True,
     )
     equal_time: bool = key(
         False,
@@ -155,11 +156,13 @@ class Data:
         "",
         "Folder with the lists of videos, such as train.csv. It may be in a bucket: s3://bucket/k400.",
         machine=True,
+        private=True,
     )
     path_prefix: str = free_key(
         "",
         "Folder that is prepended to the paths in the lists. It may be in a bucket.",
         machine=True,
+        private=True,
     )
     path_label_separator: str = training_key(
         " ",
@@ -191,7 +194,7 @@ class Data:
         "repeat_last",
         "What a clip shows after the end of a video that is shorter than the clip: repeat_last "
         "repeats the last frame, as PySlowFast does, wrap starts the video again, and error ends "
-        "the run. Clips of AVA repeat the first and last frame.",
+        "the run. Clips around a key frame repeat the first and last frame.",
         one_of(*SHORT_VIDEOS),
         needs=only_with("DATA.CLIP_SAMPLING", "auto", "stride"),
     )
@@ -223,8 +226,8 @@ class Data:
     )
     task: str = key(
         "",
-        "Name of a task that a module of IMPORTS has registered. Empty: DATA.MULTI_LABEL and "
-        "DETECTION.ENABLE select the task. If this key is not set, its value follows from "
+        "Name of a task that a module of IMPORTS has registered. Empty: other keys, such as "
+        "DATA.MULTI_LABEL, select the task. If this key is not set, its value follows from "
         "TRAIN.DATASET.",
         Check(lambda name: not name or name in TASKS, "empty, or the name of a registered task"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from multigrid.stage_rows import ROWS_FORM, are_rows
 from slowfast_patches.config.rand_augment import FORMAT
@@ -41,6 +41,7 @@ class Key(NamedTuple):
         switch: Whether the value True makes iterations faster and has no other effect.
         machine: Whether the value may differ between the machines of a run.
         only_training: Whether the value does not affect how a trained model scores a video.
+        private: Whether the value is a path on the machine, which is not published with a model.
         needs: Function that returns why the key has no effect with a recipe, or None if it has one.
         later: How a value of another PySlowFast release is translated: a note for docs/keys.md, and
             a function that takes all values and returns the values to set.
@@ -54,9 +55,44 @@ class Key(NamedTuple):
     switch: bool = False
     machine: bool = False
     only_training: bool = False
+    private: bool = False
     needs: Needs | None = None
     later: tuple[str, Callable[[Values], dict[str, Any]]] | None = None
     kind: Any = Any
+
+
+class Ignored(NamedTuple):
+    """Key of another release that has no effect.
+
+    Attributes:
+        note: Text that says why the key has no effect, and what to do.
+        usual: Values that describe what this package does anyway. They cause no warning.
+    """
+
+    note: str
+    usual: tuple[object, ...] = ()
+
+
+class Rule(NamedTuple):
+    """Rule for the values of several keys.
+
+    Attributes:
+        is_broken: Function that takes a recipe and returns whether the keys contradict each other.
+        text: Message, with {KEY} in place of the value of each key.
+    """
+
+    is_broken: Callable[[Any], object]
+    text: str
+
+
+class ExtraKeys:
+    """Base class of the frozen dataclasses with the keys that an extra adds to the recipe."""
+
+    @classmethod
+    def of(cls, recipe: Any) -> Self:
+        """Return the values in a recipe."""
+        found: Self = next(keys for keys in recipe.extras if type(keys) is cls)
+        return found
 
 
 def key(default: Any, help: str, check: Check | None = None, **flags: Any) -> Any:

@@ -6,8 +6,10 @@ The properties are in the fields of the recipe. To add a key, see config/recipe.
 from __future__ import annotations
 
 from slowfast_patches.config.recipe import KEYS
+from slowfast_patches.registry import SECTIONS
 
-_SCORED = ("MODEL", "SLOWFAST", "TSM", "HF", "RESNET", "NONLOCAL", "DETECTION", "DATA")
+_EXTRA = (name for name, section in SECTIONS.items() if section.scores)
+_SCORED = ("MODEL", "SLOWFAST", "TSM", "HF", "RESNET", "NONLOCAL", "DATA", *_EXTRA)
 """Sections of keys that determine how a model reads and scores a video."""
 _TEST = (
     *("TEST.ENABLE", "TEST.DATASET", "TEST.NUM_ENSEMBLE_VIEWS", "TEST.NUM_SPATIAL_CROPS"),
@@ -64,3 +66,8 @@ def speed_keys() -> tuple[str, ...]:
 def speed_switches() -> tuple[str, ...]:
     """Return the keys whose value True makes iterations faster and has no other effect."""
     return tuple(name for name, key in KEYS.items() if key.switch)
+
+
+def private_keys() -> tuple[str, ...]:
+    """Return the keys whose values are paths on the machine, which are not published."""
+    return tuple(name for name, key in KEYS.items() if key.private)

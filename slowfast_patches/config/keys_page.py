@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from slowfast_patches.config.later_releases import IGNORED
+from slowfast_patches.config.later_releases import ignored_keys
 from slowfast_patches.config.recipe import KEYS, default_recipe, values_by_key
 
 _COMMON = (
@@ -76,7 +76,7 @@ def format_keys() -> str:
         section = name.partition(".")[0] if "." in name else "Machines and files"
         sections[section].append(name)
     later = [(f"`{name}`", key.later[0]) for name, key in KEYS.items() if key.later]
-    later += [(f"`{name}`", note) for name, (note, _) in IGNORED.items()]
+    later += [(f"`{name}`", note) for name, (note, _) in ignored_keys().items()]
     parts = [f"\n## {section}\n\n{_format_rows(names)}" for section, names in sections.items()]
     return "\n".join(
         [_HEADER, *parts, _LATER, _format_table(("key", "what happens"), later), _FOOTER]

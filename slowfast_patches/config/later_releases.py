@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from slowfast_patches.config.fields import Values
+from slowfast_patches.config.fields import Ignored, Values
+from slowfast_patches.registry import SECTIONS
 from slowfast_patches.utils.errors import UserError
 
 
-class Ignored(NamedTuple):
-    """Key of another release that has no effect.
-
-    Attributes:
-        note: Text that says why the key has no effect, and what to do.
-        usual: Values that describe what this package does anyway. They cause no warning.
-    """
-
-    note: str
-    usual: tuple[object, ...] = ()
-
-
 def ignored_key(name: str) -> Ignored | None:
-    """Return the entry in `IGNORED` of a key or of its section, such as `DEMO.*`, or None."""
-    return IGNORED.get(name) or IGNORED.get(name.partition(".")[0] + ".*")
+    """Return the entry of a key or of its section, such as `DEMO.*`, or None."""
+    ignored = ignored_keys()
+    return ignored.get(name) or ignored.get(name.partition(".")[0] + ".*")
+
+
+def ignored_keys() -> dict[str, Ignored]:
+    """Return the keys that have no effect, with those of the extras."""
+    found = dict(IGNORED)
+    for section in SECTIONS.values():
+        found |= section.ignored
+    return found
 
 
 def rates_of_one_machine(values: Values) -> dict[str, Any]:
@@ -53,7 +51,6 @@ _BN_GROUPS = (
 _BASELINE = "The shape of the baseline's mini-batch follows from other keys. Set {}."
 _MODEL = "MODEL.ARCH alone decides which model is built. Set MODEL.ARCH."
 _FORMAT = "The format of a weight file is detected. Remove the key."
-_COLOURS = "Colours are not augmented for AVA. Remove the key."
 
 IGNORED: Mapping[str, Ignored] = {
     "BN.NORM_TYPE": Ignored(_BN_GROUPS, ("batchnorm",)),
@@ -101,15 +98,6 @@ IGNORED: Mapping[str, Ignored] = {
         "can be logged to TensorBoard. Remove the section.",
         (True, "", 0, False, None),
     ),
-    "AVA.BGR": Ignored("Set DATA.REVERSE_INPUT_CHANNEL.", (False,)),
-    "AVA.IMG_PROC_BACKEND": Ignored(
-        "There is only one image backend. Remove the key.", ("cv2", "pytorch")
-    ),
-    "AVA.TEST_FORCE_FLIP": Ignored("Test clips are never flipped. Remove the key.", (False,)),
-    "AVA.TRAIN_USE_COLOR_AUGMENTATION": Ignored(_COLOURS, (False,)),
-    "AVA.TRAIN_PCA_JITTER_ONLY": Ignored(_COLOURS, (True, False)),
-    "AVA.TRAIN_PCA_EIGVAL": Ignored(_COLOURS, ([0.225, 0.224, 0.229],)),
-    "AVA.TRAIN_PCA_EIGVEC": Ignored(_COLOURS),
     "DEMO.*": Ignored("This package has no camera demo. Remove the section.", (False,)),
 }
 """Keys of PySlowFast 1.0 and of its later releases that have no effect, or `SECTION.*`."""

@@ -14,9 +14,12 @@ from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
+
+from slowfast.config import defaults as host_defaults
 
 from slowfast_patches.config.imports import import_modules, require_imported
 from slowfast_patches.config.later_releases import ignored_key
@@ -213,11 +216,19 @@ def _set(values: dict[str, Any], given: dict[str, str], name: str, value: Any, s
     elif row := ignored_key(name):
         if (decoded := _decode(value)) not in row.usual:
             logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.note}")
+    elif name in _host_defaults() and _decode(value) == _host_defaults()[name]:
+        pass  # a key of PySlowFast for what is not installed here, which asks for nothing
     elif value is not None or not any(key.startswith(f"{name}.") for key in KEYS):
         # An empty section is valid.
         nearest = difflib.get_close_matches(name.upper(), KEYS, n=1)
         advice = f" Did you mean {nearest[0]}?" if nearest else ""
         raise UserError(f"{name[:60] or repr(name)} is not a config key ({source}).{advice}")
+
+
+@cache
+def _host_defaults() -> dict[str, Any]:
+    """Return the default values of PySlowFast by full key."""
+    return dict(flatten(host_defaults.get_cfg()))
 
 
 def _wrong_value(name: str, wanted: object, value: object) -> ValueError:

@@ -90,7 +90,8 @@ class Model:
     loss_func: str = training_key(
         "cross_entropy",
         "Training loss: cross_entropy for one label per video, bce_logit for several labels, bce "
-        "for detection. If this key is not set, its value follows from the task.",
+        "for a network that returns probabilities. If this key is not set, its value follows from "
+        "the task.",
     )
     dropout_rate: float = training_key(
         0.5,

@@ -1,10 +1,11 @@
 """Recipes as frozen dataclasses.
 
-Each section of the config is a dataclass in model_keys.py, data_keys.py, detection_keys.py or
-training_keys.py. Each field is a key in lower case: DATA.NUM_FRAMES is `recipe.data.num_frames`. To
-add a key, add a field with a call of `key`, which has all facts of the key: default, help, check,
-flags, when it has no effect, and how other releases write it (see `fields.Key`). Loading, warnings,
-docs/keys.md and the comparison with checkpoints then include the new key.
+Each section of the config is a dataclass in model_keys.py, data_keys.py or training_keys.py, or
+in keys.py of an extra. Each field is a key in lower case: DATA.NUM_FRAMES is
+`recipe.data.num_frames`. To add a key, add a field with a call of `key`, which has all facts of the
+key: default, help, check, flags, when it has no effect, and how other releases write it (see
+`fields.Key`). Loading, warnings, docs/keys.md and the comparison with checkpoints then include the
+new key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from slowfast.config import defaults as host_defaults
 
 from multigrid import Shape
 from slowfast_patches.config.data_keys import Aug, Data, DataLoading, Mixup, Multigrid
-from slowfast_patches.config.detection_keys import Ava, Detection
 from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
     FROM_ZERO,
@@ -42,7 +42,7 @@ from slowfast_patches.config.model_keys import (
 )
 from slowfast_patches.config.training_keys import Solver, Test, Train
 from slowfast_patches.config.yaml_text import dump_yaml, flatten
-from slowfast_patches.registry import MODELS, TASKS, task_name
+from slowfast_patches.registry import MODELS, SECTIONS, TASKS, import_extras, task_name
 
 PER_PATHWAY = (
     "RESNET.NUM_BLOCK_TEMP_KERNEL",
@@ -62,6 +62,9 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
+import_extras()
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Values of all keys of a run. `Recipe()` has the default values."""
@@ -73,10 +76,8 @@ class Recipe:
     hf: Hf = Hf()
     resnet: ResNet = ResNet()
     nonlocal_: NonLocal = NonLocal()
-    detection: Detection = Detection()
     bn: BatchNorm = BatchNorm()
     data: Data = Data()
-    ava: Ava = Ava()
     mixup: Mixup = Mixup()
     aug: Aug = Aug()
     data_loader: DataLoading = DataLoading()
@@ -96,7 +97,7 @@ class Recipe:
         "sets or augmentations. The option --import sets this key.",
     )
     rng_seed: int = key(1, "Random seed of a run.", SEED)
-    output_dir: str = free_key("./tmp", "Folder for all output of the run.")
+    output_dir: str = free_key("./tmp", "Folder for all output of the run.", private=True)
     log_period: int = free_key(10, "Number of iterations between lines of the log.", AT_LEAST_ONE)
     log_model_info: bool = free_key(True, "Log the number of parameters and FLOPs of the model.")
     dist_backend: str = free_key(
@@ -121,6 +122,9 @@ class Recipe:
         SECONDS,
     )
 
+    extras: tuple[Any, ...] = tuple(section.keys() for section in SECTIONS.values())
+    """Sections of the extras. `ExtraKeys.of` finds the one of a class. This field is not a key."""
+
     processes_per_machine: int = dataclasses.field(default=0, compare=False)
     """Number of processes that a launcher started on each machine, or 0 without a launcher.
 
@@ -140,8 +144,19 @@ class Recipe:
 
     @property
     def text(self) -> str:
-        """All keys and values as YAML text, which `parse_recipe` converts back to a recipe."""
-        return dump_yaml(_nested(values_by_key(self), {}))
+        """All keys and values as YAML text, which `parse_recipe` converts back to a recipe.
+
+        A section of an extra that has only default values is left out. So the text can be read
+        where this extra is not installed.
+        """
+        defaults = default_recipe().extras
+        unused = [n for n, s in SECTIONS.items() if s.keys.of(self) in defaults]
+        values = {
+            name: value
+            for name, value in values_by_key(self).items()
+            if name.partition(".")[0] not in unused
+        }
+        return dump_yaml(_nested(values, {}))
 
     @property
     def has_cycles(self) -> bool:
@@ -189,6 +204,9 @@ class Recipe:
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of a key, such as "DATA.NUM_FRAMES"."""
+        section, _, field = name.rpartition(".")
+        if section in SECTIONS:
+            return getattr(SECTIONS[section].keys.of(self), field.lower())
         return reduce(getattr, _path(name), self)
 
     def replaced(self, values: Mapping[str, Any]) -> Recipe:
@@ -203,7 +221,12 @@ class Recipe:
         for name, value in values.items():
             *section, field = _path(name)
             change: dict[str, Any] = {field: _frozen(value)}
-            if section:
+            extra = SECTIONS.get(name.rpartition(".")[0])
+            if extra is not None:
+                keys = extra.keys.of(recipe)
+                new = dataclasses.replace(keys, **change)
+                change = {"extras": tuple(new if old is keys else old for old in recipe.extras)}
+            elif section:
                 change = {section[0]: dataclasses.replace(getattr(recipe, section[0]), **change)}
             recipe = dataclasses.replace(recipe, **change)
         return recipe
@@ -227,8 +250,12 @@ def _keys(section: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
             yield name, field.metadata["key"]._replace(kind=kinds[field.name])
 
 
-KEYS: Mapping[str, Key] = dict(_keys(Recipe))
-"""Metadata of all keys by full key, in the order of the fields."""
+KEYS: Mapping[str, Key] = dict(_keys(Recipe)) | {
+    name: key
+    for section, extra in SECTIONS.items()
+    for name, key in _keys(extra.keys, f"{section}.")
+}
+"""Metadata of all keys by full key, in the order of the fields, with those of the extras last."""
 
 
 @cache

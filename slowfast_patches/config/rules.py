@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
 
 from multigrid.stage_rows import row_shapes
+from slowfast_patches.config.fields import Rule
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.registry import SECTIONS
 from slowfast_patches.utils.errors import UserError
 
 _PLACEHOLDER = re.compile(r"\{([A-Z_.]+)\}")
@@ -22,25 +25,13 @@ _MOST_STRIDE = 8
 """Maximum product of the spatial strides of the stages, after the stem with a stride of 4."""
 
 
-class Rule(NamedTuple):
-    """Rule for the values of several keys.
-
-    Attributes:
-        is_broken: Function that takes a recipe and returns whether the keys contradict each other.
-        text: Message, with {KEY} in place of the value of each key.
-    """
-
-    is_broken: Callable[[Recipe], object]
-    text: str
-
-
 def check_rules(recipe: Recipe) -> None:
-    """Check all rules.
+    """Check all rules, and those of the extras.
 
     Raises:
         UserError: A rule is broken. The message says which key to change.
     """
-    for rule in RULES:
+    for rule in (*RULES, *chain.from_iterable(section.rules for section in SECTIONS.values())):
         if rule.is_broken(recipe):
             raise UserError(_PLACEHOLDER.sub(lambda match: _text(recipe[match[1]]), rule.text))
 

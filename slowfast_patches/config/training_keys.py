@@ -267,7 +267,7 @@ class Train:
     enable: bool = key(True, "Train the model.")
     dataset: str = key("kinetics", "Data set to train on.")
     checkpoint_file_path: str = key(
-        "", "Checkpoint with the initial weights. Empty: no checkpoint."
+        "", "Checkpoint with the initial weights. Empty: no checkpoint.", private=True
     )
     checkpoint_share: float = free_key(
         0.5,
@@ -293,14 +293,13 @@ class Test:
     )
     num_ensemble_views: int = free_key(
         10,
-        "Number of temporal views: clips that are spread over a video. Must be 1 with "
-        "DETECTION.ENABLE.",
+        "Number of temporal views: clips that are spread over a video.",
         AT_LEAST_ONE,
     )
     num_spatial_crops: int = free_key(
         3, "Number of spatial crops of each temporal view.", one_of(1, 3)
     )
-    checkpoint_file_path: str = free_key("", "Checkpoint to test.")
+    checkpoint_file_path: str = free_key("", "Checkpoint to test.", private=True)
     save_results_path: str = free_key(
         "",
         "CSV file in OUTPUT_DIR for the predictions of the test: label, prediction and class "

@@ -102,7 +102,7 @@ def build_on_meta(recipe: Recipe) -> nn.Module:
 class _EvaluationSigmoid(nn.Sigmoid):
     """Sigmoid in evaluation, and identity in training, because the loss expects logits.
 
-    Unlike other heads of PySlowFast, that of detection applies the activation in training as well.
+    One of the heads of PySlowFast applies the activation in training as well.
     """
 
     def forward(self, input: Tensor) -> Tensor:

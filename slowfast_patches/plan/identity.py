@@ -41,6 +41,7 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.weights.files import local_file
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.registry import SECTIONS
 from slowfast_patches.utils.machine import machine, versions
 
 Fact = Mapping[str, Any]
@@ -290,7 +291,7 @@ def effective_keys(recipe: Recipe) -> dict[str, Any]:
 
 def _reading_key(recipe: Recipe, split: str, clips: bool) -> object:
     """Return the values of all keys that may change which videos are read."""
-    sections = ("DATA.", "AVA.", "DETECTION.")
+    sections = ("DATA.", *(f"{name}." for name in SECTIONS))
     names = ("TRAIN.DATASET", "TEST.DATASET", "MODEL.NUM_CLASSES", "IMPORTS")
     named = [name for name in KEYS if name.startswith(sections) or name in names]
     return split, clips, repr([recipe[name] for name in named])

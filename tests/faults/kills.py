@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import NamedTuple
@@ -33,11 +34,9 @@ import torch
 from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.demo.spec import DemoSpec
 from slowfast_patches.datasets.demo.synthetic import make_demo_data
-from slowfast_patches.detection.demo import make_ava_form
 from slowfast_patches.models.build import build_model
 from tests.conftest import RECIPE, Folder, assert_same_bits, free_port, one_block, without_times
 from tests.forked import Process, Server
-from tests.slowfast_patches.detection.test_training import KEYS as DETECTION
 
 PROGRAM = "tests/faults/faulty_run_net.py"
 PLAIN = ("OUTPUT_DIR", "out", "TRAIN.CHECKPOINT_PERIOD", 1, "DATA_LOADER.NUM_WORKERS", 1)
@@ -48,9 +47,13 @@ CASES = {
     "accumulation": ("SOLVER.ACCUMULATION_STEPS", 2, "SOLVER.CLIP_GRAD_L2NORM", 0.1),
     "mixed precision": ("TRAIN.MIXED_PRECISION", True),
     "frozen": ("TRAIN.FREEZE", ["s1", "s2"], "TRAIN.CHECKPOINT_FILE_PATH", "../start.pyth"),
-    "detection": (*DETECTION, "DATA.PATH_TO_DATA_DIR", "../ava"),
     "shared BN": (),
 }
+with suppress(ImportError):  # an extra
+    from slowfast_patches.extras.detection.demo import make_ava_form
+    from tests.slowfast_patches.extras.detection.test_training import KEYS as DETECTION
+
+    CASES["detection"] = (*DETECTION, "DATA.PATH_TO_DATA_DIR", "../ava")
 """Keys by case. All cases train one block in each stage and save after each iteration. In "shared
 BN", all processes share each BN group."""
 
@@ -133,7 +136,8 @@ def make_data(output: Path) -> None:
     """Render the videos in a new folder, and save weights to start from."""
     output.mkdir(parents=True)
     make_demo_data(output / "data", DemoSpec(24, 8, 8, frames=20, width=48, height=40), 1)
-    make_ava_form(output / "ava", DemoSpec(12, 4, 0, frames=40, width=64, height=40), 1)
+    if "detection" in CASES:
+        make_ava_form(output / "ava", DemoSpec(12, 4, 0, frames=40, width=64, height=40), 1)
     (output / "tiny.yaml").write_text(RECIPE)
     with one_block():
         weights = build_model(load_recipe(output / "tiny.yaml")).state_dict()

@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import save
 from torch import nn
 
+from slowfast_patches.config.key_lists import private_keys
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.models.transformer import input_size
@@ -30,12 +31,6 @@ from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.errors import UserError, mistake_in, writing
 from slowfast_patches.utils.files import atomic_write, make_folder, write_text
 
-_PRIVATE = (
-    *("DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX", "OUTPUT_DIR", "TRAIN.CHECKPOINT_FILE_PATH"),
-    *("TEST.CHECKPOINT_FILE_PATH", "AVA.FRAME_DIR", "AVA.FRAME_LIST_DIR", "AVA.ANNOTATION_DIR"),
-    "MULTIGRID.BATCH_BY",
-)
-"""Keys with paths of the machine. The folder has their defaults instead."""
 _WITH_IMAGE_PROCESSOR = ("timesformer", "videomae")
 """Model types whose image processor runs without torchvision."""
 _OWN = (WEIGHTS_FILE, "config.json", "recipe.yaml", "metrics.jsonl", "preprocessor_config.json")
@@ -62,7 +57,7 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
             clips.
     """
     defaults = default_recipe()
-    recipe = predictor.recipe.replaced({key: defaults[key] for key in _PRIVATE})
+    recipe = predictor.recipe.replaced({key: defaults[key] for key in private_keys()})
     if Path(recipe.hf.model).is_dir():
         recipe = recipe.replaced({"HF.MODEL": Path(recipe.hf.model).name})
     model: Any = next(predictor.children())

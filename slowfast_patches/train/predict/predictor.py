@@ -52,7 +52,7 @@ def load_model(
 
     Raises:
         ValueError: There is no checkpoint, the checkpoint cannot be read, the recipe is missing, or
-            the model is a detection model.
+            the model needs other inputs than clips.
     """
     path = checkpoint_of(checkpoint)
     recipe, names = read_checkpoint(path, recipe_file, overrides)
@@ -64,7 +64,7 @@ def require_clip_scores(recipe: Recipe, path: Path) -> None:
     """Check that the model of a checkpoint takes only clips as input.
 
     Raises:
-        ValueError: The task of the model is another one, such as detection.
+        ValueError: The task of the model is one with other inputs.
     """
     if not TASKS[recipe.task].scores_clips:
         raise UserError(

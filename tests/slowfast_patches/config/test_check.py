@@ -137,7 +137,6 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
         ("SOLVER.OPTIMIZING_METHOD adamw SOLVER.MOMENTUM 0.8", "MOMENTUM 0.8 has no effect with"),
         ("SOLVER.WARMUP_START_LR 0.2", "0.2 has no effect with SOLVER.WARMUP_EPOCHS 0"),
         ("TSM.SHIFT_DIV 4", "TSM.SHIFT_DIV 4 has no effect with MODEL.ARCH slowfast"),
-        ("DETECTION.ALIGNED False", "DETECTION.ALIGNED False has no effect"),
         ("AUG.COLOR_JITTER 0.5", "AUG.COLOR_JITTER 0.5 has no effect with AUG.ENABLE False"),
         ("AUG.ENABLE True AUG.COLOR_JITTER 0.5", "0.5 has no effect with AUG.AA_TYPE rand-m9"),
         ("MIXUP.ENABLE True TRAIN.BATCH_SIZE 1", "no effect with a single clip in each micro"),

@@ -18,11 +18,10 @@ def test_off_is_unchanged_the_hosts_keys_keep_the_hosts_defaults():
     ours = dict(flatten(host_config(default_recipe())))
     host = dict(flatten(host_defaults.get_cfg()))
     changed = {key for key in host if ours[key] != host[key]}
-    assert all(key in KEYS or ignored_key(key) for key in host)
-    # The default AVA folders of PySlowFast are paths on its authors' machines.
-    folders = {f"AVA.{name}_DIR" for name in ("FRAME", "FRAME_LIST", "ANNOTATION")}
+    of_boxes = {key for key in host if key.startswith(("AVA.", "DETECTION."))}
+    assert all(key in KEYS or ignored_key(key) for key in host.keys() - of_boxes)
     others = {"DATA_LOADER.NUM_WORKERS", "DIST_BACKEND", "MODEL.SINGLE_PATHWAY_ARCH"}
-    assert changed == folders | others
+    assert changed - of_boxes == others
 
 
 def test_keys_that_a_config_of_pyslowfast_gets_have_the_same_defaults():
@@ -43,8 +42,10 @@ def test_every_key_has_a_help_text_and_a_valid_default():
     assert set(PER_PATHWAY) < set(KEYS)
 
 
-def test_the_page_of_all_keys_is_up_to_date():
-    assert DOCS.read_text(encoding="utf-8") == format_keys() + "\n"
+def test_the_page_has_all_keys():
+    """It may have those of an extra that is not here (tests/test_extras.py)."""
+    page = set(DOCS.read_text(encoding="utf-8").splitlines())
+    assert set(format_keys().splitlines()) <= page
 
 
 def test_a_key_without_effect_is_warned_of_unless_it_asks_for_nothing(caplog):

@@ -5,6 +5,7 @@ ImageNet), 22 of SSv2, 57 of Charades and 20 of AVA. The rates are relative to B
 There are often six rates, for any number of steps.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,22 +60,6 @@ SOLVER: {{{SIX}, BASE_LR: 0.0375, STEPS: [0, 41, 49], MAX_EPOCH: 57, WARMUP_EPOC
 MODEL: {{NUM_CLASSES: 157, LOSS_FUNC: bce_logit, HEAD_ACT: sigmoid}}
 TEST: {{DATASET: charades, BATCH_SIZE: 16, NUM_ENSEMBLE_VIEWS: 10, NUM_SPATIAL_CROPS: 3}}
 """
-AVA = """
-TRAIN: {DATASET: ava, BATCH_SIZE: 64, EVAL_PERIOD: 5, CHECKPOINT_FILE_PATH: k400.pyth}
-DATA: {TRAIN_CROP_SIZE: 224, TEST_CROP_SIZE: 224}
-DETECTION: {ENABLE: True, ALIGNED: True, SPATIAL_SCALE_FACTOR: 16, ROI_XFORM_RESOLUTION: 7}
-AVA: {FRAME_DIR: /ava/frames, FRAME_LIST_DIR: /ava/frame_lists, ANNOTATION_DIR: /ava/annotations,
-  DETECTION_SCORE_THRESH: 0.8, FULL_TEST_ON_VAL: True, BGR: False, IMG_PROC_BACKEND: cv2,
-  TRAIN_PREDICT_BOX_LISTS: [ava_train_v2.2.csv, ava_detection_train_boxes_and_labels.csv],
-  TEST_PREDICT_BOX_LISTS: [ava_detection_val_boxes_and_labels.csv], TEST_FORCE_FLIP: False,
-  TRAIN_USE_COLOR_AUGMENTATION: False, TRAIN_PCA_JITTER_ONLY: True}
-BN: {USE_PRECISE_STATS: False}
-SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 10, 15, 20],
-  LRS: [1, 0.1, 0.01, 0.001], MAX_EPOCH: 20, WEIGHT_DECAY: 1e-7, WARMUP_EPOCHS: 5.0,
-  WARMUP_START_LR: 0.000125}
-MODEL: {NUM_CLASSES: 80, LOSS_FUNC: bce, HEAD_ACT: sigmoid}
-TEST: {DATASET: ava, BATCH_SIZE: 8}
-"""
 
 
 I3D = """
@@ -90,21 +75,23 @@ SLOWFAST: {ALPHA: 4, BETA_INV: 8, FUSION_CONV_CHANNEL_RATIO: 2}
 RESNET: {SPATIAL_STRIDES: [[1, 1], [2, 2], [2, 2], [2, 2]]}
 NONLOCAL: {LOCATION: [[[], []], [[], []], [[], []], [[], []]], GROUP: [[1, 1], [1, 1], [1, 1], [1, 1]]}
 """  # noqa: E501
-LAST = "RESNET: {SPATIAL_STRIDES: [[1, 1], [2, 2], [2, 2], [1, 1]]}"
 RECIPES = {
     "I3D_IN1K": (I3D, IMAGENET),
     "SLOW": (I3D, "MODEL: {ARCH: slow}"),
     "SLOWFAST_multigrid": (SLOWFAST, STEPWISE, MULTIGRID),
     "SSv2_multigrid": (SLOWFAST, SSV2, MULTIGRID),
     "Charades_multigrid": (SLOWFAST, CHARADES, MULTIGRID),
-    "AVA_multigrid": (SLOWFAST, AVA, LAST, MULTIGRID),
 }
 VIDEOS = 240_000
 
 
 def load(name: str, folder: Path, *overrides: object) -> Recipe:
+    return load_parts(RECIPES[name], folder, *overrides)
+
+
+def load_parts(parts: Sequence[str], folder: Path, *overrides: object) -> Recipe:
     names = []
-    for number, text in enumerate((COMMON, *RECIPES[name])):
+    for number, text in enumerate((COMMON, *parts)):
         names.append(f"{number}.yaml")
         (folder / names[-1]).write_text(text)
     (folder / "recipe.yaml").write_text(f"_BASE_: {names}")

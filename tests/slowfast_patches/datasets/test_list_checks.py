@@ -7,11 +7,8 @@ from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.datasets.lists.frame_list import HEADER, read_frame_list
 from slowfast_patches.datasets.lists.list_checks import list_warnings, repeated_videos
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
-from slowfast_patches.train.run import _count_videos
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
 from tests.slowfast_patches.datasets.recipes import recipe_of
-from tests.slowfast_patches.detection.ava_lists import recipe_of as ava_recipe
-from tests.slowfast_patches.detection.ava_lists import write_lists
 
 CLASSES = "MODEL.NUM_CLASSES"
 
@@ -140,16 +137,3 @@ def test_copies_of_the_frames_of_a_list_are_found(tmp_path):
     write_jpeg(tmp_path / "b/b0.jpg", level=200)
     (found,) = find_overlaps(lists)
     assert found.shared == [(str(tmp_path / "a"), str(tmp_path / "c"))]
-
-
-def test_a_run_is_not_refused_because_the_first_video_of_ava_is_missing(tmp_path):
-    """The first key frames of a list are all of one video."""
-    boxes = "".join(f"a,{second:04d},0.1,0.1,0.9,0.9,1\n" for second in range(902, 952))
-    folder = write_lists(tmp_path, boxes + "b,0902,0.1,0.1,0.9,0.9,1\n")
-    (folder / "train.csv").write_text("gone/a.mp4 0\nb.mp4 0\n")
-    (folder / "b.mp4").touch()
-    cfg = ava_recipe(folder)
-    assert _count_videos(cfg, "train") == 51
-    (folder / "b.mp4").unlink()
-    with pytest.raises(ValueError, match="None of 2 videos that were looked up"):
-        _count_videos(cfg, "train")

@@ -131,7 +131,6 @@ def test_the_number_of_classes_is_that_of_the_training_list_where_nothing_says_i
     [
         ("kinetics", ("single_label", "cross_entropy", "softmax", 10)),
         ("charades", ("multi_label", "bce_logit", "sigmoid", 10)),
-        ("ava", ("detection", "bce", "sigmoid", 1)),
     ],
 )
 def test_the_task_is_that_of_the_data_set_where_nothing_says_it(dataset, task):

@@ -22,7 +22,6 @@ from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.parallel import in_parallel
 from slowfast_patches.train.step import Stepper
 from tests.conftest import assert_same_bits, one_block
-from tests.slowfast_patches.detection.test_training import KEYS as DETECTION
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +36,6 @@ CASES: dict[str, tuple[object, ...]] = {
         *("TRAIN.BATCH_SIZE", 4 * PROCESSES, "SOLVER.ACCUMULATION_STEPS", 2),
         *("SOLVER.CLIP_GRAD_L2NORM", 0.1, "TRAIN.MIXED_PRECISION", True),
     ),
-    "detection": DETECTION,
 }
 
 

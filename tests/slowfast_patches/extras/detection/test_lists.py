@@ -9,11 +9,14 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     list_digest,
     list_path,
+    load_with_classes,
     read_list,
 )
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
-from slowfast_patches.detection.lists import read_boxes
-from tests.slowfast_patches.detection.ava_lists import recipe_of, write_lists
+from slowfast_patches.extras.detection.lists import read_boxes
+from slowfast_patches.train.run import _count_videos
+from tests.slowfast_patches.datasets.recipes import recipe_of as video_recipe
+from tests.slowfast_patches.extras.detection.ava_lists import recipe_of, write_lists
 
 TRAIN = """\
 b,0902,0.100,0.200,0.500,0.600,3,7
@@ -166,3 +169,57 @@ def test_copies_of_a_video_under_another_name_are_found(tmp_path):
     lists = {split: read_list(recipe, split) for split in ("train", "val")}
     (found,) = find_overlaps(lists)
     assert found.shared == [(str(folder / "a.mp4"), str(folder / "c.mp4"))]
+
+
+AVA, NAMES = "ava_train_v2.2.csv", "names.pbtxt"
+BOX = "a,0902,0.1,0.2,0.5,0.6,1\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "added", "said"),
+    [
+        (AVA, "a,0899,0.1,0.2,0.5,0.6,1", "line 2: .*second .902 to 1798"),
+        (AVA, "a,0902,nan,0.2,0.5,0.6,1", "line 2: .*fractions of the sides"),
+        (AVA, "c,0902,0.1,0.2,0.5,0.6,1", r" have boxes but are missing from .*train\.csv: c"),
+        (NAMES, '  name: "x"\n  id: 4', "ids from 1 to MODEL.NUM_CLASSES 3"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, file, added, said):
+    recipe = recipe_of(write_lists(tmp_path, BOX))
+    with (tmp_path / file).open("a") as stream:
+        stream.write(added)
+    with pytest.raises(ValueError, match=f"({tmp_path}/{file}|^1 videos).*{said}"):
+        read_list(recipe, "train"), class_names(recipe)
+
+
+def test_a_list_of_boxes_without_area_is_refused(tmp_path):
+    recipe = recipe_of(write_lists(tmp_path, "a,0902,0.5,0.2,0.5,0.6,1"))
+    with pytest.raises(ValueError, match=r"no key frame .*of train has a box"):
+        read_list(recipe, "train")
+
+
+def test_ava_needs_the_task_of_boxes(tmp_path):
+    said = r"have boxes \(DETECTION.ENABLE True\), .* has DATA.MULTI_LABEL False"
+    with pytest.raises(ValueError, match=said):
+        read_list(video_recipe(tmp_path, dataset="ava"), "train")
+
+
+def test_the_task_is_that_of_the_data_set_where_nothing_says_it():
+    recipe = load_with_classes(None, ["TRAIN.DATASET", "ava", "MODEL.NUM_CLASSES", 3])
+    model, views = recipe.model, recipe.test.num_ensemble_views
+    assert (recipe.task, model.loss_func, model.head_act, views) == (
+        *("detection", "bce", "sigmoid", 1),
+    )
+
+
+def test_a_run_is_not_refused_because_the_first_video_of_a_list_is_missing(tmp_path):
+    """The first key frames of a list are all of one video."""
+    boxes = "".join(f"a,{second:04d},0.1,0.1,0.9,0.9,1\n" for second in range(902, 952))
+    folder = write_lists(tmp_path, boxes + "b,0902,0.1,0.1,0.9,0.9,1\n")
+    (folder / "train.csv").write_text("gone/a.mp4 0\nb.mp4 0\n")
+    (folder / "b.mp4").touch()
+    cfg = recipe_of(folder)
+    assert _count_videos(cfg, "train") == 51
+    (folder / "b.mp4").unlink()
+    with pytest.raises(ValueError, match="None of 2 videos that were looked up"):
+        _count_videos(cfg, "train")

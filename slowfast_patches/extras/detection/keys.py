@@ -8,6 +8,7 @@ from functools import partial
 from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
     PART,
+    ExtraKeys,
     key,
     only_with,
     speed_key,
@@ -17,7 +18,7 @@ _detection_key = partial(key, needs=only_with("DETECTION.ENABLE", True))
 
 
 @dataclass(frozen=True)
-class Detection:
+class DetectionKeys(ExtraKeys):
     enable: bool = speed_key(
         False,
         "Classify boxes at key frames, as in AVA, instead of whole videos. If this key is not set, "
@@ -42,22 +43,25 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class Ava:
+class AvaKeys(ExtraKeys):
     frame_dir: str = _detection_key(
         "",
         "Folder that is prepended to the paths in the lists.",
         may_differ=True,
+        private=True,
     )
     frame_list_dir: str = _detection_key(
         "",
         "Folder of the lists of frames. Empty: DATA.PATH_TO_DATA_DIR.",
         may_differ=True,
+        private=True,
     )
     annotation_dir: str = _detection_key(
         "",
         "Folder of the files of boxes, classes and excluded key frames. Empty: "
         "DATA.PATH_TO_DATA_DIR.",
         may_differ=True,
+        private=True,
     )
     train_lists: tuple[str, ...] = _detection_key(
         ("train.csv",),

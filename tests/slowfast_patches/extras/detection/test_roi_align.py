@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slowfast_patches.detection.roi_align import ROIAlign
+from slowfast_patches.extras.detection.roi_align import ROIAlign
 
 COLUMNS = torch.arange(4.0).expand(1, 1, 4, 4)
 """Feature map (1, 1, 4, 4) in which each value is the index of its column."""

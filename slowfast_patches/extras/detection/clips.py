@@ -20,7 +20,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset, Draw
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.detection.lists import FIRST_SECOND, KeyFrame, read_sources
+from slowfast_patches.extras.detection.lists import FIRST_SECOND, KeyFrame, read_sources
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from slowfast_patches.datasets.demo.synthetic import (
     make_videos,
     write_clip,
 )
-from slowfast_patches.detection.lists import FIRST_SECOND, SECONDS
+from slowfast_patches.extras.detection.lists import FIRST_SECOND, SECONDS
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import write_text
 

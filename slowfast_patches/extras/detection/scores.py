@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.detection.clips import Targets, classes_of
-from slowfast_patches.detection.lists import annotation, host_ava
+from slowfast_patches.extras.detection.clips import Targets, classes_of
+from slowfast_patches.extras.detection.keys import AvaKeys
+from slowfast_patches.extras.detection.lists import annotation, host_ava
 from slowfast_patches.tasks.scores import Evaluation, count_clips
 from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
 from slowfast_patches.utils.errors import UserError, mistake_in
@@ -112,11 +113,11 @@ def read_annotations(recipe: Recipe) -> tuple[list[Any], set[int], Any, set[str]
         ValueError: A file cannot be read.
     """
     host = host_ava()
-    label_map = annotation(recipe, recipe.ava.label_map_file)
-    excluded = annotation(recipe, recipe.ava.exclusion_file)
+    label_map = annotation(recipe, AvaKeys.of(recipe).label_map_file)
+    excluded = annotation(recipe, AvaKeys.of(recipe).exclusion_file)
     with mistake_in("check the keys AVA.*: AVA's annotations cannot be read", Exception):
         categories, classes = host.read_labelmap(str(label_map))
-        truth = host.read_csv(str(annotation(recipe, recipe.ava.groundtruth_file)), classes)
+        truth = host.read_csv(str(annotation(recipe, AvaKeys.of(recipe).groundtruth_file)), classes)
         left_out = host.read_exclusions(str(excluded)) if excluded.is_file() else set()
     return categories, classes, truth, left_out
 
@@ -144,7 +145,7 @@ def ava_precisions(
     categories, classes, truth, left_out = read_annotations(recipe)
     # The host returns the precisions by name, and names may be equal.
     categories = [{"id": row["id"], "name": str(row["id"])} for row in categories]
-    if dataset.split == "val" and not recipe.ava.full_test_on_val:
+    if dataset.split == "val" and not AvaKeys.of(recipe).full_test_on_val:
         kept = [key for key in truth[0] if int(key.split(",")[1]) % 4 == 0]
         truth = [{key: of_kind[key] for key in kept} for of_kind in truth]
     unread = _unread(dataset.videos, scored)

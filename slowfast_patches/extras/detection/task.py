@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe, plain
-from slowfast_patches.detection.clips import Targets
-from slowfast_patches.detection.predict import predict_boxes
-from slowfast_patches.detection.scores import BoxScores, read_annotations
-from slowfast_patches.registry import TaskFamily, register_task
+from slowfast_patches.extras.detection.clips import Targets
+from slowfast_patches.extras.detection.keys import DetectionKeys
+from slowfast_patches.extras.detection.predict import predict_boxes
+from slowfast_patches.extras.detection.scores import BoxScores, read_annotations
 from slowfast_patches.tasks.task import MultiLabel, Prediction, Transform
 from slowfast_patches.utils.distributed import sum_over_ranks
 from slowfast_patches.utils.errors import UserError
 
 
-def _check_feature_map(recipe: Recipe) -> None:
+def check_feature_map(recipe: Recipe) -> None:
     """Check that boxes can be pooled from the last feature map of the model."""
     if not recipe.model.family.is_resnet:
         raise UserError(
@@ -28,7 +28,7 @@ def _check_feature_map(recipe: Recipe) -> None:
             "has no feature map to pool boxes from. Use a convolutional model of PySlowFast."
         )
     scale = 4 * math.prod(stage[0] for stage in recipe.resnet.spatial_strides)
-    if (given := recipe.detection.spatial_scale_factor) != scale:
+    if (given := DetectionKeys.of(recipe).spatial_scale_factor) != scale:
         raise UserError(
             f"DETECTION.SPATIAL_SCALE_FACTOR {given} does not match "
             f"RESNET.SPATIAL_STRIDES {plain(recipe.resnet.spatial_strides)}, which give the last "
@@ -37,27 +37,6 @@ def _check_feature_map(recipe: Recipe) -> None:
         )
 
 
-@register_task(
-    "detection",
-    TaskFamily(
-        "boxes",
-        ("DETECTION.ENABLE", True),
-        {"MODEL.LOSS_FUNC": "bce", "MODEL.HEAD_ACT": "sigmoid"},
-        {
-            "TEST.NUM_ENSEMBLE_VIEWS": ((1,), "a key frame has only one temporal view"),
-            "DATA.CLIP_SAMPLING": (("auto", "stride"), "clips are centred on key frames"),
-            "DATA.ENSEMBLE_METHOD": (("sum",), "the scores of a box are averaged over crops"),
-            "MIXUP.ENABLE": ((False,), "boxes cannot be blended"),
-            "AUG.ENABLE": ((False,), "augmentations do not transform boxes"),
-            "SOLVER.CLASS_WEIGHTS": (((),), "class weights are not supported for boxes"),
-            "TRAIN.COMPILE": ((False,), "clips have different numbers of boxes"),
-        },
-        multi_label=True,
-        metrics=("map",),
-        check=_check_feature_map,
-        scores_clips=False,
-    ),
-)
 class Detection(MultiLabel):
     """Task with several labels for each box. The network returns one row of logits for each box.
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.detection.clips import Targets, classes_of
-from slowfast_patches.detection.predict import predict_boxes
-from slowfast_patches.detection.scores import BoxScores
+from slowfast_patches.extras.detection.clips import Targets, classes_of
+from slowfast_patches.extras.detection.predict import predict_boxes
+from slowfast_patches.extras.detection.scores import BoxScores
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
-from tests.slowfast_patches.detection.ava_lists import BOXES, recipe_of, write_lists
+from tests.slowfast_patches.extras.detection.ava_lists import BOXES, recipe_of, write_lists
 
 KEYS = ("DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64)
 ANNOTATED = ("AVA.TEST_PREDICT_BOX_LISTS", [])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from multigrid import ClipPlan, ClipRequest, Shape, Video, collate, network_input, plan_test
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.detection.clips import Targets, boxes_in_clip
-from tests.slowfast_patches.detection.ava_lists import BOXES, recipe_of, write_lists
+from slowfast_patches.extras.detection.clips import Targets, boxes_in_clip
+from tests.slowfast_patches.extras.detection.ava_lists import BOXES, recipe_of, write_lists
 
 BASE = Shape(8, 8, 64)
 SIZES = ("DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64)

@@ -18,14 +18,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from slowfast_patches import patching
+import numpy as np
+
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, check_list, read_csv
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_file import video_name
+from slowfast_patches.extras.detection.keys import AvaKeys
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path, is_remote
 from slowfast_patches.utils.tables import shorten_list
@@ -108,7 +111,7 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
         ValueError: A list is missing or has an invalid line, two videos have the same name, or some
             of the lists are frame lists and others are lists of video files.
     """
-    prefix = recipe.ava.frame_dir
+    prefix = AvaKeys.of(recipe).frame_dir
     videos = list[FrameVideo | LabelledVideo]()
     for path in _video_lists(recipe, split):
         check_list(path)
@@ -174,19 +177,19 @@ def _warn(text: str) -> None:
 
 def annotation(recipe: Recipe, name: str) -> Path:
     """Return the path of a file in AVA.ANNOTATION_DIR."""
-    return as_path(recipe.ava.annotation_dir or recipe.data.path_to_data_dir) / name
+    return as_path(AvaKeys.of(recipe).annotation_dir or recipe.data.path_to_data_dir) / name
 
 
 def evaluation_files(recipe: Recipe, split: str) -> list[Path]:
     """Return the files that the evaluation of a split reads beside the lists."""
-    ava = recipe.ava
+    ava = AvaKeys.of(recipe)
     names = (ava.label_map_file, ava.exclusion_file, ava.groundtruth_file)
     return [annotation(recipe, name) for name in names if split != "train"]
 
 
 def host_ava() -> Any:
     """Import PySlowFast's functions that read AVA's annotations and evaluate boxes."""
-    patching.restore_numpy_names()
+    _restore_numpy_names()
     from slowfast.utils import ava_eval_helper
 
     return ava_eval_helper
@@ -203,7 +206,7 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
         ValueError: An id is not from 1 to MODEL.NUM_CLASSES or occurs twice, or the file names no
             class.
     """
-    path = annotation(recipe, recipe.ava.label_map_file)
+    path = annotation(recipe, AvaKeys.of(recipe).label_map_file)
     if not path.is_file():
         return None
     with mistake_in(f"the label map {path} cannot be read", Exception):
@@ -297,7 +300,7 @@ def _boxes(recipe: Recipe, split: str) -> dict[tuple[str, int], dict[Box, list[i
     Returns:
         A dict from key frame (video name, second) to a dict from box to class indices.
     """
-    ava = recipe.ava
+    ava = AvaKeys.of(recipe)
     annotated = ava.train_gt_box_lists if split == "train" else ()
     predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists
     if split != "train" and not predicted:
@@ -330,10 +333,20 @@ def check_boxes(count: int, where: str) -> None:
 
 
 def _video_lists(recipe: Recipe, split: str) -> list[Path]:
-    names = recipe.ava.train_lists if split == "train" else recipe.ava.test_lists
+    names = AvaKeys.of(recipe).train_lists if split == "train" else AvaKeys.of(recipe).test_lists
     if not names:
         raise UserError(
             f"AVA.{'TRAIN' if split == 'train' else 'TEST'}_LISTS is empty, but must name a list"
         )
-    folder = as_path(recipe.ava.frame_list_dir or recipe.data.path_to_data_dir)
+    folder = as_path(AvaKeys.of(recipe).frame_list_dir or recipe.data.path_to_data_dir)
     return [folder / name for name in names]
+
+
+def _restore_numpy_names() -> None:
+    """Define np.float and np.bool in `slowfast.utils.ava_evaluation`. NumPy 1.24 removed them.
+
+    The names are added to the `np` of that module. NumPy itself is not changed.
+    """
+    from slowfast.utils.ava_evaluation import metrics
+
+    metrics.np = SimpleNamespace(**{**vars(np), "float": float, "bool": bool})

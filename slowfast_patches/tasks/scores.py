@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.count_unreadable import check_count
@@ -27,6 +28,7 @@ class Evaluation(NamedTuple):
             and `labels`.
         precisions: Average precision of each class in percent if the metric is mAP, or None.
         names: Names of the V parts of videos, or None for videos.
+        loss: Mean negative log-likelihood of the labels, or None if it is not defined.
     """
 
     metrics: dict[str, float]
@@ -35,6 +37,7 @@ class Evaluation(NamedTuple):
     scored: Tensor
     precisions: Sequence[float | None] | None = None
     names: Sequence[str] | None = None
+    loss: float | None = None
 
 
 class Judgement(NamedTuple):
@@ -43,10 +46,12 @@ class Judgement(NamedTuple):
     Attributes:
         metrics: Maps metrics to percents, the primary metric first.
         precisions: Average precision of each class in percent if the metric is mAP, or None.
+        loss: Mean negative log-likelihood of the labels, or None if it is not defined.
     """
 
     metrics: dict[str, float]
     precisions: Sequence[float | None] | None = None
+    loss: float | None = None
 
 
 class VideoScores:
@@ -122,8 +127,10 @@ class VideoScores:
                 "the metric cannot be computed, because the model returns NaN. The training has "
                 "diverged. Train with a lower SOLVER.BASE_LR."
             )
-        metrics, precisions = self._judge(self.scores[scored], self.labels[scored])
-        return Evaluation(metrics | counts, self.scores, self.labels, scored, precisions)
+        judged = self._judge(self.scores[scored], self.labels[scored])
+        metrics = judged.metrics | counts
+        known = (self.scores, self.labels, scored, judged.precisions)
+        return Evaluation(metrics, *known, loss=judged.loss)
 
 
 def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, float]:
@@ -150,6 +157,36 @@ def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, floa
     counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
     partly = int((clips < num_clips).sum()) - unreadable
     return counts | ({"partly_read": partly} if partly else {})
+
+
+_LEAST_LOG = -100.0
+"""Least logarithm of a probability, as in torch's binary cross entropy. The loss stays finite."""
+
+
+_ROUNDED = 1e-4
+"""By how much a sum of probabilities may exceed 1."""
+
+
+def label_loss(probabilities: Tensor, labels: Tensor) -> float | None:
+    """Return the mean negative log-likelihood of class indices (V,), given probabilities (V, C).
+
+    Scores of another kind, such as the logits of a user's network, have no likelihood: None.
+    """
+    if not _are_probabilities(probabilities):
+        return None
+    own = probabilities.double().gather(1, labels.view(-1, 1))
+    return float(-own.log().clamp(_LEAST_LOG, 0).mean())
+
+
+def multi_label_loss(probabilities: Tensor, labels: Tensor) -> float | None:
+    """Return the mean binary cross entropy of multi-hot labels (V, C), or None as `label_loss`."""
+    if not _are_probabilities(probabilities):
+        return None
+    return float(binary_cross_entropy(probabilities.double().clamp(0, 1), labels.double()))
+
+
+def _are_probabilities(scores: Tensor) -> bool:
+    return bool(((scores >= 0) & (scores <= 1 + _ROUNDED)).all())
 
 
 def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:

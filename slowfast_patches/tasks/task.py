@@ -20,6 +20,8 @@ from slowfast_patches.tasks.scores import (
     Judgement,
     VideoScores,
     average_precisions,
+    label_loss,
+    multi_label_loss,
     topk_accuracy,
 )
 
@@ -137,7 +139,8 @@ class Task:
     def judge(self, scores: Tensor, labels: Tensor) -> Judgement:
         """Compute the metrics from scores (V, C), and labels (V,) or (V, C)."""
         ranks = [int(name.removeprefix("top")) for name in metric_names(self.recipe)]
-        return Judgement({f"top{k}": topk_accuracy(scores, labels, k) for k in ranks})
+        metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
+        return Judgement(metrics, loss=label_loss(scores, labels))
 
     # Prediction, for tasks whose network needs more than the clip (`TaskFamily.scores_clips`).
 
@@ -195,4 +198,5 @@ class MultiLabel(Task):
 
     def judge(self, scores: Tensor, labels: Tensor) -> Judgement:
         precisions = average_precisions(scores, labels)
-        return Judgement({"map": fmean(p for p in precisions if p is not None)}, precisions)
+        mean = fmean(p for p in precisions if p is not None)
+        return Judgement({"map": mean}, precisions, multi_label_loss(scores, labels))

@@ -117,7 +117,7 @@ class Validation:
         self.validation_set = build_dataset(recipe, "val")
 
     def __call__(self, models: nn.ModuleList, step: ScheduleStep) -> dict[str, float]:
-        """Return the metrics of the model and, with MODEL.EMA_DECAY, of the averaged weights.
+        """Return the metrics and the loss, with MODEL.EMA_DECAY also of the averaged weights.
 
         The BN running statistics are first averaged over the processes, or replaced by precise BN
         if BN.USE_PRECISE_STATS is True. Errors are those of `evaluate`.
@@ -140,6 +140,8 @@ class Validation:
                 model, self._recipe, self.validation_set, clips, self._world, self._stop
             )
             metrics |= with_suffix(evaluation.metrics, suffix)
+            if evaluation.loss is not None:
+                metrics |= with_suffix({"loss": evaluation.loss}, suffix)
         return {name: round(value, 4) for name, value in metrics.items()}
 
     def _update_precise_bn(self, model: nn.Module, step: ScheduleStep) -> None:

@@ -189,6 +189,9 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook]) -> None:
             del datasets
             with trained.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained, overlaps) if tests else {}
+            if trained and tests:
+                for hook in trained.hooks:
+                    hook.after_test(trained, metrics)
             if world.is_main:
                 assert identity is not None
                 write_result(recipe, world, identity, trained, metrics, overlaps)

@@ -61,6 +61,14 @@ class Hook:
         Not called if the error comes before the end of `before_train` of this hook.
         """
 
+    def after_test(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Run after the test that follows a complete training, if TEST.ENABLE is True.
+
+        Args:
+            trainer: The trainer.
+            metrics: Maps the name of a metric, such as "top1", to its value.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state to store in checkpoints: tensors, numbers, texts and collections.
 

@@ -17,7 +17,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.extras.detection.clips import Targets, classes_of
 from slowfast_patches.extras.detection.keys import AvaKeys
 from slowfast_patches.extras.detection.lists import annotation, host_ava
-from slowfast_patches.tasks.scores import Evaluation, count_clips
+from slowfast_patches.tasks.scores import Evaluation, count_clips, multi_label_loss
 from slowfast_patches.utils.distributed import broadcast_from_main, sum_over_ranks
 from slowfast_patches.utils.errors import UserError, mistake_in
 
@@ -91,13 +91,15 @@ class BoxScores:
             )
         key_frames = self._dataset.videos
         labels = [classes_of(key_frame, scores.shape[1]) for key_frame in key_frames]
+        classes = torch.as_tensor(np.concatenate(labels), device=scores.device).long()
         return Evaluation(
             {"map": fmean(known)} | counts,
             scores,
-            torch.as_tensor(np.concatenate(labels)).long(),
+            classes.cpu(),
             scored,
             precisions,
             [f"{k.name} {k.second} {box}" for k in key_frames for box in k.boxes],
+            multi_label_loss(scores[scored], classes[scored]),
         )
 
 

@@ -93,15 +93,22 @@ class LogMetrics(Hook):
         Such entries are from a previous attempt that was killed after its last checkpoint.
         """
         self._seconds = trainer.clock.seconds
+        if trainer.world.is_main:
+            done = trainer.progress.iteration
+            path = Path(self._recipe.output_dir, "metrics.jsonl")
+            _keep_lines_until(path, done, trainer.progress.last_evaluation)
+        self._open(trainer)
+
+    def _open(self, trainer: Trainer) -> None:
+        """Open metrics.jsonl and TensorBoard events in the main process."""
         if not trainer.world.is_main:
             return
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        done = trainer.progress.iteration
         path = Path(self._recipe.output_dir, "metrics.jsonl")
-        _keep_lines_until(path, done, trainer.progress.last_evaluation)
         # With `purge_step`, TensorBoard ignores later events of a previous attempt.
-        events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)
+        purged = trainer.progress.iteration + 1
+        events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=purged)
         with writing(path):
             self._files = path.open("a", encoding="utf-8"), events
 
@@ -122,6 +129,15 @@ class LogMetrics(Hook):
         """Close the files."""
         for file in self._files or ():
             file.close()
+
+    def after_test(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of the test to the files, which are opened again."""
+        done = trainer.progress.iteration
+        where = {"iteration": done, "epoch": round(trainer.schedule.at(done - 1).epoch, 4)}
+        self._open(trainer)
+        record = {"type": "test", **where, "seconds": round(trainer.clock.working, 3)}
+        self._write(record | {name: round(value, 4) for name, value in metrics.items()})
+        self.after_train(trainer)
 
     def log_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Log an entry of `Progress.evaluations`."""
@@ -287,16 +303,18 @@ def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
     Args:
         path: The file metrics.jsonl, which need not exist.
         iteration: Last iteration whose training entries are kept.
-        evaluation: Last iteration whose validation entry is kept.
+        evaluation: Last iteration whose validation entry is kept. Entries of a test are deleted,
+            because a test follows.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     records = [record_of(line) for line in lines]
     damaged = records[:-1].count(None)  # a kill may leave an incomplete last line
     if damaged:
         logger.warning("%d damaged lines of %s are removed.", damaged, path)
+    last = {"train": iteration, "val": evaluation, "test": -1}
     kept = [
         line.rstrip(b"\r\n") + b"\n"
         for line, record in zip(lines, records, strict=True)
-        if record and record["iteration"] <= (evaluation if record["type"] == "val" else iteration)
+        if record and record["iteration"] <= last.get(record["type"], iteration)
     ]
     write_text(path, b"".join(kept).decode())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
 import json
 import logging
-from collections.abc import Callable, Collection
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -81,18 +84,38 @@ class Tracker(Hook):
             self._run = _RUNS[name](self._recipe, stored["run"])
         except Exception as error:  # each package has its own error types
             raise UserError(
-                f"TRAIN.TRACKER {name} cannot be started: {error}. If the tracker's run was "
-                f"deleted, delete {self._file} to create a new one."
+                f"TRAIN.TRACKER {name} cannot be started: {error}. {self._advice(error, stored)}"
             ) from error
+        if self._run.is_empty:
+            self._sent = {}
         self._send()
+
+    def _advice(self, error: BaseException, stored: Mapping[str, Any]) -> str:
+        """Say what to do about an error of the tracker's package."""
+        name = self._recipe.train.tracker
+        if _is_unreachable(error):
+            return (
+                f"Check that the server runs and that its address is right ({_ADDRESSES[name]}). "
+                "To train without a tracker, set TRAIN.TRACKER ''."
+            )
+        if stored["run"] is None:
+            return "To train without a tracker, set TRAIN.TRACKER ''."
+        return f"If the run {stored['run']} was deleted, delete {self._file} to create a new one."
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         if trainer.progress.iteration in self._after:
             self._send()
 
     def after_train(self, trainer: Trainer) -> None:
+        """Send the last lines, and close the tracker's run unless a test follows."""
         progress = trainer.progress
-        self._send(progress.ended or progress.iteration == trainer.schedule.iterations)
+        is_complete = progress.ended or progress.iteration == trainer.schedule.iterations
+        is_tested = is_complete and self._recipe.test.enable
+        self._send(None if is_tested else is_complete)
+
+    def after_test(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of the test, and close the tracker's run."""
+        self._send(finished=True)
 
     def _send(self, finished: bool | None = None) -> None:
         """Send the lines that were not sent yet. At the end, also close the tracker's run.
@@ -129,14 +152,40 @@ class _Run(NamedTuple):
         id: Text with which the tracker finds the run again.
         log: Function to call with the values of an iteration, and the number of the iteration.
         close: Function to call at the end with whether the training is complete.
+        is_empty: Whether the run has no points, so all of them must be sent.
     """
 
     id: str
     log: Callable[[dict[str, float], int], object]
     close: Callable[[bool], object]
+    is_empty: bool = False
+
+
+_ADDRESSES = {
+    "mlflow": "MLFLOW_TRACKING_URI",
+    "wandb": "WANDB_BASE_URL; WANDB_MODE offline needs no server",
+    "trackio": "TRACKIO_SPACE_ID",
+}
+"""Environment variables with the address of the server of each tracker."""
+_PATIENCE = 20
+"""Seconds after which a server counts as unreachable."""
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Return whether an error, or an error that caused it, is one of the network."""
+    while error is not None:
+        # wandb has an error class of its own, which does not name its cause.
+        if isinstance(error, OSError) or type(error).__name__ == "CommError":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _start_mlflow(recipe: Recipe, run_id: str | None) -> _Run:
+    # What cannot be sent is sent after the next checkpoint. MLflow itself would retry for minutes,
+    # in which the training waits.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_PATIENCE))
     import mlflow
 
     mlflow.set_experiment(recipe.train.tracker_project)
@@ -161,15 +210,29 @@ def _start_wandb(recipe: Recipe, run_id: str | None) -> _Run:
         config=values_by_key(recipe),
         dir=recipe.output_dir,
         # By default, a killed run loses its last 15 seconds offline.
-        settings=wandb.Settings(x_transaction_log_flush_interval=1.0),
+        settings=wandb.Settings(x_transaction_log_flush_interval=1.0, init_timeout=_PATIENCE),
     )
+    if run.offline and run_id:
+        _delete_older(Path(run.settings.sync_dir), run_id)
     # Steps of wandb must rise, but a training and a validation may share an iteration.
     run.define_metric("*", step_metric="iteration")
     return _Run(
         run.id,
         lambda values, iteration: run.log({**values, "iteration": iteration}),
         lambda finished: run.finish(exit_code=int(not finished)),
+        is_empty=bool(run.offline),
     )
+
+
+def _delete_older(folder: Path, run_id: str) -> None:
+    """Delete the other offline folders of a run of wandb.
+
+    Offline, wandb cannot continue a run. `wandb sync` would show the points of one of the folders
+    only, so the new folder gets all points.
+    """
+    for other in folder.parent.glob(f"offline-run-*-{glob.escape(run_id)}"):
+        if other.resolve() != folder.resolve():
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _start_trackio(recipe: Recipe, run_id: str | None) -> _Run:

@@ -49,8 +49,8 @@ def train_without_model(
     evaluated: Iterable[int] = (),
     seconds: float = 0.0,
     changes: Sequence[str] = (),
-) -> None:
-    """Call the hooks from an iteration on, as after `seconds` of training.
+) -> Trainer:
+    """Call the hooks from an iteration on, as after `seconds` of training. Return the trainer.
 
     `wait(i)` is called where mini-batch i is loaded. Iterations `evaluated` have been validated.
     """
@@ -69,3 +69,4 @@ def train_without_model(
     trainer.progress = Progress(iteration=start, evaluations=evaluations, changes=[*changes])
     with suppress(SystemExit):
         trainer.train()
+    return trainer

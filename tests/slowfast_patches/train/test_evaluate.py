@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -85,6 +86,20 @@ PART = [[0.9, 0.1], [0.0, 1.0], None, [0.6, 0.4], [0.2, 0.8], [0.4, 0.6]]
 def test_metrics_by_hand(case, expected):
     counts = {"videos": len(case[1]), "unreadable": 0}
     assert evaluated(*case).metrics == counts | expected
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        # Means of the views: 0.45 and 0.4 for the label.
+        ((VIEWS, [0, 0], "sum", 2), -(math.log(0.45) + math.log(0.4)) / 2),
+        (([[1.0, 0.0], [0.0, 1.0]], [0, 0]), 50.0),  # not infinite: 0 and 100
+        (([[0.5, 0.25], [0.5, 0.5]], [[1, 0], [0, 1]]), -(3 * math.log(0.5) + math.log(0.75)) / 4),
+        ((LOGITS, [[1], [0]], "max", 2), None),
+    ],
+)
+def test_loss_by_hand(case, expected):
+    assert evaluated(*case).loss == pytest.approx(expected)
 
 
 def test_a_video_is_scored_on_the_clips_that_can_be_read():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from slowfast_patches.train.record import tracker as tracker_module
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.record.tracker import Tracker
 from slowfast_patches.train.step import Outcome
+from slowfast_patches.utils.errors import UserError
 from tests.slowfast_patches.train.conftest import At, die, train_without_model
 
 Point = tuple[str, int, float]
@@ -26,25 +28,27 @@ LOG_PERIOD = 1
 
 def recipe_of(folder: Path, name: str) -> Recipe:
     keys = {"TRAIN.TRACKER": name, "TRAIN.TRACKER_PROJECT": "words", "LOG_PERIOD": LOG_PERIOD}
+    keys["TEST.ENABLE"] = False
     return default_recipe().replaced({"OUTPUT_DIR": str(folder)} | keys)
 
 
 class FakeRuns:
     """A tracker that fails at one of the points."""
 
-    def __init__(self, fails_at: int) -> None:
+    def __init__(self, fails_at: int, *, is_empty: bool = False) -> None:
+        self.is_empty = is_empty
         self.fails_at, self.ids, self.ends = fails_at, list[str | None](), list[bool]()
         self.points = list[Point]()
 
     def start(self, recipe: Recipe, run_id: str | None) -> tracker_module._Run:
         self.ids.append(run_id)
-        return tracker_module._Run("run 1", self.log, self.ends.append)
+        return tracker_module._Run("run 1", self.log, self.ends.append, self.is_empty)
 
     def log(self, values: dict[str, float], iteration: int) -> None:
         if iteration == self.fails_at:
             self.fails_at = -1
             raise ConnectionError("no network")
-        name = "val/top1" if "val/top1" in values else "train/loss"
+        (name,) = {"train/loss", "val/top1", "test/top1"} & values.keys()
         self.points.append((name, iteration, values[name]))
 
 
@@ -96,6 +100,64 @@ def test_a_training_that_accepts_a_change_gets_a_run_with_all_its_points(tmp_pat
     assert [n for name, n, _ in runs.points if name == "train/loss"] == list(range(1, 13))
 
 
+def test_a_run_that_cannot_be_continued_gets_all_points_again(tmp_path, monkeypatch):
+    runs = FakeRuns(-1, is_empty=True)
+    monkeypatch.setitem(tracker_module._RUNS, "mlflow", runs.start)
+    train(tmp_path, 0, 6)
+    runs.points.clear()
+    train(tmp_path, 8, 0)
+    assert [n for name, n, _ in runs.points if name == "train/loss"] == [
+        *range(1, 7),
+        *range(9, 13),
+    ]
+
+
+def test_the_test_is_sent_once_and_then_the_run_is_closed(tmp_path, monkeypatch):
+    """Also if a finished training is started again, which repeats the test."""
+    runs = FakeRuns(-1)
+    monkeypatch.setitem(tracker_module._RUNS, "mlflow", runs.start)
+    for start in (0, 12):
+        recipe = recipe_of(tmp_path, "mlflow").replaced({"TEST.ENABLE": True})
+        log = LogMetrics(recipe, ())
+        trainer = train_without_model(
+            PLAN, [log, Tracker(recipe, SAVED)], start, take_step, evaluated=()
+        )
+        assert len(runs.ends) == (start > 0)
+        for hook in trainer.hooks:
+            hook.after_test(trainer, {"top1": 75.0})
+    assert runs.points[-1] == ("test/top1", 12, 75.0)
+    assert [name for name, *_ in runs.points].count("test/top1") == 1
+    assert runs.ends == [True, True]
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    assert lines.count('"type": "test"') == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "has_run", "advice"),
+    [
+        (ConnectionError("refused"), True, "Check that the server runs"),
+        (TimeoutError("no answer"), False, "MLFLOW_TRACKING_URI"),
+        (ValueError("no such run"), True, "If the run run 1 was deleted, delete"),
+        (ValueError("no such project"), False, "To train without a tracker"),
+    ],
+)
+def test_the_advice_fits_the_cause(tmp_path, monkeypatch, cause, has_run, advice):
+    """The packages hide the cause behind an error of their own."""
+    runs = FakeRuns(-1)
+    monkeypatch.setitem(tracker_module._RUNS, "mlflow", runs.start)
+    if has_run:
+        train(tmp_path, 0, 6)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the tracker has a problem") from cause
+
+    monkeypatch.setitem(tracker_module._RUNS, "mlflow", fail)
+    with pytest.raises(UserError, match="the tracker has a problem") as failed:
+        train(tmp_path, 4 if has_run else 0, 0)
+    assert advice in str(failed.value)
+    assert ("delete" in str(failed.value)) == ("was deleted" in advice)
+
+
 # The packages: one point of a new run and, but for wandb, one of the run that is continued.
 
 
@@ -134,6 +196,34 @@ def test_trackio_continues_a_run(tmp_path, monkeypatch):
     assert run.config["SOLVER.BASE_LR"] == 0.1
     rows = SQLiteStorage.get_logs("words", run.name)
     assert [(row["step"], row["train/loss"]) for row in rows] == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.slow
+def test_a_dead_server_of_mlflow_is_noticed_in_seconds(tmp_path, monkeypatch):
+    """MLflow itself retries for four minutes."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    for name in ("MAX_RETRIES", "TIMEOUT"):
+        monkeypatch.delenv(f"MLFLOW_HTTP_REQUEST_{name}", raising=False)
+    start = time.monotonic()
+    with pytest.raises(UserError, match="Check that the server runs"):
+        train(tmp_path, 0, 1)
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.slow
+def test_wandb_offline_leaves_one_run_with_all_points(tmp_path, monkeypatch):
+    """Offline, wandb cannot continue a run, and of two folders only one would be shown."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tmp_path / "wandb" / "offline-run-20260101_000000-another").mkdir(parents=True)
+    first = tracker_module._RUNS["wandb"](recipe_of(tmp_path, "wandb"), None)
+    first.log({"train/loss": 1.0}, 1)
+    first.close(False)
+    time.sleep(1.1)  # the names of the folders have whole seconds
+    second = tracker_module._RUNS["wandb"](recipe_of(tmp_path, "wandb"), first.id)
+    assert (second.id, second.is_empty) == (first.id, True)
+    second.close(True)
+    names = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
+    assert sorted(name.rpartition("-")[2] for name in names) == sorted(["another", first.id])
 
 
 @pytest.mark.slow

@@ -206,3 +206,48 @@ def test_ranks_that_torchrun_starts_again_meet_in_the_same_store(start, tmp_path
             time.sleep(1 - int(rank))
         assert [end_of(process)[0] for process in started] == statuses
     assert sums(tmp_path) == ["2 0", "2 1"]
+
+
+C10D = ("--rdzv-backend", "c10d", "--rdzv-id", "x", "--local-addr", "127.0.0.1")
+
+
+@pytest.fixture
+def two_agents(start_python, tmp_path) -> Callable[..., list[tuple[int, str]]]:
+    """Return `two_agents(by_c10d, NAME=value)`, which runs torchrun on "two machines".
+
+    Rank 1 is killed before the first restart. The result is the ends of both commands.
+    """
+    (tmp_path / "out").mkdir()
+
+    def run(by_c10d: bool, **environment: str) -> list[tuple[int, str]]:
+        port, processes = free_port(), []
+        variables = {"DEED": "kill", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        for machine in range(2):
+            where = ("--node-rank", machine, "--master-addr", "127.0.0.1", "--master-port", port)
+            where = (*C10D, "--rdzv-endpoint", f"127.0.0.1:{port}") if by_c10d else where
+            words = ("--nnodes", 2, "--nproc-per-node", 1, "--max-restarts", 1, *where)
+            deeds = (Path(__file__).with_name("deeds.py"), "NUM_GPUS", 0, "OUTPUT_DIR", "out")
+            code = "from torch.distributed.run import main; main()"
+            env = os.environ | variables | environment
+            processes.append(start_python("-c", code, *words, *deeds, cwd=tmp_path, env=env))
+        return [end_of(process) for process in processes]
+
+    return run
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks_of_several_machines_again_with_c10d(two_agents, tmp_path):
+    ends = two_agents(True, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    assert [status for status, _ in ends] == [0, 0], ends
+    assert sums(tmp_path) == ["2 0", "2 0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("by_c10d", "variable"), [(False, "1"), (True, "0")])
+def test_restarts_on_several_machines_without_a_new_store_are_refused(
+    two_agents, tmp_path, by_c10d, variable
+):
+    for status, said in two_agents(by_c10d, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=variable):
+        assert status == 1, said
+        assert "error: On several machines, restarted processes would read" in said
+    assert sums(tmp_path) == []

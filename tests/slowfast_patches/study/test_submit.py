@@ -127,6 +127,38 @@ def test_mistakes_are_found_before_it_is_queued(
     assert re.search(message, said)
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--partition", " "], "the name of the partition is empty"),
+        (["--hours", 0], "--hours: expected a number above 0, not 0"),
+        (["--hours", -1], "--hours: expected a number above 0, not -1"),
+        (["--cpus", 0], "--cpus: expected a whole number of at least 1, not 0"),
+        (["--requeues", -1], "--requeues: expected a whole number of at least 0, not -1"),
+        (["--warning-seconds", 0], "--warning-seconds: expected a whole number of at least 1"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(
+    submit: Callable, capsys: pytest.CaptureFixture[str], argv: list[object], message: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        submit("--dry-run", *argv)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_lists_in_the_current_folder_are_not_those_of_the_job(
+    submit: Callable, tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the recipe is on the nodes alone, so the number of videos is not known."""
+    monkeypatch.chdir(tiny_recipe.parent)
+    assert Path("train.csv").is_file()
+    status, _, said = submit("--dry-run", data=tmp_path / "on_the_nodes")
+    assert status == 0
+    assert f"warning: {tmp_path}/on_the_nodes/train.csv is not on this machine" in said
+    assert "Training set" not in said
+
+
 @pytest.mark.slow
 def test_what_this_machine_does_not_see_is_only_warned_of(submit: Callable, tmp_path: Path) -> None:
     hidden = tmp_path / "on_the_nodes"

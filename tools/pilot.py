@@ -61,7 +61,7 @@ command_line.answer_help(new_parser)
 from multigrid import PAPER, Cycles
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
-from slowfast_patches.study.checks import check_outputs, checked
+from slowfast_patches.study.checks import PILOT_FILES, check_outputs, checked
 from slowfast_patches.study.pilot import (
     ShortBaselineError,
     measured_seconds,
@@ -72,6 +72,10 @@ from slowfast_patches.study.pilot_report import evaluate_pilot, recipe_text, rep
 from slowfast_patches.study.runs import Study, train
 from slowfast_patches.utils.files import make_folder, write_text
 
+_PLAN = (
+    "Pilot of {}: check the recipe and the lists, time training steps, then train the baseline and "
+    "multigrid briefly. How long this takes is printed after the step times."
+)
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
 
@@ -114,9 +118,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     make_folder(args.output, "--output")
+    print(_PLAN.format(args.cfg), file=sys.stderr, flush=True)
     arms = pilot_arms(recipe_path(args.cfg), args.overrides)
     accepted = frozenset(args.accept_change)
-    check_outputs(Study(arms, args.seeds, args.output), args.step_times)
+    check_outputs(Study(arms, args.seeds, args.output), args.step_times, PILOT_FILES)
     arms, seconds, dropped = measured_seconds(arms, args.step_times, args.output)
     try:
         study = pilot_study(arms, seconds, args.minutes, args.seeds, args.output)
@@ -125,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{error}\n\n    {advised}")
         return 0
     study = replace(study, accepted=accepted, dropped=dropped)
-    study = checked(study, args.step_times, trains=True)
+    study = checked(study, args.step_times, trains=True, writes=PILOT_FILES)
     *_, runs = train(study, Path(__file__).with_name("run_net.py"))
     outcome = evaluate_pilot(study, runs)
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])

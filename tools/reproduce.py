@@ -77,7 +77,7 @@ command_line.answer_help(new_parser)
 
 from slowfast_patches.study import reproduce, slurm_jobs
 from slowfast_patches.study.arms import check_study
-from slowfast_patches.study.checks import checked
+from slowfast_patches.study.checks import checked, report_files
 from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
 from slowfast_patches.study.report import Report
 from slowfast_patches.study.runs import Study, train
@@ -121,7 +121,12 @@ def main(argv: list[str] | None = None) -> int:
     run_net = Path(__file__).resolve().with_name("run_net.py")
     if args.local or args.slurm:
         reproduce.check_inputs(rows, arms)
-    study = checked(study, args.step_times, trains=bool(args.local or args.slurm))
+    study = checked(
+        study,
+        args.step_times,
+        trains=bool(args.local or args.slurm),
+        writes=report_files(*experiments),
+    )
     for _ in train(study, run_net) if args.local else ():
         for each in report():
             each.write(args.output)

@@ -25,7 +25,6 @@ from slowfast_patches.plan.identity import (
     splits_of,
 )
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.paper import EXPERIMENTS
 from slowfast_patches.study.runs import ADVICE, Study, with_seed
 from slowfast_patches.train.checkpoint import DamagedError, head_of, last_checkpoint, load
 from slowfast_patches.utils.errors import UserError
@@ -36,15 +35,24 @@ STARTED = Aspect(lambda name: TRAINING.key(name) or changes_times(name), TRAININ
 """What must be equal for an interrupted run to be continued by a study."""
 SCORING = Aspect(describes_test, DATA.facts)
 """What must be equal for the scores of two arms to be compared."""
-_REPORTS = ("report", "pilot", *EXPERIMENTS)
-_WRITTEN = (
-    *(f"{name}.{suffix}" for name in _REPORTS for suffix in ("md", "json", "png")),
-    *("multigrid.yaml", "baseline.yaml", "step_times.json"),
-)
-"""Files that studies write to --output, beside the folders of runs."""
 
 
-def checked(study: Study, inputs: Iterable[Path] = (), *, trains: bool) -> Study:
+def report_files(*names: str) -> tuple[str, ...]:
+    """Return the names of the files of reports."""
+    return tuple(f"{name}.{suffix}" for name in names for suffix in ("md", "json", "png"))
+
+
+PILOT_FILES = (*report_files("pilot"), "multigrid.yaml", "baseline.yaml", "step_times.json")
+"""Files that a pilot writes to --output, beside the folders of runs."""
+
+
+def checked(
+    study: Study,
+    inputs: Iterable[Path] = (),
+    *,
+    trains: bool,
+    writes: Iterable[str] = report_files("report"),
+) -> Study:
     """Check a study, and return it with the videos of its arms looked at.
 
     Args:
@@ -52,12 +60,13 @@ def checked(study: Study, inputs: Iterable[Path] = (), *, trains: bool) -> Study
         inputs: Files that the command reads besides the recipes, lists and weights of the arms.
         trains: Whether runs are about to be trained or submitted. If not, or if all runs have
             finished, the videos are not looked at.
+        writes: Names of the files that the command writes to --output, beside the folders of runs.
 
     Raises:
         ValueError: The study must not go on as it is. The message names the differences.
     """
     check_folders(study)
-    check_outputs(study, inputs)
+    check_outputs(study, inputs, writes)
     if trains and study.missing():
         study = replace(study, arms=_with_clips(study.arms))
     for arm in study.arms:
@@ -89,7 +98,7 @@ def check_folders(study: Study) -> None:
             )
 
 
-def check_outputs(study: Study, inputs: Iterable[Path] = ()) -> None:
+def check_outputs(study: Study, inputs: Iterable[Path], writes: Iterable[str]) -> None:
     """Check that a study does not write to a file that it reads.
 
     Raises:
@@ -99,7 +108,7 @@ def check_outputs(study: Study, inputs: Iterable[Path] = ()) -> None:
     for arm in study.arms:
         read |= dict.fromkeys(_files_of(arm))
     folders = [(study.output / arm.folder).resolve() for arm in study.arms]
-    written = {(study.output / name).resolve() for name in _WRITTEN}
+    written = {(study.output / name).resolve() for name in writes}
     for path in (path.resolve() for path in read if not is_remote(str(path))):
         inside = any(folder in path.parents for folder in folders)
         if path in written or inside:

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm
 
 from multigrid import Batch, ScheduleStep, Shape
 from slowfast_patches.train.dry_run import explain_failures, made_up_batch
@@ -152,13 +153,13 @@ def time_steps(
     """
     expect_graphs(2 * len(kinds))
     times: dict[tuple[Shape, int | None], list[float]] = defaultdict(list)
-    for _ in range(_ROUNDS):
-        for shape, bn_size in kinds:
-            clips = shape.batch // stepper.recipe.world_size
-            step = timed_step(shape, clips, bn_size)
-            batch = made_up_batch(stepper.recipe, clips, shape)
-            with explain_failures(stepper, step):
-                stepper(step, batch)
-                timed = time_step(stepper, step, batch, _STEPS, stepper.device)
-            times[shape, bn_size].append(timed.seconds)
+    turns = [kind for _ in range(_ROUNDS) for kind in kinds]
+    for shape, bn_size in tqdm(turns, "step times", unit="shape", disable=None):
+        clips = shape.batch // stepper.recipe.world_size
+        step = timed_step(shape, clips, bn_size)
+        batch = made_up_batch(stepper.recipe, clips, shape)
+        with explain_failures(stepper, step):
+            stepper(step, batch)
+            timed = time_step(stepper, step, batch, _STEPS, stepper.device)
+        times[shape, bn_size].append(timed.seconds)
     return {kind: median(seconds) for kind, seconds in times.items()}

@@ -84,17 +84,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path, option: str = "") -> None:
-    """Create a folder and its parents, unless it exists.
+    """Create a folder and its parents, unless it exists, and check that it is writable.
 
     Args:
         path: The folder.
         option: Command-line option or config key that sets the folder.
 
     Raises:
-        RunError: The folder cannot be created.
+        RunError: The folder cannot be created, or is not writable.
     """
     with writing(path, option):
         path.mkdir(parents=True, exist_ok=True)
+        if not is_remote(path) and not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def check_output(path: Path | None, option: str) -> None:

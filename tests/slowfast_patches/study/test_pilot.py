@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -213,6 +214,29 @@ def run(small, tiny_recipe, load_program, tmp_path):
             return tool.main(["--cfg", str(tiny_recipe), *options, *keys, *arguments])
 
     return SimpleNamespace(tool=tool, main=main)
+
+
+def test_a_pilot_first_says_what_it_does_and_whether_it_can_write(
+    run, tmp_path, monkeypatch, capsys
+):
+    """Before it reads the lists, which may take minutes."""
+    asked = list[object]()
+
+    def stop(*_: object) -> None:
+        asked.append(capsys.readouterr().err)
+        raise UserError("the lists are wrong")
+
+    monkeypatch.setattr(run.tool, "pilot_arms", stop)
+    assert run.main() == 2
+    assert "then train the baseline and multigrid briefly" in str(asked.pop())
+    (tmp_path / "file").touch()
+    assert run.main("--output", str(tmp_path / "file" / "pilot")) == 2
+    said = capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert run.main() == 2
+    assert "cannot be written" in said
+    assert f"--output {tmp_path} cannot be written" in capsys.readouterr().err
+    assert not asked
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from multigrid.sampler import stack_labels
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
+from slowfast_patches.datasets.reading.decoding import is_reliable
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.reader import read_clips
@@ -345,7 +346,10 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         except MultigridError as error:  # the video is too short, and DATA.SHORT_VIDEOS is error
             raise RunError(f"{self.videos[index].path}: {error}") from error
         plans = [plan for plan, _ in aimed]
-        read_clips(self.videos[index].path, scanned, plans, [out for _, out in clips])
+        path = self.videos[index].path
+        read_clips(path, scanned, plans, [out for _, out in clips])
+        if self.index is not None and scanned.can_seek and not is_reliable(path):
+            self.index.note_unseekable(path)
         return [
             targets
             | {"flip": plan.flip, "video": index, "coverage": plan.coverage}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -67,7 +67,7 @@ def build_trainer(
     hooks: Sequence[Hook] = (),
     *,
     identity: Identity | None = None,
-    dataset: VideoDataset | None = None,
+    datasets: Mapping[str, VideoDataset] | None = None,
 ) -> Trainer:
     """Build the parts of a training, and resume from a checkpoint or load the given weights.
 
@@ -81,12 +81,13 @@ def build_trainer(
         hooks: Hooks of the user.
         identity: What the run is computed from. Only the main process needs it. By default, the
             videos are not looked at.
-        dataset: The training videos, if they have been read.
+        datasets: The data sets of the splits that have been read.
 
     Raises:
         ValueError: The weights do not match the model.
     """
-    dataset = dataset or build_dataset(recipe, "train")
+    datasets = datasets or {}
+    dataset = datasets.get("train") or build_dataset(recipe, "train")
     if identity is None and world.is_main:
         identity = run_identity(recipe, clips=False)
     schedule = schedule_of(recipe, len(dataset))
@@ -104,7 +105,7 @@ def build_trainer(
     folder = recipe.output_dir
     evaluated = frozenset(evaluation_iterations(recipe, schedule))
     saved = checkpoint_iterations(recipe, schedule) | evaluated
-    validation = Validation(loading, world, stop, dataset, schedule)
+    validation = Validation(loading, world, stop, dataset, schedule, datasets.get("val"))
     facts = _facts(recipe, schedule, dataset, identity, resumable)
     log = LogMetrics(recipe, saved)
     save = SaveCheckpoint(folder, saved, facts, train.checkpoints_kept, phase_ends(schedule))

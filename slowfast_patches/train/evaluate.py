@@ -27,6 +27,7 @@ from slowfast_patches.datasets.loader import (
     evaluation_rounds,
     precise_bn_loader,
 )
+from slowfast_patches.datasets.protocol import VideoDataset
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import seed_dropout
@@ -101,20 +102,27 @@ class Validation:
         stop: Stop requests, which are checked between mini-batches.
         training_set: The data set of the training split, for precise BN.
         schedule: The schedule of the training.
+        validation_set: The data set of the validation split, if it has been read.
 
     Attributes:
         validation_set: The data set of the validation split.
     """
 
     def __init__(
-        self, recipe: Recipe, world: World, stop: StopRequest, training_set: Any, schedule: Schedule
+        self,
+        recipe: Recipe,
+        world: World,
+        stop: StopRequest,
+        training_set: Any,
+        schedule: Schedule,
+        validation_set: VideoDataset | None = None,
     ) -> None:
         self._recipe = recipe
         self._world = world
         self._stop = stop
         self._training_set = training_set
         self._schedule = schedule
-        self.validation_set = build_dataset(recipe, "val")
+        self.validation_set = validation_set or build_dataset(recipe, "val")
 
     def __call__(self, models: nn.ModuleList, step: ScheduleStep) -> dict[str, float]:
         """Return the metrics and the loss, with MODEL.EMA_DECAY also of the averaged weights.

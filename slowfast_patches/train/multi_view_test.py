@@ -14,6 +14,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL, is_tested_on_val
 from slowfast_patches.datasets.lists.overlaps import Overlap
 from slowfast_patches.datasets.loader import build_dataset, evaluation_bytes, limit_workers
+from slowfast_patches.datasets.protocol import VideoDataset
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.tasks.scores import Evaluation
@@ -28,7 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 def multi_view_test(
-    recipe: Recipe, world: World, trainer: Trainer | None, overlaps: Sequence[Overlap]
+    recipe: Recipe,
+    world: World,
+    trainer: Trainer | None,
+    overlaps: Sequence[Overlap],
+    dataset: VideoDataset | None = None,
 ) -> dict[str, float]:
     """Test a trained model, and write tables and predictions to OUTPUT_DIR.
 
@@ -38,6 +43,7 @@ def multi_view_test(
         trainer: The finished training whose model is tested. With MODEL.EMA_DECAY, its averaged
             weights are tested as well. If None, the model is loaded from `tested_file`.
         overlaps: Videos that several lists have in common, to log beside the metrics.
+        dataset: The data set of the test split, if it has been read.
 
     Returns:
         Maps the name of a metric to its value. Names end in "_ema" for the averaged weights.
@@ -46,7 +52,7 @@ def multi_view_test(
         RunError: Too many videos cannot be read.
         TrainingInterruptedError: The run was asked to stop.
     """
-    dataset = build_dataset(recipe, "test")
+    dataset = dataset or build_dataset(recipe, "test")
     clips = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
     recipe = limit_workers(recipe, evaluation_bytes(recipe, dataset, clips))
     models = [_load_model(recipe, world)] if trainer is None else trainer.stepper.models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -185,10 +185,13 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook]) -> None:
             identity = run_identity(recipe, datasets) if world.is_main else None
             trained = None
             if trains:
-                trained = _train(recipe, world, stop, hooks, identity, datasets["train"])
+                trained = _train(recipe, world, stop, hooks, identity, datasets)
+            tested = None if trains else datasets.get("test")  # else videos may have changed
             del datasets
             with trained.clock.time("testing") if trained else nullcontext():
-                metrics = multi_view_test(recipe, world, trained, overlaps) if tests else {}
+                metrics = {}
+                if tests:
+                    metrics = multi_view_test(recipe, world, trained, overlaps, tested)
             if trained and tests:
                 for hook in trained.hooks:
                     hook.after_test(trained, metrics)
@@ -243,11 +246,11 @@ def _train(
     stop: StopRequest,
     hooks: Sequence[Hook],
     identity: Identity | None,
-    dataset: VideoDataset,
+    datasets: Mapping[str, VideoDataset],
 ) -> Trainer:
     """Build the trainer, resume from a checkpoint if there is one, and train to the end."""
     resumable = find_resumable(recipe, identity) if identity else None
-    options: dict[str, Any] = {"identity": identity, "dataset": dataset}
+    options: dict[str, Any] = {"identity": identity, "datasets": datasets}
     trainer = build_trainer(recipe, world, stop, resumable, hooks, **options)
     if world.is_main:
         if not recipe.train.keep_best:

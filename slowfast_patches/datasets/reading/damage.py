@@ -41,7 +41,8 @@ _MIN_MISSING = 0.5
 
 _GIF_PICTURE = re.compile(rb"\x21\xf9\x04.{4}\x00[\x21\x2c]", re.DOTALL)
 
-_warned = set[str]()
+_warned = dict[str, str]()
+"""The damage that was found when clips were read, by the path of the file."""
 
 
 def looks_whole(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
@@ -120,8 +121,18 @@ def describe_error(error: str) -> str:
 def warn_of_damage(path: str, what: str) -> None:
     """Warn about damage that was found when a clip was read, once per file and process."""
     if path not in _warned:
-        _warned.add(path)
+        _warned[path] = what
         logger.warning("%s is damaged: %s. Its clips may show wrong pictures", path, what)
+
+
+def damage_found(path: str) -> str:
+    """Return the damage that `warn_of_damage` has described, or "" if there is none."""
+    return _warned.get(path, "")
+
+
+def forget_damage(path: str) -> None:
+    """Forget the damage of a file, because the file has changed."""
+    _warned.pop(path, None)
 
 
 def _stated_duration(file: VideoFile) -> float:

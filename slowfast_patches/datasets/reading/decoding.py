@@ -45,6 +45,11 @@ _unreliable = set[str]()
 """Videos that are decoded from the beginning, because a wanted frame did not come after a seek."""
 
 
+def is_reliable(path: str) -> bool:
+    """Return whether all wanted frames of a file came after seeks so far."""
+    return path not in _unreliable
+
+
 def decode_video(path: str, scanned: ScannedVideo, wanted: list[int]) -> Frames:
     """Yield all wanted frames of a video file, and possibly other frames.
 

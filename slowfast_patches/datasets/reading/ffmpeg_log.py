@@ -1,36 +1,51 @@
-"""Count the errors that FFmpeg logs, which are often the only sign of damage inside pictures."""
+"""Collect the errors that FFmpeg logs, which are often the only sign of damage inside pictures."""
 
 from __future__ import annotations
 
+import logging
+import threading
+
 import av
+
+_MAX_KEPT = 4096
+"""Number of errors from which on older ones are dropped when a new `ErrorLog` begins."""
+_UNSEEN = logging.CRITICAL + 1
+
+_thread = threading.local()
 
 
 class ErrorLog:
-    """Errors that FFmpeg logs from now on.
+    """Errors that FFmpeg logs from now on in the calling thread.
 
-    FFmpeg logs for the whole process. If several threads read videos, an error can be attributed to
-    the wrong video.
+    FFmpeg decodes in the calling thread, because all decoders have `thread_count` 1. If several
+    threads read videos, each sees only the errors of its own videos.
     """
 
     def __init__(self) -> None:
-        # By default, PyAV does not even count errors. At this level, it counts them silently.
-        if av.logging.get_level() is None:
-            av.logging.set_level(av.logging.PANIC)
-        self._count = _latest()[0]
+        self._errors = _errors_of_thread()
+        self._seen = len(self._errors)
 
     def new(self) -> str:
         """Return the latest error since the last call, or "" if there is none."""
-        count, error = _latest()
-        if count == self._count:
+        seen, self._seen = self._seen, len(self._errors)
+        if self._seen <= seen:
             return ""
-        self._count = count
-        return error
+        _, name, message = self._errors[-1]
+        return " ".join(f"{name}: {message}".split())
 
 
-def _latest() -> tuple[int, str]:
-    """Return the number of errors that FFmpeg has logged so far, and the latest one."""
-    count, entry = av.logging.get_last_error()
-    if entry is None:
-        return count, ""
-    _, name, message = entry
-    return count, " ".join(f"{name}: {message}".split())
+def _errors_of_thread() -> list[tuple[int, str, str]]:
+    """Return the list to which PyAV adds the errors of this thread."""
+    level = av.logging.get_level()
+    if level is None or level < av.logging.ERROR:
+        if level is None:  # PyAV shows nothing, so it shows nothing of other threads either
+            logging.getLogger("libav").setLevel(_UNSEEN)
+        av.logging.set_level(av.logging.ERROR)
+    if av.logging.get_skip_repeated():  # the same error in two files counts twice
+        av.logging.set_skip_repeated(False)
+    errors: list[tuple[int, str, str]] | None = getattr(_thread, "errors", None)
+    if errors is None:
+        errors = _thread.errors = av.logging.Capture().__enter__()
+    if len(errors) > _MAX_KEPT:
+        errors.clear()
+    return errors

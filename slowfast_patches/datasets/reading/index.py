@@ -22,10 +22,12 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
@@ -51,6 +53,9 @@ _PROBLEMS = ("cannot be read", "can be read only in part", "have an unusual fram
 """Descriptions of the videos with a `reason`, `damage` and `timing`."""
 _LISTING = ".problems.txt"
 """Suffix of the file that lists the videos with problems."""
+_UNSEEKABLE = ".unseekable.txt"
+"""Suffix of the file in which readers note the videos in which a seek has failed. The index takes
+them over when it is opened."""
 _STOPPED = "while videos were scanned; repeat the command to continue"
 
 
@@ -63,6 +68,7 @@ class Entry(NamedTuple):
     reason: str  # why the video is unreadable; empty if the video is readable
     damage: str = ""  # `ScannedVideo.damage`
     timing: str = ""  # `ScannedVideo.timing`
+    seeks: bool = True  # whether seeks work; if not, the video is read from its beginning
 
     @classmethod
     def of_scan(cls, status: tuple[int, int], scanned: ScannedVideo | str) -> Entry:
@@ -111,8 +117,10 @@ class VideoIndex:
         times: Hash of the modification times of all videos.
     """
 
-    def __init__(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
-        self._entries = SharedList((entry.scanned, entry.reason) for entry in entries)
+    def __init__(self, csv: Path, entries: Sequence[Entry], paths: Sequence[str]) -> None:
+        self._csv = csv
+        self._noted = set[str]()
+        self._entries = SharedList((entry.scanned, entry.reason, entry.seeks) for entry in entries)
         both = zip(paths, entries, strict=True)
         self.unreadable = [(path, entry.reason) for path, entry in both if entry.reason]
         content, times = hashlib.sha256(), hashlib.sha256()
@@ -131,15 +139,29 @@ class VideoIndex:
         Raises:
             UnreadableVideoError: The video could not be scanned.
         """
-        scanned, reason = self._entries[number]
+        packed, reason, seeks = self._entries[number]
         if reason:
             raise UnreadableVideoError(reason)
         try:
-            return ScannedVideo.unpacked(scanned)
+            scanned = ScannedVideo.unpacked(packed)
         except (ValueError, TypeError, zlib.error) as error:
             raise UnreadableVideoError(
                 "has a damaged entry in the index. Delete the index, and the next run scans again"
             ) from error
+        return scanned if seeks else replace(scanned, keys=np.zeros(1, np.int64))
+
+    def note_unseekable(self, path: str) -> None:
+        """Note that a video must be read from its beginning, for the next opening of the index."""
+        if path in self._noted:
+            return
+        self._noted.add(path)
+        (name,) = _names(self._csv, [path])
+        for file in filterfalse(is_remote, index_files(self._csv, _UNSEEKABLE)):
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with open(file, "a", encoding="utf-8", errors="surrogateescape") as stream:
+                    stream.write(f"{json.dumps(name)}\n")
+                return
 
 
 def open_index(csv: Path, paths: Sequence[str], *, workers: int | None = None) -> VideoIndex:
@@ -163,7 +185,7 @@ def open_index(csv: Path, paths: Sequence[str], *, workers: int | None = None) -
         entries = _scan_new(csv, dict(zip(names, paths, strict=True)), workers)
         listed = [entries[name] for name in names]
         _report(csv, dict(zip(paths, listed, strict=True)))
-        return VideoIndex(listed, paths)
+        return VideoIndex(csv, listed, paths)
 
     return broadcast_from_main(open_here)
 
@@ -187,6 +209,8 @@ def _scan_new(csv: Path, path_of: Mapping[str, str], workers: int | None) -> dic
     known = dict[str, Entry]()
     for entries in _load(csv):
         known |= {n: e for n, e in entries.items() if n in status and e.fits(*status[n])}
+    unseekable = _take_unseekable(csv) & known.keys()
+    known |= {name: known[name]._replace(seeks=False) for name in unseekable}
     left = {path: name for name, path in path_of.items() if name not in known}
     if left:
         logger.info("%d videos of %s must be scanned", len(left), csv)
@@ -202,9 +226,21 @@ def _scan_new(csv: Path, path_of: Mapping[str, str], workers: int | None) -> dic
                     _save(csv, known)
                     saved = time.monotonic()
     finally:
-        if left:
+        if left or unseekable:
             _save(csv, known)
     return known
+
+
+def _take_unseekable(csv: Path) -> set[str]:
+    """Return the names of the videos that readers have noted, and delete the notes."""
+    names = set[str]()
+    for file in filterfalse(is_remote, index_files(csv, _UNSEEKABLE)):
+        with contextlib.suppress(OSError):
+            for line in file.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+                with contextlib.suppress(ValueError):  # half a line, if a process was killed
+                    names.add(str(json.loads(line)))
+            file.unlink()
+    return names
 
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:

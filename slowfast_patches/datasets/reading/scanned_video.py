@@ -67,6 +67,11 @@ class ScannedVideo:
     timing: str = ""
     """Description of an unusual frame rate (`Timing.remark`), or ""."""
 
+    @property
+    def can_seek(self) -> bool:
+        """VIDEO: whether decoding can start at another frame than the first."""
+        return self.keys is not None and len(self.keys) > 1
+
     def packed(self) -> str:
         """Return a text that contains all fields except `files`, `damage` and `timing`.
 

@@ -16,6 +16,7 @@ from slowfast_patches.config.recipe import Recipe, stored_keys
 from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
+from slowfast_patches.datasets.reading.damage import damage_found, forget_damage
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.scan import scan
@@ -242,6 +243,8 @@ class Predictor(nn.Module):
     def warnings(self, path: str) -> list[str]:
         """Describe which part of a video cannot be decoded, and whether it has too few frames.
 
+        Damage inside pictures is found only if `clips` or `scores` has read them before.
+
         Raises:
             UnreadableVideoError: The video cannot be read.
         """
@@ -249,6 +252,8 @@ class Predictor(nn.Module):
         texts = list[str]()
         if scanned.damage:
             texts.append(f"{scanned.damage}. Only the readable part is used")
+        elif damage := damage_found(path):
+            texts.append(f"is damaged: {damage}. Its scores may come from wrong pictures")
         if scanned.timing:
             texts.append(scanned.timing)
         return texts
@@ -257,6 +262,7 @@ class Predictor(nn.Module):
         """Scan a video, unless it is the last scanned one and has not changed since."""
         status = video_status([path]).get(path)
         if self._last is None or self._last[:2] != (path, status):
+            forget_damage(path)
             self._last = (path, status, scan(path))
         return self._last[2]
 

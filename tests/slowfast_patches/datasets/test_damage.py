@@ -1,7 +1,10 @@
 """What is said about damage that only a decoder notices, in files that the scan reads fast."""
 
+import contextlib
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
+import av
 import numpy as np
 import pytest
 
@@ -33,7 +36,7 @@ PLAIN = {"bf": "0", "x264-params": "keyint=20:scenecut=0"}
 def large(monkeypatch):
     """Scan as if all files were large, and forget earlier warnings."""
     monkeypatch.setattr(scanning, "FULLY_DECODED", 0)
-    monkeypatch.setattr(damage, "_warned", set())
+    monkeypatch.setattr(damage, "_warned", {})
     monkeypatch.setattr(decoding, "_unreliable", set())
 
 
@@ -122,3 +125,23 @@ def test_a_gif_picture_that_contains_later_pictures_is_named(tmp_path):
     content[middle : second + 200] = bytes([255]) * (second + 200 - middle)
     path.write_bytes(content)
     assert "frames are damaged" in scan(str(path)).damage
+
+
+def test_an_error_belongs_to_the_thread_that_decodes(path, caplog):
+    """Repeated errors count, and nothing is printed for threads without an `ErrorLog`."""
+
+    def read_damaged() -> str:
+        log = ErrorLog()
+        for packet in (b"\0\0\0\1\x65no slice", b"\0\0\0\1\x65no slice"):
+            log.new()
+            with contextlib.suppress(av.FFmpegError):
+                av.CodecContext.create("h264", "r").decode(av.Packet(packet))
+        return log.new()
+
+    ours = ErrorLog()
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(read_damaged).result()
+    assert theirs.startswith("h264: ")
+    assert ours.new() == ""
+    assert read_damaged() == ours.new() == theirs
+    assert not [record for record in caplog.records if record.name.startswith("libav")]

@@ -7,15 +7,19 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from multigrid import Shape
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading import decoding
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import index_files, open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind
+from slowfast_patches.datasets.video_clips import VideoClips
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.interruption import TrainingInterruptedError
@@ -227,3 +231,29 @@ def test_a_damaged_entry_is_scanned_again(tmp_path, scanned):
         entry[2] = scanned
     file.write_bytes(gzip.compress(json.dumps(content).encode()))
     assert open_index(tmp_path / "train.csv", [str(path)])[0].video.frames == 24
+
+
+def test_a_failed_seek_is_remembered_by_the_index(data, file, scanned, monkeypatch):
+    """The next process reads the video from its beginning at once. The hash stays the same."""
+    csv, name, notes = (
+        data / "train.csv",
+        str(data / "even.mp4"),
+        data / "train.index.unseekable.txt",
+    )
+    csv.write_text("even.mp4 0\n")
+    shape = Shape(1, 2, 32)
+    clips = VideoClips(csv, shape)
+    first = clips[0]
+    assert clips.index[0].can_seek
+    assert not notes.exists()
+    monkeypatch.setattr(decoding, "_unreliable", {name})
+    for _ in range(2):
+        assert np.array_equal(clips[0]["clip"], first["clip"])
+    assert notes.read_text() == '"even.mp4"\n'
+    monkeypatch.setattr(decoding, "_unreliable", set())
+    for _ in range(2):
+        index = open_index(csv, [name])
+        assert index[0].keys.tolist() == [0]
+        assert index.content == clips.index.content
+        assert not notes.exists()
+    assert scanned == ["even.mp4"]

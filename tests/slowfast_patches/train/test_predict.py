@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import av
 import cv2
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 import slowfast_patches
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
@@ -222,3 +224,28 @@ def test_a_video_is_scanned_once_and_again_if_it_has_changed(trained, tmp_path):
         assert scan.call_count == 1
         write_video(path, noise(1))
         assert "has only one frame" in predictor.warnings(str(path))[0]
+
+
+def test_damage_inside_pictures_is_a_warning_after_reading(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(scanning, "FULLY_DECODED", 0)
+    made = {"gop": 20, "options": {"bf": "0", "x264-params": "scenecut=0"}}
+    path = write_video(tmp_path / "a.mp4", noise(20, 160, 120), **made)
+    with av.open(str(path)) as file:
+        packet = [packet for packet in file.demux(video=0) if packet.size][10]
+    content = bytearray(path.read_bytes())
+    middle = packet.pos + packet.size // 2
+    content[middle : middle + 40] = b"\x55" * 40
+    path.write_bytes(content)
+    predictor = Predictor(read_checkpoint(trained, None, ())[0], trained)
+    assert predictor.warnings(str(path)) == []
+    predictor.scores(str(path))
+    (text,) = predictor.warnings(str(path))
+    assert text.startswith("is damaged: ")
+    write_video(path, noise(20))
+    assert predictor.warnings(str(path)) == []
+
+
+def test_each_list_is_opened_once_before_a_training(multigrid_run):
+    log = (multigrid_run / "train.log").read_text().split(" iteration 1/")[0]
+    counts = {split: log.count(f"INFO {split}: ") for split in ("train", "val", "test")}
+    assert counts == {"train": 1, "val": 1, "test": 1}

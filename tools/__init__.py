@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from slowfast_patches.utils.command_line import start_program
+from slowfast_patches.utils.interruption import MISTAKE_STATUS
 
 __all__ = ["COMMANDS", "main"]
 
@@ -26,7 +27,13 @@ COMMANDS = {
 
 def main() -> int:
     """Run the program that `sys.argv[0]` names, and return its exit status."""
-    name = COMMANDS[Path(sys.argv[0]).stem]
+    given = Path(sys.argv[0]).stem
+    if given not in COMMANDS:
+        names = ", ".join(COMMANDS)
+        text = f"error: {sys.argv[0]} was renamed. The name must be that of a command: {names}."
+        print(text, file=sys.stderr)
+        return MISTAKE_STATUS
+    name = COMMANDS[given]
     start_program(resumes=name == "run_net")
     program = import_module(f"{__name__}.{name}")
     status: int = program.main()

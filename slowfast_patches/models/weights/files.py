@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import pickle
 import re
 import time
 import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -166,7 +168,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         }
     if form == "safetensors":
         with mistake_in(f"{path} cannot be read as safetensors", Exception):
-            return load_file(path)
+            tensors = load_file(path)
+        _check_digest(path, tensors)
+        return tensors
     content = _load_torch(path)
     content = content if isinstance(content, dict) else {}
     state = next((content[key] for key in _STATES if key in content), content)
@@ -176,6 +180,36 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"{path} has no weights, neither at the top level nor under {', '.join(_STATES)}"
         )
     return tensors
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the hash of the weights of a model, by their names."""
+    whole = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        whole.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        whole.update(
+            value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
+    return whole.hexdigest()[:16]
+
+
+def _check_digest(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Check weights against the hash in the config.json beside them, if there is one.
+
+    Raises:
+        UserError: The hash is another one.
+    """
+    config = None
+    with suppress(OSError, ValueError):
+        config = json.loads(path.with_name("config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or not {"recipe", "weights"} <= config.keys():
+        return  # not a folder of `multigrid-predict --hub`
+    if config["weights"] != digest_of(tensors):
+        raise UserError(
+            f"{path} has other weights than config.json beside it says, so it is damaged or was "
+            'replaced. Copy it again. If you have replaced it, delete the entry "weights" of '
+            "config.json."
+        )
 
 
 def _load_torch(path: Path) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -10,16 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from safetensors.torch import save
-from torch import nn
 
 from slowfast_patches.config.key_lists import private_keys
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.models.transformer import input_size
-from slowfast_patches.models.weights.files import WEIGHTS_FILE
+from slowfast_patches.models.weights.files import WEIGHTS_FILE, digest_of
 from slowfast_patches.train.predict.card import (
     card,
     checkpoint_state,
@@ -62,7 +59,7 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
         recipe = recipe.replaced({"HF.MODEL": Path(recipe.hf.model).name})
     model: Any = next(predictor.children())
     names = predictor.class_names
-    digest = _digest(model)
+    digest = digest_of(model.state_dict())
     _check_folder(folder, digest)
     config = {"recipe": yaml.safe_load(recipe.text), "class_names": names, "weights": digest}
     has_pipeline = False
@@ -149,17 +146,6 @@ def _image_processor(recipe: Recipe) -> dict[str, Any]:
         "image_mean": list(data.mean),
         "image_std": list(data.std),
     }
-
-
-def _digest(model: nn.Module) -> str:
-    """Return the hash of the weights of a model."""
-    whole = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        whole.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        whole.update(
-            value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        )
-    return whole.hexdigest()[:16]
 
 
 def _check_folder(folder: Path, digest: str) -> None:

@@ -21,6 +21,7 @@ from slowfast_patches.train.predict.card import (
     start_argument,
 )
 from slowfast_patches.train.predict.hub import write_hub_folder
+from slowfast_patches.utils.errors import UserError
 from tests.slowfast_patches.datasets.made_videos import write_video
 from tests.slowfast_patches.train.made_checkpoint import made
 
@@ -86,6 +87,16 @@ def test_a_transformer_is_read_back(published, video, kind):
     again = slowfast_patches.load_model(folder)
     torch.testing.assert_close(again.scores(video), model.scores(video))
     assert again.class_names == NAMES
+
+
+def test_a_flipped_bit_in_the_weights_is_noticed(published):
+    _, folder = published("vivit")
+    path = folder / "model.safetensors"
+    damaged = bytearray(path.read_bytes())
+    damaged[-100] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match=r"model\.safetensors has other weights than config\.json"):
+        slowfast_patches.load_model(folder)
 
 
 def test_a_convolutional_model_is_read_back_and_its_card_has_the_facts(

@@ -66,6 +66,12 @@ def test_every_tool_has_a_command(load_program):
     assert commands.keys() == project["scripts"].keys()
 
 
+def test_a_command_of_another_name_says_so(load_program, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/bin/mg-train", "--help"])
+    assert load_program("tools/__init__.py").main() == 2
+    assert "/bin/mg-train was renamed" in capsys.readouterr().err
+
+
 HELPED = """
 import runpy, sys
 sys.argv = ["{0}", "--help"]

@@ -167,7 +167,9 @@ def _timeline(
     """
     if resample:
         count = max(1, round(video.frames / video.fps * rate))
-        moments = np.arange(count, dtype=np.float64) * (video.fps / float(rate))
+        step = max(_MIN_RATE, Fraction(video.fps).limit_denominator(100_000)) / rate
+        # Multiply first, so that a moment at which a frame begins is exact.
+        moments = np.arange(count) * float(step.numerator) / step.denominator
         firsts = np.searchsorted(frames_at(moments, video), np.arange(1, video.frames))
         return 1 / rate, np.split(np.arange(count), firsts)
     if video.moments is None:

@@ -63,7 +63,8 @@ def claim(
             made["root"] = how["root"]
         if differ := [key for key in how if made[key] != how[key]]:
             what = ", ".join(
-                f"{_SETTINGS[key]} {made[key]} (this command: {how[key]})" for key in differ
+                f"{_SETTINGS[key]} {_text(made[key])} (this command: {_text(how[key])})"
+                for key in differ
             )
             raise UserError(
                 f"{out} was prepared with {what}. Choose another folder, or pass all lists in a "
@@ -76,6 +77,10 @@ def claim(
     else:
         check_unclaimed(out, sources)
     write_text(path, json.dumps(how, indent=2) + "\n")
+
+
+def _text(setting: object) -> object:
+    return "not set" if setting is None else setting
 
 
 def write_reasons(out: Path, reasons: Mapping[Source, str]) -> None:

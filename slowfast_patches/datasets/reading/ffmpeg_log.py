@@ -9,6 +9,7 @@ import av
 
 _MAX_KEPT = 4096
 """Number of errors from which on older ones are dropped when a new `ErrorLog` begins."""
+_TOO_LARGE = "max pixel count"
 _UNSEEN = logging.CRITICAL + 1
 
 _thread = threading.local()
@@ -26,11 +27,16 @@ class ErrorLog:
         self._seen = len(self._errors)
 
     def new(self) -> str:
-        """Return the latest error since the last call, or "" if there is none."""
+        """Return the latest error since the last call, or "" if there is none.
+
+        Prefer an error about the size of the pictures, because others follow from it.
+        """
         seen, self._seen = self._seen, len(self._errors)
-        if self._seen <= seen:
+        errors = self._errors[seen:]
+        if not errors:
             return ""
-        _, name, message = self._errors[-1]
+        sizes = (error for error in errors if _TOO_LARGE in error[2])
+        _, name, message = next(sizes, errors[-1])
         return " ".join(f"{name}: {message}".split())
 
 

@@ -12,10 +12,12 @@ import av
 import cv2
 import numpy as np
 from av.video.codeccontext import VideoCodecContext
+from cv2.typing import MatLike
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.pixels import UPRIGHT, Orientation
 from slowfast_patches.datasets.reading.video_file import MAX_PIXELS, check_pixels, check_regular
 from slowfast_patches.utils.storage import read_range
@@ -27,6 +29,11 @@ MAX_SCANS = 256
 if it has only a few bytes. Encoders write about ten."""
 MAX_SCANNED = 16 * MAX_PIXELS
 """Maximum number of pixels of a picture times the number of its scans."""
+_CORNER = 4
+"""Side in pixels of the corner of a picture that tells whether its last block is missing. The
+colours of other blocks are mixed into a larger corner."""
+_EARLY_END = ("overread", "error y=")
+"""Parts of FFmpeg's errors about the data of a truncated scan."""
 _MAX_SEGMENTS = 1 << 12
 """Maximum number of segments of a file."""
 
@@ -76,7 +83,9 @@ def read_jpeg(folder: str, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[n
     # OpenCV would take the orientation from other places than `jpeg_size`.
     mode |= cv2.IMREAD_IGNORE_ORIENTATION
     image = cv2.imdecode(np.frombuffer(content, np.uint8), mode)
-    if image is None:
+    # An end marker may also follow truncated data. OpenCV then fills a part of the picture.
+    is_doubtful = header.scans > 1 or (image is not None and _ends_flat(image, header))
+    if image is None or (header.has_end and is_doubtful and _lacks_data(content)):
         raise _incomplete(name)
     shown = header.orientation.shown(cast(NDArray[np.uint8], image))
     return np.ascontiguousarray(shown)
@@ -191,6 +200,25 @@ def _orientation(exif: bytes) -> Orientation:
         return UPRIGHT
 
 
+def _ends_flat(image: MatLike, header: _Header) -> bool:
+    """Return whether the last pixels are equal, as where OpenCV has filled a missing part."""
+    rows = max(1, _CORNER * image.shape[0] // header.height)  # fewer if the size is reduced
+    corner = image[-rows:, -_CORNER:]
+    return bool((corner == corner[0, 0]).all())
+
+
+def _lacks_data(content: bytes) -> bool:
+    """Return whether FFmpeg reports that the data of a picture end too early.
+
+    All other errors are ignored, because FFmpeg does not decode all pictures that OpenCV decodes.
+    """
+    log = ErrorLog()
+    if _is_complete(content):
+        return False
+    error = log.new()
+    return any(text in error for text in _EARLY_END)
+
+
 def _is_complete(content: bytes) -> bool:
     """Return whether FFmpeg decodes a picture to its end, even if the end marker is missing.
 
@@ -198,7 +226,7 @@ def _is_complete(content: bytes) -> bool:
     """
     decoder = av.CodecContext.create("mjpeg", "r")
     assert isinstance(decoder, VideoCodecContext)
-    decoder.options = {"err_detect": "explode"}
+    decoder.options = {"err_detect": "explode", "lowres": "3"}  # only whether it decodes matters
     decoder.thread_count = 1
     try:
         return bool(decoder.decode(av.Packet(content)) or decoder.decode(None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS, UnreadableVideoError, reason_of
+from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.storage import is_remote, open_file
 
@@ -70,6 +72,7 @@ almost twice the largest picture of any level of H.264, HEVC and AV1."""
 
 CAN_SKIP = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
 """Names of the decoders that can parse the headers of a frame and skip its content."""
+_SIZE = re.compile("Picture size ([0-9]+)x([0-9]+)")
 PALETTE_BITS = 8
 """Maximum number of bits per pixel of videos with a palette."""
 _VP8 = ("vp8", "libvpx")
@@ -214,6 +217,7 @@ def open_video(path: str, *, probes: bool = True) -> Iterator[VideoFile]:
     # These options affect only how FFmpeg probes the streams. It then reads few packets, parses
     # only headers, and assumes the maximum if an H.264 header does not limit the reordering.
     probing = {} if probes else {"skip_frame": "all", "strict": "1", "analyzeduration": "1"}
+    log = ErrorLog()
     with contextlib.ExitStack() as stack:
         try:
             # Without the prefix "file:", FFmpeg would take the part of a file name before a colon
@@ -222,6 +226,8 @@ def open_video(path: str, *, probes: bool = True) -> Iterator[VideoFile]:
             opened = av.open(file, options=allowed | bound | probing, **_LENIENT)
             container = stack.enter_context(opened)
         except av.ArgumentError as error:
+            if size := _SIZE.search(log.new()):
+                check_pixels(int(size[1]), int(size[2]))
             raise UnreadableVideoError(
                 "cannot be opened: the file is not in a supported video format (see docs/data.md)"
             ) from error

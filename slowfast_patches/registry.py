@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from inspect import signature
@@ -167,25 +167,42 @@ class ModelFamily:
     Attributes:
         pathways: Number of input pathways: 1, or 2 for a slow and a fast pathway.
         is_resnet: Whether the model is a PySlowFast ResNet, configured by RESNET and NONLOCAL.
-        is_transformer: Whether the model is from the package transformers. Such a model has no BN,
-            adapts its position embeddings to the input shape, and supports SOLVER.LAYER_DECAY.
+        has_batchnorm: Whether the model may have BN layers.
+        compiles: Whether torch.compile can compile the model to a single graph.
+        is_cast: Whether all weights are used by operations that autocast casts, so that they can be
+            cast once an iteration. This is unknown for a registered model.
+        undecayed_axes: Numbers of axes of the parameters without weight decay, if
+            SOLVER.ZERO_WD_1D_PARAM is True.
         without_effect: Maps each key that has no effect on the model to the reason.
+        check: Function (recipe) that raises ValueError if the model cannot be built or trained.
+        depths: Function (model) that returns the depth of each parameter, for SOLVER.LAYER_DECAY.
+        weight_files: Function (recipe) that returns the files of initial weights that other keys
+            than TRAIN.CHECKPOINT_FILE_PATH name, or None if the initial weights are random.
+        of_folder: Function (recipe, folder) that returns the recipe for a model whose folder has
+            been published and is now at `folder`.
+        published: Function (model, recipe, class names) that returns the recipe to publish with the
+            weights, and the content of JSON files by name, with which other programs load the
+            model.
         build: The registered class or function, which takes a `Recipe` and returns the model.
     """
 
     pathways: int = 1
     is_resnet: bool = False
-    is_transformer: bool = False
+    has_batchnorm: bool = True
+    compiles: bool = True
+    is_cast: bool = False
+    undecayed_axes: tuple[int, ...] = (0, 1)
     without_effect: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[Any], None] | None = None
+    depths: Callable[[Any], Any] | None = None
+    weight_files: Callable[[Any], Sequence[Path] | None] | None = None
+    of_folder: Callable[[Any, Path], Any] | None = None
+    published: Callable[..., Any] | None = None
     build: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.pathways not in (1, 2):
             raise UserError(f"pathways is {self.pathways!r}, but a model has 1 or 2 pathways")
-
-    @property
-    def has_batchnorm(self) -> bool:
-        return not self.is_transformer
 
 
 @dataclass(frozen=True)
@@ -273,8 +290,12 @@ MODELS = Registry[ModelFamily]("model")
 DATASETS = Registry[DatasetFamily]("data set")
 TASKS = Registry[TaskFamily]("task")
 AUGMENTATIONS = Registry[Augment]("augmentation")
+WEIGHT_NAMES = list[tuple[Callable[..., Any], Callable[..., Any]]]()
+"""Functions that read weight files of other programs, see `register_weight_names`."""
 SECTIONS = dict[str, Section]()
-"""Sections of the extras by name, such as "DETECTION"."""
+"""Sections of the extras by name."""
+MAPPINGS = set[str]()
+"""Keys of the extras whose values are mappings."""
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -332,16 +353,30 @@ def register_task(
     return _registering(TASKS, name, family)
 
 
+def register_weight_names(rename: Callable[..., Any], problems: Callable[..., Any]) -> None:
+    """Register a form of weight files, whose tensors have other names.
+
+    Args:
+        rename: Function (tensors) that returns the tensors with the names of torchvision's ResNets.
+            It returns tensors of another form unchanged.
+        problems: Function (tensors, model) that maps a difference between the file and the model to
+            its description, if only the names in the file show the difference.
+    """
+    WEIGHT_NAMES.append((rename, problems))
+
+
 def register_section(name: str, keys: type, **more: Any) -> None:
     """Register a section of keys of an extra. The extra can then be used in every recipe.
 
     Args:
-        name: Name of the section, such as "DETECTION".
+        name: Name of the section.
         keys: See `Section`.
         **more: Other attributes of `Section`.
     """
     assert name not in SECTIONS
     SECTIONS[name] = Section(keys, **more)
+    own = [f.name for f in fields(keys) if str(f.type).startswith("Mapping")]
+    MAPPINGS.update(f"{name}.{key.upper()}" for key in own)
 
 
 def register_augmentation(name: str) -> Callable[[Augment], Augment]:

@@ -89,6 +89,8 @@ def _warn(recipe: Recipe) -> None:
 def _check_model(recipe: Recipe) -> None:
     """Check the number of entries per pathway."""
     family = recipe.model.family
+    if family.check is not None:
+        family.check(recipe)
     if family.is_resnet:
         stages = {key: recipe[key] for key in PER_PATHWAY}
         stages["DATA.INPUT_CHANNEL_NUM"] = [recipe.data.input_channel_num]

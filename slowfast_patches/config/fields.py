@@ -144,6 +144,11 @@ def with_backbone(recipe: Any) -> str | None:
     return frozen if "backbone" in recipe.train.freeze else None
 
 
+def with_layers(recipe: Any) -> str | None:
+    model = recipe.model
+    return None if model.family.depths else f"with MODEL.ARCH {model.arch}, which has no layers"
+
+
 def one_of(*choices: object) -> Check:
     named = ["empty" if choice == "" else choice for choice in choices]
     return Check(lambda value: value in choices, format_list(named, "or"))
@@ -180,7 +185,6 @@ LONG_CYCLE = Check(
     "a list of factors [frames, crop] in (0, 1] that ends with [1, 1]",
 )
 STAGE_TABLE = Check(are_rows, ROWS_FORM)
-SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
 CLASS_WEIGHTS = Check(
     lambda x: x == "balanced" or (not isinstance(x, str) and all(weight > 0 for weight in x)),
     "balanced, a list with a number above 0 for each class, or [] for no weights",

@@ -9,7 +9,7 @@ from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.registry import SECTIONS
 
 _EXTRA = (name for name, section in SECTIONS.items() if section.scores)
-_SCORED = ("MODEL", "SLOWFAST", "TSM", "HF", "RESNET", "NONLOCAL", "DATA", *_EXTRA)
+_SCORED = ("MODEL", "SLOWFAST", "RESNET", "NONLOCAL", "DATA", *_EXTRA)
 """Sections of keys that determine how a model reads and scores a video."""
 _TEST = (
     *("TEST.ENABLE", "TEST.DATASET", "TEST.NUM_ENSEMBLE_VIEWS", "TEST.NUM_SPATIAL_CROPS"),

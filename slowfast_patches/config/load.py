@@ -33,7 +33,7 @@ from slowfast_patches.config.recipe import (
 )
 from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
-from slowfast_patches.registry import TASKS, task_name
+from slowfast_patches.registry import MAPPINGS, TASKS, task_name
 from slowfast_patches.utils.command_line import split_pairs
 from slowfast_patches.utils.errors import UserError, mistake_in
 
@@ -53,8 +53,8 @@ class _Layer(NamedTuple):
 
     Attributes:
         source: File name, or `COMMAND_LINE`.
-        values: Values by full key. The values of HF.CONFIG are a mapping, or separate keys such as
-            HF.CONFIG.hidden_size.
+        values: Values by full key. The value of a key in `MAPPINGS` is a mapping, or there are
+            separate keys, such as SECTION.KEY.name.
     """
 
     source: str
@@ -201,7 +201,7 @@ def _command_line(overrides: Sequence[object]) -> _Layer:
 def _set(values: dict[str, Any], given: dict[str, str], name: str, value: Any, source: str) -> None:
     """Set the value and the source of one key, or warn that the key has no effect."""
     section, _, inner = name.rpartition(".")
-    if section == "HF.CONFIG":
+    if section in MAPPINGS:
         name, value = section, {inner: value}
     if (name, value) == _COUNTED_CLASSES:
         values[name] = default_recipe()[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,8 @@ from slowfast_patches.config.fields import (
     BELOW_ONE,
     FROM_ZERO,
     PART,
-    SHIFT,
     STAGES,
     Check,
-    all_of,
     free_key,
     key,
     one_of,
@@ -36,13 +33,12 @@ class Model:
     arch: str = speed_key(
         "slowfast",
         "Architecture. c2d and i3d pool pairs of frames after the first stage; c2d_nopool and "
-        "i3d_nopool keep all frames. hf is a video transformer of the package transformers (see "
-        "the section HF). slow is another name for slowonly. Modules of IMPORTS can register more "
-        "architectures.",
+        "i3d_nopool keep all frames. slow is another name for slowonly. Extras and modules of "
+        "IMPORTS register more architectures.",
         Check(
             MODELS.__contains__,
-            "slowfast, slowonly, c2d, c2d_nopool, i3d, i3d_nopool, tsm, hf, or registered by "
-            "IMPORTS",
+            "slowfast, slowonly, c2d, c2d_nopool, i3d, i3d_nopool, or the name of another "
+            "registered model",
         ),
         later=(
             "`slow` becomes `slowonly`.",
@@ -136,42 +132,6 @@ class SlowFast:
     )
     fusion_kernel_sz: int = speed_key(
         5, "Temporal kernel size of the lateral convolutions.", AT_LEAST_ONE
-    )
-
-
-@dataclass(frozen=True)
-class Tsm:
-    shift_div: int = speed_key(
-        8,
-        "Shift 1/SHIFT_DIV of the channels one frame backward, and the same number of channels one "
-        "frame forward. 0 means no shift.",
-        SHIFT,
-        needs=only_with("MODEL.ARCH", "tsm"),
-    )
-
-
-@dataclass(frozen=True)
-class Hf:
-    model: str = speed_key(
-        "videomae",
-        "One of: a model type (videomae, timesformer, vivit or vjepa2) to train from scratch; a "
-        "folder with config.json and weights in `*.safetensors`; the name of a model on the "
-        "Hugging Face Hub with such files, which are downloaded once.",
-        needs=only_with("MODEL.ARCH", "hf"),
-    )
-    config: Mapping[str, Any] = speed_key(
-        {},
-        "Values that override the model's configuration, such as hidden_size. On the command line, "
-        "set each value separately: HF.CONFIG.hidden_size 192. The input size and the number of "
-        "classes follow from DATA and MODEL.NUM_CLASSES.",
-        needs=only_with("MODEL.ARCH", "hf"),
-    )
-    drop_path: float = training_key(
-        0.0,
-        "Stochastic depth (Huang et al., 2016): the probability that a clip skips a residual "
-        "branch of the last layer. The probability rises linearly from 0 at the first layer.",
-        BELOW_ONE,
-        needs=all_of(only_with("MODEL.ARCH", "hf"), with_backbone),
     )
 
 

@@ -33,12 +33,10 @@ from slowfast_patches.config.fields import (
 )
 from slowfast_patches.config.model_keys import (
     BatchNorm,
-    Hf,
     Model,
     NonLocal,
     ResNet,
     SlowFast,
-    Tsm,
 )
 from slowfast_patches.config.training_keys import Solver, Test, Train
 from slowfast_patches.config.yaml_text import dump_yaml, flatten
@@ -72,8 +70,6 @@ class Recipe:
     multigrid: Multigrid = Multigrid()
     model: Model = Model()
     slowfast: SlowFast = SlowFast()
-    tsm: Tsm = Tsm()
-    hf: Hf = Hf()
     resnet: ResNet = ResNet()
     nonlocal_: NonLocal = NonLocal()
     bn: BatchNorm = BatchNorm()

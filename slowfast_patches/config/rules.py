@@ -56,7 +56,7 @@ def _has_steps(recipe: Recipe) -> bool:
     return _trains(recipe) and stepped and not recipe.multigrid.stages
 
 
-def _fewest_frames(recipe: Recipe) -> int:
+def fewest_frames(recipe: Recipe) -> int:
     """Return the number of frames of the shortest clip of the schedule."""
     return min(_frame_counts(recipe))
 
@@ -167,12 +167,6 @@ RULES = (
         "AUG.COLOR_JITTER and AUG.RE_PROB are 0. Set one of them, or set AUG.ENABLE False.",
     ),
     Rule(
-        lambda r: r.model.arch == "tsm" and r.tsm.shift_div and _fewest_frames(r) < 2,
-        "MODEL.ARCH tsm needs clips of 2 frames or more, because the shift replaces channels of a "
-        "single frame by 0. A shape of the schedule has 1 of DATA.NUM_FRAMES {DATA.NUM_FRAMES} "
-        "frames. Increase DATA.NUM_FRAMES, or change MULTIGRID.LONG_CYCLE_FACTORS.",
-    ),
-    Rule(
         lambda r: (
             r.model.has_two_pathways
             and any(frames % r.slowfast.alpha for frames in _frame_counts(r))
@@ -254,10 +248,10 @@ RULES = (
         "in pixels, with min at least DATA.TRAIN_CROP_SIZE {DATA.TRAIN_CROP_SIZE}.",
     ),
     Rule(
-        lambda r: r.train.compile and (r.model.family.is_transformer or r.model.act_checkpoint),
-        "TRAIN.COMPILE {TRAIN.COMPILE} is not possible with MODEL.ARCH hf, because some "
-        "transformers do not compile to a single graph, nor with MODEL.ACT_CHECKPOINT True, "
-        "because torch.compile decides which activations to store. Set TRAIN.COMPILE False.",
+        lambda r: r.train.compile and (not r.model.family.compiles or r.model.act_checkpoint),
+        "TRAIN.COMPILE {TRAIN.COMPILE} is not possible with MODEL.ARCH {MODEL.ARCH} if the model "
+        "does not compile to a single graph, nor with MODEL.ACT_CHECKPOINT True, because "
+        "torch.compile decides which activations to store. Set TRAIN.COMPILE False.",
     ),
 )
 """The first broken rule is reported, so general rules come before special ones."""

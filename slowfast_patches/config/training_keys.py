@@ -23,6 +23,7 @@ from slowfast_patches.config.fields import (
     only_with,
     speed_key,
     with_backbone,
+    with_layers,
     with_steps,
 )
 from slowfast_patches.config.later_releases import rates_of_one_machine
@@ -113,7 +114,7 @@ class Solver:
         "of the next layer multiplied by this value. The head has the full learning rate, and the "
         "embeddings have the smallest. With 1, all layers have the same learning rate.",
         RATIO,
-        needs=all_of(only_with("MODEL.ARCH", "hf"), with_backbone),
+        needs=all_of(with_layers, with_backbone),
     )
     clip_grad_val: float | None = key(
         None,

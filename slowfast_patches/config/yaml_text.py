@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from slowfast_patches.registry import MAPPINGS
 from slowfast_patches.utils.errors import mistake_in
 
 # Use the C library if PyYAML was built with it, because it is ten times as fast.
@@ -100,11 +101,11 @@ def dump_yaml(tree: Mapping[str, Any]) -> str:
 def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (full key, value) for each key of nested sections.
 
-    The mapping HF.CONFIG is a value, not a section.
+    A mapping in `MAPPINGS` is a value, not a section.
     """
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key != "HF.CONFIG":
+        if isinstance(value, Mapping) and key not in MAPPINGS:
             yield from flatten(value, f"{key}.")
         else:
             yield key, value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +21,6 @@ from slowfast_patches.models.layers.pooling import (
     TrainingGlobalPool3d,
     convert_pools,
 )
-from slowfast_patches.models.transformer import build_transformer
-from slowfast_patches.models.tsm import build_tsm
 from slowfast_patches.registry import ModelFamily, register_model
 from slowfast_patches.utils.errors import UserError
 
@@ -30,8 +30,8 @@ __all__ = ["build_model", "build_on_meta"]
 def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     """Build the model of a recipe on the default device.
 
-    Parameters keep their usual names: those of PySlowFast in a PySlowFast model or a TSM, those of
-    the package transformers in a transformer, and those of the user in a registered model.
+    Parameters keep their usual names: those of PySlowFast in a PySlowFast model, and those of the
+    class in another registered model.
 
     Args:
         recipe: The recipe.
@@ -53,7 +53,7 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
         # generator, so that a resumed run draws the same numbers.
         model.mask_seed = recipe.rng_seed  # type: ignore[assignment]
         model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
-    if family.is_transformer:
+    if not family.has_batchnorm:
         return model
     model = convert_convolutions(convert_pools(model))
     if recipe.model.channels_last:
@@ -69,16 +69,13 @@ def _return_scores(model: nn.Module, inputs: object, logits: Tensor, act: str) -
 
 
 def build_resnet(recipe: Recipe) -> nn.Module:
-    """Build a PySlowFast model or a TSM whose head accepts clips of every shape."""
+    """Build a PySlowFast model whose head accepts clips of every shape."""
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    arch = recipe.model.arch
-    model: nn.Module
-    if arch == "tsm":
-        model = build_tsm(host_config(recipe), recipe.tsm.shift_div)
-    else:  # PySlowFast can build c2d_nopool and i3d_nopool, but does not list them.
-        model = _MODEL_TYPES[arch.removesuffix("_nopool")](host_config(recipe))
+    # PySlowFast can build c2d_nopool and i3d_nopool, but does not list them.
+    kind = _MODEL_TYPES[recipe.model.arch.removesuffix("_nopool")]
+    model: nn.Module = kind(host_config(recipe))
     head: Any = model.head
     for name, pool in list(head.named_children()):
         if name.endswith("_avgpool"):
@@ -91,6 +88,16 @@ def build_resnet(recipe: Recipe) -> nn.Module:
     if recipe.model.head_act == "sigmoid":
         head.act = _EvaluationSigmoid()
     return model
+
+
+def weight_files(recipe: Recipe) -> Sequence[Path] | None:
+    """Return the files of initial weights that the model's own keys name.
+
+    The sequence is empty if the weights are not files of this machine. The result is None if the
+    initial weights are random.
+    """
+    named = recipe.model.family.weight_files
+    return None if named is None else named(recipe)
 
 
 def build_on_meta(recipe: Recipe) -> nn.Module:
@@ -123,21 +130,6 @@ class _SkipRandomInit(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_NO_BN = "which has no BN"
-
-register_model("slowfast", ModelFamily(pathways=2, is_resnet=True))(build_resnet)
-for name in ("slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool", "tsm"):
-    register_model(name, ModelFamily(is_resnet=True))(build_resnet)
-register_model(
-    "hf",
-    ModelFamily(
-        is_transformer=True,
-        without_effect={
-            "BN.USE_PRECISE_STATS": _NO_BN,
-            "BN.GROUP_SIZE": _NO_BN,
-            "MULTIGRID.BN_BASE_SIZE": _NO_BN,
-            "MODEL.CHANNELS_LAST": "which computes on tokens instead of feature maps",
-            "MODEL.DROPOUT_RATE": "whose dropout rates are in HF.CONFIG, e.g. hidden_dropout_prob",
-        },
-    ),
-)(build_transformer)
+register_model("slowfast", ModelFamily(pathways=2, is_resnet=True, is_cast=True))(build_resnet)
+for name in ("slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool"):
+    register_model(name, ModelFamily(is_resnet=True, is_cast=True))(build_resnet)

@@ -10,13 +10,12 @@ from functools import partial
 from torch import nn
 
 from multigrid import FollowsGrid
-from slowfast_patches.models.pretrained_transformer import HEAD as TRANSFORMER_HEAD
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import format_list
 
 logger = logging.getLogger(__name__)
 
-_HEAD = ("head.", *TRANSFORMER_HEAD)
+_HEAD = ("head.", "classifier.", "fc_norm.", "pooler.")
 """Prefixes of the names of parameters in classification heads."""
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.transformer import parameter_depths
 
 _SPEED_OPTIONS = ("fused", "foreach")
 """Options of torch's optimizers that affect the speed of an update but not the new weights."""
@@ -23,10 +22,10 @@ def build_optimizer(
 
     The weight decay is BN.WEIGHT_DECAY for parameters with "bn" in their names, as in PySlowFast,
     and SOLVER.WEIGHT_DECAY for other parameters. With SOLVER.ZERO_WD_1D_PARAM, the weight decay is
-    0 for one-dimensional parameters such as biases, and for position embeddings and tokens of a
-    transformer, which have the shape (1, n, C).
+    0 for one-dimensional parameters such as biases, and for what else `ModelFamily.undecayed_axes`
+    names.
 
-    With SOLVER.LAYER_DECAY, each layer of a transformer has separate parameter groups.
+    With SOLVER.LAYER_DECAY, each layer has separate parameter groups.
     `multigrid.prepare_step` multiplies the learning rate of a group by its "lr_scale". Frozen
     parameters are in no group.
 
@@ -37,14 +36,13 @@ def build_optimizer(
     """
     solver = recipe.solver
     depths: dict[nn.Parameter, int] = {}
-    if solver.layer_decay < 1 and recipe.model.family.is_transformer:
-        depths = parameter_depths(model)
+    family = recipe.model.family
+    if solver.layer_decay < 1 and family.depths is not None:
+        depths = family.depths(model)
     last = max(depths.values(), default=0)
     members = defaultdict[tuple[float, float], list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
-        # The position embeddings and tokens of transformers have three axes.
-        is_position = recipe.model.family.is_transformer and parameter.ndim == 3
-        flat = solver.zero_wd_1d_param and (parameter.ndim <= 1 or is_position)
+        flat = solver.zero_wd_1d_param and parameter.ndim in family.undecayed_axes
         decay = recipe.bn.weight_decay if "bn" in name else 0.0 if flat else solver.weight_decay
         scale = solver.layer_decay ** (last - depths.get(parameter, last))
         if parameter.requires_grad:

@@ -402,11 +402,9 @@ def weights_fact(recipe: Recipe) -> Fact | None:
         if not path.is_file():
             return None
         fact = {"file": path.name, "content": file_digest(path)}
-    folder = Path(recipe.hf.model) if recipe.model.family.is_transformer else None
-    if folder is not None and recipe.hf.model and folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            if path.suffix in (".safetensors", ".bin", ".json"):
-                fact[path.name] = file_digest(path)
+    named = recipe.model.family.weight_files
+    for path in (named and named(recipe)) or ():
+        fact[path.name] = file_digest(path)
     return fact
 
 

@@ -32,9 +32,8 @@ from slowfast_patches.launch.device import check_gpus, set_up_device
 from slowfast_patches.launch.launch import launch
 from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build import build_on_meta, weight_files
 from slowfast_patches.models.freeze import frozen_names
-from slowfast_patches.models.pretrained_transformer import MODEL_TYPES
 from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
@@ -114,11 +113,10 @@ def _check_training(recipe: Recipe, resumes: bool) -> None:
     given = recipe.train.checkpoint_file_path
     if recipe.train.freeze:
         frozen_names(build_on_meta(recipe), recipe.train.freeze)
-        if not given and recipe.hf.model in MODEL_TYPES:
+        if not given and weight_files(recipe) is None:
             raise UserError(
                 f"TRAIN.FREEZE {','.join(recipe.train.freeze)} would freeze random weights. Set "
-                "TRAIN.CHECKPOINT_FILE_PATH (or, with MODEL.ARCH hf, HF.MODEL) to pretrained "
-                "weights."
+                "TRAIN.CHECKPOINT_FILE_PATH to pretrained weights, or the model's own key for them."
             )
     if recipe.train.checkpoint_inflate and not given:
         raise UserError(

@@ -109,10 +109,8 @@ class Stepper:
         if recipe.model.act_checkpoint:
             checkpoint_blocks(model)
         self._lowered: LoweredWeights | None = None
-        family = recipe.model.family
-        # We do not know how a registered model uses its weights. A compiler fuses casts.
-        is_known = family.is_resnet or family.is_transformer
-        if is_mixed(recipe) and is_known and not recipe.train.compile:
+        # A compiler fuses casts.
+        if is_mixed(recipe) and recipe.model.family.is_cast and not recipe.train.compile:
             self._lowered = LoweredWeights(self.state.modules, half_type(device))
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
         self.transform = InputTransform.of_recipe(recipe, device)

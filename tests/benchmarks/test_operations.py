@@ -32,7 +32,7 @@ def test_operations_with_values_are_counted_and_views_are_not():
         ("SLOWFAST_8x8_R50", ["MODEL.EMA_DECAY", "0.999"], 752, 761),
         ("SLOWFAST_8x8_R50", ["MODEL.CHANNELS_LAST", "True"], 750, 1089),
         ("SLOWFAST_8x8_R50", ["SOLVER.ACCUMULATION_STEPS", "3"], None, 2400),
-        ("TSM_8x8_R50", [], 475, 484),
+        ("I3D_8x8_R50_1GPU", [], 475, 484),
     ],
 )
 def test_a_step_has_no_more_operations_than_this(load_program, name, keys, one_group, several):

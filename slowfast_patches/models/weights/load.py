@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.tsm import ShiftedConv3d
 from slowfast_patches.models.weights.files import format_of, local_file, read_weights
 from slowfast_patches.models.weights.names import host_names
+from slowfast_patches.registry import WEIGHT_NAMES
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import shorten_list
 
@@ -50,8 +50,8 @@ def load_weights(
 ) -> None:
     """Load weights from a file into a model and log which tensors were loaded.
 
-    The file may be a checkpoint of this package, of later PySlowFast releases or of the TSM
-    authors, a plain state dict, a ResNet with torchvision's names, or a Caffe2 checkpoint. No code
+    The file may be a checkpoint of this package or of later PySlowFast releases, a plain state
+    dict, a ResNet with torchvision's names, a Caffe2 checkpoint, or what an extra can read. No code
     in the file is run. If the file has a different number of classes, the head of the model keeps
     its initial values.
 
@@ -59,8 +59,8 @@ def load_weights(
         model: A PySlowFast model, with or without grouped BN.
         path: The file, or an https address, from which the file is downloaded once.
         inflate: Repeat 2-D convolutions along time, as in TRAIN.CHECKPOINT_INFLATE.
-        complete: Require that the file and the model have the same tensors. Also require that both
-            shift channels in the same blocks, if the names in the file show where the file does.
+        complete: Require that the file and the model have the same tensors, and that the names in
+            the file show no other difference.
         least: Smallest share of the weights of the model, without its head, that the file must
             fill, as in TRAIN.CHECKPOINT_SHARE.
 
@@ -70,12 +70,10 @@ def load_weights(
             file lacks a frozen parameter. Or `complete` is True and the file and the model differ.
     """
     wanted = model.state_dict()
-    tensors, shifted = host_names(read_weights(local_file(path)), wanted.keys())
-    fit = fit_weights(tensors, wanted)
-    here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
-    if shifted is not None and shifted != here:
-        # A comparison of tensors cannot find this, because a shift has no parameters.
-        fit.problems["Temporal shift"] = f"in {len(shifted)} blocks, not in {len(here)} blocks"
+    tensors = read_weights(local_file(path))
+    fit = fit_weights(host_names(tensors, wanted.keys()), wanted)
+    for _, problems in WEIGHT_NAMES:
+        fit.problems |= problems(tensors, model)
     trained = trained_tensors(model).keys()
     used = [(name, value) for name, value in fit.values.items() if name in trained]
     problem = _problem(fit, model, inflate, complete) or _too_few(fit, model, least)

@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
+from slowfast_patches.registry import WEIGHT_NAMES
 from slowfast_patches.utils.errors import UserError
 
 _WRAPPERS = re.compile(r"^(?:module\.|model\.)*")
 """Prefixes that DistributedDataParallel or a trainer adds to every name."""
 
-_BLOCK = re.compile(r"layer(\d)\.(\d+)\.(conv\d|bn\d|downsample\.\d)\.(?:net\.)?(\w+)")
-"""Name of a tensor in a residual block of torchvision's ResNets. In models of the TSM authors, the
-convolution is called "net" inside a module that shifts its input."""
+_BLOCK = re.compile(r"layer(\d)\.(\d+)\.(conv\d|bn\d|downsample\.\d)\.(\w+)")
+"""Name of a tensor in a residual block of torchvision's ResNets."""
 _PARTS = {
     "conv1": "branch2.a",
     "conv2": "branch2.b",
@@ -27,61 +27,52 @@ _PARTS = {
 }
 """PySlowFast's names of the parts of a residual block."""
 
-_TSM_CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
-"""Prefixes of the classifier in models of the TSM authors."""
 
-
-def host_names(
-    tensors: Mapping[str, Tensor], known: Collection[str]
-) -> tuple[dict[str, Tensor], frozenset[str] | None]:
+def host_names(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str, Tensor]:
     """Rename tensors to PySlowFast's names.
 
-    The function knows the names of Caffe2, of torchvision's ResNets, of the TSM authors, and of
-    split BN in later PySlowFast releases. Unknown names stay the same. A prefix that
-    DistributedDataParallel or a trainer added to all names is removed.
+    The function knows the names of Caffe2, of torchvision's ResNets, of split BN in later
+    PySlowFast releases, and those of `registry.WEIGHT_NAMES`. Unknown names stay the same. A prefix
+    that DistributedDataParallel or a trainer added to all names is removed.
 
     Args:
         tensors: Tensors under the names in the file.
         known: Names of the tensors in the model. If the file has some of these names, it needs no
             other names: a registered model may itself use torchvision's names, for example.
 
-    Returns:
-        The renamed tensors, and the names of the convolutions whose input is shifted in the file's
-        model. The latter is None if the names in the file do not show this.
-
     Raises:
         ValueError: The file has a ResNet of basic blocks (18 or 34 layers).
     """
     if not tensors.keys().isdisjoint(known):
-        return _fold_split_batchnorm(tensors), None
+        return _fold_split_batchnorm(tensors)
     if "pred_w" in tensors or "conv1_w" in tensors:  # Caffe2
         from slowfast.utils.c2_model_loading import get_name_convert_func
 
         convert = get_name_convert_func()
-        return {convert(name): value for name, value in tensors.items()}, None
-    prefix = min((_WRAPPERS.findall(name)[0] for name in tensors), key=len, default="")
-    named = {name.removeprefix(prefix): value for name, value in tensors.items()}
+        return {convert(name): value for name, value in tensors.items()}
+    named = without_wrappers(tensors)
+    for rename, _ in WEIGHT_NAMES:
+        named = rename(named)
     if "layer1.0.conv1.weight" in named and "layer1.0.conv3.weight" not in named:
         raise UserError(
             "the file has a ResNet with two convolutions per block (18 or 34 layers), but only "
             "ResNet-50 and ResNet-101, which have three, are supported"
         )
-    shifted = None
-    if "base_model.conv1.weight" in named:  # of the TSM authors
-        # TSM applies 2-D kernels to single frames, which needs no TRAIN.CHECKPOINT_INFLATE.
-        named = {n: v.unsqueeze(2) if v.ndim == 4 else v for n, v in named.items()}
-        inside = [name for name in named if name.endswith(".conv1.net.weight")]
-        shifted = frozenset(_host_name(name).removesuffix(".weight") for name in inside)
-    return _fold_split_batchnorm({_host_name(n): value for n, value in named.items()}), shifted
+    return _fold_split_batchnorm({host_name(n): value for n, value in named.items()})
 
 
-def _host_name(name: str) -> str:
-    """Convert the name of a tensor of torchvision or of the TSM authors to PySlowFast's name.
+def without_wrappers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Remove the prefix that DistributedDataParallel or a trainer added to all names."""
+    prefix = min((_WRAPPERS.findall(name)[0] for name in tensors), key=len, default="")
+    return {name.removeprefix(prefix): value for name, value in tensors.items()}
+
+
+def host_name(name: str) -> str:
+    """Convert the name of a tensor of torchvision's ResNets to PySlowFast's name.
 
     For example, layer1.0.conv1.weight becomes s2.pathway0_res0.branch2.a.weight. Unknown names are
     returned unchanged.
     """
-    name = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
     if match := _BLOCK.fullmatch(name):
         stage, block, part, suffix = match.groups()
         return f"s{int(stage) + 1}.pathway0_res{block}.{_PARTS[part]}.{suffix}"

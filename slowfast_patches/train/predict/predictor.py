@@ -103,8 +103,9 @@ def read_checkpoint(
         recipe = load_with_classes(recipe_file, overrides)
     else:
         recipe = parse_recipe(text, f"the config in {path}", overrides)
-        if path.name == WEIGHTS_FILE and recipe.model.family.is_transformer:
-            recipe = recipe.replaced({"HF.MODEL": str(path.parent)})
+        of_folder = recipe.model.family.of_folder
+        if path.name == WEIGHTS_FILE and of_folder is not None:
+            recipe = of_folder(recipe, path.parent)
     check_recipe(recipe.replaced({"NUM_SHARDS": 1, "PROCESSES_PER_MACHINE": 1}))
     return recipe, names if names and len(names) == recipe.model.num_classes else None
 

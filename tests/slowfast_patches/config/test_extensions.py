@@ -55,7 +55,7 @@ def write(text: str) -> None:
         ("ModelFamily(pathways=3)", "pathways is 3, but a model has 1 or 2 pathways"),
         ("register_augmentation('x')(lambda clip: clip)", "must be a function of a clip and a ran"),
         ("register_augmentation('x')(3)", "must be a function of a clip and a random generator"),
-        ("register_model('tsm')(int)", "IMPORTS mine: .*'tsm' cannot be the name of a new model"),
+        ("register_model('i3d')(int)", "IMPORTS mine: .*'i3d' cannot be the name of a new model"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_a_mistake_of_the_user(text: str, said: str):

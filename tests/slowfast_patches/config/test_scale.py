@@ -1,7 +1,5 @@
 """Scaling of recipes by hand: their length, and the batch and rates for a world size."""
 
-from pathlib import Path
-
 import pytest
 
 from slowfast_patches.config import load_recipe, parse_recipe
@@ -9,9 +7,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_world_size
 from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.launch.launch import resolve
-
-ROOT = Path(__file__).parents[3]
-LARGE = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU"
 
 # 8 clips on each of 8 GPUs.
 RECIPE = ["TRAIN.BATCH_SIZE", 64, "TEST.BATCH_SIZE", 32, "NUM_GPUS", 8]

@@ -13,7 +13,6 @@ from slowfast_patches.launch.launch import resolve
         ((), (), False),
         (("avx512_bf16", "amx_tile"), (), True),
         (("amx_tile",), ("RESNET.WIDTH_PER_GROUP", 16), False),
-        (("amx_tile",), ("MODEL.ARCH", "hf"), False),
         ((), ("NUM_GPUS", 1, "RESNET.WIDTH_PER_GROUP", 8), True),
     ],
 )

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from multigrid import set_coverage
 from multigrid.micro_batches import divide
 from slowfast_patches.config import load_recipe
-from slowfast_patches.models.build import build_model
 from slowfast_patches.models.freeze import freeze, frozen_names
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.models.weights import load_weights
@@ -57,23 +55,6 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
     assert changed == {name for name in before if not name.startswith("s1.")}
-
-
-def test_frozen_position_embeddings_follow_the_coverage_of_training_clips():
-    recipe = load_recipe("configs/Demo/VIDEOMAE_DEMO_MULTIGRID.yaml", ["MODEL.NUM_CLASSES", 8])
-    model = build_model(recipe)
-    freeze(model, ["backbone"])
-    learning = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
-    assert learning == {"fc_norm", "classifier"}
-    embeddings, clips = model.videomae.embeddings, torch.randn(2, 8, 3, 32, 32)
-    found = {}
-    for mode in (True, False):
-        model.train(mode)
-        set_coverage(model, torch.tensor([[0.4, 1.0], [0.6, 1.0]]))
-        coarse = embeddings(clips)
-        set_coverage(model, None)
-        found[mode] = torch.equal(coarse, embeddings(clips))
-    assert found == {True: False, False: True}
 
 
 def test_a_frozen_part_has_to_be_in_the_file_of_weights(tmp_path):

@@ -22,6 +22,10 @@ THIN = (
     *("MULTIGRID.BN_BASE_SIZE", 2, "SOLVER.STEPS", [0, 4], "SOLVER.LRS", [1, 0.1]),
     *("SOLVER.LR_POLICY", "steps_with_relative_lrs", "SOLVER.MAX_EPOCH", 6),
 )
+CROPS = (
+    *("DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64),
+    *("DATA.TRAIN_JITTER_SCALES", [64, 80]),
+)
 TWO_PATHWAYS = [[[], []], [[1], []], [[1], [3]], [[], []]]
 ONE_PATHWAY = [[[]], [[1, 3]], [[1, 3, 5]], [[]]]
 MODELS = {
@@ -33,7 +37,6 @@ MODELS = {
         *("MODEL.ARCH", "i3d", "NONLOCAL.LOCATION", ONE_PATHWAY),
         *("NONLOCAL.INSTANTIATION", "dot_product"),
     ),
-    "tsm without shifts": ("MODEL.ARCH", "tsm", "TSM.SHIFT_DIV", 0),
 }
 
 
@@ -53,9 +56,7 @@ def shaken_host(cfg: Recipe) -> nn.Module:
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    arch = "c2d_nopool" if cfg.model.arch == "tsm" else cfg.model.arch
-    config = host_config(cfg.replaced({"MODEL.ARCH": arch}))
-    model = _MODEL_TYPES[arch.removesuffix("_nopool")](config).double()
+    model = _MODEL_TYPES[cfg.model.arch.removesuffix("_nopool")](host_config(cfg)).double()
     for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm3d)):
         nn.init.uniform_(norm.weight, 0.5, 1.0)
         nn.init.normal_(norm.bias, 0.0, 0.1)
@@ -69,9 +70,11 @@ def shaken_host(cfg: Recipe) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_at_the_coarsest_an_odd_and_the_finest_shape_of_its_schedule(name):
+    assert_trains(thin(name, *CROPS))
+
+
+def assert_trains(recipe):
     torch.manual_seed(0)
-    crops = ("DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64)
-    recipe = thin(name, *crops, "DATA.TRAIN_JITTER_SCALES", [64, 80])
     model = build_model(recipe, grouped_bn=True).train()
     wanted = ((2, 32), (4, 45), (8, 64))
     shapes = schedule_of(recipe, num_videos=64).shapes
@@ -89,9 +92,12 @@ def test_a_model_trains_at_the_coarsest_an_odd_and_the_finest_shape_of_its_sched
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_and_evaluation_are_the_hosts_and_larger_crops_slide_the_hosts_window(name):
+    assert_same_as_host(thin(name), thin(name))
+
+
+def assert_same_as_host(recipe, host_recipe):
     torch.manual_seed(0)
-    recipe = thin(name)
-    host = shaken_host(recipe)
+    host = shaken_host(host_recipe)
     ours = build_model(recipe, grouped_bn=True).double()
     assert list(ours.state_dict()) == list(host.state_dict())
     ours.load_state_dict(host.state_dict())

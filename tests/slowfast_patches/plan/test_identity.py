@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import KEYS, Recipe, plain
 from slowfast_patches.plan.identity import (
     RESULT,
@@ -19,7 +18,6 @@ from slowfast_patches.plan.identity import (
     differences_between,
     remarks_between,
     run_identity,
-    weights_fact,
 )
 from slowfast_patches.registry import SECTIONS
 
@@ -52,9 +50,6 @@ def other_value(value: object) -> object:
     if isinstance(value, tuple):
         return (*value, *(value[:1] or ("x",)))
     return 7.5 if value is None else {"x": 1}
-
-
-VIDEOMAE = "configs/Demo/VIDEOMAE_DEMO.yaml"
 
 
 @pytest.fixture
@@ -170,16 +165,6 @@ def test_weights_are_known_by_their_content(recipe, tmp_path):
     assert named(other) == set()
 
 
-def test_the_folder_of_a_pretrained_transformer_counts(tmp_path):
-    folder = tmp_path / "pretrained"
-    folder.mkdir()
-    recipe = load_recipe(VIDEOMAE, ("NUM_GPUS", 0)).replaced({"HF.MODEL": str(folder)})
-    (folder / "config.json").write_text("{}")
-    before = weights_fact(recipe)
-    (folder / "config.json").write_text('{"a": 1}')
-    assert weights_fact(recipe) != before
-
-
 def test_code_of_imports_counts(recipe, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     module = tmp_path / "of_the_user_here.py"
@@ -204,25 +189,6 @@ def test_the_division_into_processes_counts_where_it_changes_the_result(recipe, 
     runs = [recipe.replaced(keys), recipe.replaced(keys | {"PROCESSES_PER_MACHINE": 2})]
     before, after = (run_identity(run, clips=False) for run in runs)
     assert ("division" in differences_between(before, after, TRAINING)) is matters
-
-
-@pytest.mark.parametrize(
-    ("keys", "matters"),
-    [
-        ((), False),
-        (("MIXUP.ENABLE", True), True),
-        (("HF.DROP_PATH", 0.3), True),
-        (("HF.CONFIG.attention_probs_dropout_prob", 0.1), True),
-    ],
-)
-def test_micro_batches_of_a_transformer_count_if_it_draws_random_numbers(keys, matters):
-    def identity(parts: int) -> Identity:
-        overrides = ("NUM_GPUS", 0, "DATA.PATH_TO_DATA_DIR", "/nowhere", *keys)
-        return run_identity(
-            load_recipe(VIDEOMAE, (*overrides, "SOLVER.ACCUMULATION_STEPS", parts)), clips=False
-        )
-
-    assert ("division" in differences_between(identity(1), identity(2), TRAINING)) is matters
 
 
 def test_what_is_unknown_is_not_compared_and_a_new_key_had_its_default(recipe):

@@ -295,7 +295,7 @@ def test_steps_are_timed_once_on_one_machine(whole_arms, small, tmp_path, monkey
         {"machine": content["machine"] | {"threads": 99}},
         {"versions": content["versions"] | {"torch": "1.0"}},
         {"date": "2020-01-01T00:00:00+00:00"},
-        {"model": content["model"] | {"MODEL.ARCH": "tsm"}},
+        {"model": content["model"] | {"MODEL.ARCH": "i3d"}},
         {"shapes": None},
     ):
         file.write_text(json.dumps(content | other))

@@ -48,5 +48,5 @@ def test_every_key_of_a_model_counts_but_those_that_only_train():
         *("REVERSE_INPUT_CHANNEL", "MULTI_LABEL", "ENSEMBLE_METHOD", "MEAN", "STD"),
         *("CROP_SIZE", "TEST_CROP_SIZE", "INPUT_CHANNEL_NUM", "TASK", "SHORT_VIDEOS"),
     }
-    assert {"MODEL.ARCH", "MODEL.HEAD_ACT", "HF.CONFIG", "NONLOCAL.POOL", "RESNET.DEPTH"} <= counted
+    assert {"MODEL.ARCH", "MODEL.HEAD_ACT", "NONLOCAL.POOL", "RESNET.DEPTH"} <= counted
     assert not {"MODEL.DROPOUT_RATE", "MODEL.ACT_CHECKPOINT", "BN.GROUP_SIZE"} & counted

@@ -14,7 +14,8 @@ from torch import nn
 from multigrid import ScheduleStep, Shape, prepare_step
 from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models import transformer
+from slowfast_patches.extras.transformers import model as transformer
+from slowfast_patches.extras.transformers.keys import HfKeys
 from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.layers.dropout import seed_dropout
@@ -224,8 +225,8 @@ def test_a_models_configuration_is_a_mapping_whose_values_can_be_set_one_by_one(
     (tmp_path / "delta.yaml").write_text("_BASE_: base.yaml\nHF: {CONFIG: {hidden_size: 16}}")
     found = load_recipe(tmp_path / "delta.yaml", ["HF.CONFIG.patch_size", "8"])
     expected = {"hidden_size": 16, "layer_norm_eps": 1e-6, "patch_size": 8}
-    assert dict(found.hf.config) == expected
-    assert parse_recipe(found.text, "its text").hf == found.hf
+    assert dict(HfKeys.of(found).config) == expected
+    assert parse_recipe(found.text, "its text") == found
 
 
 # Learning rates of layers.

@@ -11,6 +11,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper
+from tests.slowfast_patches.train.test_average import assert_continues
 
 pytestmark = pytest.mark.slow
 
@@ -67,3 +68,8 @@ def test_layers_whose_activations_are_recomputed_have_the_same_gradients(stepper
         made.forward_backward(step, batch)
     for ours, theirs in zip(stepper.model.parameters(), lean.model.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.slow
+def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(tiny_config, tmp_path):
+    assert_continues(tiny_config, tmp_path, *KEYS)

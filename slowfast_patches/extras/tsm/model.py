@@ -7,13 +7,16 @@ a temporal shift.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.rules import fewest_frames
+from slowfast_patches.extras.tsm.keys import TsmKeys
+from slowfast_patches.models.build import build_resnet
 from slowfast_patches.models.layers.convolution import AdoptingConv3d
+from slowfast_patches.utils.errors import UserError
 
 
 def temporal_shift(x: Tensor, channels: int) -> Tensor:
@@ -54,22 +57,32 @@ class ShiftedConv3d(AdoptingConv3d):
         return super().forward(temporal_shift(input, self.shifted_channels))
 
 
-def build_tsm(host_config: Any, shift_div: int) -> nn.Module:
+def check_frames(recipe: Recipe) -> None:
+    """Check that all clips have frames to exchange channels with.
+
+    Raises:
+        UserError: A shape of the schedule has a single frame.
+    """
+    if TsmKeys.of(recipe).shift_div and fewest_frames(recipe) < 2:
+        raise UserError(
+            "MODEL.ARCH tsm needs clips of 2 frames or more, because the shift replaces channels "
+            "of a single frame by 0. A shape of the schedule has 1 of DATA.NUM_FRAMES "
+            f"{recipe.data.num_frames} frames. Increase DATA.NUM_FRAMES, or change "
+            "MULTIGRID.LONG_CYCLE_FACTORS."
+        )
+
+
+def build_tsm(recipe: Recipe) -> nn.Module:
     """Build a TSM: PySlowFast's C2D ResNet without temporal pooling, with a shift in every block.
 
-    The parameters have the same names and shapes as without the shift.
-
-    Args:
-        host_config: Config object of PySlowFast. This function sets MODEL.ARCH to c2d_nopool.
-        shift_div: Shift 1 / `shift_div` of the channels in each direction before the first
-            convolution of every residual branch. 0 means no shift.
+    TSM.SHIFT_DIV is the share of the channels to shift in each direction before the first
+    convolution of every residual branch. The parameters have the same names and shapes as without
+    the shift.
     """
+    model = build_resnet(recipe.replaced({"MODEL.ARCH": "c2d_nopool"}))
     from slowfast.models.resnet_helper import ResBlock
-    from slowfast.models.video_model_builder import ResNetModel
 
-    host_config.MODEL.ARCH = "c2d_nopool"
-    model: nn.Module = ResNetModel(host_config)
-    if shift_div:
+    if share := TsmKeys.of(recipe).shift_div:
         for block in (m for m in model.modules() if isinstance(m, ResBlock)):
-            block.branch2.a = ShiftedConv3d(block.branch2.a, shift_div)
+            block.branch2.a = ShiftedConv3d(block.branch2.a, share)
     return model

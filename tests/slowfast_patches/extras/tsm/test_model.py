@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config import load_recipe
+from slowfast_patches.extras.tsm.model import ShiftedConv3d, temporal_shift
 from slowfast_patches.models.build import build_on_meta
-from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
 
 
 def shift_by_loop(x: Tensor, channels: int) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from multigrid import FollowsGrid, convert_positions
 from multigrid.positions import check_transformers
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.pretrained_transformer import (
+from slowfast_patches.extras.transformers.keys import HfKeys
+from slowfast_patches.extras.transformers.pretrained import (
     MODEL_TYPES,
     configuration,
     load_folder,
@@ -47,12 +48,12 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     if folder and torch.get_default_device().type != "meta":
         model = load_folder(folder, config, recipe.data)
     else:
-        with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}", Exception):
+        with mistake_in(f"HF.CONFIG {dict(HfKeys.of(recipe).config)}", Exception):
             model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     if config.model_type == "vjepa2":
         model.base_model.predictor = nn.Identity()
     convert_positions(model)
-    _add_drop_path(model, recipe.hf.drop_path)
+    _add_drop_path(model, HfKeys.of(recipe).drop_path)
     model.register_forward_pre_hook(_take_pathways)
     model.register_forward_hook(_take_logits)
     built: nn.Module = model

@@ -13,6 +13,7 @@ import torch
 
 from slowfast_patches.config.data_keys import Data
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.extras.transformers.keys import HfKeys
 from slowfast_patches.models.weights.load import not_finite
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.tables import format_list, shorten_list
@@ -61,6 +62,24 @@ _DOWNLOADED = [
 """Patterns of the files to download. Such files contain only data and cannot run code."""
 
 
+def weight_files(recipe: Recipe) -> list[Path] | None:
+    """Return the files of HF.MODEL that determine its initial weights.
+
+    None means that HF.MODEL is a model type, whose initial weights are random.
+    """
+    name = HfKeys.of(recipe).model
+    if name in MODEL_TYPES:
+        return None
+    kinds = (".safetensors", ".bin", ".json")
+    folder = Path(name)
+    return [p for p in sorted(folder.iterdir()) if p.suffix in kinds] if folder.is_dir() else []
+
+
+def of_folder(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe of a model that was published and is now in a folder."""
+    return recipe.replaced({"HF.MODEL": str(folder)})
+
+
 def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     """Return the configuration of HF.MODEL, and the folder of the model or None.
 
@@ -69,7 +88,7 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     """
     from transformers import AutoConfig
 
-    name = recipe.hf.model
+    name = HfKeys.of(recipe).model
     folder = _folder(name)
     with mistake_in(f"HF.MODEL {name}", Exception):
         default = (
@@ -82,7 +101,7 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
             f"HF.MODEL {name} has the type {default.model_type}, which is not supported. Set "
             f"HF.MODEL to a model of the type {format_list(MODEL_TYPES, 'or')}."
         )
-    values = dict(recipe.hf.config)
+    values = dict(HfKeys.of(recipe).config)
     of_recipe = {model_type.crop, model_type.frames, "num_labels", "drop_path_rate"}
     if wrong := values.keys() - (default.to_dict().keys() - of_recipe):
         raise UserError(
@@ -92,7 +111,7 @@ def configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     if folder is None:
         values[model_type.crop] = recipe.data.train_crop_size
         values[model_type.frames] = recipe.data.num_frames
-    with mistake_in(f"HF.CONFIG {dict(recipe.hf.config)}", Exception):
+    with mistake_in(f"HF.CONFIG {dict(HfKeys.of(recipe).config)}", Exception):
         config = type(default).from_dict(default.to_dict(), **values)
     config.num_labels = recipe.model.num_classes
     return config, folder

@@ -74,7 +74,7 @@ demo: export OMP_NUM_THREADS := 1
 demo: export MALLOC_MMAP_THRESHOLD_ := 1000000000
 demo: export MALLOC_TRIM_THRESHOLD_ := 1000000000
 demo: install
-	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
+	$(BIN)/python tools/demo_data.py --output $(DEMO)/data
 	$(BIN)/python benchmarks/step_time.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \
 	    --rounds 5 --seconds 1 --dataset-size 640 --output $(DEMO)/steps.json
 	$(BIN)/python tools/compare.py --cfg configs/Demo/SLOWFAST_DEMO.yaml \
@@ -82,7 +82,7 @@ demo: install
 	    --step-times $(DEMO)/steps.json --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
 
 demo-start: install
-	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/few --train 64 --val 16 --test 8
+	$(BIN)/python tools/demo_data.py --output $(DEMO)/few --train 64 --val 16 --test 8
 	$(BIN)/python tools/run_net.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml SOLVER.LENGTH 0.5 MULTIGRID.EVAL_FREQ 1 \
 	    TEST.ENABLE False OUTPUT_DIR $(DEMO)/start DATA.PATH_TO_DATA_DIR $(DEMO)/few
 
@@ -117,7 +117,7 @@ gpu: install
 $(RESULTS)/gpu_demo.md: runs/demo_gpu/prepared/test.csv
 
 runs/demo_gpu/prepared/test.csv: | install
-	$(BIN)/python tools/make_demo_data.py --output runs/demo_gpu/data
+	$(BIN)/python tools/demo_data.py --output runs/demo_gpu/data
 	$(BIN)/python tools/prepare_data.py $(foreach split,train val test,--csv runs/demo_gpu/data/$(split).csv) --output runs/demo_gpu/prepared
 
 $(RESULTS)/gpu_%.md:

@@ -24,7 +24,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from slowfast_patches.tools import COMMANDS
+from slowfast_patches.tools import installed_commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -170,7 +170,7 @@ def printed(output: dict[str, Any]) -> str:
 
 def commands_page() -> str:
     """Return a page with the --help text of every command."""
-    parts = [f"## {name}\n\n```text\n{help_of(name)}```\n" for name in COMMANDS]
+    parts = [f"## {name}\n\n```text\n{help_of(name)}```\n" for name in installed_commands()]
     return "# Commands\n\nThis page lists the `--help` text of every command.\n\n" + "\n".join(
         parts
     )
@@ -178,7 +178,7 @@ def commands_page() -> str:
 
 def help_of(name: str) -> str:
     """Return the --help text of a command."""
-    program = import_module(f"slowfast_patches.tools.{COMMANDS[name]}")
+    program = import_module(f"slowfast_patches.tools.{installed_commands()[name]}")
     text = io.StringIO()
     with (
         patch.object(sys, "argv", [name, "--help"]),

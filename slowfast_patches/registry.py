@@ -294,6 +294,8 @@ WEIGHT_NAMES = list[tuple[Callable[..., Any], Callable[..., Any]]]()
 """Functions that read weight files of other programs, see `register_weight_names`."""
 SECTIONS = dict[str, Section]()
 """Sections of the extras by name."""
+LENGTH_ADVICE = list[str]()
+"""Clauses that `register_length_advice` has added."""
 MAPPINGS = set[str]()
 """Keys of the extras whose values are mappings."""
 
@@ -363,6 +365,21 @@ def register_weight_names(rename: Callable[..., Any], problems: Callable[..., An
             its description, if only the names in the file show the difference.
     """
     WEIGHT_NAMES.append((rename, problems))
+
+
+def register_length_advice(clause: str) -> None:
+    """Register what a user can do about a training that may be too short for its cycles.
+
+    Args:
+        clause: End of a sentence, which names a command of an extra.
+    """
+    LENGTH_ADVICE.append(clause)
+
+
+def length_advice() -> tuple[str, ...]:
+    """Return what users can do about a training that may be too short for its cycles."""
+    import_extras()
+    return tuple(LENGTH_ADVICE)
 
 
 def register_section(name: str, keys: type, **more: Any) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from slowfast_patches import extras
 from slowfast_patches.config.keys_page import format_keys
+from slowfast_patches.tools import installed_commands
 from tests.conftest import RECIPE
 
 ROOT = Path(__file__).parents[1]
@@ -100,6 +102,12 @@ def test_the_quick_tests_of_what_is_left_pass(names, tmp_path):
 def test_the_page_of_all_keys_is_up_to_date():
     page = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
     assert page == format_keys() + "\n"
+
+
+@pytest.mark.slow  # as above
+def test_every_installed_command_has_a_tool():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert installed_commands().keys() == scripts.keys()
 
 
 @pytest.mark.slow

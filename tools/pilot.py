@@ -61,14 +61,14 @@ command_line.answer_help(new_parser)
 from multigrid import PAPER, Cycles
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
-from slowfast_patches.study.checks import PILOT_FILES, check_outputs, checked
-from slowfast_patches.study.pilot import (
+from slowfast_patches.extras.pilot.pilot import (
     ShortBaselineError,
     measured_seconds,
     pilot_arms,
     pilot_study,
 )
-from slowfast_patches.study.pilot_report import evaluate_pilot, recipe_text, report_pilot
+from slowfast_patches.extras.pilot.pilot_report import evaluate_pilot, recipe_text, report_pilot
+from slowfast_patches.study.checks import check_outputs, checked, report_files
 from slowfast_patches.study.runs import Study, train
 from slowfast_patches.utils.files import make_folder, write_text
 
@@ -76,6 +76,9 @@ _PLAN = (
     "Pilot of {}: check the recipe and the lists, time training steps, then train the baseline and "
     "multigrid briefly. How long this takes is printed after the step times."
 )
+FILES = (*report_files("pilot"), "multigrid.yaml", "baseline.yaml", "step_times.json")
+"""Files that a pilot writes to --output, beside the folders of runs."""
+
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
 
@@ -121,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     print(_PLAN.format(args.cfg), file=sys.stderr, flush=True)
     arms = pilot_arms(recipe_path(args.cfg), args.overrides)
     accepted = frozenset(args.accept_change)
-    check_outputs(Study(arms, args.seeds, args.output), args.step_times, PILOT_FILES)
+    check_outputs(Study(arms, args.seeds, args.output), args.step_times, FILES)
     arms, seconds, dropped = measured_seconds(arms, args.step_times, args.output)
     try:
         study = pilot_study(arms, seconds, args.minutes, args.seeds, args.output)
@@ -130,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{error}\n\n    {advised}")
         return 0
     study = replace(study, accepted=accepted, dropped=dropped)
-    study = checked(study, args.step_times, trains=True, writes=PILOT_FILES)
+    study = checked(study, args.step_times, trains=True, writes=FILES)
     *_, runs = train(study, Path(__file__).with_name("run_net.py"))
     outcome = evaluate_pilot(study, runs)
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])

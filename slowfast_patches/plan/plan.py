@@ -25,6 +25,7 @@ from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import UNTIMED, Timing
+from slowfast_patches.registry import length_advice
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import (
     format_count,
@@ -155,7 +156,7 @@ def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTI
 
 def plan_warnings(schedule: Schedule) -> list[str]:
     """Return warnings: too few final iterations, or cycles that do not suit the length."""
-    ends = [f"{text}; try it with multigrid-pilot" for text in short_ends(schedule)]
+    ends = ["; ".join((text, *length_advice())) for text in short_ends(schedule)]
     return [*ends, *cycle_advice(schedule, _USE)]
 
 

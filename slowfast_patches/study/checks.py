@@ -42,10 +42,6 @@ def report_files(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}.{suffix}" for name in names for suffix in ("md", "json", "png"))
 
 
-PILOT_FILES = (*report_files("pilot"), "multigrid.yaml", "baseline.yaml", "step_times.json")
-"""Files that a pilot writes to --output, beside the folders of runs."""
-
-
 def checked(
     study: Study,
     inputs: Iterable[Path] = (),

@@ -7,7 +7,7 @@ from slowfast_patches.utils.lock import locked
 
 @pytest.fixture
 def demo(load_program, capsys):
-    tool = load_program("tools/make_demo_data.py")
+    tool = load_program("tools/demo_data.py")
 
     def call(output):
         counts = ("--train", "0", "--val", "0", "--test", "0")

@@ -7,7 +7,8 @@ from types import ModuleType
 import pytest
 
 from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches.plan.plan import Plan, format_plan
+from slowfast_patches import registry
+from slowfast_patches.plan.plan import Plan, format_plan, plan_warnings
 
 LONG = ["SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", "True"]
 # 8 clips of the baseline, 25 of a coarse shape, on two processes
@@ -75,6 +76,16 @@ def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_e
     assert ["iterations", "36", "102", "2.83×"] in rows
     assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "1.00×"] in rows
     assert "warning: the training ends with 18 iterations at the baseline's shape" in text
+
+
+def test_extras_say_what_to_do_about_a_short_end(monkeypatch):
+    monkeypatch.setattr(registry, "LENGTH_ADVICE", [])
+    plain, *others = plan_warnings(long_cycle(136))
+    registry.register_length_advice("toss a coin")
+    registry.register_length_advice("ask a friend")
+    advised = [f"{plain}; toss a coin; ask a friend", *others]
+    assert plan_warnings(long_cycle(136)) == advised
+    assert "toss a coin" not in str(plan_warnings(long_cycle(13_600)))
 
 
 def test_pictures_are_drawn_by_the_command(tool, tiny_recipe, tmp_path):

@@ -60,10 +60,19 @@ def test_what_nobody_expected_keeps_its_traceback(kind, capsys):
 
 
 def test_every_tool_has_a_command(load_program):
-    commands = load_program("tools/__init__.py").COMMANDS
+    module = load_program("tools/__init__.py")
+    commands = module.installed_commands()
     assert sorted(commands.values()) == TOOLS
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert commands.keys() == project["scripts"].keys()
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert module.COMMANDS.keys() <= commands.keys() <= scripts.keys()
+
+
+def test_a_command_of_a_deleted_extra_says_so(load_program, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/bin/multigrid-no-such", "--help"])
+    assert load_program("tools/__init__.py").main() == 2
+    said = capsys.readouterr().err
+    assert "multigrid-no-such is not installed: the package has no tools/no_such.py" in said
+    assert "The commands are: multigrid-train, " in said
 
 
 def test_a_command_of_another_name_says_so(load_program, monkeypatch, capsys):
@@ -85,7 +94,7 @@ finally:
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("is_command", [False, True])
 def test_help_needs_no_slow_import(tool, is_command, load_program):
-    commands = load_program("tools/__init__.py").COMMANDS
+    commands = load_program("tools/__init__.py").installed_commands()
     name = next(name for name, module in commands.items() if module == tool)
     call = f"runpy.run_path('tools/{tool}.py', run_name='__main__')"
     if is_command:

@@ -14,24 +14,26 @@ import pytest
 from multigrid.cost import final_iterations
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import cycles_of
-from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_times import shapes_to_measure
-from slowfast_patches.study import pilot
-from slowfast_patches.study.arms import Arm, scaled
-from slowfast_patches.study.pilot import (
+from slowfast_patches.extras.pilot import pilot
+from slowfast_patches.extras.pilot.pilot import (
     CYCLES,
     ShortBaselineError,
     measured_seconds,
     pilot_arms,
     pilot_study,
 )
-from slowfast_patches.study.pilot_report import evaluate_pilot, recipe_text, report_pilot
+from slowfast_patches.extras.pilot.pilot_report import evaluate_pilot, recipe_text, report_pilot
+from slowfast_patches.plan.plan import plan_warnings
+from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.step_times import shapes_to_measure
+from slowfast_patches.study.arms import Arm, scaled
 from slowfast_patches.study.report import Report
 from slowfast_patches.study.runs import Study
 from slowfast_patches.study.score import score_of
 from slowfast_patches.train import step_timer
 from slowfast_patches.utils.errors import RunError, UserError
 from tests.conftest import one_block
+from tests.slowfast_patches.plan.test_plan import long_cycle
 
 DEMO = Path("configs/Demo/SLOWFAST_DEMO.yaml")
 
@@ -383,3 +385,8 @@ def test_a_pilot_does_not_overwrite_the_recipe_that_it_reads(
 def test_what_cannot_be_tried(run, capsys, arguments, message):
     assert run.main(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_plan_of_a_short_training_names_the_pilot():
+    warning, *_ = plan_warnings(long_cycle(136))
+    assert warning.endswith("; try it with multigrid-pilot")

@@ -13,9 +13,9 @@ setup(
     packages=sorted({*FOLDERS, *find_packages("projects"), *find_packages(include=["slowfast_*"])}),
     package_dir=FOLDERS,
     package_data={
-        "": ["py.typed"],
         "slowfast_patches.configs": ["*/*.yaml"],
         "slowfast_patches.study": ["*.yaml"],
+        "": ["py.typed", "options.toml"],
         "slowfast_patches": ["weights/*/*"],
     },
 )

@@ -144,6 +144,23 @@ class Lazy:
 
 
 @dataclass(frozen=True)
+class ExtraHook:
+    """Hook that an extra adds to a training, after all other hooks.
+
+    Attributes:
+        is_used: Function (recipe) that returns whether the training has the hook.
+        build: Function (recipe, iterations) that returns the hook, a `trainer.Hook`. The second
+            argument has the numbers of finished iterations after which the run is saved.
+        check: Function (recipe) that raises ValueError if the hook cannot work. The first process
+            calls it before the training, if the hook is used.
+    """
+
+    is_used: Callable[[Any], bool]
+    build: Callable[..., Any]
+    check: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True)
 class Section:
     """Section of keys that an extra adds to the recipe.
 
@@ -290,6 +307,8 @@ MODELS = Registry[ModelFamily]("model")
 DATASETS = Registry[DatasetFamily]("data set")
 TASKS = Registry[TaskFamily]("task")
 AUGMENTATIONS = Registry[Augment]("augmentation")
+HOOKS = list["ExtraHook"]()
+"""Hooks of the extras."""
 WEIGHT_NAMES = list[tuple[Callable[..., Any], Callable[..., Any]]]()
 """Functions that read weight files of other programs, see `register_weight_names`."""
 SECTIONS = dict[str, Section]()
@@ -353,6 +372,20 @@ def register_task(
     if family.switch[0] == "DATA.TASK":
         family = replace(family, switch=("DATA.TASK", name))
     return _registering(TASKS, name, family)
+
+
+def register_hook(
+    is_used: Callable[[Any], bool],
+    build: Callable[..., Any],
+    check: Callable[[Any], None] | None = None,
+) -> None:
+    """Register a hook that keys of an extra add to a training. See `ExtraHook`."""
+    HOOKS.append(ExtraHook(is_used, build, check))
+
+
+def used_hooks(recipe: Any) -> list[ExtraHook]:
+    """Return the hooks of the extras that a training has."""
+    return [hook for hook in HOOKS if hook.is_used(recipe)]
 
 
 def register_weight_names(rename: Callable[..., Any], problems: Callable[..., Any]) -> None:

@@ -29,16 +29,6 @@ suffix, and the coordinates are fractions of the width and height of the frame.
 class with the probability of this class. If a video cannot be read, all columns except video are
 empty.
 
---export FILE.pt2 writes a program for torch.export.load, which runs without this package. The input
-is a batch of clips (N, 3, T, S, S) of uint8 RGB pixels, where T and S are the frames and the crop
-of the test. The output is the probabilities (N, classes). The extra file classes.json in the
-program has the class names. --onnx FILE.onnx writes the same program in the ONNX format. The entry
-"classes" of its metadata has the class names.
-
---hub DIR writes a folder for the Hugging Face Hub, which --checkpoint also accepts: config.json,
-model.safetensors, recipe.yaml and a model card, README.md, with gaps to fill in. For VideoMAE and
-TimeSformer, transformers.pipeline("video-classification", model=DIR) loads the folder.
-
 Exit status: 0 if all videos and targets are predicted, 1 if some cannot be read, 2 for an error.
 """
 
@@ -56,22 +46,29 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.utils.command_line import (
+    ExtraOption,
     add_imports,
     add_json,
     add_option,
     answer_help,
     at_least_one,
     command_parser,
+    extra_options,
     imports_pair,
     split_pairs,
     start_program,
     tool,
 )
 
+COMMAND = "multigrid-predict"
+
 
 def new_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = command_parser(__doc__)
+    written = extra_options(COMMAND)
+    about, status = __doc__.split("\nExit status:")
+    texts = [option.text for option in written]
+    parser = command_parser("\n".join([about.rstrip(), *texts, f"\nExit status:{status}"]))
     add = partial(add_option, parser)
     add(
         "--checkpoint",
@@ -88,10 +85,8 @@ def new_parser() -> argparse.ArgumentParser:
     )
     add("--classes", "FILE", names, Path)
     add("--output", "FILE.csv", "write a table of the probabilities of all classes", Path)
-    text = "write the model as a torch.export program; with this option, videos are optional"
-    add("--export", "FILE.pt2", text, Path)
-    add("--onnx", "FILE.onnx", "write the model in the ONNX format; videos are optional", Path)
-    add("--hub", "DIR", "write a folder for the Hugging Face Hub; videos are optional", Path)
+    for option in written:
+        add(f"--{option.name}", option.metavar, option.help, Path)
     text = "what to classify in the videos; for detection, in the format of AVA"
     add("--targets", "FILE.csv", text, Path)
     add_json(parser)
@@ -112,7 +107,7 @@ from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.video_file import is_video_name, video_files
-from slowfast_patches.registry import TASKS
+from slowfast_patches.registry import TASKS, Lazy
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.task import Prediction
 from slowfast_patches.train.checkpoint import checkpoint_of
@@ -121,6 +116,7 @@ from slowfast_patches.train.predict.predictor import require_clip_scores
 from slowfast_patches.train.record.tables import names_of_data, write_predictions
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import check_output
+from slowfast_patches.utils.tables import format_list
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -131,12 +127,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     videos = takewhile(lambda word: not _is_key(word), words)
     args.videos = [word.removeprefix("./") if word.startswith("./-") else word for word in videos]
     args.overrides = split_pairs(words[len(args.videos) :]) + imports_pair(args)
-    written = args.export or args.onnx or args.hub
-    if not (args.videos or written):
-        parser.error("at least one video, or --export, --onnx or --hub, is required")
-    if args.targets and (args.output or written):
-        parser.error("--targets cannot be combined with --output, --export, --onnx or --hub")
+    named = format_list([f"--{option.name}" for option in extra_options(COMMAND)], "or")
+    if not (args.videos or given_options(args)):
+        parser.error(f"at least one video{named and ', or ' + named}, is required")
+    if args.targets and (args.output or given_options(args)):
+        parser.error(f"--targets cannot be combined with --output{named and ', ' + named}")
     return args
+
+
+def given_options(args: argparse.Namespace) -> list[ExtraOption]:
+    """Return the options of extras that the command line has."""
+    return [option for option in extra_options(COMMAND) if getattr(args, option.name)]
 
 
 def _protect_names(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
@@ -160,13 +161,16 @@ def _is_key(word: str) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Predict all videos, print or write the results, and return the exit status."""
     args = parse_args(argv)
-    for name in ("output", "export", "onnx"):
-        check_output(getattr(args, name), f"--{name}")
+    check_output(args.output, "--output")
+    written = given_options(args)
+    for option in written:
+        if option.is_file:
+            check_output(getattr(args, option.name), f"--{option.name}")
     path = checkpoint_of(args.checkpoint)
     if str(path) != args.checkpoint:
         print(f"Using the checkpoint {path}", file=sys.stderr)
-    if args.export or args.onnx:
-        args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]
+    for option in written:
+        args.overrides += option.keys
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
     if not args.targets:
         require_clip_scores(recipe, path)
@@ -174,21 +178,10 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"{path} is a model for whole videos. Remove --targets.")
     predictor = Predictor(recipe, path, stored or names_of_data(recipe))
     predictor.class_names = names = find_names(args.classes, predictor)
-    if args.export:
-        from slowfast_patches.train.predict.export import write_program  # lazy import: slow
-
-        write_program(predictor, args.export)
-        print(f"Program written to {args.export}", file=sys.stderr)
-    if args.onnx:
-        from slowfast_patches.train.predict.export import write_onnx  # lazy import: slow
-
-        write_onnx(predictor, args.onnx)
-        print(f"Model written to {args.onnx}", file=sys.stderr)
-    if args.hub:
-        from slowfast_patches.train.predict.hub import write_hub_folder
-
-        write_hub_folder(predictor, path, args.hub)
-        print(f"Folder written to {args.hub}", file=sys.stderr)
+    for option in written:
+        target = getattr(args, option.name)
+        Lazy(option.write)(predictor, path, target)
+        print(f"--{option.name}: {target} written", file=sys.stderr)
     task = task_of(recipe)
     results = list[dict[str, Any]]()
     probabilities = dict[str, Tensor | None]()

@@ -247,16 +247,6 @@ class Train:
         "backbone for everything except the head. Frozen parts also keep their BN statistics and "
         "have no dropout.",
     )
-    tracker: str = free_key(
-        "",
-        "Experiment tracker to which the metrics and the recipe are sent. Empty: none.",
-        one_of("", "mlflow", "wandb", "trackio"),
-    )
-    tracker_project: str = free_key(
-        "multigrid",
-        "Project of the tracker, which MLflow calls an experiment.",
-        needs=only_with("TRAIN.TRACKER", "mlflow", "wandb", "trackio"),
-    )
     accept_changes: tuple[str, ...] = free_key(
         (),
         "Differences with which a run may resume: names of keys, or train_list, val_list, "

@@ -33,6 +33,7 @@ from slowfast_patches.plan.evaluations import (
 )
 from slowfast_patches.plan.identity import Identity, clock_text, run_identity
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.registry import used_hooks
 from slowfast_patches.train.checkpoint import to_cpu
 from slowfast_patches.train.dry_run import DryRun
 from slowfast_patches.train.evaluate import Validation
@@ -50,7 +51,6 @@ from slowfast_patches.train.hooks import (
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.record.progress_bar import ProgressBar
 from slowfast_patches.train.record.tables import names_of_data
-from slowfast_patches.train.record.tracker import Tracker
 from slowfast_patches.train.resume import Resumable, note_clock
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Hook, Trainer
@@ -124,7 +124,7 @@ def build_trainer(
         Validate(evaluated, partial(validation, stepper.models), log.log_evaluation),
         *([KeepBest(folder, metric, facts)] if train.keep_best else []),
         save,  # again, with the metrics and the running statistics of precise BN
-        *([Tracker(recipe, saved)] if train.tracker else []),
+        *(hook.build(recipe, saved) for hook in used_hooks(recipe)),
     ]
     trainer = Trainer(stepper, schedule, batches, in_order, world=world, stop=stop)
     _set_start(recipe, trainer, resumable)

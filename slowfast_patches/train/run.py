@@ -41,13 +41,13 @@ from slowfast_patches.plan.identity import Identity, run_identity, splits_of
 from slowfast_patches.plan.plan import Plan, format_plan, plan_summary, plan_warnings
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.schedule_picture import plot_plan
+from slowfast_patches.registry import used_hooks
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.checkpoint import RESULTS, describe_last, last_checkpoint
 from slowfast_patches.train.hooks import settle_best
 from slowfast_patches.train.multi_view_test import multi_view_test, tested_file
 from slowfast_patches.train.record.log import setup_logging
-from slowfast_patches.train.record.tracker import check_tracker
 from slowfast_patches.train.result import write_result
 from slowfast_patches.train.resume import check_same_scores, continues, find_resumable
 from slowfast_patches.train.trainer import Hook, Trainer
@@ -134,7 +134,9 @@ def _check_files_of_main(recipe: Recipe, resumes: bool) -> None:
         check_file(path)
         check_same_scores(recipe, local_file(path))
         return
-    check_tracker(recipe)
+    for hook in used_hooks(recipe):
+        if hook.check is not None:
+            hook.check(recipe)
     if recipe.train.checkpoint_file_path and not resumes:
         check_file(recipe.train.checkpoint_file_path)
     with locked(recipe.output_dir):  # raises an error if another run has the lock

@@ -13,12 +13,13 @@ import select
 import shlex
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from slowfast_patches.utils.interruption import (
     BY_HAND_STATUS,
@@ -128,6 +129,36 @@ def command_parser(about: str) -> argparse.ArgumentParser:
     text = "print package versions and a description of the machine, then exit"
     parser.add_argument("--version", action=_Version, nargs=0, help=text)
     return parser
+
+
+class ExtraOption(NamedTuple):
+    """Option that an extra adds to a command, from a table COMMAND.NAME of its options.toml.
+
+    Attributes:
+        name: Name of the option without "--".
+        metavar: Placeholder of the value in --help, which is a path.
+        help: Description for --help.
+        text: Paragraph for the description of the command.
+        write: Module and name of the function that does what the option asks for.
+        is_file: Whether the value is a file. Otherwise it is a folder.
+        keys: Keys and values in turn that the option sets in the recipe.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    text: str
+    write: str
+    is_file: bool
+    keys: list[Any]
+
+
+def extra_options(command: str) -> list[ExtraOption]:
+    """Return the options that the extras add to a command."""
+    files = sorted((Path(__file__).parents[1] / "extras").glob("*/options.toml"))
+    tables = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files]
+    options = [item for table in tables for item in table.get(command, {}).items()]
+    return [ExtraOption(name, **values) for name, values in options]
 
 
 def add_option(

@@ -30,7 +30,7 @@ FREE = {
     "DATA.NUM_TRAIN_VIDEOS",
     # Logs, checkpoints and trackers
     *("LOG_PERIOD", "LOG_MODEL_INFO", "TRAIN.CHECKPOINT_PERIOD", "TRAIN.CHECKPOINTS_KEPT"),
-    *("TRAIN.TRACKER", "TRAIN.TRACKER_PROJECT", "TEST.SAVE_RESULTS_PATH", "TRAIN.AUTO_RESUME"),
+    *("TEST.SAVE_RESULTS_PATH", "TRAIN.AUTO_RESUME"),
     *("TRAIN.ACCEPT_CHANGES", "TRAIN.CHECKPOINT_SHARE"),
     # The stream of clips does not depend on the workers, and a limit only ends a run.
     *("DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY", "DATA.MAX_BAD_FRACTION"),

@@ -9,11 +9,8 @@ from unittest import mock
 
 import av
 import cv2
-import numpy as np
-import onnx
 import pytest
 import torch
-from onnx.reference import ReferenceEvaluator
 
 import slowfast_patches
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
@@ -170,10 +167,7 @@ def test_what_is_wrong_is_said(trained, videos, predict, tmp_path, monkeypatch, 
     assert said in err
 
 
-def test_a_model_is_loaded_by_its_folder_and_exported(
-    multigrid_run, videos, names, predict, tmp_path
-):
-    """The exported program takes one or more clips, and returns the scores of the model."""
+def test_a_model_is_loaded_by_its_folder(multigrid_run, videos, names):
     model = slowfast_patches.load_model(multigrid_run)
     assert not model.training
     assert model.class_names == tuple(names)
@@ -182,35 +176,6 @@ def test_a_model_is_loaded_by_its_folder_and_exported(
     with torch.no_grad():
         scores = model(clips)
     torch.testing.assert_close(scores.mean(0).double(), model.scores(videos[0]))
-
-    path = tmp_path / "new" / "model.pt2"
-    assert predict("--checkpoint", multigrid_run, "--export", path)[0] == 0
-    extra = {"classes.json": ""}
-    program = torch.export.load(path, extra_files=extra).module()
-    assert json.loads(extra["classes.json"]) == names
-    torch.testing.assert_close(program(clips), scores)
-    torch.testing.assert_close(program(clips[1:]), scores[1:])
-    status, _, err = predict("--checkpoint", path, videos[0])
-    assert status == 2
-    assert "is a program that --export has written" in err
-
-
-def test_a_model_is_written_as_onnx_with_its_class_names(
-    multigrid_run, videos, names, predict, tmp_path
-):
-    """ONNX's own evaluator takes one or more clips, and returns the scores of the model."""
-    model = slowfast_patches.load_model(multigrid_run)
-    clips = model.clips(videos[0])
-    path = tmp_path / "new" / "model.onnx"
-    assert predict("--checkpoint", multigrid_run, "--onnx", path)[0] == 0
-    program = onnx.load(path)
-    assert json.loads(program.metadata_props[0].value) == names
-    with torch.no_grad():
-        scores = model(clips).numpy()
-    run = ReferenceEvaluator(program).run
-    for few, wanted in ((clips, scores), (clips[1:], scores[1:])):
-        (found,) = run(None, {"clips": few.numpy()})
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_a_video_is_scanned_once_and_again_if_it_has_changed(trained, tmp_path):

@@ -13,14 +13,14 @@ from safetensors.torch import save
 
 from slowfast_patches.config.key_lists import private_keys
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.models.weights.files import WEIGHTS_FILE, digest_of
-from slowfast_patches.train.predict.card import (
+from slowfast_patches.extras.hub.card import (
     card,
     checkpoint_state,
     facts_of,
     run_of,
     start_argument,
 )
+from slowfast_patches.models.weights.files import WEIGHTS_FILE, digest_of
 from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.errors import UserError, mistake_in, writing
 from slowfast_patches.utils.files import atomic_write, make_folder, write_text

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from multigrid import ScheduleStep
 from slowfast_patches.config.recipe import Recipe, values_by_key
+from slowfast_patches.extras.trackers.keys import TrackerKeys
 from slowfast_patches.train.record.log_metrics import curves, record_of
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
@@ -25,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 def check_tracker(recipe: Recipe) -> None:
-    """Raise ValueError if the package of TRAIN.TRACKER cannot be imported."""
-    if name := recipe.train.tracker:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise UserError(
-                f"TRAIN.TRACKER {name} needs the package {name} ({error}). Run pip install {name}."
-            ) from error
+    """Raise ValueError if the package of TRACKER.NAME cannot be imported."""
+    name = TrackerKeys.of(recipe).name
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"TRACKER.NAME {name} needs the package {name} ({error}). Run pip install {name}."
+        ) from error
 
 
 class Tracker(Hook):
@@ -79,12 +80,12 @@ class Tracker(Hook):
                 if content["training"] == self._training:
                     stored = {"run": content["run"], "sent": dict(content["sent"])}
         self._sent = stored["sent"]
-        name = self._recipe.train.tracker
+        name = TrackerKeys.of(self._recipe).name
         try:
             self._run = _RUNS[name](self._recipe, stored["run"])
         except Exception as error:  # each package has its own error types
             raise UserError(
-                f"TRAIN.TRACKER {name} cannot be started: {error}. {self._advice(error, stored)}"
+                f"TRACKER.NAME {name} cannot be started: {error}. {self._advice(error, stored)}"
             ) from error
         if self._run.is_empty:
             self._sent = {}
@@ -92,14 +93,14 @@ class Tracker(Hook):
 
     def _advice(self, error: BaseException, stored: Mapping[str, Any]) -> str:
         """Say what to do about an error of the tracker's package."""
-        name = self._recipe.train.tracker
+        name = TrackerKeys.of(self._recipe).name
         if _is_unreachable(error):
             return (
                 f"Check that the server runs and that its address is right ({_ADDRESSES[name]}). "
-                "To train without a tracker, set TRAIN.TRACKER ''."
+                "To train without a tracker, set TRACKER.NAME ''."
             )
         if stored["run"] is None:
-            return "To train without a tracker, set TRAIN.TRACKER ''."
+            return "To train without a tracker, set TRACKER.NAME ''."
         return f"If the run {stored['run']} was deleted, delete {self._file} to create a new one."
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
@@ -140,7 +141,7 @@ class Tracker(Hook):
             if finished is not None:
                 self._run.close(finished)
         except Exception as error:
-            logger.warning("TRAIN.TRACKER: sending metrics failed, and is tried again: %s", error)
+            logger.warning("TRACKER.NAME: sending metrics failed, and is tried again: %s", error)
         content = {"run": self._run.id, "training": self._training, "sent": self._sent}
         write_text(self._file, json.dumps(content))
 
@@ -188,7 +189,7 @@ def _start_mlflow(recipe: Recipe, run_id: str | None) -> _Run:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_PATIENCE))
     import mlflow
 
-    mlflow.set_experiment(recipe.train.tracker_project)
+    mlflow.set_experiment(TrackerKeys.of(recipe).project)
     run = mlflow.start_run(run_id, run_name=Path(recipe.output_dir).name)
     if run_id is None:
         mlflow.log_params(values_by_key(recipe))
@@ -203,7 +204,7 @@ def _start_wandb(recipe: Recipe, run_id: str | None) -> _Run:
     import wandb
 
     run = wandb.init(
-        project=recipe.train.tracker_project,
+        project=TrackerKeys.of(recipe).project,
         name=Path(recipe.output_dir).name,
         id=run_id,
         resume="allow",
@@ -240,7 +241,7 @@ def _start_trackio(recipe: Recipe, run_id: str | None) -> _Run:
 
     name = run_id or f"{Path(recipe.output_dir).name}-{uuid4().hex[:8]}"
     run: Any = trackio.init(
-        recipe.train.tracker_project,
+        TrackerKeys.of(recipe).project,
         name=name,
         config=values_by_key(recipe),
         resume="must" if run_id else "never",
@@ -251,5 +252,5 @@ def _start_trackio(recipe: Recipe, run_id: str | None) -> _Run:
 
 
 _RUNS = {"mlflow": _start_mlflow, "wandb": _start_wandb, "trackio": _start_trackio}
-"""Function for each value of TRAIN.TRACKER. It continues the run with the given ID, or creates a
+"""Function for each value of TRACKER.NAME. It continues the run with the given ID, or creates a
 new run with the recipe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,13 @@ import torch
 
 from multigrid import ScheduleStep, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe, default_recipe
+from slowfast_patches.extras.trackers import hook as tracker_module
+from slowfast_patches.extras.trackers.hook import Tracker
 from slowfast_patches.train.hooks import Validate
-from slowfast_patches.train.record import tracker as tracker_module
 from slowfast_patches.train.record.log_metrics import LogMetrics
-from slowfast_patches.train.record.tracker import Tracker
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.errors import UserError
+from tests.conftest import Folder
 from tests.slowfast_patches.train.conftest import At, die, train_without_model
 
 Point = tuple[str, int, float]
@@ -27,7 +29,7 @@ LOG_PERIOD = 1
 
 
 def recipe_of(folder: Path, name: str) -> Recipe:
-    keys = {"TRAIN.TRACKER": name, "TRAIN.TRACKER_PROJECT": "words", "LOG_PERIOD": LOG_PERIOD}
+    keys = {"TRACKER.NAME": name, "TRACKER.PROJECT": "words", "LOG_PERIOD": LOG_PERIOD}
     keys["TEST.ENABLE"] = False
     return default_recipe().replaced({"OUTPUT_DIR": str(folder)} | keys)
 
@@ -236,3 +238,15 @@ def test_wandb_has_a_run(tmp_path, monkeypatch):
     summary = wandb.run.summary
     assert (run.id, summary["iteration"], summary["train/loss"]) == ("id of the first run", 2, 0.5)
     run.close(True)
+
+
+@pytest.mark.slow
+def test_a_whole_training_sends_its_lines(train, tmp_path, monkeypatch):
+    runs = FakeRuns(fails_at=3)
+    monkeypatch.setitem(tracker_module._RUNS, "mlflow", runs.start)
+    monkeypatch.setitem(sys.modules, "mlflow", tracker_module)  # its import takes seconds
+    short = ("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "MULTIGRID.LONG_CYCLE", False)
+    train(tmp_path, *short, "TRACKER.NAME", "mlflow", "TEST.ENABLE", False)
+    sent = [(n, value) for name, n, value in runs.points if name == "train/loss"]
+    written = [(r["iteration"], r["loss"]) for r in Folder(tmp_path).metrics()]
+    assert sent == written != []

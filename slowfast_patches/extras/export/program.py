@@ -30,7 +30,7 @@ def exported(predictor: Predictor) -> ExportedProgram:
         return torch.export.export(predictor, (clips,), dynamic_shapes=shapes, strict=False)
 
 
-def write_program(predictor: Predictor, path: Path) -> None:
+def write_program(predictor: Predictor, checkpoint: Path, path: Path) -> None:
     """Write the torch.export program of a model to `path`.
 
     The extra file classes.json in the program is a JSON list of the class names, or null.
@@ -44,7 +44,7 @@ def write_program(predictor: Predictor, path: Path) -> None:
         file.write(content.getbuffer())
 
 
-def write_onnx(predictor: Predictor, path: Path) -> None:
+def write_onnx(predictor: Predictor, checkpoint: Path, path: Path) -> None:
     """Write a model to `path` in the ONNX format, with the input and output of `exported`.
 
     The entry `classes` of the metadata is a JSON list of the class names, or null.

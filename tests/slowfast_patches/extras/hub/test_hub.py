@@ -10,17 +10,17 @@ import torch
 from transformers import pipeline
 
 import slowfast_patches
-from slowfast_patches.models.build import build_model
-from slowfast_patches.plan.identity import run_identity
-from slowfast_patches.train import checkpoint as checkpoints
-from slowfast_patches.train.predict import Predictor
-from slowfast_patches.train.predict.card import (
+from slowfast_patches.extras.hub.card import (
     checkpoint_state,
     facts_of,
     run_of,
     start_argument,
 )
-from slowfast_patches.train.predict.hub import write_hub_folder
+from slowfast_patches.extras.hub.folder import write_hub_folder
+from slowfast_patches.models.build import build_model
+from slowfast_patches.plan.identity import run_identity
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train.predict import Predictor
 from slowfast_patches.utils.errors import UserError
 from tests.slowfast_patches.datasets.made_videos import write_video
 from tests.slowfast_patches.train.made_checkpoint import made

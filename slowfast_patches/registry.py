@@ -178,6 +178,24 @@ class Section:
 
 
 @dataclass(frozen=True)
+class BatchTransform:
+    """Change of training mini-batches on the device of the model, after normalisation.
+
+    Attributes:
+        switch: Key that turns the change on, if its value is True.
+        build: Function (recipe) that returns a function (pathways, targets, clips). It changes the
+            pathways (N, C, T, H, W) in place and returns the new targets. `clips` are the indices
+            of the N clips in the data stream.
+        is_divided: Function (recipe) that returns whether the result depends on how the clips are
+            divided into processes and micro-batches.
+    """
+
+    switch: str
+    build: Callable[[Any], Callable[..., Any]]
+    is_divided: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
 class ModelFamily:
     """Properties of an architecture.
 
@@ -311,6 +329,8 @@ HOOKS = list["ExtraHook"]()
 """Hooks of the extras."""
 WEIGHT_NAMES = list[tuple[Callable[..., Any], Callable[..., Any]]]()
 """Functions that read weight files of other programs, see `register_weight_names`."""
+BATCH_TRANSFORMS = list[BatchTransform]()
+"""Changes of training mini-batches, in the order in which they are made."""
 SECTIONS = dict[str, Section]()
 """Sections of the extras by name."""
 LENGTH_ADVICE = list[str]()
@@ -413,6 +433,13 @@ def length_advice() -> tuple[str, ...]:
     """Return what users can do about a training that may be too short for its cycles."""
     import_extras()
     return tuple(LENGTH_ADVICE)
+
+
+def register_batch_transform(
+    switch: str, build: Callable[..., Any], is_divided: Callable[[Any], bool]
+) -> None:
+    """Register a change of training mini-batches. See `BatchTransform` for the arguments."""
+    BATCH_TRANSFORMS.append(BatchTransform(switch, build, is_divided))
 
 
 def register_section(name: str, keys: type, **more: Any) -> None:

@@ -18,10 +18,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -422,6 +423,11 @@ def opened() -> type[Folder]:
 
 
 TIMES = ("clips_per_second", "loading_share", "seconds", "seconds_left")
+
+
+def switched_on(*registered: Sequence[Any]) -> tuple[object, ...]:
+    """Return the keys that turn on all changes of clips or mini-batches in some registries."""
+    return tuple(part for each in chain(*registered) for part in (each.switch, True))
 
 
 def assert_same_bits(found: object, expected: object, where: str = "") -> None:

@@ -53,12 +53,14 @@ def copy_without(names: Iterable[str], folder: Path) -> Path:
     shutil.copytree(ROOT, copied, ignore=shutil.ignore_patterns(*others), symlinks=True)
     for inner in ("tools", "configs"):  # as in a wheel
         (copied / "slowfast_patches" / inner).symlink_to(copied / inner)
+    own = dict[str, None]()  # what needs two extras is listed by both
     for name in names:
-        own = [f"slowfast_patches/extras/{name}"]
-        for file in (*own, *import_module(f"slowfast_patches.extras.{name}").FILES):
-            path = copied / file
-            assert path.exists(), path
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        own.update({f"slowfast_patches/extras/{name}": None})
+        own.update(dict.fromkeys(import_module(f"slowfast_patches.extras.{name}").FILES))
+    for file in own:
+        path = copied / file
+        assert path.exists(), path
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return copied
 
 

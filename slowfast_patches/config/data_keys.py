@@ -1,4 +1,4 @@
-"""Keys of multigrid training and of the data: MULTIGRID, DATA, MIXUP, AUG, DATA_LOADER."""
+"""Keys of multigrid training and of the data: MULTIGRID, DATA, AUG, DATA_LOADER."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from slowfast_patches.config.fields import (
     key,
     one_of,
     only_with,
-    speed_key,
     training_key,
     with_cycle,
     with_shapes,
@@ -38,13 +37,6 @@ from slowfast_patches.registry import TASKS
 
 _AUGMENTS = only_with("AUG.ENABLE", True)
 _augmentation_key = partial(key, needs=_AUGMENTS)
-_mixing_key = partial(key, needs=only_with("MIXUP.ENABLE", True))
-
-
-def _with_pairs(recipe: Any) -> str | None:
-    micro_batches = recipe.world_size * recipe.solver.accumulation_steps
-    alone = recipe.base_shape.batch < 2 * micro_batches
-    return "with a single clip in each micro-batch" if alone else None
 
 
 @dataclass(frozen=True)
@@ -265,35 +257,6 @@ class Data:
         "video is resized to that short side before cropping.",
     )
     test_crop_size: int = key(256, "Height and width of a test clip in pixels.", AT_LEAST_ONE)
-
-
-@dataclass(frozen=True)
-class Mixup:
-    enable: bool = speed_key(
-        False,
-        "Blend the clips of a mini-batch in pairs, together with their labels, by mixup or by "
-        "cutmix.",
-        needs=_with_pairs,
-    )
-    alpha: float = _mixing_key(
-        0.8,
-        "Mixup (Zhang et al., 2018): the weight of a clip is drawn from Beta(ALPHA, ALPHA). 0 uses "
-        "cutmix only.",
-        FROM_ZERO,
-    )
-    cutmix_alpha: float = _mixing_key(
-        1.0,
-        "Cutmix (Yun et al., 2019): a rectangle in all frames is copied from the other clip of the "
-        "pair. The fraction of the frame that it covers is drawn from Beta(CUTMIX_ALPHA, "
-        "CUTMIX_ALPHA). 0 uses mixup only.",
-        FROM_ZERO,
-    )
-    prob: float = _mixing_key(1.0, "Fraction of the clips that are blended.", PART)
-    switch_prob: float = _mixing_key(
-        0.5,
-        "Fraction of the blended clips that use cutmix, if both alphas are above 0.",
-        PART,
-    )
 
 
 @dataclass(frozen=True)

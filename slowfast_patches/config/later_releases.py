@@ -79,7 +79,6 @@ IGNORED: Mapping[str, Ignored] = {
         "Set SOLVER.WARMUP_START_LR, the learning rate at which the warm-up starts.", (0.1,)
     ),
     "SOLVER.LARS_TRUST": Ignored("LARS is not supported. Remove the key.", (0.001,)),
-    "MIXUP.LABEL_SMOOTH_VALUE": Ignored("Set MODEL.LABEL_SMOOTHING.", (0,)),
     "AUG.NUM_SAMPLE": Ignored("An epoch always has one clip of each video. Remove the key.", (1,)),
     "AUG.INTERPOLATION": Ignored(
         "Geometric augmentations always interpolate bilinearly. Remove the key.",

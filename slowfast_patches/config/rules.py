@@ -154,11 +154,6 @@ RULES = (
         "MODEL.NUM_CLASSES {MODEL.NUM_CLASSES} classes, or be balanced.",
     ),
     Rule(
-        lambda r: r.mixup.enable and not r.mixup.alpha and not r.mixup.cutmix_alpha,
-        "MIXUP.ENABLE True needs MIXUP.ALPHA or MIXUP.CUTMIX_ALPHA above 0, but both are 0. Set "
-        "one of them, or set MIXUP.ENABLE False.",
-    ),
-    Rule(
         lambda r: (
             r.aug.enable
             and not (r.aug.aa_type or r.aug.color_jitter or r.aug.re_prob or r.aug.custom)

@@ -33,7 +33,7 @@ def clips_figure(recipe: Recipe, schedule: Schedule) -> Figure:
 
     Each shape has a row with clips of the videos with which the training begins. The rows show the
     same videos with the same random numbers, so they differ only in the shape. The clips are
-    augmented, cropped and flipped, but not normalised or mixed. The last row has the evaluation
+    augmented, cropped and flipped, but not normalised. The last row has the evaluation
     clips of videos that are evenly spaced in the validation list.
 
     Args:

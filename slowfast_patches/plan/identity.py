@@ -41,7 +41,7 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.weights.files import local_file
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.registry import SECTIONS
+from slowfast_patches.registry import BATCH_TRANSFORMS, SECTIONS
 from slowfast_patches.utils.machine import machine, versions
 
 Fact = Mapping[str, Any]
@@ -358,13 +358,11 @@ def _looked_at(schedule: Schedule) -> Iterator[int]:
 def division_of(recipe: Recipe) -> Fact | None:
     """Return how a mini-batch is divided, or None if the division does not change the result.
 
-    The division matters if the statistics of BN, the pairs of mixup, or the random numbers of
+    The division matters if the statistics of BN, a change of mini-batches, or the random numbers of
     dropout are those of a process or of a micro-batch.
     """
     matters = recipe.model.has_batchnorm and not recipe.groups_batchnorm
-    if recipe.mixup.enable:
-        even = recipe.groups_batchnorm and recipe.bn_size % 2 == 0
-        matters |= not even or recipe.base_shape.batch // recipe.world_size % 2 != 0
+    matters |= any(recipe[t.switch] and t.is_divided(recipe) for t in BATCH_TRANSFORMS)
     if not recipe.model.family.is_resnet:
         matters |= _draws_together(build_on_meta(recipe))
     if not matters:

@@ -19,7 +19,6 @@ from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.inputs import InputTransform, send_together
 from slowfast_patches.models.layers.dropout import ClipDropout, seed_masks
 from slowfast_patches.models.lowered import LoweredWeights
-from slowfast_patches.models.mixing import Mixing
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
     autocast,
@@ -30,6 +29,7 @@ from slowfast_patches.models.solver import (
     is_mixed,
     load_optimizer,
 )
+from slowfast_patches.registry import BATCH_TRANSFORMS
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.parallel import check_gradients, explain_missing_gradients
 
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
         loss: Sum of the losses of this process's rows, divided by the mean number of rows per
             process. A scalar. By default, each clip has one row.
         scores: Logits of the N rows, (N, C), by micro-batch.
-        labels: Class indices (N,). Multi-hot or mixed labels have the shape (N, C).
+        labels: Class indices (N,). Multi-hot or weighted labels have the shape (N, C).
         failures: (path, reason) of each unreadable video.
         redrawn: Number of clips whose crop was drawn again, because it showed no target.
         failed_epochs: The epoch of each of the failures, if the data set gives them.
@@ -119,7 +119,7 @@ class Stepper:
         self.optimizer = build_optimizer(recipe, model, fused=self.scaler.is_enabled())
         self._task = task_of(recipe)
         self._loss_function = self._task.loss(label_counts).to(device)
-        self._mixing = Mixing(recipe) if recipe.mixup.enable else None
+        self._transforms = [t.build(recipe) for t in BATCH_TRANSFORMS if recipe[t.switch]]
         self._unit = torch.ones((), device=device)  # the gradient of the loss
 
     def __call__(
@@ -136,8 +136,8 @@ class Stepper:
         Args:
             step: The shape, learning rate and BN group size of the iteration.
             batch: The mini-batch of this process, from the loader.
-            clips: Indices of the clips in the data stream, which seed dropout and mixing. By
-                default, those from `step.first_clip` on.
+            clips: Indices of the clips in the data stream, which seed dropout and the changes of
+                mini-batches. By default, those from `step.first_clip` on.
             mark: Function to call with the name of each stage whose kernels have been queued. The
                 names are "input", "forward" and "backward" for each micro-batch, then "optimizer".
 
@@ -218,8 +218,8 @@ class Stepper:
         micro = self._send_small(part.batch, clips)
         arguments = self._task.arguments(micro, self.transform, self.device)
         targets = self._task.targets(micro, self.device)
-        if self._mixing is not None:
-            targets = self._mixing(arguments[0], targets, clips)
+        for transform in self._transforms:
+            targets = transform(arguments[0], targets, clips)
         seed_masks(self.model, clips[0])
         self.state.set_coverage(micro.get("coverage"))
         mark("input")

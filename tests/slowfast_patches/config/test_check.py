@@ -45,7 +45,6 @@ def check(overrides: str) -> None:
         (f"{STEPS} SOLVER.STEPS [0,10] SOLVER.LRS [1,0.1,0.01]", "one value for each of SOLVER.ST"),
         (f"{STEPS} SOLVER.STEPS [0,10,20] SOLVER.LRS [1,0.1]", "one value for each of SOLVER.STEP"),
         (f"{STEPS} SOLVER.LRS [1,0.1]", "one value for each of SOLVER.STEPS []"),
-        ("MIXUP.ENABLE True MIXUP.ALPHA 0 MIXUP.CUTMIX_ALPHA 0", "or set MIXUP.ENABLE False"),
         (
             "AUG.ENABLE True AUG.AA_TYPE '' AUG.COLOR_JITTER 0 AUG.RE_PROB 0",
             "AUG.ENABLE True has no effect",
@@ -130,7 +129,6 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
         ("SOLVER.WARMUP_START_LR 0.2", "0.2 has no effect with SOLVER.WARMUP_EPOCHS 0"),
         ("AUG.COLOR_JITTER 0.5", "AUG.COLOR_JITTER 0.5 has no effect with AUG.ENABLE False"),
         ("AUG.ENABLE True AUG.COLOR_JITTER 0.5", "0.5 has no effect with AUG.AA_TYPE rand-m9"),
-        ("MIXUP.ENABLE True TRAIN.BATCH_SIZE 1", "no effect with a single clip in each micro"),
         (f"{CYCLE} SOLVER.OPTIMIZING_METHOD adamw", "Set SOLVER.BATCH_RATE_RULE sqrt"),
         ("MULTIGRID.FINE_TUNING False", "FINE_TUNING False has no effect without a cycle"),
         (f"{CYCLE} BN.GROUP_SIZE 4", "BN.GROUP_SIZE 4 has no effect with a cycle"),

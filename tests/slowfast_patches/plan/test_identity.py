@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import KEYS, Recipe, plain
+from slowfast_patches.plan import identity
 from slowfast_patches.plan.identity import (
     RESULT,
     STUDY,
@@ -19,7 +20,7 @@ from slowfast_patches.plan.identity import (
     remarks_between,
     run_identity,
 )
-from slowfast_patches.registry import SECTIONS
+from slowfast_patches.registry import SECTIONS, BatchTransform
 
 FREE = {
     # Places. What lies there is compared by content.
@@ -88,7 +89,6 @@ def values_of(recipe: Recipe) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("MIXUP.ALPHA", 0.3),
         ("AUG.RE_PROB", 0.5),
         ("SOLVER.COSINE_AFTER_WARMUP", True),
     ],
@@ -179,8 +179,6 @@ def test_code_of_imports_counts(recipe, tmp_path, monkeypatch):
     ("keys", "matters"),
     [
         ({}, False),
-        ({"MULTIGRID.BN_BASE_SIZE": 5, "MIXUP.ENABLE": True}, True),
-        ({"MIXUP.ENABLE": True}, False),
         ({"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False}, True),
     ],
 )
@@ -189,6 +187,15 @@ def test_the_division_into_processes_counts_where_it_changes_the_result(recipe, 
     runs = [recipe.replaced(keys), recipe.replaced(keys | {"PROCESSES_PER_MACHINE": 2})]
     before, after = (run_identity(run, clips=False) for run in runs)
     assert ("division" in differences_between(before, after, TRAINING)) is matters
+
+
+@pytest.mark.parametrize("is_divided", [True, False])
+def test_a_change_of_mini_batches_says_whether_the_division_counts(recipe, monkeypatch, is_divided):
+    change = BatchTransform("TRAIN.ENABLE", print, lambda recipe: is_divided)
+    monkeypatch.setattr(identity, "BATCH_TRANSFORMS", [change])
+    assert (identity.division_of(recipe) is not None) is is_divided
+    monkeypatch.setattr(identity, "BATCH_TRANSFORMS", [replace(change, switch="TRAIN.COMPILE")])
+    assert identity.division_of(recipe) is None
 
 
 def test_what_is_unknown_is_not_compared_and_a_new_key_had_its_default(recipe):

@@ -8,10 +8,11 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import AverageUpdate, start_average
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.registry import BATCH_TRANSFORMS
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper
-from tests.conftest import assert_same_bits
+from tests.conftest import assert_same_bits, switched_on
 from tests.slowfast_patches.train.conftest import ALONE
 
 
@@ -36,8 +37,8 @@ FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
-    [("MODEL.ACT_CHECKPOINT", True, "MIXUP.ENABLE", True), FROZEN],
-    ids=["recomputed and mixed", "frozen"],
+    [("MODEL.ACT_CHECKPOINT", True, *switched_on(BATCH_TRANSFORMS)), FROZEN],
+    ids=["recomputed and transformed", "frozen"],
 )
 def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(tiny_config, tmp_path, keys):
     assert_continues(tiny_config, tmp_path, *keys)

@@ -1,11 +1,13 @@
-"""Classes are weighted by their numbers of videos in the list, also for mixed clips."""
+"""Classes are weighted by their numbers of videos in the list, also if mini-batches are changed."""
 
 import pytest
 import torch
 
 from slowfast_patches.launch.stopping import StopRequest
+from slowfast_patches.registry import BATCH_TRANSFORMS
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.dry_run import made_up_batch
+from tests.conftest import switched_on
 from tests.slowfast_patches.train.conftest import ALONE
 
 
@@ -17,7 +19,7 @@ def test_a_run_has_the_weights_of_its_list(tiny_config, demo_data, tmp_path):
     for name in ("train", "val"):
         (tmp_path / f"{name}.csv").write_text("\n".join(few) + "\n")
     data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
-    keys = ("SOLVER.CLASS_WEIGHTS", "balanced", "MIXUP.ENABLE", True)
+    keys = ("SOLVER.CLASS_WEIGHTS", "balanced", *switched_on(BATCH_TRANSFORMS))
     recipe = tiny_config(tmp_path / "run", *keys, *data)
     trainer = build_trainer(recipe, ALONE, StopRequest(ALONE))
     # 1/3, 1/3, 1/3 and 1/2 of 11 videos have a mean of 4/11.

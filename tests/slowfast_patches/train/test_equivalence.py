@@ -1,7 +1,8 @@
 """The same recipe trains on the same clips to the same weights with 1, 2 and 4 processes.
 
 Groups of 8, 16 and 32 clips lie within a process, fill one, or span 2 or 4, see `OPTIONS`; dropout,
-mixup and precise BN are on. What differs is the order of sums, so rounding.
+precise BN and the registered changes of mini-batches are on. What differs is the order of sums, so
+rounding.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.registry import BATCH_TRANSFORMS
 from slowfast_patches.train import build as build_module
 from slowfast_patches.train.hooks import SaveCheckpoint, Validate
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World
+from tests.conftest import switched_on
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +48,7 @@ OPTIONS = (
     *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
     *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1]] * 4),
     *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4),
-    *("BN.USE_PRECISE_STATS", True, "MIXUP.ENABLE", True),
+    *("BN.USE_PRECISE_STATS", True, *switched_on(BATCH_TRANSFORMS)),
 )
 SIZES = (1, 2, 4)
 RUNS = [("single", 2), ("single", 4), ("double", 4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from unittest import mock
 
 import pytest
@@ -26,6 +27,7 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import load_optimizer
+from slowfast_patches.registry import BatchTransform
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.dry_run import dry_run, kinds_of_steps, made_up_batch
 from slowfast_patches.train.parallel import in_parallel
@@ -118,17 +120,45 @@ def accumulated(parts: int, plan: Schedule, **keys: object) -> tuple[list[float]
     return losses, state(made)
 
 
-@pytest.mark.parametrize("mixes", [False, True])
-def test_a_training_in_parts_is_the_training_in_one(mixes):
+def test_a_training_in_parts_is_the_training_in_one():
+    assert_same_in_parts()
+
+
+def assert_same_in_parts(**more: object) -> None:
     """Compare weights, masks and running statistics. Mini-batches have groups of 8, 4 and 2."""
     plan = schedule(bn_size=2)
-    keys = {"MODEL__CHANNELS_LAST": True, "SOLVER__CLIP_GRAD_L2NORM": 0.01, "MIXUP__ENABLE": mixes}
+    keys = {"MODEL__CHANNELS_LAST": True, "SOLVER__CLIP_GRAD_L2NORM": 0.01, **more}
     losses, expected = accumulated(1, plan, **keys)
     for parts in (2, 3, 4):
         found, weights = accumulated(parts, plan, **keys)
         assert found == pytest.approx(losses, rel=1e-12)
         torch.testing.assert_close(weights, expected, rtol=1e-11, atol=1e-12)
         assert int(weights["bn.num_batches_tracked"]) == 4
+
+
+def test_registered_changes_are_made_to_each_micro_batch_and_its_targets(monkeypatch):
+    seen = list[list[int]]()
+
+    def blacken(pathways: list[Tensor], targets: Tensor, clips: list[int]) -> Tensor:
+        seen.append(clips)
+        assert len(pathways[0].zero_()) == len(clips)
+        return targets + 1
+
+    def fail(recipe: Recipe) -> None:
+        raise AssertionError("the key is not set")
+
+    on = BatchTransform("MULTIGRID.LONG_CYCLE", lambda recipe: blacken, lambda recipe: False)
+    off = BatchTransform("TRAIN.COMPILE", fail, fail)
+    monkeypatch.setattr(step_module, "BATCH_TRANSFORMS", [on, off])
+    made, plan = stepper(SOLVER__ACCUMULATION_STEPS=2), schedule(bn_size=2)
+    step = plan.at(0)
+    batch = made_up_batch(made.recipe, step.shape.batch, step.shape)
+    batch["labels"].zero_()
+    outcome = made.forward_backward(step, batch)
+    assert (outcome.labels == 1).all()
+    assert sorted(chain(*seen)) == list(range(step.shape.batch))
+    assert len(seen) == 2
+    assert made.model.conv.weight.grad.count_nonzero() == 0, "black clips have no gradient"
 
 
 def test_processes_exchange_the_gradients_of_parts_once():

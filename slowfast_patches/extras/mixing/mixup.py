@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.extras.mixing.keys import MixupKeys
 
 _MIXING = 2
 """Part of every seed of this module, so that no other module draws the same random numbers."""
@@ -31,7 +32,7 @@ class Mixing:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self._keys = recipe.mixup
+        self._keys = MixupKeys.of(recipe)
         self._seed = recipe.rng_seed
         self._classes = recipe.model.num_classes
 
@@ -81,6 +82,12 @@ class Mixing:
         edges = (np.rint(middle + reach).clip(0, crop).astype(int) for reach in (-half, half))
         (top, left), (bottom, right) = edges
         return 1.0, top, bottom, left, right
+
+
+def depends_on_division(recipe: Recipe) -> bool:
+    """Return whether processes or micro-batches may divide the pairs, see `Mixing`."""
+    even = recipe.groups_batchnorm and recipe.bn_size % 2 == 0
+    return not even or recipe.base_shape.batch // recipe.world_size % 2 != 0
 
 
 def _neighbours(clips: Sequence[int]) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.models.mixing import Mixing
+from slowfast_patches.extras.mixing.mixup import Mixing
 
 CLIPS = [10, 12, 11, 13]  # as BN groups of 2 lie in a mini-batch: 10 and 11 are neighbours
 

@@ -35,8 +35,9 @@ from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import find_timing
 from slowfast_patches.utils import command_line
+from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.command_line import above_zero, at_least_one
-from slowfast_patches.utils.tables import format_duration, format_table
+from slowfast_patches.utils.tables import format_table
 
 _BACKWARD = 2 / 3
 """Fraction of a step that the backward pass takes. It has two matrix products for each matrix

@@ -9,7 +9,7 @@ from typing import Any
 from common import Column, spread_text, table
 
 from multigrid import Shape
-from slowfast_patches.utils.tables import format_duration
+from slowfast_patches.utils.clock import format_duration
 from steps.rates import REFERENCES
 
 Row = Mapping[str, Any]

@@ -44,7 +44,16 @@ from multigrid.sampler import (
     network_input,
     stream,
 )
-from multigrid.sampling import ClipPlan, Video, Window, clip_generator, plan_test, plan_train
+from multigrid.sampling import (
+    ClipPlan,
+    Sampling,
+    Shown,
+    Video,
+    Window,
+    clip_generator,
+    plan_test,
+    plan_train,
+)
 from multigrid.schedule import Phase, Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest, Shape, scale_shape
 from multigrid.stages import Stage
@@ -71,10 +80,12 @@ __all__ = [
     "MultigridLR",
     "Patches",
     "Phase",
+    "Sampling",
     "SamplingOptions",
     "Schedule",
     "ScheduleStep",
     "Shape",
+    "Shown",
     "Stage",
     "SteppedRate",
     "Training",

@@ -10,8 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from multigrid.batchnorm.module import GroupedBatchNorm3d, share_settings, warn_unconverted
-from multigrid.batchnorm.settings import NormSettings
+from multigrid.batchnorm.module import (
+    GroupedBatchNorm3d,
+    NormSettings,
+    share_settings,
+    warn_unconverted,
+)
 from multigrid.batchnorm.together import NormsTogether
 from multigrid.learning_rate import batch_rate_factor
 from multigrid.positions.interpolate import FollowsGrid

@@ -14,7 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from multigrid import Batch, ClipPlan, ClipRequest, Video, clip_generator, empty_clips
+from multigrid import (
+    Batch,
+    ClipPlan,
+    ClipRequest,
+    Sampling,
+    Shown,
+    Video,
+    clip_generator,
+    empty_clips,
+)
 from multigrid.errors import MultigridError
 from multigrid.sampler import stack_labels
 from slowfast_patches.config.recipe import Recipe
@@ -25,7 +34,7 @@ from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.reader import read_clips
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.datasets.sampling import Sampling, Shown, sampling_of
+from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.registry import TASKS
 from slowfast_patches.utils.errors import RunError, UserError
 

@@ -197,9 +197,11 @@ class _Loader(DataLoader[Any]):
 
     Attributes:
         task: Name of the recipe's task, such as "single_label".
+        multi_label: Whether the task has labels (N, classes).
     """
 
     task = "single_label"
+    multi_label = False
 
     def __iter__(self) -> Any:
         with block_signals():  # before the workers start, so that they inherit the blocked signals
@@ -214,9 +216,8 @@ class _Loader(DataLoader[Any]):
                 registered with the wrong `task`.
         """
         labels = batch["labels"]
-        multi_label = TASKS[self.task].multi_label
-        if len(labels) and (labels.ndim > 1) != multi_label:
-            form = "vectors (N, classes)" if multi_label else "class indices (N,)"
+        if len(labels) and (labels.ndim > 1) != self.multi_label:
+            form = "vectors (N, classes)" if self.multi_label else "class indices (N,)"
             raise UserError(
                 f"{type(self.dataset).__name__} is registered with task={self.task!r}, so the "
                 f"labels of N clips must be {form}, but have shape {tuple(labels.shape)}. Correct "
@@ -248,4 +249,5 @@ def _loader(recipe: Recipe, dataset: VideoDataset, batches: Any) -> DataLoader[A
         worker_init_fn=leave_to_parent,
     )
     loader.task = recipe.task
+    loader.multi_label = TASKS[recipe.task].multi_label
     return loader

@@ -12,12 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from multigrid import GENTLE, ClipRequest, SamplingOptions, Shape
+from multigrid import GENTLE, ClipRequest, Sampling, SamplingOptions, Shape
 from slowfast_patches.datasets.augmentation import Transform, Transforms
 from slowfast_patches.datasets.clips import TRIES, ClipDataset
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
-from slowfast_patches.datasets.sampling import Sampling
 from slowfast_patches.utils.errors import UserError, printable
 
 _PAIRS = (

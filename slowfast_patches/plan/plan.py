@@ -26,10 +26,10 @@ from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import UNTIMED, Timing
 from slowfast_patches.registry import length_advice
+from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import (
     format_count,
-    format_duration,
     format_flops,
     format_table,
 )

@@ -24,10 +24,10 @@ from tqdm import tqdm
 
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import BESIDE, Study, note_failure, run_command, stop_signals
+from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.files import make_folder
 from slowfast_patches.utils.processes import end_with_parent
 from slowfast_patches.utils.signals import handle_signals
-from slowfast_patches.utils.tables import format_duration
 
 _PERIOD = 0.5
 """Seconds between two looks at the runs."""

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from slowfast_patches.study.report import Table
-from slowfast_patches.utils.tables import format_duration
+from slowfast_patches.utils.clock import format_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,11 +17,11 @@ from slowfast_patches.plan.identity import STUDY, differences_between
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study, mean
 from slowfast_patches.study.score import chance_of
+from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.pictures import save_figure
 from slowfast_patches.utils.tables import (
     format_count,
-    format_duration,
     format_flops,
     format_table,
 )

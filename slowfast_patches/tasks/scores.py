@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.count_unreadable import check_count
 from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.errors import RunError, UserError
 
@@ -227,3 +226,26 @@ def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
         100 * float(average_precision_score(*column)) if column[0].any() else None
         for column in columns
     ]
+
+
+def check_count(count: int, videos: int, fraction: float, where: str) -> None:
+    """Raise an error if too many videos are unreadable.
+
+    Sum the counts over all processes before the call, so that all processes raise the error.
+
+    Args:
+        count: Number of unreadable videos.
+        videos: Number of all videos.
+        fraction: Maximum fraction of unreadable videos (DATA.MAX_BAD_FRACTION).
+        where: Text that names the set of videos in the message, such as "epoch 3".
+
+    Raises:
+        RunError: `count` is more than `fraction` of the videos.
+    """
+    # A product would be rounded: 0.29 * 100 is below 29.
+    if count / videos > fraction:
+        raise RunError(
+            f"{count} of {videos} videos of {where} could not be read, more than "
+            f"DATA.MAX_BAD_FRACTION {fraction:g} allows. Repair the files, remove them from the "
+            "list, or raise DATA.MAX_BAD_FRACTION"
+        )

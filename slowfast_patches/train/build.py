@@ -48,6 +48,7 @@ from slowfast_patches.train.hooks import (
     WrapInDDP,
     restore,
 )
+from slowfast_patches.train.record.log import shows_bars
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.record.progress_bar import ProgressBar
 from slowfast_patches.train.record.tables import names_of_data
@@ -118,7 +119,7 @@ def build_trainer(
         *hooks,  # before the log and the checkpoint, for which a hook may set `should_save`
         Agree(),
         log,
-        ProgressBar(log, closes_after=evaluated),
+        *([ProgressBar(log, closes_after=evaluated)] if shows_bars() else []),
         save,  # before the validation, which may fail
         StopOnSignal(),
         Validate(evaluated, partial(validation, stepper.models), log.log_evaluation),

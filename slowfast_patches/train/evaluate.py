@@ -20,7 +20,6 @@ from multigrid.batchnorm import channel_moments
 from multigrid.micro_batches import select_clips
 from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.count_unreadable import log_unreadable
 from slowfast_patches.datasets.loader import (
     build_dataset,
     evaluation_loader,
@@ -34,6 +33,7 @@ from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
+from slowfast_patches.train.guards import log_unreadable
 from slowfast_patches.train.record.log import terminal_bar
 from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -64,10 +64,14 @@ def check_gradients(model: nn.Module) -> None:
 
 
 @contextmanager
-def explain_missing_gradients() -> Iterator[None]:
-    """Convert DDP's error about parameters that the last micro-batch did not use to RunError."""
+def gradient_exchange(network: DistributedDataParallel, *, is_last: bool) -> Iterator[None]:
+    """Let DDP exchange the gradients in the last micro-batch of an iteration only.
+
+    Convert DDP's error about parameters that the last micro-batch did not use to RunError.
+    """
     try:
-        yield
+        with nullcontext() if is_last else network.no_sync():
+            yield
     except RuntimeError as error:
         if "Expected to have finished reduction in the prior iteration" not in str(error):
             raise

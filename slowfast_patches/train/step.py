@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -31,7 +31,7 @@ from slowfast_patches.models.solver import (
 )
 from slowfast_patches.registry import BATCH_TRANSFORMS
 from slowfast_patches.tasks import task_of
-from slowfast_patches.train.parallel import check_gradients, explain_missing_gradients
+from slowfast_patches.train.parallel import check_gradients, gradient_exchange
 
 
 class Outcome(NamedTuple):
@@ -120,6 +120,7 @@ class Stepper:
         self._task = task_of(recipe)
         self._loss_function = self._task.loss(label_counts).to(device)
         self._transforms = [t.build(recipe) for t in BATCH_TRANSFORMS if recipe[t.switch]]
+        self._has_batchnorm = recipe.model.has_batchnorm
         self._unit = torch.ones((), device=device)  # the gradient of the loss
 
     def __call__(
@@ -176,7 +177,7 @@ class Stepper:
         rows = self._task.mean_rows(batch, self.device)
         count = len(batch["clips"])
         clips = clips or range(step.first_clip, step.first_clip + count)
-        size = step.bn_size if self.recipe.model.has_batchnorm else None
+        size = step.bn_size if self._has_batchnorm else None
         outcomes = list[tuple[Tensor, Tensor, Tensor]]()
         with ExitStack() as of_step:
             if not self.recipe.train.compile:
@@ -184,7 +185,10 @@ class Stepper:
             if self._lowered is not None:
                 of_step.enter_context(self._lowered.lowered())
             gradients = _GradientSum(self.optimizer)
-            for part in divide(batch, count, size, self.parts, self.state.modules):
+            parts: Iterable[MicroBatch] = [MicroBatch(dict(batch), 1.0, True, list(range(count)))]
+            if self.parts > 1:
+                parts = divide(batch, count, size, self.parts, self.state.modules)
+            for part in parts:
                 outcomes.append(self._pass(part, [clips[i] for i in part.clips], rows, mark))
                 if self.parts > 1 and not isinstance(self.network, DistributedDataParallel):
                     gradients.add(is_last=part.is_last)
@@ -225,12 +229,12 @@ class Stepper:
         mark("input")
         # DDP all-reduces the gradients in the backward pass of the last micro-batch only.
         exchange: AbstractContextManager[None] = nullcontext()
-        if isinstance(self.network, DistributedDataParallel) and not part.is_last:
-            exchange = self.network.no_sync()
+        if isinstance(self.network, DistributedDataParallel):
+            exchange = gradient_exchange(self.network, is_last=part.is_last)
         forward: AbstractContextManager[None] = nullcontext()
         if not self.recipe.train.compile:
             forward = self.state.forward(len(clips))
-        with exchange, explain_missing_gradients():
+        with exchange:
             with autocast(self.recipe, self.device):
                 with forward:
                     scores = self.network(*arguments)

@@ -96,3 +96,10 @@ def _seconds_since(mark: Any, device: torch.device) -> float:
     now = _mark(device)
     now.synchronize()  # returns at once, because no kernel is queued
     return float(mark.elapsed_time(now)) / 1000
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration with three digits in s, min or h: `42.5 s`, `7.02 min`, `1,240 h`."""
+    unit, length = ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
+    value = seconds / length
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

@@ -48,13 +48,6 @@ def format_count(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.3g}"
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration with three digits in s, min or h: `42.5 s`, `7.02 min`, `1,240 h`."""
-    unit, length = ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
-    value = seconds / length
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-
-
 def format_flops(flops: float) -> str:
     """Format a number of FLOPs with three digits and an SI prefix, such as `1.25 EFLOP`."""
     power = min(int(math.log10(flops) // 3), len(_PREFIXES) - 1) if flops >= 1 else 0

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from multigrid.batchnorm.module import GroupedBatchNorm3d
-from multigrid.batchnorm.settings import NormSettings, Place, Stats
+from multigrid.batchnorm.module import GroupedBatchNorm3d, NormSettings, Place, Stats
 from multigrid.batchnorm.shared import is_distributed
 
 _LAYERS_AT_ONCE = 16

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.datasets.reading.index import SharedList
 from slowfast_patches.datasets.reading.video_file import is_video_name
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path, is_remote, join

@@ -18,14 +18,16 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import time
 import zlib
+from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, filterfalse
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -34,7 +36,6 @@ from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import atomic_write
@@ -42,6 +43,7 @@ from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.storage import absolute, is_remote, upload
 from slowfast_patches.utils.tables import shorten_list
 
+T = TypeVar("T", covariant=True)
 logger = logging.getLogger(__name__)
 
 _VERSION = 8
@@ -344,3 +346,30 @@ def _report(csv: Path, entries: Mapping[str, Entry]) -> None:
         found = (len(videos), len(entries), csv, problem, shorten_list(videos))
         where = file or "no file, because no folder is writable"
         logger.warning("%d of the %d videos of %s %s: %s. All are listed in %s", *found, where)
+
+
+class SharedList(Sequence[T]):
+    """Read-only list that stores all its items, pickled, in one byte array.
+
+    If a forked worker reads an ordinary Python list, the reference counts of the items change, so
+    the operating system copies the memory pages for each worker. Lists of videos may have millions
+    of items, so the copies would need too much memory.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        data = bytearray()
+        ends = array("q", [0])
+        for item in items:
+            data += pickle.dumps(item)
+            ends.append(len(data))
+        self._ends = np.frombuffer(ends, np.int64)
+        self._data = np.frombuffer(data, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        row = range(len(self))[number]
+        if isinstance(row, range):  # `number` is a slice
+            return [self[each] for each in row]
+        return pickle.loads(self._data[self._ends[row] : self._ends[row + 1]].data)

@@ -24,10 +24,10 @@ from slowfast_patches.datasets.reading.damage import (
 )
 from slowfast_patches.datasets.reading.entries import find_entries
 from slowfast_patches.datasets.reading.errors import (
+    ErrorLog,
     UnreadableVideoError,
     translate_decode_errors,
 )
-from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
 from slowfast_patches.datasets.reading.frames import frame_files, is_frames
 from slowfast_patches.datasets.reading.jpeg import read_jpeg
 from slowfast_patches.datasets.reading.pixels import WHOLE, crop_of, orientation_of

@@ -97,7 +97,7 @@ class ScannedVideo:
         shown = Video(*video)
         return cls(
             Kind(kind),
-            shown._replace(moments=moments_of(times, shown.fps)),
+            shown if times is None else shown._replace(moments=moments_of(times, shown.fps)),
             *(Orientation(*orientation), timestamps, keys, offsets),
             headers=bytes.fromhex(headers),
             streams=streams,

@@ -19,8 +19,12 @@ from av.stream import Discard, Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS, UnreadableVideoError, reason_of
-from slowfast_patches.datasets.reading.ffmpeg_log import ErrorLog
+from slowfast_patches.datasets.reading.errors import (
+    DEMUX_ERRORS,
+    ErrorLog,
+    UnreadableVideoError,
+    reason_of,
+)
 from slowfast_patches.utils.errors import RunError
 from slowfast_patches.utils.storage import is_remote, open_file
 

@@ -47,8 +47,8 @@ from slowfast_patches.study.arms import (
 from slowfast_patches.study.runs import Study
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
+from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.errors import UserError
-from slowfast_patches.utils.tables import format_duration
 
 CYCLES = (
     GENTLE,

@@ -30,8 +30,8 @@ from slowfast_patches.study.report import (
 )
 from slowfast_patches.study.runs import Study
 from slowfast_patches.study.score import format_score, score_of, scored_videos
+from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.errors import RunError
-from slowfast_patches.utils.tables import format_duration
 
 _PROBABLE = 0.75
 """Minimum probability to advise for or against multigrid training."""

@@ -71,7 +71,7 @@ def terminal_bar(name: str, total: int, done: int = 0, *, is_main: bool) -> tqdm
         desc=name,
         total=total,
         initial=done,
-        disable=not (is_main and _shows_bars()),
+        disable=not (is_main and shows_bars()),
         leave=False,
         dynamic_ncols=True,
         smoothing=0.05,
@@ -80,7 +80,7 @@ def terminal_bar(name: str, total: int, done: int = 0, *, is_main: bool) -> tqdm
     )
 
 
-def _shows_bars() -> bool:
+def shows_bars() -> bool:
     return sys.stderr.isatty() and not os.environ.get("TQDM_DISABLE")
 
 
@@ -93,7 +93,7 @@ class _Terminal(logging.StreamHandler[TextIO]):
     def __init__(self) -> None:
         super().__init__()
         self._process = os.getpid()
-        self.addFilter(lambda record: not (hasattr(record, "is_on_bar") and _shows_bars()))
+        self.addFilter(lambda record: not (hasattr(record, "is_on_bar") and shows_bars()))
 
     def emit(self, record: logging.LogRecord) -> None:
         # A data loader worker must not use its copy of tqdm's lock, which may be locked forever.

@@ -21,10 +21,10 @@ from slowfast_patches.tasks import task_of
 from slowfast_patches.train.hooks import is_due
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
+from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.errors import writing
 from slowfast_patches.utils.files import write_text
-from slowfast_patches.utils.tables import format_duration
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

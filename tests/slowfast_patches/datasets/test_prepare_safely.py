@@ -241,5 +241,5 @@ def test_settings_that_differ_are_named_as_options(run, tmp_path):
     (tmp_path / "o/prepared.json").write_text(json.dumps(made))
     status, output = run("--csv", csv, "--output", tmp_path / "o", "--fps", 10)
     assert (status, "{" in output) == (2, False)
-    assert "--short-side 128 (this command: 256), --fps None (this command: 10.0)" in output
+    assert "--short-side 128 (this command: 256), --fps not set (this command: 10.0)" in output
     assert "--crf 18.0 (this command: 23)" in output

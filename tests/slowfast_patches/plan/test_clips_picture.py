@@ -5,9 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from multigrid import ClipRequest, Video, Window, stream
+from multigrid import ClipRequest, Shown, Video, Window, stream
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.datasets.sampling import Shown
 from slowfast_patches.plan.clips_picture import _draw, clips_figure
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.utils.pictures import new_figure

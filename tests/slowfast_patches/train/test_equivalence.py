@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats
+from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats, sampling
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets import sampling
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model

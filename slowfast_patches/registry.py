@@ -178,6 +178,23 @@ class Section:
 
 
 @dataclass(frozen=True)
+class ClipTransform:
+    """Change of training clips in the DataLoader workers, after the crop and before the flip.
+
+    Attributes:
+        switch: Key that turns the change on, if its value is True.
+        build: Function (recipe) that returns a function (clip, epoch, index of the video). It
+            changes a clip (T, S, S, 3) uint8 in place.
+        check: Function (recipe, frames, crop) that raises UserError if clips of this size cannot be
+            changed. It is called before a training starts.
+    """
+
+    switch: str
+    build: Callable[[Any], Callable[..., None]]
+    check: Callable[[Any, int, int], None]
+
+
+@dataclass(frozen=True)
 class BatchTransform:
     """Change of training mini-batches on the device of the model, after normalisation.
 
@@ -329,6 +346,8 @@ HOOKS = list["ExtraHook"]()
 """Hooks of the extras."""
 WEIGHT_NAMES = list[tuple[Callable[..., Any], Callable[..., Any]]]()
 """Functions that read weight files of other programs, see `register_weight_names`."""
+CLIP_TRANSFORMS = list[ClipTransform]()
+"""Changes of training clips, in the order in which they are made."""
 BATCH_TRANSFORMS = list[BatchTransform]()
 """Changes of training mini-batches, in the order in which they are made."""
 SECTIONS = dict[str, Section]()
@@ -435,6 +454,13 @@ def length_advice() -> tuple[str, ...]:
     return tuple(LENGTH_ADVICE)
 
 
+def register_clip_transform(
+    switch: str, build: Callable[..., Any], check: Callable[[Any, int, int], None]
+) -> None:
+    """Register a change of training clips. See `ClipTransform` for the arguments."""
+    CLIP_TRANSFORMS.append(ClipTransform(switch, build, check))
+
+
 def register_batch_transform(
     switch: str, build: Callable[..., Any], is_divided: Callable[[Any], bool]
 ) -> None:
@@ -457,10 +483,10 @@ def register_section(name: str, keys: type, **more: Any) -> None:
 
 
 def register_augmentation(name: str) -> Callable[[Augment], Augment]:
-    """Return a decorator that registers a function as an augmentation for AUG.CUSTOM.
+    """Return a decorator that registers a function as an augmentation, which recipes can name.
 
     Args:
-        name: Name of the augmentation in AUG.CUSTOM.
+        name: Name of the augmentation in a recipe.
 
     Raises:
         UserError: The name is taken or invalid, or the function takes other arguments.

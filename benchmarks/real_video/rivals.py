@@ -19,7 +19,7 @@ from multigrid import Cycles, LearningRate, Schedule, Shape, keys, scale_shape
 from multigrid.learning_rate import batch_rate_factor
 from multigrid.phases import make_schedule
 from multigrid.schedule import Phase
-from slowfast_patches.datasets.augmentation import OPERATIONS, apply
+from slowfast_patches.extras.augment.augmentation import OPERATIONS, apply
 from slowfast_patches.registry import register_augmentation
 
 RUNGS = ((0.5, 0.5), (1.0, 0.5), (1.0, 0.75), (1.0, 1.0))

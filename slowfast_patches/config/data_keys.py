@@ -1,10 +1,9 @@
-"""Keys of multigrid training and of the data: MULTIGRID, DATA, AUG, DATA_LOADER."""
+"""Keys of multigrid training and of the data: MULTIGRID, DATA, DATA_LOADER."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from multigrid.grids import SHORT_VIDEOS
@@ -18,12 +17,9 @@ from slowfast_patches.config.fields import (
     LONG_CYCLE,
     PART,
     POSITIVE_RGB,
-    RAND_AUGMENT,
-    REGISTERED,
     RGB,
     STAGE_TABLE,
     Check,
-    all_of,
     free_key,
     from_to,
     key,
@@ -34,9 +30,6 @@ from slowfast_patches.config.fields import (
     with_shapes,
 )
 from slowfast_patches.registry import TASKS
-
-_AUGMENTS = only_with("AUG.ENABLE", True)
-_augmentation_key = partial(key, needs=_AUGMENTS)
 
 
 @dataclass(frozen=True)
@@ -257,48 +250,6 @@ class Data:
         "video is resized to that short side before cropping.",
     )
     test_crop_size: int = key(256, "Height and width of a test clip in pixels.", AT_LEAST_ONE)
-
-
-@dataclass(frozen=True)
-class Aug:
-    enable: bool = key(
-        False,
-        "Augment training clips by RandAugment or colour jitter, then by random erasing. All "
-        "frames of a clip are changed in the same way.",
-    )
-    aa_type: str = _augmentation_key(
-        "rand-m9-mstd0.5-inc1",
-        "RandAugment (Cubuk et al., 2020). Empty: off.",
-        RAND_AUGMENT,
-    )
-    color_jitter: float = key(
-        0.4,
-        "Strength s of colour jitter: brightness, contrast and saturation are each multiplied by a "
-        "factor from 1 - s to 1 + s. Colour jitter is off if AA_TYPE is set.",
-        PART,
-        needs=all_of(_AUGMENTS, only_with("AUG.AA_TYPE", "")),
-    )
-    re_prob: float = _augmentation_key(
-        0.25,
-        "Fraction of the clips with random erasing (Zhong et al., 2020).",
-        PART,
-    )
-    re_mode: str = _augmentation_key(
-        "pixel",
-        "Filling of erased rectangles: pixel is noise, const is the colour DATA.MEAN.",
-        one_of("pixel", "const"),
-    )
-    re_count: int = _augmentation_key(
-        1,
-        "Number of erased rectangles in a clip. Several together erase the same area as one.",
-        AT_LEAST_ONE,
-    )
-    custom: tuple[str, ...] = _augmentation_key(
-        (),
-        "Names of your own augmentations, which are applied after all others in the given order. "
-        "Register them in a module of IMPORTS.",
-        REGISTERED,
-    )
 
 
 @dataclass(frozen=True)

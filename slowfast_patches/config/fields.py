@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from multigrid.stage_rows import ROWS_FORM, are_rows
-from slowfast_patches.config.rand_augment import FORMAT
-from slowfast_patches.registry import AUGMENTATIONS
 from slowfast_patches.utils.tables import format_list
 
 Values = Mapping[str, Any]
@@ -193,13 +191,4 @@ CROP = Check(lambda value: value >= 32, "32 pixels or more")
 CSV = Check(
     lambda value: not value or (value.endswith(".csv") and "/" not in value),
     "a file name that ends in .csv, without a folder",
-)
-RAND_AUGMENT = Check(
-    lambda text: FORMAT.fullmatch(text) is not None,
-    "empty, or a text such as rand-m7-n4-mstd0.5-inc1 with the magnitude from 0 to 10 (m), the "
-    "number of operations from 1 to 10 (n) and the standard deviation of the magnitude (mstd)",
-)
-REGISTERED = Check(
-    lambda names: all(name in AUGMENTATIONS for name in names),
-    "a list of augmentations that modules of IMPORTS have registered",
 )

@@ -79,12 +79,6 @@ IGNORED: Mapping[str, Ignored] = {
         "Set SOLVER.WARMUP_START_LR, the learning rate at which the warm-up starts.", (0.1,)
     ),
     "SOLVER.LARS_TRUST": Ignored("LARS is not supported. Remove the key.", (0.001,)),
-    "AUG.NUM_SAMPLE": Ignored("An epoch always has one clip of each video. Remove the key.", (1,)),
-    "AUG.INTERPOLATION": Ignored(
-        "Geometric augmentations always interpolate bilinearly. Remove the key.",
-        ("bilinear", "bicubic"),
-    ),
-    "AUG.RE_SPLIT": Ignored("Random erasing applies to all clips. Remove the key.", (False,)),
     "TRAIN.CHECKPOINT_TYPE": Ignored(_FORMAT, ("pytorch", "caffe2")),
     "TEST.CHECKPOINT_TYPE": Ignored(_FORMAT, ("pytorch", "caffe2")),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Ignored(

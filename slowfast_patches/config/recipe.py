@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 from slowfast.config import defaults as host_defaults
 
 from multigrid import Shape
-from slowfast_patches.config.data_keys import Aug, Data, DataLoading, Multigrid
+from slowfast_patches.config.data_keys import Data, DataLoading, Multigrid
 from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
     FROM_ZERO,
@@ -74,7 +74,6 @@ class Recipe:
     nonlocal_: NonLocal = NonLocal()
     bn: BatchNorm = BatchNorm()
     data: Data = Data()
-    aug: Aug = Aug()
     data_loader: DataLoading = DataLoading()
     solver: Solver = Solver()
     train: Train = Train()

@@ -155,14 +155,6 @@ RULES = (
     ),
     Rule(
         lambda r: (
-            r.aug.enable
-            and not (r.aug.aa_type or r.aug.color_jitter or r.aug.re_prob or r.aug.custom)
-        ),
-        "AUG.ENABLE True has no effect, because AUG.AA_TYPE and AUG.CUSTOM are empty, and "
-        "AUG.COLOR_JITTER and AUG.RE_PROB are 0. Set one of them, or set AUG.ENABLE False.",
-    ),
-    Rule(
-        lambda r: (
             r.model.has_two_pathways
             and any(frames % r.slowfast.alpha for frames in _frame_counts(r))
         ),

@@ -27,7 +27,6 @@ from multigrid import (
 from multigrid.errors import MultigridError
 from multigrid.sampler import stack_labels
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
 from slowfast_patches.datasets.reading.decoding import is_reliable
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
@@ -35,7 +34,7 @@ from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.reader import read_clips
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.sampling import sampling_of
-from slowfast_patches.registry import TASKS
+from slowfast_patches.registry import CLIP_TRANSFORMS, TASKS
 from slowfast_patches.utils.errors import RunError, UserError
 
 logger = logging.getLogger(__name__)
@@ -116,8 +115,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: Seed of the random clips.
         views: Number of temporal views and of spatial crops per video in evaluation.
         evaluation_crop: Side of an evaluation clip in pixels. By default the crop of the baseline.
-        augment: Function that changes a training clip in place. Its arguments are the clip, the
-            epoch and the index of the video.
+        changes: Functions that change a training clip in place, in this order. Their arguments are
+            the clip, the epoch and the index of the video.
         split: "train", or the name of another split.
         classes: Number of classes. In multi-label data sets, it is the length of the label.
         multi_label: Whether the data set is a multi-label data set.
@@ -133,7 +132,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: int,
         views: tuple[int, int] = (1, 1),
         evaluation_crop: int | None = None,
-        augment: Callable[[NDArray[np.uint8], int, int], None] | None = None,
+        changes: Sequence[Callable[[NDArray[np.uint8], int, int], None]] = (),
         split: str = "train",
         classes: int = 0,
         multi_label: bool = False,
@@ -148,7 +147,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._seed = seed
         self._views = views
         self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
-        self._augment = augment
+        self._changes = changes
         self._classes = classes
         self._multi_label = multi_label
         self._sources = videos if sources is None else sources
@@ -168,8 +167,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if not hasattr(sources[0], "scanned"):  # videos of a frame list need no index
             index = open_index(path, [video.path for video in sources])
         options: dict[str, Any] = {}
-        if split == "train" and recipe.aug.enable:
-            options["augment"] = Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)
+        if split == "train":
+            options["changes"] = [t.build(recipe) for t in CLIP_TRANSFORMS if recipe[t.switch]]
         if split == "test":
             options["views"] = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
             options["evaluation_crop"] = recipe.data.test_crop_size
@@ -297,8 +296,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 failures.append((self.videos[index].path, str(error)))
                 index = int(rng.integers(len(self.videos)))
                 continue
-            if self._augment is not None:
-                self._augment(out, request.epoch, request.video)
+            for change in self._changes:
+                change(out, request.epoch, request.video)
             failed = {"failures": failures[:1], "failed_epochs": [request.epoch] * bool(failures)}
             return item | {"iteration": request.iteration, **failed}
         raise self._too_many(failures)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import GENTLE, ClipRequest, Sampling, SamplingOptions, Shape
-from slowfast_patches.datasets.augmentation import Transform, Transforms
 from slowfast_patches.datasets.clips import TRIES, ClipDataset
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
+from slowfast_patches.datasets.transforms import Transform, Transforms
 from slowfast_patches.utils.errors import UserError, printable
 
 _PAIRS = (
@@ -113,8 +113,8 @@ class VideoClips(ClipDataset):
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
             raise UserError(f"none of the {len(listed)} videos can be read. The first is {first}")
-        augment = Transforms(transforms, seed) if transforms else None
-        super().__init__(listed, index, grid, seed=seed, augment=augment)
+        changes = [Transforms(transforms, seed)] if transforms else []
+        super().__init__(listed, index, grid, seed=seed, changes=changes)
 
     @property
     def num_classes(self) -> int:

@@ -16,7 +16,6 @@ from multigrid import MultigridError
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, learning_rate_of
-from slowfast_patches.datasets.augmentation import try_augmentations
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     list_digest,
@@ -41,7 +40,7 @@ from slowfast_patches.plan.identity import Identity, run_identity, splits_of
 from slowfast_patches.plan.plan import Plan, format_plan, plan_summary, plan_warnings
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.schedule_picture import plot_plan
-from slowfast_patches.registry import used_hooks
+from slowfast_patches.registry import CLIP_TRANSFORMS, used_hooks
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.checkpoint import RESULTS, describe_last, last_checkpoint
@@ -107,9 +106,10 @@ def _check_training(recipe: Recipe, resumes: bool) -> None:
     _count_videos(recipe, "val")
     check_world_size(recipe, schedule)
     check_shapes(recipe, schedule.shapes)
-    if recipe.aug.enable:
-        smallest = min(schedule.shapes, key=lambda shape: shape.frames * shape.crop)
-        try_augmentations(recipe.aug.custom, smallest.frames, smallest.crop)
+    smallest = min(schedule.shapes, key=lambda shape: shape.frames * shape.crop)
+    for transform in CLIP_TRANSFORMS:
+        if recipe[transform.switch]:
+            transform.check(recipe, smallest.frames, smallest.crop)
     given = recipe.train.checkpoint_file_path
     if recipe.train.freeze:
         frozen_names(build_on_meta(recipe), recipe.train.freeze)

@@ -35,7 +35,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.demo.spec import DemoSpec
 from slowfast_patches.datasets.demo.synthetic import make_demo_data
 from slowfast_patches.models.build import build_model
-from slowfast_patches.registry import BATCH_TRANSFORMS
+from slowfast_patches.registry import BATCH_TRANSFORMS, CLIP_TRANSFORMS
 from tests.conftest import (
     RECIPE,
     Folder,
@@ -52,7 +52,7 @@ PLAIN = ("OUTPUT_DIR", "out", "TRAIN.CHECKPOINT_PERIOD", 1, "DATA_LOADER.NUM_WOR
 CASES = {
     "plain": (),
     "moving average": ("MODEL.EMA_DECAY", 0.9, "TRAIN.KEEP_BEST", True),
-    "augmentation": ("AUG.ENABLE", True, *switched_on(BATCH_TRANSFORMS)),
+    "augmentation": switched_on(CLIP_TRANSFORMS, BATCH_TRANSFORMS),
     "accumulation": ("SOLVER.ACCUMULATION_STEPS", 2, "SOLVER.CLIP_GRAD_L2NORM", 0.1),
     "mixed precision": ("TRAIN.MIXED_PRECISION", True),
     "frozen": ("TRAIN.FREEZE", ["s1", "s2"], "TRAIN.CHECKPOINT_FILE_PATH", "../start.pyth"),

@@ -45,10 +45,6 @@ def check(overrides: str) -> None:
         (f"{STEPS} SOLVER.STEPS [0,10] SOLVER.LRS [1,0.1,0.01]", "one value for each of SOLVER.ST"),
         (f"{STEPS} SOLVER.STEPS [0,10,20] SOLVER.LRS [1,0.1]", "one value for each of SOLVER.STEP"),
         (f"{STEPS} SOLVER.LRS [1,0.1]", "one value for each of SOLVER.STEPS []"),
-        (
-            "AUG.ENABLE True AUG.AA_TYPE '' AUG.COLOR_JITTER 0 AUG.RE_PROB 0",
-            "AUG.ENABLE True has no effect",
-        ),
         ("SLOWFAST.ALPHA 3", "SLOWFAST.ALPHA 3 must divide the number of frames"),
         ("SLOWFAST.ALPHA 8 MULTIGRID.LONG_CYCLE True", "8 must divide the number of frames"),
         ("SLOWFAST.BETA_INV 3", "3 must be a multiple of SLOWFAST.FUSION_CONV_CHANNEL_RATIO 2"),
@@ -103,7 +99,6 @@ def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
         f"{STEPS} SOLVER.STEPS [0,94] SOLVER.LRS [1,0.1,0.01,0.001,0.0001,0.00001]",
         "TRAIN.ENABLE False SOLVER.MOMENTUM 0",
         "SOLVER.OPTIMIZING_METHOD adam",
-        "AUG.ENABLE True AUG.AA_TYPE '' AUG.COLOR_JITTER 0",
         "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True SOLVER.OPTIMIZING_METHOD adam "
         "SOLVER.BATCH_RATE_RULE sqrt",
     ],
@@ -127,8 +122,6 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
         (f"{STEPS} SOLVER.LRS [1] SOLVER.GAMMA 0.2", "GAMMA 0.2 has no effect with SOLVER.LRS"),
         ("SOLVER.OPTIMIZING_METHOD adamw SOLVER.MOMENTUM 0.8", "MOMENTUM 0.8 has no effect with"),
         ("SOLVER.WARMUP_START_LR 0.2", "0.2 has no effect with SOLVER.WARMUP_EPOCHS 0"),
-        ("AUG.COLOR_JITTER 0.5", "AUG.COLOR_JITTER 0.5 has no effect with AUG.ENABLE False"),
-        ("AUG.ENABLE True AUG.COLOR_JITTER 0.5", "0.5 has no effect with AUG.AA_TYPE rand-m9"),
         (f"{CYCLE} SOLVER.OPTIMIZING_METHOD adamw", "Set SOLVER.BATCH_RATE_RULE sqrt"),
         ("MULTIGRID.FINE_TUNING False", "FINE_TUNING False has no effect without a cycle"),
         (f"{CYCLE} BN.GROUP_SIZE 4", "BN.GROUP_SIZE 4 has no effect with a cycle"),

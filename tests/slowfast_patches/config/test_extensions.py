@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from torch import nn
 
@@ -13,7 +12,6 @@ from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.yaml_text import parse_yaml
-from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_on_meta
@@ -22,7 +20,6 @@ from slowfast_patches.registry import (
     MODELS,
     DatasetFamily,
     TaskFamily,
-    register_augmentation,
     register_dataset,
     register_model,
     register_task,
@@ -141,17 +138,3 @@ def test_a_registered_model_is_checked_at_the_shapes_of_its_schedule():
     check_shapes(load_recipe(None, overrides), [Shape(1, 4, 32)])
     with pytest.raises(ValueError, match=r"net must return logits.* \(1, 5\) instead of \(1, 6\)"):
         check_shapes(load_recipe(None, [*overrides, "MODEL.NUM_CLASSES", 6]), [Shape(1, 4, 32)])
-
-
-def test_augmentations_are_applied_in_order_as_often_as_they_are_named():
-    register_augmentation("dark")(lambda clip, rng: clip // 2)
-    register_augmentation("light")(lambda clip, rng: clip + 10)
-    off = ("AUG.ENABLE", True, "AUG.AA_TYPE", "", "AUG.COLOR_JITTER", 0, "AUG.RE_PROB", 0)
-    clip = np.full((2, 4, 4, 3), 100, np.uint8)
-    keys = load_recipe(None, [*off, "AUG.CUSTOM", "dark, light, dark"]).aug
-    Augmentation(keys, (0.5,) * 3, 0)(clip, 0, 0)
-    assert (clip == 30).all()
-    register_augmentation("half")(lambda clip, rng: clip / 2)
-    keys = load_recipe(None, [*off, "AUG.CUSTOM", "half"]).aug
-    with pytest.raises(ValueError, match="'half' must return a clip"):
-        Augmentation(keys, (0.5,) * 3, 0)(clip, 0, 0)

@@ -10,6 +10,7 @@ from multigrid import ClipRequest, Shape
 from slowfast_patches.datasets import clips
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.registry import ClipTransform
 from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.datasets.made_videos import write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of
@@ -112,6 +113,26 @@ def test_the_same_request_gives_the_same_item_and_another_epoch_another(videos):
     assert (clips[0].shape, clips[0].dtype) == ((8, 48, 48, 3), np.uint8)
     assert (made[0]["label"], made[0]["video"], made[0]["iteration"]) == (1, 1, 17)
     assert len({clip.tobytes() for clip in clips}) == 3
+
+
+def test_registered_changes_are_made_in_order_to_training_clips_alone(videos, monkeypatch):
+    seen = []
+
+    def double(clip, epoch, video):
+        seen.append((epoch, video))
+        clip *= 2
+
+    def fill(clip, epoch, video):
+        clip[...] = 10
+
+    on = [ClipTransform("TRAIN.ENABLE", lambda recipe, f=f: f, print) for f in (fill, double)]
+    off = ClipTransform("TRAIN.COMPILE", pytest.fail, print)
+    monkeypatch.setattr(clips, "CLIP_TRANSFORMS", [*on, off])
+    train, val = (ClipDataset.of_recipe(recipe_of(videos), split) for split in ("train", "val"))
+    assert (train[ClipRequest(3, 2, BASE, 17)]["clip"] == 20).all()
+    assert seen == [(2, 3)]
+    assert not (val[3]["clip"] == 20).all()
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize(

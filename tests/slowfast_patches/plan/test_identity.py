@@ -89,7 +89,7 @@ def values_of(recipe: Recipe) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("AUG.RE_PROB", 0.5),
+        ("BN.GROUP_SIZE", 16),
         ("SOLVER.COSINE_AFTER_WARMUP", True),
     ],
 )

@@ -95,7 +95,7 @@ def test_changes_of_a_recipe_that_change_no_run_are_none(folder, write_run):
     start(study, study.arms[1], 0)
     for name, text in (
         ("baseline", "RNG_SEED: 3\nLOG_PERIOD: 3\n"),
-        ("multigrid", "AUG: {RE_PROB: 0}"),
+        ("multigrid", "BN: {GROUP_SIZE: 16}"),
     ):
         path = folder / f"{name}.yaml"
         path.write_text(path.read_text() + text)

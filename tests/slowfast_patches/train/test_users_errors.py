@@ -116,7 +116,6 @@ def data(name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("keys", "role"),
     [
-        (("AUG.ENABLE", True, "AUG.CUSTOM", "shake"), "augmentation 'shake'"),
         (("MODEL.ARCH", "net"), "model 'net'"),
         (("MODEL.ARCH", "broken"), "model 'broken'"),
         (data("noise"), "data set 'noise'"),
@@ -127,6 +126,10 @@ def data(name: str) -> tuple[str, ...]:
     ids=str,
 )
 def test_a_bug_is_told_with_its_place_and_traceback(command_line, module, kind, keys, role):
+    assert_told(command_line, module, kind, keys, role)
+
+
+def assert_told(command_line, module, kind, keys, role):
     module.write_text(MODULE.format(raises=f"raise {kind}('too many values')"))
     status, said = command_line(module.parent / "run", *OFF, *keys)
     assert status == 1
@@ -140,7 +143,7 @@ def test_a_bug_is_told_with_its_place_and_traceback(command_line, module, kind, 
 
 def test_a_mistake_that_a_worker_raises_is_one_line(command_line, module):
     module.write_text(MODULE.format(raises="raise UserError('the file of masks is missing')"))
-    keys = ("AUG.ENABLE", True, "AUG.CUSTOM", "shake", "DATA_LOADER.NUM_WORKERS", 1)
+    keys = (*data("noise"), "DATA_LOADER.NUM_WORKERS", 1)
     status, said = command_line(module.parent / "run", *OFF, *keys)
     assert status == 2
     assert "\nerror: the file of masks is missing\n" in f"\n{said}"

@@ -5,15 +5,16 @@ import pytest
 import torch
 
 from multigrid import ClipRequest, Shape
-from slowfast_patches.config.data_keys import Aug
-from slowfast_patches.datasets.augmentation import (
+from slowfast_patches.config import load_recipe
+from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.extras.augment.augmentation import (
     OPERATIONS,
     Augmentation,
     apply,
     try_augmentations,
 )
-from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.registry import AUGMENTATIONS
+from slowfast_patches.extras.augment.keys import AugKeys
+from slowfast_patches.registry import AUGMENTATIONS, register_augmentation
 from slowfast_patches.utils.errors import UserError
 
 FILL = (110.0, 120.0, 130.0)
@@ -82,7 +83,7 @@ def test_frames_that_are_alike_stay_alike_and_nothing_is_changed_by_a_level_of_0
 
 def augmented(clip, epoch=0, video=0, **keys):
     clip = clip.copy()
-    Augmentation(Aug(enable=True, **keys), MEAN, 7)(clip, epoch, video)
+    Augmentation(AugKeys(enable=True, **keys), MEAN, 7)(clip, epoch, video)
     return clip
 
 
@@ -117,7 +118,7 @@ def test_only_training_clips_are_augmented(tiny_config, tmp_path):
         clip, plain = (ClipDataset.of_recipe(recipe, split)[request]["clip"] for recipe in recipes)
         changed = plain.copy()
         if split == "train":
-            Augmentation(on.aug, on.data.mean, on.rng_seed)(changed, 2, 5)
+            Augmentation.of_recipe(on)(changed, 2, 5)
             assert (changed != plain).any()
         assert (clip == changed).all()
 
@@ -134,7 +135,7 @@ def test_only_training_clips_are_augmented(tiny_config, tmp_path):
     ],
 )
 def test_an_augmentation_that_returns_no_clip_is_named(monkeypatch, change, said):
-    augment = Augmentation(Aug(enable=True, re_prob=0.0), (0.45,) * 3, 0)
+    augment = Augmentation(AugKeys(enable=True, re_prob=0.0), (0.45,) * 3, 0)
     monkeypatch.setattr(augment, "_custom", [("mine", lambda clip, rng: change(clip))])
     with pytest.raises(UserError, match=f"'mine' must return a clip .2, 8, 8, 3. uint8 .*{said}"):
         augment(np.zeros((2, 8, 8, 3), np.uint8), 0, 0)
@@ -144,4 +145,18 @@ def test_an_augmentation_that_returns_no_clip_is_named(monkeypatch, change, said
 def test_a_registered_augmentation_is_tried_before_the_training(result, monkeypatch):
     monkeypatch.setitem(AUGMENTATIONS.entries, "mine", lambda clip, rng: result)
     with pytest.raises(UserError, match="the augmentation 'mine' must return a clip"):
-        try_augmentations(["mine"], 4, 8)
+        try_augmentations(load_recipe(None, ["AUG.CUSTOM", "mine"]), 4, 8)
+
+
+def test_augmentations_are_applied_in_order_as_often_as_they_are_named(own_folder):
+    register_augmentation("dark")(lambda clip, rng: clip // 2)
+    register_augmentation("light")(lambda clip, rng: clip + 10)
+    off = ("AUG.ENABLE", True, "AUG.AA_TYPE", "", "AUG.COLOR_JITTER", 0, "AUG.RE_PROB", 0)
+    clip = np.full((2, 4, 4, 3), 100, np.uint8)
+    recipe = load_recipe(None, [*off, "AUG.CUSTOM", "dark, light, dark"])
+    Augmentation.of_recipe(recipe)(clip, 0, 0)
+    assert (clip == 30).all()
+    register_augmentation("half")(lambda clip, rng: clip / 2)
+    recipe = load_recipe(None, [*off, "AUG.CUSTOM", "half"])
+    with pytest.raises(ValueError, match="'half' must return a clip"):
+        Augmentation.of_recipe(recipe)(clip, 0, 0)

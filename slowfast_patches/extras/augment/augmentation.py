@@ -6,22 +6,18 @@ The augmentations are RandAugment, colour jitter, random erasing and functions o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
+from typing import Self
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from slowfast_patches.config.data_keys import Aug
-from slowfast_patches.config.rand_augment import parse_rand_augment
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.transforms import Clip, change, transform_generator
+from slowfast_patches.extras.augment.keys import AugKeys
 from slowfast_patches.registry import AUGMENTATIONS
-from slowfast_patches.utils.errors import UserError
-
-Clip = NDArray[np.uint8]
-"""Clip, (T, S, S, 3) uint8 RGB."""
-
-_AUGMENTATION_STREAM = 3
-"""Last element of the seed. The generator that samples clips uses another number here."""
 
 OPERATIONS = (
     *("identity", "autocontrast", "equalize", "solarize", "posterize", "brightness", "contrast"),
@@ -42,43 +38,6 @@ _ASPECT = math.log(1 / 0.3)
 """Random erasing: maximum absolute logarithm of the aspect ratio of a rectangle."""
 
 
-Transform = Callable[[Clip, np.random.Generator], Clip]
-"""Function or module of the user that takes a clip and a random generator, and returns a clip."""
-
-
-class Transforms:
-    """Changes training clips by functions of the user, in their order, in place.
-
-    Each clip has its own random generator, seeded by (seed, epoch, video).
-    """
-
-    def __init__(self, transforms: Sequence[Transform], seed: int) -> None:
-        self._transforms = transforms
-        self._seed = seed
-
-    def __call__(self, clip: Clip, epoch: int, video: int) -> None:
-        rng = np.random.default_rng((self._seed, epoch, video, _AUGMENTATION_STREAM))
-        for transform in self._transforms:
-            name = getattr(transform, "__name__", type(transform).__name__)
-            change(clip, transform, rng, name)
-
-
-def change(clip: Clip, transform: Transform, rng: np.random.Generator, name: str) -> None:
-    """Replace the content of a clip by what a function of the user returns.
-
-    Raises:
-        ValueError: The function does not return a clip of the same shape.
-    """
-    changed = transform(clip, rng)
-    is_clip = isinstance(changed, np.ndarray) and changed.dtype == clip.dtype
-    if not is_clip or changed.shape != clip.shape:
-        raise UserError(
-            f"the augmentation {name!r} must return a clip {clip.shape} uint8 as a NumPy array, "
-            f"not {_describe(changed)}"
-        )
-    clip[...] = changed
-
-
 class Augmentation:
     """Augments training clips in place. All frames of a clip get the same changes.
 
@@ -94,14 +53,18 @@ class Augmentation:
     the rank, the earlier clips, or the shape of the clip.
     """
 
-    def __init__(self, keys: Aug, mean: Sequence[float], seed: int) -> None:
+    def __init__(self, keys: AugKeys, mean: Sequence[float], seed: int) -> None:
         self._keys = keys
         self._custom = [(name, AUGMENTATIONS[name]) for name in keys.custom]
         self._seed = seed
         self._fill = tuple(255 * value for value in mean)
 
+    @classmethod
+    def of_recipe(cls, recipe: Recipe) -> Self:
+        return cls(AugKeys.of(recipe), recipe.data.mean, recipe.rng_seed)
+
     def __call__(self, clip: Clip, epoch: int, video: int) -> None:
-        rng = np.random.default_rng((self._seed, epoch, video, _AUGMENTATION_STREAM))
+        rng = transform_generator(self._seed, epoch, video)
         changed = clip
         if self._keys.aa_type:
             count, magnitude, spread = parse_rand_augment(self._keys.aa_type)
@@ -139,21 +102,32 @@ class Augmentation:
             rectangle[...] = rng.integers(256, size=rectangle.shape[1:], dtype=np.uint8)
 
 
-def _describe(value: object) -> str:
-    if isinstance(value, np.ndarray):
-        return f"an array {value.shape} {value.dtype}"
-    return f"a value of type {type(value).__name__}"
+def parse_rand_augment(text: str) -> tuple[int, float, float]:
+    """Parse a description of RandAugment such as "rand-m7-n4-mstd0.5-inc1".
+
+    Args:
+        text: "rand", followed by options that start with "-" and end with a number:
+            n is the number of operations per clip (default 2).
+            m is the magnitude of the operations, from 0 to 10 (default 9).
+            mstd is the standard deviation of the magnitude (default 0).
+            inc must be 1: the effect of an operation always increases with the magnitude.
+
+    Returns:
+        The number of operations, the magnitude, and the standard deviation of the magnitude.
+    """
+    given = {name: float(number) for name, number in re.findall(r"-(mstd|m|n)([\d.]+)", text)}
+    return int(given.get("n", 2)), given.get("m", 9.0), given.get("mstd", 0.0)
 
 
-def try_augmentations(names: Sequence[str], frames: int, crop: int) -> None:
-    """Call registered augmentations once on a clip of noise, before a training starts.
+def try_augmentations(recipe: Recipe, frames: int, crop: int) -> None:
+    """Call the functions of AUG.CUSTOM once on a clip of noise, before a training starts.
 
     Raises:
         UserError: An augmentation does not return a clip.
     """
     rng = np.random.default_rng(0)
     clip = rng.integers(256, size=(frames, crop, crop, 3), dtype=np.uint8)
-    for name in names:
+    for name in AugKeys.of(recipe).custom:
         change(clip.copy(), AUGMENTATIONS[name], rng, name)
 
 

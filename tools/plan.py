@@ -12,6 +12,10 @@ with the times at all shapes (docs/performance.md):
     multigrid-plan --cfg RECIPE.yaml --step-seconds 0.4
     multigrid-plan --cfg RECIPE.yaml --step-times steps.json
 
+With --at N, the command prints the recipe as the long cycle has changed it at iteration N: the keys
+of the batch size, the frames, the crop and the learning rates. A comment names what differs from
+the given recipe.
+
 benchmarks/cluster.py predicts the training time on a cluster.
 """
 
@@ -39,6 +43,11 @@ def new_parser() -> argparse.ArgumentParser:
     add("--plot", "FILE.png", text, Path)
     text = "file for a picture of training clips of each shape, and of evaluation clips"
     add("--clips", "FILE.png", text, Path)
+    text = (
+        "instead of the plan, print the recipe with the shape and the learning rates of iteration "
+        "N, which count from 0, as YAML"
+    )
+    add("--at", "N", text, int)
     command_line.add_step_times(parser)
     command_line.add_overrides(parser, "keys to set in the config")
     return parser
@@ -48,14 +57,17 @@ if __name__ == "__main__":
     command_line.start_program()
 command_line.answer_help(new_parser)
 
+from multigrid import Schedule
 from slowfast_patches.config import check_recipe
-from slowfast_patches.config.schedule import learning_rate_of
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import changed_keys, learning_rate_of, recipe_at
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.plan.clips_picture import clips_figure
 from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.plan.schedule_picture import plot_plan
 from slowfast_patches.plan.step_times import find_timing
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import check_output
 from slowfast_patches.utils.pictures import save_figure
 
@@ -77,11 +89,33 @@ def show_plan(args: argparse.Namespace) -> str:
     plan = plan_of(
         recipe, args.dataset_size, find_timing(recipe, args.step_seconds, args.step_times)
     )
+    if args.at is not None:
+        return config_at(recipe, plan.schedule, args.at)
     if args.plot:
         plot_plan(plan.schedule, learning_rate_of(recipe), args.plot)
     if args.clips:
         save_figure(clips_figure(recipe, plan.schedule), args.clips)
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
+
+
+def config_at(recipe: Recipe, schedule: Schedule, iteration: int) -> str:
+    """Return the recipe at an iteration as YAML, with comments.
+
+    Raises:
+        UserError: The training has no such iteration.
+    """
+    if not 0 <= iteration < schedule.iterations:
+        raise UserError(
+            f"--at {iteration} must be from 0 to {schedule.iterations - 1}, the last iteration"
+        )
+    step = schedule.at(iteration)
+    phase = f"phase {step.phase + 1} of {len(schedule.phases)}"
+    here = (
+        f"# Iteration {iteration} (epoch {step.epoch:.2f}, {phase}): {step.shape}, LR {step.lr:.6g}"
+    )
+    keys = changed_keys(recipe, schedule, iteration, None) or "nothing"
+    text = recipe_at(recipe, schedule, iteration).text
+    return f"{here}\n# Differs from the recipe in: {keys}\n{text.rstrip()}"
 
 
 @command_line.tool

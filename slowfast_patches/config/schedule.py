@@ -74,8 +74,27 @@ def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
     """Return a copy of the recipe with the shape and learning rates of the phase at `iteration`.
 
-    Checkpoints contain this copy. Training does not use it.
+    The log shows the keys that change at the start of a phase, `multigrid-plan --at` prints the
+    copy, and checkpoints contain it. Training does not use it.
     """
     phase = schedule.phases[schedule.phase_at(iteration)]
     values = phase_keys(phase, recipe.num_shards, recipe.__getitem__)
     return recipe.replaced({"SOLVER.REFERENCE_BATCH_SIZE": 0, **values})
+
+
+def changed_keys(recipe: Recipe, schedule: Schedule, iteration: int, before: int | None) -> str:
+    """Return the keys that differ between two iterations, such as "DATA.NUM_FRAMES 8".
+
+    Args:
+        recipe: The recipe.
+        schedule: The schedule of the recipe.
+        iteration: The iteration whose values are named.
+        before: The iteration to compare with, or None for the recipe itself.
+    """
+    now = recipe_at(recipe, schedule, iteration)
+    then = recipe if before is None else recipe_at(recipe, schedule, before)
+    names = phase_keys(schedule.phases[0], recipe.num_shards, recipe.__getitem__)
+    values = {name: now[name] for name in names if now[name] != then[name]}
+    return ", ".join(
+        f"{n} {v:.6g}" if isinstance(v, float) else f"{n} {v}" for n, v in values.items()
+    )

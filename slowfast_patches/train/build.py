@@ -34,19 +34,17 @@ from slowfast_patches.plan.evaluations import (
 from slowfast_patches.plan.identity import Identity, clock_text, run_identity
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.registry import used_hooks
-from slowfast_patches.train.checkpoint import to_cpu
+from slowfast_patches.train.checkpoint import Facts, restore, to_cpu
 from slowfast_patches.train.dry_run import DryRun
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.train.guards import LossGuard, UnreadableGuard
 from slowfast_patches.train.hooks import (
     Agree,
-    Facts,
     KeepBest,
     SaveCheckpoint,
     StopOnSignal,
     Validate,
     WrapInDDP,
-    restore,
 )
 from slowfast_patches.train.record.log import shows_bars
 from slowfast_patches.train.record.log_metrics import LogMetrics

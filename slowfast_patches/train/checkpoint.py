@@ -1,25 +1,31 @@
-"""Define the content of a checkpoint, and read, write and delete the checkpoints of a run.
+"""What a checkpoint holds: capture and restore the state of a training, read and write files.
 
 Checkpoints are written atomically. Reading a checkpoint executes no code from the file.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import pickle
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils._pytree import tree_map_only
 
+from multigrid import ScheduleStep
+from multigrid.micro_batches import float_buffers
 from slowfast_patches.models.weights.files import SHIPPED, local_file
-from slowfast_patches.train.trainer import Progress
+from slowfast_patches.models.weights.load import trained_tensors
+from slowfast_patches.train.trainer import Progress, Trainer
+from slowfast_patches.utils.distributed import World, gather_objects
 from slowfast_patches.utils.errors import RunError, UserError, mistake_in, writing
 from slowfast_patches.utils.files import atomic_write, check_archive, make_folder
 
@@ -31,6 +37,10 @@ _FOLDER = "checkpoints"
 _BEST = "checkpoint_best.pyth"
 RESULTS = ("result.json", "result_classes.csv", "result_confusion.png")
 """Files that a finished training leaves in OUTPUT_DIR."""
+
+
+Facts = Callable[[ScheduleStep], Mapping[str, Any]]
+"""Function from an iteration to the fields of `Checkpoint` that describe the run and its data."""
 
 
 @dataclass(kw_only=True)
@@ -266,3 +276,98 @@ def save(
 def to_cpu(tree: Any) -> Any:
     """Copy nested dicts, lists and tuples, and move the tensors in the copy to the CPU."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), tree)
+
+
+# The state of a training.
+
+
+def capture(trainer: Trainer, facts: Facts, running_stats: Tensor | None = None) -> Checkpoint:
+    """Return the state of a training after its last finished iteration.
+
+    Raises:
+        RunError: The training has diverged, or a checkpoint with the state of a hook could not be
+            loaded.
+
+    Args:
+        trainer: The trainer.
+        facts: Function that returns the fields that describe the run and its data.
+        running_stats: Result of `buffers_of_ranks`, if the statistics of the processes differ.
+    """
+    _check_finite(trainer)
+    hooks = trainer.hook_states()
+    _check_loadable(hooks)
+    return Checkpoint(
+        **vars(trainer.progress),
+        **trainer.stepper.state_dict(),
+        **facts(trainer.schedule.at(trainer.progress.iteration - 1)),
+        hooks=hooks,
+        running_stats=running_stats,
+        world_size=trainer.world.size,
+    )
+
+
+def _check_finite(trainer: Trainer) -> None:
+    """Raise RunError if a parameter, a running statistic or the optimizer is not finite."""
+    stepper = trainer.stepper
+    tensors = trained_tensors(stepper.models)
+    for number, state in enumerate(stepper.optimizer.state.values()):
+        values = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        tensors |= {f"{name} of parameter {number}": value for name, value in values.items()}
+    names = [name for name, value in tensors.items() if not value.isfinite().all()]
+    if names:
+        raise diverged(
+            f"After iteration {trainer.progress.iteration}, {len(names)} tensors of the training "
+            f"state have NaN or infinite values, such as {names[0]}. No checkpoint was written"
+        )
+
+
+def _check_loadable(states: Mapping[str, Any]) -> None:
+    """Raise RunError if `checkpoint.load` would refuse the state of a hook."""
+    for name, state in states.items():
+        file = io.BytesIO()
+        try:
+            torch.save(state, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception as error:
+            raise RunError(
+                f"The state of the hook {name} cannot be stored in a checkpoint. Its state_dict "
+                "may return tensors, numbers, texts, lists, tuples and dicts, but no objects of "
+                f"other types, such as arrays or NumPy's numbers ({error!s:.200})"
+            ) from error
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Restore the state that `capture` returned. The best checkpoint cannot be restored."""
+    trainer.progress = Progress(**{f.name: getattr(checkpoint, f.name) for f in fields(Progress)})
+    trainer.clock.load(checkpoint.seconds)
+    trainer.stepper.load_state_dict(vars(checkpoint))
+    trainer.load_hook_states(checkpoint.hooks)
+    set_buffers(trainer.stepper.models, checkpoint.running_stats, trainer.world)
+
+
+def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
+    """Gather the running means and variances of all processes.
+
+    The statistics of the processes differ between scheduled validations and checkpoints, which
+    average them. A checkpoint at another iteration stores the statistics of each process.
+
+    Returns:
+        (world size, N) on the CPU, or None if there is a single process or no running statistics.
+    """
+    if world.size == 1 or not _floats(model):
+        return None
+    return torch.stack(gather_objects(parameters_to_vector(_floats(model)).cpu()))
+
+
+def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
+    """Restore the running statistics of this rank from the result of `buffers_of_ranks`.
+
+    Do nothing if `rows` is None, or has the statistics of a different number of processes.
+    """
+    if rows is not None and len(rows) == world.size:
+        vector_to_parameters(rows[world.rank].to(world.device), _floats(model))
+
+
+def _floats(model: nn.Module) -> list[Tensor]:
+    return [buffer for module in model.modules() for buffer in float_buffers(module)]

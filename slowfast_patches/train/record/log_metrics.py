@@ -17,6 +17,7 @@ from torch import Tensor
 from multigrid import ScheduleStep
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import changed_keys
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.hooks import is_due
 from slowfast_patches.train.step import Outcome
@@ -174,6 +175,9 @@ class LogMetrics(Hook):
             *(step.phase + 1, len(schedule.phases), schedule.phase_lines()[step.phase]),
             *(step.lr, f", BN over {named} clips" if named else ""),
         )
+        start = schedule.phases[step.phase].start
+        if keys := changed_keys(self._recipe, schedule, start, start - 1 if start else None):
+            logger.info("From here, as keys of a recipe: %s", keys)
 
     def _report(self, trainer: Trainer, step: ScheduleStep) -> None:
         """Reduce and log the metrics since the last report. Every process must call this.

@@ -8,6 +8,7 @@ import pytest
 
 from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches import registry
+from slowfast_patches.config import load_recipe
 from slowfast_patches.plan.plan import Plan, format_plan, plan_warnings
 
 LONG = ["SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", "True"]
@@ -94,6 +95,26 @@ def test_pictures_are_drawn_by_the_command(tool, tiny_recipe, tmp_path):
     options = ["--clips", str(paths[0]), "--plot", str(paths[1])]
     assert tool.main(["--cfg", str(tiny_recipe), *options, *data]) == 0
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_the_config_at_an_iteration_is_printed_as_a_recipe(tool, capsys, tmp_path):
+    """The second shape of the long cycle has 4 times the clips, and half the frames and pixels."""
+    cfg = ["--cfg", "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml", "--dataset-size", "240000"]
+    assert tool.main([*cfg, "--at", "30000"]) == 0
+    text = capsys.readouterr().out
+    assert "# Iteration 30000 (epoch 79.20, phase 2 of 14): 512×16×112², LR 0.4" in text
+    changed = "DATA.NUM_FRAMES 16, DATA.TRAIN_CROP_SIZE 158, SOLVER.BASE_LR 0.4"
+    assert changed in text.splitlines()[1]
+    (tmp_path / "at.yaml").write_text(text)
+    found = load_recipe(tmp_path / "at.yaml", ["MULTIGRID.LONG_CYCLE", False])
+    assert (found.train.batch_size, found.data.num_frames) == (256, 16)
+    assert found.solver.base_lr == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_an_iteration_that_does_not_exist_is_refused(tool, refused, number):
+    cfg = ["--cfg", "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml", "--dataset-size", "240000"]
+    assert "the last iteration" in refused(tool, [*cfg, "--at", str(number)])
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,10 @@ import torch
 from multigrid import Batch, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train.checkpoint import restore
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.guards import LossGuard, UnreadableGuard
-from slowfast_patches.train.hooks import (
-    Agree,
-    KeepBest,
-    SaveCheckpoint,
-    StopOnSignal,
-    Validate,
-    restore,
-)
+from slowfast_patches.train.hooks import Agree, KeepBest, SaveCheckpoint, StopOnSignal, Validate
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.errors import RunError
 from tests.conftest import assert_same_bits

@@ -1,4 +1,4 @@
-"""Related methods, for the recipes in recipes/rivals.
+"""Sizes drawn from a moving window, for the recipes recipes/rivals/scheduled_sampling.yaml.
 
     export PYTHONPATH=benchmarks/real_video
     python benchmarks/real_video/study.py words_rivals --words data/words --seeds 0 1 2
@@ -9,7 +9,6 @@ schedule of `scheduled_sampling`.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from multigrid import Cycles, LearningRate, Schedule, Shape, keys, scale_shape
 from multigrid.learning_rate import batch_rate_factor
 from multigrid.phases import make_schedule
 from multigrid.schedule import Phase
-from slowfast_patches.extras.augment.augmentation import OPERATIONS, apply
-from slowfast_patches.registry import register_augmentation
 
 RUNGS = ((0.5, 0.5), (1.0, 0.5), (1.0, 0.75), (1.0, 1.0))
 """Sizes of scheduled sampling, as factors (t/T, h/H)."""
@@ -32,19 +29,6 @@ MIXING = 0.1
 """Probability of a size drawn without regard to the window."""
 SIGMA = 0.75
 """Standard deviation of the window, in sizes."""
-
-
-@register_augmentation("growing")
-def growing(clip: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Apply one operation of RandAugment whose magnitude grows with the clip.
-
-    The magnitude is 5 of 10 for 16 frames of 64 pixels, and 0 for an eighth of these pixels.
-    """
-    share = clip[..., 0].size / (16 * 64 * 64)
-    magnitude = max(0.0, 0.5 + math.log2(share) / 6)
-    operation = OPERATIONS[int(rng.integers(len(OPERATIONS)))]
-    sign = float(rng.choice((-1, 1)))
-    return clip if magnitude == 0 else apply(operation, clip, magnitude * sign, (115, 115, 115))
 
 
 def scheduled_sampling(

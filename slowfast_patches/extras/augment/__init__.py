@@ -4,7 +4,12 @@ from slowfast_patches.config.fields import Ignored
 from slowfast_patches.extras.augment.keys import RULES, AugKeys
 from slowfast_patches.registry import Lazy, register_clip_transform, register_section
 
-FILES = ("tests/slowfast_patches/extras/augment",)
+FILES = (
+    "benchmarks/real_video/growing.py",
+    "benchmarks/real_video/recipes/rivals/digits/growing_augmentation.yaml",
+    "benchmarks/real_video/recipes/rivals/growing_augmentation.yaml",
+    "tests/slowfast_patches/extras/augment",
+)
 """Files of this extra outside of its folder."""
 
 register_section(

@@ -280,8 +280,6 @@ class DatasetFamily:
             has no lists, and its attribute `videos` replaces them.
         files: Function (recipe, split) that returns the other files that the score on a split
             depends on, such as annotations that `read` does not read.
-        make_demo: Function (folder, spec, workers) that renders a small data set in the format of
-            the lists, for `multigrid-demo-data --form NAME`.
     """
 
     path: Callable[[Any, str], Path] | None = None
@@ -294,7 +292,6 @@ class DatasetFamily:
     views_to_end: bool = False
     build: Callable[[Any, str], Any] | None = None
     files: Callable[[Any, str], Sequence[Path]] | None = None
-    make_demo: Callable[[Path, Any, int], int] | None = None
 
     @property
     def has_lists(self) -> bool:

@@ -145,26 +145,24 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def demo_data(made_once: Callable[..., Path]) -> Path:
+def tiny_data(made_once: Callable[..., Path]) -> Path:
     """Return a folder with the tiny recipe and 24 training, 8 validation and 8 test videos.
 
     Each video has 20 frames of 48 × 40 pixels.
     """
-    from slowfast_patches.datasets.demo.spec import DemoSpec
-    from slowfast_patches.datasets.demo.synthetic import make_demo_data
+    from tests.moving import write_moving_videos
 
     def make(folder: Path) -> None:
-        spec = DemoSpec(train=24, val=8, test=8, frames=20, width=48, height=40)
-        make_demo_data(folder, spec, 1)
+        write_moving_videos(folder)
         (folder / "tiny.yaml").write_text(RECIPE)
 
-    return made_once("demo_data", make)
+    return made_once("tiny_data", make)
 
 
 @pytest.fixture(scope="session")
-def tiny_recipe(demo_data: Path) -> Path:
-    """Return the tiny recipe: a SlowFast of 8 channels, trained with both cycles on demo data."""
-    return demo_data / "tiny.yaml"
+def tiny_recipe(tiny_data: Path) -> Path:
+    """Return the tiny recipe: a SlowFast of 8 channels, trained with both cycles on `tiny_data`."""
+    return tiny_data / "tiny.yaml"
 
 
 @pytest.fixture(scope="session")

@@ -49,14 +49,14 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def data(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny demo data set with 22 classes, of which eight have videos, and every training video
+def data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny data set with 22 classes, of which eight have videos, and every training video
     listed three times: the examples' epochs are few."""
     folder = tmp_path_factory.mktemp("examples")
     for split, times in (("train", 3), ("val", 1)):
-        lines = (demo_data / f"{split}.csv").read_text().splitlines()
+        lines = (tiny_data / f"{split}.csv").read_text().splitlines()
         pairs = [line.split() for line in lines * times]
-        listed = "".join(f"{demo_data}/{name} {int(label) + 14}\n" for name, label in pairs)
+        listed = "".join(f"{tiny_data}/{name} {int(label) + 14}\n" for name, label in pairs)
         (folder / f"{split}.csv").write_text(listed)
     (folder / "classes.json").write_text(json.dumps({f"class {n}": n for n in range(22)}))
     return folder
@@ -153,7 +153,7 @@ PROGRAMS = {
 @pytest.fixture
 def notebook(
     start_python: Callable[..., subprocess.Popen[str]],
-    demo_data: Path,
+    tiny_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[dict[str, str]], dict[str, object]]:
@@ -167,7 +167,7 @@ def notebook(
     def popen(command: list[str], **options: object) -> subprocess.Popen[str]:
         program, *words = command
         if program == "multigrid-demo-data":
-            shutil.copytree(demo_data, words[1])
+            shutil.copytree(tiny_data, words[1])
             return start_python("-c", "print('24 videos made')", **options)
         return start_python(ROOT / "tools" / PROGRAMS[program], *words, **options)
 

@@ -113,8 +113,8 @@ def test_every_installed_command_has_a_tool():
 
 
 @pytest.mark.slow
-def test_a_training_on_single_labels_imports_no_extra(demo_data, tmp_path):
+def test_a_training_on_single_labels_imports_no_extra(tiny_data, tmp_path):
     (tmp_path / "tiny.yaml").write_text(RECIPE)
-    keys = ("DATA.PATH_TO_DATA_DIR", demo_data, "OUTPUT_DIR", tmp_path / "run", "NUM_GPUS", 0)
+    keys = ("DATA.PATH_TO_DATA_DIR", tiny_data, "OUTPUT_DIR", tmp_path / "run", "NUM_GPUS", 0)
     said = run_in(ROOT, "-c", ONE_EPOCH, tmp_path / "tiny.yaml", *keys)
     assert "used: []" in said.splitlines()

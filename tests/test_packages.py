@@ -76,7 +76,7 @@ for command in (
 """
 
 
-def test_the_package_plans_trains_and_predicts_from_an_empty_folder(unpacked, demo_data, tmp_path):
+def test_the_package_plans_trains_and_predicts_from_an_empty_folder(unpacked, tiny_data, tmp_path):
     installed = unpacked(ROOT)
     assert not missing(ROOT / "slowfast_patches", installed / "slowfast_patches")
     assert not missing(ROOT / "configs", installed / "slowfast_patches" / "configs")
@@ -89,7 +89,7 @@ def test_the_package_plans_trains_and_predicts_from_an_empty_folder(unpacked, de
     folder.mkdir()
     environment = os.environ | {"PYTHONPATH": str(installed)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAMS, demo_data],
+        [sys.executable, "-c", PROGRAMS, tiny_data],
         cwd=folder,
         env=environment,
         capture_output=True,

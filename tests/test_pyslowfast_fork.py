@@ -69,12 +69,12 @@ def run_later(rank: int, runs: list[list[object]], is_enabled: bool) -> None:
 
 
 @pytest.fixture
-def data_pairs(demo_data: Path, tmp_path: Path) -> tuple[object, ...]:
+def data_pairs(tiny_data: Path, tmp_path: Path) -> tuple[object, ...]:
     """Return config pairs of a data set of a few videos."""
     for split in ("train", "val", "test"):
-        lines = (demo_data / f"{split}.csv").read_text().splitlines()[:VIDEOS]
+        lines = (tiny_data / f"{split}.csv").read_text().splitlines()[:VIDEOS]
         (tmp_path / f"{split}.csv").write_text("".join(f"{line}\n" for line in lines))
-    return ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
+    return ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", tiny_data)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from slowfast_patches.datasets.demo.spec import SPLITS, DemoSpec
+from slowfast_patches.extras.demo.spec import SPLITS, DemoSpec
 from slowfast_patches.utils.command_line import (
     add_option,
     answer_help,
@@ -43,8 +43,8 @@ def new_parser() -> argparse.ArgumentParser:
         default=(DemoSpec.width, DemoSpec.height),
         help=f"size of the frames in pixels (default: {DemoSpec.width} {DemoSpec.height})",
     )
-    text = "format of the lists: kinetics, or a data set that can be rendered, such as ava"
-    add("--form", "NAME", f"{text} (default: %(default)s)", default="kinetics")
+    text = "format of the lists: kinetics or ava (default: %(default)s)"
+    add("--form", "NAME", text, default="kinetics", choices=("kinetics", "ava"))
     text = "number of processes (default: one per core)"
     add("--workers", "N", text, at_least_one, available_cores())
     return parser
@@ -54,28 +54,17 @@ if __name__ == "__main__":
     start_program()
 answer_help(new_parser)
 
-from slowfast_patches.datasets.demo.synthetic import make_demo_data
-from slowfast_patches.registry import DATASETS
+from slowfast_patches.extras.demo.ava import make_ava_form
+from slowfast_patches.extras.demo.synthetic import make_demo_data
 from slowfast_patches.utils.lock import locked
-from slowfast_patches.utils.tables import format_list
 
-FORMS = {name: data.make_demo for name, data in DATASETS.items() if data.make_demo}
-FORMS["kinetics"] = make_demo_data
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line. The defaults are those of `DemoSpec`."""
-    parser = new_parser()
-    args = parser.parse_args(argv)
-    if args.form not in FORMS:
-        parser.error(f"--form takes {format_list(sorted(FORMS), 'or')}, not {args.form}")
-    return args
+FORMS = {"kinetics": make_demo_data, "ava": make_ava_form}
 
 
 @tool
 def main(argv: list[str] | None = None) -> int:
     """Render the missing videos, and return the exit status."""
-    args = parse_args(argv)
+    args = new_parser().parse_args(argv)
     start = time.perf_counter()
     width, height = args.size
     counts = {split: getattr(args, split) for split in SPLITS}

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from tqdm.contrib.concurrent import thread_map
 
 from multigrid import Window
-from slowfast_patches.datasets.demo.synthetic import write_clip
+from slowfast_patches.datasets.preparing.clip_file import write_clip
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils import command_line

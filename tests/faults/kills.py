@@ -32,8 +32,6 @@ from typing import NamedTuple
 import torch
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.demo.spec import DemoSpec
-from slowfast_patches.datasets.demo.synthetic import make_demo_data
 from slowfast_patches.models.build import build_model
 from slowfast_patches.registry import BATCH_TRANSFORMS, CLIP_TRANSFORMS
 from tests.conftest import (
@@ -46,6 +44,7 @@ from tests.conftest import (
     without_times,
 )
 from tests.forked import Process, Server
+from tests.moving import write_moving_videos
 
 PROGRAM = "tests/faults/faulty_run_net.py"
 PLAIN = ("OUTPUT_DIR", "out", "TRAIN.CHECKPOINT_PERIOD", 1, "DATA_LOADER.NUM_WORKERS", 1)
@@ -59,7 +58,7 @@ CASES = {
     "shared BN": (),
 }
 with suppress(ImportError):  # an extra
-    from slowfast_patches.extras.detection.demo import make_ava_form
+    from tests.slowfast_patches.extras.detection.ava_lists import write_moving_boxes
     from tests.slowfast_patches.extras.detection.test_training import KEYS as DETECTION
 
     CASES["detection"] = (*DETECTION, "DATA.PATH_TO_DATA_DIR", "../ava")
@@ -142,11 +141,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_data(output: Path) -> None:
-    """Render the videos in a new folder, and save weights to start from."""
+    """Write the videos to a new folder, and save weights to start from."""
     output.mkdir(parents=True)
-    make_demo_data(output / "data", DemoSpec(24, 8, 8, frames=20, width=48, height=40), 1)
+    write_moving_videos(output / "data")
     if "detection" in CASES:
-        make_ava_form(output / "ava", DemoSpec(12, 4, 0, frames=40, width=64, height=40), 1)
+        write_moving_boxes(output / "ava")
     (output / "tiny.yaml").write_text(RECIPE)
     with one_block():
         weights = build_model(load_recipe(output / "tiny.yaml")).state_dict()

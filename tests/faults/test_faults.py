@@ -57,10 +57,10 @@ def test_the_comparison_of_kills_notices_a_single_bit(multigrid_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_three_killed_processes_end_as_if_undisturbed(start_python, demo_data, tmp_path):
+def test_three_killed_processes_end_as_if_undisturbed(start_python, tiny_data, tmp_path):
     """Three numbers have several sums, which differ by rounding. Groups of BN add them, too."""
-    (tmp_path / "data").symlink_to(demo_data)
-    (tmp_path / "tiny.yaml").symlink_to(demo_data / "tiny.yaml")
+    (tmp_path / "data").symlink_to(tiny_data)
+    (tmp_path / "tiny.yaml").symlink_to(tiny_data / "tiny.yaml")
     kind = kills.Kind("shared BN", 3)
     keys = ("SOLVER.MAX_EPOCH", 2.0, "SOLVER.STEPS", [0, 1.5], "BN.USE_PRECISE_STATS", False)
     keys += ("DATA_LOADER.NUM_WORKERS", 0, "TEST.NUM_ENSEMBLE_VIEWS", 1)

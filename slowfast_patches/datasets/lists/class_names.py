@@ -15,7 +15,7 @@ from slowfast_patches.utils.errors import UserError, mistake_in
 def named_classes(folder: Path) -> tuple[str, ...] | None:
     """Read the class names from classes.json or classes.txt in a folder.
 
-    multigrid-prepare writes classes.json, and multigrid-demo-data writes classes.txt.
+    multigrid-prepare writes classes.json.
 
     Returns:
         The names in the order of the class indices, or None if neither file exists.

@@ -18,6 +18,7 @@ FILES = (
     "configs/Demo/AVA_DEMO_MULTIGRID.yaml",
     "docs/detection.md",
     "tests/slowfast_patches/extras/detection",
+    "tests/slowfast_patches/extras/detection_and_demo",
 )
 """Files of this extra outside of its folder."""
 
@@ -67,7 +68,6 @@ register_dataset(
         task="detection",
         build=Lazy(f"{__name__}.clips:KeyFrameClips.of_recipe"),
         files=Lazy(f"{__name__}.lists:evaluation_files"),
-        make_demo=Lazy(f"{__name__}.demo:make_ava_form"),
     ),
 )
 patching.provide_roi_align(Lazy(f"{__name__}.roi_align:ROIAlign"))

@@ -42,11 +42,11 @@ def recipe(folder, *overrides):
         ),
     ],
 )
-def test_clips_are_those_of_a_recipe(demo_data, keys, options, sampling):
+def test_clips_are_those_of_a_recipe(tiny_data, keys, options, sampling):
     """The short sides of the recipe are 256/224 and 320/224 of 32 pixels: 36.6 and 45.7."""
     how = {"sampling": replace(PAPER.sampling, **sampling)} if sampling else {}
-    ours = VideoClips(demo_data / "train.csv", BASE, stride=2, seed=7, **options, **how)
-    theirs = ClipDataset.of_recipe(recipe(demo_data, *keys), "train")
+    ours = VideoClips(tiny_data / "train.csv", BASE, stride=2, seed=7, **options, **how)
+    theirs = ClipDataset.of_recipe(recipe(tiny_data, *keys), "train")
     assert len(ours) == len(theirs) == 24
     for request in REQUESTS:
         np.testing.assert_equal(ours[request], theirs[request])
@@ -69,8 +69,8 @@ class Listed(Dataset):
         return self.pairs[number % len(self.pairs)]
 
 
-def test_a_data_set_of_paths_is_wrapped_in_a_line(demo_data):
-    listed = Listed(demo_data)
+def test_a_data_set_of_paths_is_wrapped_in_a_line(tiny_data):
+    listed = Listed(tiny_data)
     parts = ConcatDataset([Subset(listed, range(12, 24)), Subset(listed, range(12))])
     ours = VideoClips(parts, BASE, stride=2, seed=7)
     theirs = VideoClips([*listed.pairs[12:], *listed.pairs[:12]], BASE, stride=2, seed=7)
@@ -78,9 +78,9 @@ def test_a_data_set_of_paths_is_wrapped_in_a_line(demo_data):
     assert len(VideoClips(listed, BASE, stride=2)) == 24
 
 
-def test_a_number_is_the_centre_clip_of_that_video(demo_data):
-    ours = VideoClips(demo_data / "val.csv", BASE, stride=2)
-    theirs = ClipDataset.of_recipe(recipe(demo_data), "val")
+def test_a_number_is_the_centre_clip_of_that_video(tiny_data):
+    ours = VideoClips(tiny_data / "val.csv", BASE, stride=2)
+    theirs = ClipDataset.of_recipe(recipe(tiny_data), "val")
     expected = [theirs[n]["clip"] for n in range(8)]
     assert np.array_equal([item["clip"] for item in ours], expected)  # the loop ends
     batches = list(DataLoader(ours, 3, collate_fn=collate))
@@ -88,8 +88,8 @@ def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     assert np.array_equal([clip for batch in batches for clip in batch["clips"]], expected)
 
 
-def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, caplog):
-    listed = VideoClips(demo_data / "val.csv", BASE)
+def test_pairs_are_a_list_too_whose_index_is_kept(tiny_data, caplog):
+    listed = VideoClips(tiny_data / "val.csv", BASE)
     pairs = [(Path(video.path), np.int64(video.label)) for video in listed.videos]
     with caplog.at_level(logging.INFO):
         for _ in range(2):
@@ -99,16 +99,16 @@ def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, caplog):
 
 
 @pytest.mark.parametrize(("labels", "classes"), [((4, 0), 5), (np.eye(8, dtype=np.float32), 8)])
-def test_labels_are_classes_or_multi_hot(demo_data, labels, classes):
-    paths = [video.path for video in VideoClips(demo_data / "val.csv", BASE).videos]
+def test_labels_are_classes_or_multi_hot(tiny_data, labels, classes):
+    paths = [video.path for video in VideoClips(tiny_data / "val.csv", BASE).videos]
     clips = VideoClips(zip(paths, labels, strict=False), BASE)
     assert clips.num_classes == classes
     assert np.array_equal(clips.__getitems__([0, 1])["labels"], np.asarray(labels)[:2])
 
 
-def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(demo_data, tmp_path):
+def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(tiny_data, tmp_path):
     gone = (tmp_path / "gone.mp4", 0)
-    good = [(video.path, 1) for video in VideoClips(demo_data / "val.csv", BASE).videos[:2]]
+    good = [(video.path, 1) for video in VideoClips(tiny_data / "val.csv", BASE).videos[:2]]
     clips = VideoClips([gone, *good], BASE)
     for first, second in ((ClipRequest(0, 0, BASE, 0), ClipRequest(1, 0, BASE, 0)), (0, 1)):
         with pytest.warns(UserWarning, match="gone.mp4 is replaced by another video: cannot be op"):
@@ -119,9 +119,9 @@ def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(demo_data, tmp_p
         VideoClips([gone], BASE)
 
 
-def test_torchs_own_collate_function_is_refused(demo_data):
+def test_torchs_own_collate_function_is_refused(tiny_data):
     with pytest.raises(ValueError, match=r"Pass collate_fn=multigrid\.collate"):
-        next(iter(DataLoader(VideoClips(demo_data / "val.csv", BASE), 2)))
+        next(iter(DataLoader(VideoClips(tiny_data / "val.csv", BASE), 2)))
 
 
 PAIRS = r"videos must be \(path, label\) pairs"
@@ -153,14 +153,14 @@ class Darker:
         return clip // rng.integers(2, 6, dtype=np.uint8)
 
 
-def test_transforms_change_training_clips_in_their_order_as_request_and_seed_say(demo_data):
-    plain = VideoClips(demo_data / "train.csv", BASE, stride=2, seed=7)
+def test_transforms_change_training_clips_in_their_order_as_request_and_seed_say(tiny_data):
+    plain = VideoClips(tiny_data / "train.csv", BASE, stride=2, seed=7)
 
     def brighter(clip, rng):
         return clip + np.uint8(3)
 
     options = {"stride": 2, "seed": 7, "transforms": [Darker(), brighter]}
-    changed, again = (VideoClips(demo_data / "train.csv", BASE, **options) for _ in range(2))
+    changed, again = (VideoClips(tiny_data / "train.csv", BASE, **options) for _ in range(2))
     divisors = set()
     for request in REQUESTS:
         wanted, found = plain[request]["clip"], changed[request]["clip"]
@@ -171,7 +171,7 @@ def test_transforms_change_training_clips_in_their_order_as_request_and_seed_say
     np.testing.assert_array_equal(changed[0]["clip"], plain[0]["clip"])  # for validation
 
 
-def test_a_transform_that_returns_no_clip_is_named(demo_data):
-    clips = VideoClips(demo_data / "train.csv", BASE, transforms=[lambda clip, rng: clip / 255])
+def test_a_transform_that_returns_no_clip_is_named(tiny_data):
+    clips = VideoClips(tiny_data / "train.csv", BASE, transforms=[lambda clip, rng: clip / 255])
     with pytest.raises(ValueError, match="'<lambda>' must return a clip"):
         clips[REQUESTS[0]]

@@ -25,19 +25,19 @@ SMALL = {"GLOO_SOCKET_IFNAME": "lo", "ONE_BLOCK": "1"}
 
 
 @pytest.fixture(scope="module")
-def data(demo_data, tmp_path_factory) -> tuple[object, ...]:
-    """Return keys for demo data with one unreadable video.
+def data(tiny_data, tmp_path_factory) -> tuple[object, ...]:
+    """Return keys for the tiny data with one unreadable video.
 
     All processes must replace and count that video in the same way.
     """
     folder = tmp_path_factory.mktemp("lists")
     for split in ("train", "val", "test"):
-        shutil.copy(demo_data / f"{split}.csv", folder)
+        shutil.copy(tiny_data / f"{split}.csv", folder)
     lines = (folder / "train.csv").read_text().splitlines()
     (folder / "broken.mp4").write_text("not a video")
     lines[5] = f"{folder / 'broken.mp4'} {lines[5].split()[-1]}"
     (folder / "train.csv").write_text("\n".join(lines) + "\n")
-    return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
+    return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", tiny_data)
 
 
 @pytest.fixture(scope="module")

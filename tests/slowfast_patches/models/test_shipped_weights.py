@@ -11,10 +11,10 @@ from slowfast_patches.models.weights.files import SHIPPED, local_file
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_weights_of_the_package_predict_and_start_a_training(name: str, demo_data: Path):
+def test_the_weights_of_the_package_predict_and_start_a_training(name: str, tiny_data: Path):
     model = load_model(name)
     assert model.class_names is not None
-    video = next((demo_data / "test").rglob("*.mp4"))
+    video = next((tiny_data / "test").rglob("*.mp4"))
     assert model.scores(str(video)).shape == (len(model.class_names),)
     load_weights(build_model(model.recipe), name, complete=True)
     card = local_file(name).with_name("README.md").read_text()

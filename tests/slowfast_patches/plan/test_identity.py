@@ -54,11 +54,11 @@ def other_value(value: object) -> object:
 
 
 @pytest.fixture
-def recipe(tiny_config, demo_data, tmp_path) -> Recipe:
+def recipe(tiny_config, tiny_data, tmp_path) -> Recipe:
     """The tiny recipe on a copy of the lists."""
-    for path in demo_data.glob("*.csv"):
+    for path in tiny_data.glob("*.csv"):
         shutil.copy(path, tmp_path)
-    places = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
+    places = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", tiny_data)
     return tiny_config(tmp_path / "run", *places)
 
 
@@ -128,10 +128,10 @@ def test_each_change_of_a_list_is_named(recipe, tmp_path, split, change):
         assert differences_between(before, after, TRAINING) == {}
 
 
-def test_videos_are_known_by_their_content_wherever_they_lie(recipe, tmp_path, demo_data):
+def test_videos_are_known_by_their_content_wherever_they_lie(recipe, tmp_path, tiny_data):
     """A copy of all videos is the same. A video of other content is another one."""
     copy = tmp_path / "copy"
-    shutil.copytree(demo_data, copy, ignore=shutil.ignore_patterns("*.json.gz"))
+    shutil.copytree(tiny_data, copy, ignore=shutil.ignore_patterns("*.json.gz"))
     for path in copy.glob("**/*.mp4"):
         os.utime(path, (1, 1))
     moved = recipe.replaced({"DATA.PATH_TO_DATA_DIR": str(copy), "DATA.PATH_PREFIX": str(copy)})
@@ -139,7 +139,7 @@ def test_videos_are_known_by_their_content_wherever_they_lie(recipe, tmp_path, d
     assert differences_between(before, after, RESULT) == {}
     assert "modification times" in " ".join(remarks_between(before, after))
     name = lines_of(copy / "val.csv")[0].split()[0]
-    shutil.copy(demo_data / lines_of(copy / "val.csv")[1].split()[0], copy / name)
+    shutil.copy(tiny_data / lines_of(copy / "val.csv")[1].split()[0], copy / name)
     named = differences_between(before, run_identity(moved), RESULT)
     assert named.keys() == {"val_clips"}
     (copy / name).unlink()

@@ -17,11 +17,11 @@ OFF = (
 
 
 @pytest.fixture
-def lists(demo_data: Path, tmp_path: Path) -> Path:
+def lists(tiny_data: Path, tmp_path: Path) -> Path:
     """Copies of the csv files, to be spoiled."""
     folder = tmp_path / "lists"
     folder.mkdir()
-    for path in demo_data.glob("*.csv"):
+    for path in tiny_data.glob("*.csv"):
         shutil.copy(path, folder)
     return folder
 
@@ -102,17 +102,17 @@ def test_a_loss_that_is_not_finite_ends_it_and_a_lower_rate_goes_on_from_the_che
 
 
 def test_common_and_unreadable_videos_are_in_the_log_and_beside_the_accuracy(
-    command_line, lists, demo_data, tmp_path
+    command_line, lists, tiny_data, tmp_path
 ):
     """A video of train is also in val, which is the test, and another cannot be read."""
     name, label = (lists / "train.csv").read_text().splitlines()[0].split()
-    shutil.copy(demo_data / name, lists / "copy.mp4")
+    shutil.copy(tiny_data / name, lists / "copy.mp4")
     change_line(lists / "val.csv", 2, f"{lists}/copy.mp4 {label}")
     shutil.copy(lists / "val.csv", lists / "test.csv")
     broken = lists / "broken.mp4"
     broken.write_text("this is text")
     change_line(lists / "train.csv", 3, f"{broken} 2")
-    data = ("DATA.PATH_TO_DATA_DIR", lists, "DATA.PATH_PREFIX", demo_data)
+    data = ("DATA.PATH_TO_DATA_DIR", lists, "DATA.PATH_PREFIX", tiny_data)
     data += ("DATA_LOADER.NUM_WORKERS", 1)
     assert command_line(tmp_path / "run", *OFF, *data, "TEST.ENABLE", True)[0] == 0
     run = Folder(tmp_path / "run")

@@ -11,14 +11,14 @@ from tests.conftest import switched_on
 from tests.slowfast_patches.train.conftest import ALONE
 
 
-def test_a_run_has_the_weights_of_its_list(tiny_config, demo_data, tmp_path):
+def test_a_run_has_the_weights_of_its_list(tiny_config, tiny_data, tmp_path):
     """Of 3 videos of each of 8 classes, remove those of classes 3 to 7, except two of class 3."""
-    lines = (demo_data / "train.csv").read_text().splitlines()
+    lines = (tiny_data / "train.csv").read_text().splitlines()
     few = [line for line in lines if int(line.split()[-1]) < 3]
     few += [line for line in lines if line.endswith(" 3")][:2]
     for name in ("train", "val"):
         (tmp_path / f"{name}.csv").write_text("\n".join(few) + "\n")
-    data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
+    data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", tiny_data)
     keys = ("SOLVER.CLASS_WEIGHTS", "balanced", *switched_on(BATCH_TRANSFORMS))
     recipe = tiny_config(tmp_path / "run", *keys, *data)
     trainer = build_trainer(recipe, ALONE, StopRequest(ALONE))

@@ -186,7 +186,7 @@ def test_each_clip_is_read_once_with_those_of_its_video_within_the_memory(
 
 
 def test_a_test_alone_gives_the_runs_accuracy_leaves_its_files_and_says_what_it_cannot_read(
-    command_line, multigrid_run, demo_data, tmp_path
+    command_line, multigrid_run, tiny_data, tmp_path
 ):
     finished = shutil.copytree(multigrid_run, tmp_path / "finished")
     before = files(finished)
@@ -194,10 +194,10 @@ def test_a_test_alone_gives_the_runs_accuracy_leaves_its_files_and_says_what_it_
     result, expected = json.loads((finished / "test.json").read_text()), Folder(finished).result
     assert (result["top1"], result["top5"]) == (expected["top1"], expected["top5"])
 
-    lines = (demo_data / "test.csv").read_text().splitlines()[1:]
+    lines = (tiny_data / "test.csv").read_text().splitlines()[1:]
     (tmp_path / "bad.mp4").write_text("no video")
     (tmp_path / "test.csv").write_text("\n".join([*lines, f"{tmp_path}/bad.mp4 0"]) + "\n")
-    data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
+    data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", tiny_data)
     options = ("TRAIN.ENABLE", False, "TEST.SAVE_RESULTS_PATH", "scores.csv", *data)
     status, said = command_line(finished, *options, "DATA.MAX_BAD_FRACTION", 0.2)
     assert status == 0
@@ -211,7 +211,7 @@ def test_a_test_alone_gives_the_runs_accuracy_leaves_its_files_and_says_what_it_
     assert (result["videos"], result["unreadable"]) == (8, 1)
     with (finished / "test_scores.csv").open() as file:
         _, *rows, last = csv.reader(file)
-    assert [row[0] for row in rows] == [str(demo_data / line.split()[0]) for line in lines]
+    assert [row[0] for row in rows] == [str(tiny_data / line.split()[0]) for line in lines]
     assert last == [str(tmp_path / "bad.mp4")]
     right = sum(row[1] == row[2] for row in rows)
     assert result["top1"] == pytest.approx(100 * right / 7, abs=1e-3)

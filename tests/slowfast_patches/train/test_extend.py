@@ -66,7 +66,7 @@ def test_an_example_of_the_page_trains(command, folder, command_line):
 
 
 def test_a_registered_model_trains_at_all_shapes_and_predicts_if_its_module_is_trusted(
-    folder, command_line, demo_data
+    folder, command_line, tiny_data
 ):
     words = arguments(COMMANDS[0])
     status, said = command_line(folder / "run", *words, "BN.USE_PRECISE_STATS", False)
@@ -76,5 +76,5 @@ def test_a_registered_model_trains_at_all_shapes_and_predicts_if_its_module_is_t
     with pytest.raises(ValueError, match=r"needs the module my_model.* add --import my_model"):
         load_model(folder / "run")
     predictor = load_model(folder / "run", None, ["IMPORTS", "my_model"])
-    video = next(demo_data.rglob("*.mp4"))
+    video = next(tiny_data.rglob("*.mp4"))
     assert predictor.scores(str(video)).sum().item() == pytest.approx(1)

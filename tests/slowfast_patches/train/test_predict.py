@@ -33,15 +33,15 @@ def trained(multigrid_run) -> Path:
 
 
 @pytest.fixture(scope="module")
-def videos(demo_data) -> list[str]:
+def videos(tiny_data) -> list[str]:
     """The test split, in the order of its list."""
-    lines = (demo_data / "test.csv").read_text().splitlines()
-    return [str(demo_data / line.split()[0]) for line in lines]
+    lines = (tiny_data / "test.csv").read_text().splitlines()
+    return [str(tiny_data / line.split()[0]) for line in lines]
 
 
 @pytest.fixture(scope="module")
-def names(demo_data) -> list[str]:
-    return (demo_data / "classes.txt").read_text().splitlines()
+def names(tiny_data) -> list[str]:
+    return (tiny_data / "classes.txt").read_text().splitlines()
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
-"""Small lists in AVA's format: two videos of frames, with bright boxes on a dark background."""
+"""Small lists in AVA's format: of two videos of frames, and of videos that move."""
+
+from pathlib import Path
 
 import cv2
 import numpy as np
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.lists.frame_list import HEADER
+from tests.moving import FAST, moving
+from tests.slowfast_patches.datasets.made_videos import write_video
 
 WIDTH, HEIGHT = 96, 64
 BOXES = {"a": "0.125,0.250,0.375,0.750", "b": "0.750,0.000,1.000,0.500"}
@@ -40,3 +44,32 @@ def write_lists(folder, train, val="", predicted=""):
 
 def recipe_of(folder, *overrides):
     return load_recipe(None, ["DATA.PATH_TO_DATA_DIR", str(folder), *KEYS, *overrides])
+
+
+ACTIONS = ("up", "down", "left", "right", "stand", "run")
+
+
+def write_moving_boxes(folder: Path) -> None:
+    """Write 12 training and 4 validation videos of 4 s, each with two key frames.
+
+    A key frame has two or three boxes, each with one or two of the labels.
+    """
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 4)):
+        listed, boxes = list[str](), list[str]()
+        for number in range(count):
+            name = f"{split}{number:04d}"
+            images = moving((1, 1), 40, 64, 40, seed=len(name) * 100 + number)
+            write_video(folder / split / f"{name}.mp4", images, fps=10, gop=8, options=FAST)
+            listed.append(f"{split}/{name}.mp4 0\n")
+            persons = rng.integers(2, 4)
+            for second in (902, 903):
+                for person in range(persons):
+                    left, top = rng.uniform(0, 0.6, 2)
+                    box = f"{left:.3f},{top:.3f},{left + 0.3:.3f},{top + 0.4:.3f}"
+                    labels = 1 + rng.choice(len(ACTIONS), rng.integers(1, 3), replace=False)
+                    boxes += [f"{name},{second:04d},{box},{n},{person}\n" for n in labels]
+        (folder / f"{split}.csv").write_text("".join(listed))
+        (folder / f"ava_{split}_v2.2.csv").write_text("".join(boxes))
+    items = (f'item {{\n  name: "{name}"\n  id: {n}\n}}\n' for n, name in enumerate(ACTIONS, 1))
+    (folder / "ava_action_list.pbtxt").write_text("".join(items))

@@ -13,15 +13,14 @@ import torch.distributed as dist
 
 from multigrid import clip_numbers, convert_batchnorm, form_groups
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.demo.spec import DemoSpec
 from slowfast_patches.datasets.loader import build_dataset, training_loader
-from slowfast_patches.extras.detection.demo import ACTIONS, make_ava_form
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.parallel import in_parallel
 from slowfast_patches.train.step import Stepper
 from tests.conftest import Folder, one_block
+from tests.slowfast_patches.extras.detection.ava_lists import ACTIONS, write_moving_boxes
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +42,7 @@ def _one_block() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("detection") / "ava"
-    make_ava_form(folder, DemoSpec(train=12, val=4, test=0, frames=40, width=64, height=40), 1)
+    write_moving_boxes(folder)
     return folder
 
 

@@ -100,9 +100,9 @@ def test_a_flipped_bit_in_the_weights_is_noticed(published):
 
 
 def test_a_convolutional_model_is_read_back_and_its_card_has_the_facts(
-    multigrid_run, load_program, tmp_path, demo_data
+    multigrid_run, load_program, tmp_path, tiny_data
 ):
-    folder, video = tmp_path / "hub", str(next((demo_data / "test").rglob("*.mp4")))
+    folder, video = tmp_path / "hub", str(next((tiny_data / "test").rglob("*.mp4")))
     tool = load_program("tools/predict.py")
     assert tool.main(["--checkpoint", str(multigrid_run), "--hub", str(folder)]) == 0
     model, again = map(slowfast_patches.load_model, (multigrid_run, folder))

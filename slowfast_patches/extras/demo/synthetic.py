@@ -5,19 +5,19 @@ neither on the number of processes nor on interruptions.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import av
 import numpy as np
 from tqdm import tqdm
 
-from slowfast_patches.datasets.demo.scenes import CLASSES, Clip, draw_scene, render
-from slowfast_patches.datasets.demo.spec import SPLITS, DemoSpec
+from slowfast_patches.datasets.preparing.clip_file import write_clip
+from slowfast_patches.extras.demo.scenes import CLASSES, draw_scene, render
+from slowfast_patches.extras.demo.spec import SPLITS, DemoSpec
 from slowfast_patches.utils.errors import RunError, UserError, mistake_in
-from slowfast_patches.utils.files import atomic_write, make_folder, write_text
+from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
 MANIFEST = "demo_data.json"
@@ -35,12 +35,6 @@ ENCODER = {
     "x264-params": "keyint=8:min-keyint=8:scenecut=0:bframes=0:partitions=none:ref=1:threads=1"
     ":cpu-independent=1",
 }
-
-# Matrix from RGB in [0, 255] to Y, U and V without offsets: ITU-R BT.601, limited range.
-BT601 = (
-    np.array([[65.738, 129.057, 25.064], [-37.945, -74.494, 112.439], [112.439, -94.154, -18.285]])
-    / 256.0
-)
 
 
 def video_path(split: str, index: int) -> str:
@@ -95,27 +89,6 @@ def make_videos(
             raise RunError(f"two processes crashed while making video {index} of {split}")
 
 
-def write_clip(path: Path, clip: Clip, fps: int, options: Mapping[str, str]) -> None:
-    """Write an mp4 file with an H.264 stream. The write is atomic.
-
-    Args:
-        path: The file to write.
-        clip: The frames, (T, H, W, 3) RGB.
-        fps: Frame rate.
-        options: Options of FFmpeg's encoder libx264.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    with atomic_write(path) as file, av.open(file.name, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=fps, options=dict(options))
-        stream.height, stream.width = clip.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        for pixels in clip:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(_to_yuv(pixels), "yuv420p")))
-        container.mux(stream.encode())
-
-
 def _label(index: int) -> int:
     return index % len(CLASSES)  # classes alternate, so every split is balanced
 
@@ -156,14 +129,3 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
     scene = draw_scene(rng, spec.frames, spec.width, spec.height)
     clip = render(scene, CLASSES[_label(index)])
     write_clip(output / video_path(split, index), clip, FPS, ENCODER)
-
-
-def _to_yuv(pixels: Clip) -> Clip:
-    """Convert RGB (H, W, 3) to the planes of yuv420p (BT.601, limited range), (3H/2, W).
-
-    Do not use FFmpeg's conversion, because it is not deterministic for such small frames.
-    """
-    y, u, v = np.moveaxis(pixels @ BT601.T + (16.0, 128.0, 128.0), 2, 0)
-    halves = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in (u, v)]
-    planes = [y, *(half.reshape(-1, y.shape[1]) for half in halves)]
-    return np.asarray(np.rint(np.concatenate(planes).round(3)), np.uint8)

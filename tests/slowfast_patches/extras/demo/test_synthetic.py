@@ -7,9 +7,9 @@ import av
 import numpy as np
 import pytest
 
-from slowfast_patches.datasets.demo.scenes import CLASSES, draw_scene, render
-from slowfast_patches.datasets.demo.spec import SPLITS, DemoSpec
-from slowfast_patches.datasets.demo.synthetic import make_demo_data, video_path
+from slowfast_patches.extras.demo.scenes import CLASSES, draw_scene, render
+from slowfast_patches.extras.demo.spec import SPLITS, DemoSpec
+from slowfast_patches.extras.demo.synthetic import make_demo_data, video_path
 from tests.slowfast_patches.datasets.made_videos import rows
 
 SMALL = DemoSpec(train=9, val=8, test=2, frames=5, width=48, height=32)

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.demo.scenes import (
+from slowfast_patches.datasets.preparing.clip_file import write_clip
+from slowfast_patches.extras.demo.scenes import (
     GROUND,
     TURN,
     UNITS,
@@ -33,14 +34,12 @@ from slowfast_patches.datasets.demo.scenes import (
     radius_at,
     texture,
 )
-from slowfast_patches.datasets.demo.spec import SPLITS, DemoSpec
-from slowfast_patches.datasets.demo.synthetic import (
+from slowfast_patches.extras.demo.spec import SPLITS, DemoSpec
+from slowfast_patches.extras.demo.synthetic import (
     ENCODER,
     claim,
     make_videos,
-    write_clip,
 )
-from slowfast_patches.extras.detection.lists import FIRST_SECOND, SECONDS
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import write_text
 
@@ -48,6 +47,10 @@ ACTIONS = ("clockwise", "counterclockwise", "grow", "shrink", "sideways", "up an
 """Names of the labels. An object has exactly one of the first four, and at most one of the last
 two."""
 
+_FIRST_SECOND = 900
+"""AVA's timestamp of the first frame of a video."""
+_FIRST_KEY_FRAME = 902
+"""AVA's timestamp of the first key frame of a video."""
 _FPS = 10
 _RADII = (9.0, 18.0)
 """Smallest and largest radius of an object, in 1/80 of the short side of the frame."""
@@ -113,7 +116,7 @@ def _path(split: str, index: int) -> str:
 
 def _seconds(spec: DemoSpec) -> range:
     """Return the AVA timestamps of the key frames, which exclude the last second of the video."""
-    return range(SECONDS[0], FIRST_SECOND + spec.frames // _FPS)
+    return range(_FIRST_KEY_FRAME, _FIRST_SECOND + spec.frames // _FPS)
 
 
 def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
@@ -133,7 +136,7 @@ def _annotations(spec: DemoSpec, job: tuple[str, int]) -> Iterator[str]:
     _, actors = _draw(spec, job)
     for second in _seconds(spec):
         for number, actor in enumerate(actors):
-            x, y, _, size = actor.states[(second - FIRST_SECOND) * _FPS].tolist()
+            x, y, _, size = actor.states[(second - _FIRST_SECOND) * _FPS].tolist()
             reach = radius_at(size, _RADII, min(spec.width, spec.height))
             corners = np.array([(x - reach, y - reach), (x + reach, y + reach)])
             sides = (corners / (spec.width, spec.height)).clip(0, 1).flatten()

@@ -32,7 +32,7 @@ VIDEOS = {"kinetics": 240_000, "ssv2": 168_913, "charades": 7_985, "ava": 184_00
 recipes train, unless a phase would have no iteration."""
 
 
-class Outcome(NamedTuple):
+class RecipeResult(NamedTuple):
     """What happens to a recipe.
 
     Attributes:
@@ -68,30 +68,32 @@ def _merge(node: Any, values: dict[str, Any]) -> None:
             node[key] = type(node)._decode_cfg_value(value)
 
 
-def judge(path: Path, name: str, pairs: list[str]) -> Outcome:
+def compute_metrics(path: Path, name: str, pairs: list[str]) -> RecipeResult:
     """Find out what happens to a recipe."""
     try:
         cfg = load(path, pairs)
         if not cfg.TRAIN.ENABLE:
-            return Outcome(name, "only tests: TRAIN.ENABLE False", "")
+            return RecipeResult(name, "only tests: TRAIN.ENABLE False", "")
         for reason, keys in refused_keys(cfg).items():
-            return Outcome(name, f"refused: {' '.join(keys.split(',')[0].split())}", reason)
+            return RecipeResult(name, f"refused: {' '.join(keys.split(',')[0].split())}", reason)
         if cfg.TRAIN.BATCH_SIZE % cfg.NUM_GPUS:
-            return Outcome(name, "PySlowFast: TRAIN.BATCH_SIZE is no multiple of NUM_GPUS", "")
+            return RecipeResult(name, "PySlowFast: TRAIN.BATCH_SIZE is no multiple of NUM_GPUS", "")
         schedule = schedule_of(cfg, VIDEOS.get(cfg.TRAIN.DATASET, VIDEOS["kinetics"]))
         check_processes(schedule, cfg.NUM_GPUS * cfg.NUM_SHARDS)
     except MultigridError as error:
-        return Outcome(name, "refused: the schedule", str(error))
+        return RecipeResult(name, "refused: the schedule", str(error))
     except (AssertionError, KeyError, ValueError, yaml.YAMLError) as error:
-        return Outcome(name, "PySlowFast: cannot be loaded", f"{type(error).__name__}: {error}")
+        return RecipeResult(
+            name, "PySlowFast: cannot be loaded", f"{type(error).__name__}: {error}"
+        )
     shapes = ", ".join(str(shape) for shape in schedule.shapes)
-    return Outcome(name, "trains", f"{schedule.iterations:,} iterations of {shapes}")
+    return RecipeResult(name, "trains", f"{schedule.iterations:,} iterations of {shapes}")
 
 
-def judge_all(folder: Path, pairs: list[str]) -> Iterator[Outcome]:
+def judge_all(folder: Path, pairs: list[str]) -> Iterator[RecipeResult]:
     """Judge the recipes of a folder, in alphabetical order."""
     for path in sorted(folder.rglob("*.yaml")):
-        yield judge(path, str(path.relative_to(folder)), pairs)
+        yield compute_metrics(path, str(path.relative_to(folder)), pairs)
 
 
 def main(arguments: list[str] | None = None) -> int:

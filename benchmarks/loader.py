@@ -49,7 +49,7 @@ from tqdm import tqdm
 
 from multigrid import PAPER, ClipRequest, Shape, clip_generator, make_grid
 from slowfast_patches import patching
-from slowfast_patches.config import host_config, load_recipe
+from slowfast_patches.config import load_recipe, pyslowfast_config
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
@@ -190,7 +190,7 @@ def _host(recipe: Recipe, shape: Shape) -> Read:
 
     sides = recipe.data.train_jitter_scales
     grid = make_grid(shape, recipe.base_shape, recipe.data.sampling_rate, sides, PAPER.sampling)
-    config = host_config(recipe)
+    config = pyslowfast_config(recipe)
     config.DATA.NUM_FRAMES = shape.frames
     config.DATA.TRAIN_CROP_SIZE = shape.crop
     config.DATA.SAMPLING_RATE = round(statistics.mean(grid.strides))

@@ -28,9 +28,9 @@ from slowfast_patches.utils.blame import register_role
 from slowfast_patches.utils.errors import UserError
 
 __all__ = [
-    "DatasetFamily",
-    "ModelFamily",
-    "TaskFamily",
+    "DatasetSpec",
+    "ModelSpec",
+    "TaskSpec",
     "register_augmentation",
     "register_dataset",
     "register_model",
@@ -213,7 +213,7 @@ class BatchTransform:
 
 
 @dataclass(frozen=True)
-class ModelFamily:
+class ModelSpec:
     """Properties of an architecture.
 
     Attributes:
@@ -258,7 +258,7 @@ class ModelFamily:
 
 
 @dataclass(frozen=True)
-class DatasetFamily:
+class DatasetSpec:
     """Properties of a data set. The default values fit Kinetics. Functions take a `Recipe`.
 
     Attributes:
@@ -269,7 +269,7 @@ class DatasetFamily:
         classes: Function (recipe) that reads the class names, or returns None if there is no file
             of class names. By default, the file is classes.json or classes.txt beside the list.
         task: Name of a registered task, which determines the form of the labels.
-        mirrors: Whether a clip keeps its label when it is flipped horizontally.
+        flip_keeps_label: Whether a clip keeps its label when it is flipped horizontally.
         segments: How frames are sampled if DATA.CLIP_SAMPLING is "auto". If true, divide the video
             into equal segments and take one frame from each. If false, take frames at a fixed
             stride.
@@ -286,7 +286,7 @@ class DatasetFamily:
     read: Callable[[Any, Path, str], Sequence[Any]] | None = None
     classes: Callable[[Any], tuple[str, ...] | None] | None = None
     task: str = "single_label"
-    mirrors: bool = True
+    flip_keeps_label: bool = True
     segments: bool = False
     counts_frames: bool = False
     views_to_end: bool = False
@@ -299,7 +299,7 @@ class DatasetFamily:
 
 
 @dataclass(frozen=True)
-class TaskFamily:
+class TaskSpec:
     """Properties of a task, and the keys that it determines or restricts.
 
     Attributes:
@@ -335,9 +335,9 @@ class TaskFamily:
         return {**self.derived, **{key: valid[0] for key, (valid, _) in self.required.items()}}
 
 
-MODELS = Registry[ModelFamily]("model")
-DATASETS = Registry[DatasetFamily]("data set")
-TASKS = Registry[TaskFamily]("task")
+MODELS = Registry[ModelSpec]("model")
+DATASETS = Registry[DatasetSpec]("data set")
+TASKS = Registry[TaskSpec]("task")
 AUGMENTATIONS = Registry[Augment]("augmentation")
 HOOKS = list["ExtraHook"]()
 """Hooks of the extras."""
@@ -357,9 +357,7 @@ MAPPINGS = set[str]()
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
-def register_model(
-    name: str, family: ModelFamily | None = None
-) -> Callable[[_Decorated], _Decorated]:
+def register_model(name: str, spec: ModelSpec | None = None) -> Callable[[_Decorated], _Decorated]:
     """Return a decorator that registers a model under a name for MODEL.ARCH.
 
     The decorated class or function takes a `Recipe` and returns a `torch.nn.Module`. The module
@@ -368,15 +366,15 @@ def register_model(
 
     Args:
         name: Name of the model in MODEL.ARCH.
-        family: Properties of the model. By default, the model has one pathway.
+        spec: Properties of the model. By default, the model has one pathway.
 
     Raises:
         ValueError: The name is taken or invalid.
     """
-    return _registering(MODELS, name, family or ModelFamily())
+    return _registering(MODELS, name, spec or ModelSpec())
 
 
-def register_dataset(name: str, dataset: DatasetFamily) -> None:
+def register_dataset(name: str, dataset: DatasetSpec) -> None:
     """Register a data set under a name for TRAIN.DATASET and TEST.DATASET.
 
     Args:
@@ -389,25 +387,23 @@ def register_dataset(name: str, dataset: DatasetFamily) -> None:
     DATASETS.add(name.lower(), dataset)
 
 
-def register_task(
-    name: str, family: TaskFamily | None = None
-) -> Callable[[_Decorated], _Decorated]:
-    """Return a decorator that registers a task under a name for `DatasetFamily.task` and DATA.TASK.
+def register_task(name: str, spec: TaskSpec | None = None) -> Callable[[_Decorated], _Decorated]:
+    """Return a decorator that registers a task under a name for `DatasetSpec.task` and DATA.TASK.
 
     The decorated class is a subclass of `slowfast_patches.tasks.Task`. It defines the
     arguments of the network, the loss, how scores are collected, and the metrics.
 
     Args:
         name: Name of the task.
-        family: Properties of the task, and the keys that it determines.
+        spec: Properties of the task, and the keys that it determines.
 
     Raises:
         ValueError: The name is taken or invalid.
     """
-    family = family or TaskFamily()
-    if family.switch[0] == "DATA.TASK":
-        family = replace(family, switch=("DATA.TASK", name))
-    return _registering(TASKS, name, family)
+    spec = spec or TaskSpec()
+    if spec.switch[0] == "DATA.TASK":
+        spec = replace(spec, switch=("DATA.TASK", name))
+    return _registering(TASKS, name, spec)
 
 
 def register_hook(
@@ -509,12 +505,12 @@ def _check_arguments(augment: Augment, name: str) -> None:
 
 
 def _registering(
-    registry: Registry[Any], name: str, family: Any
+    registry: Registry[Any], name: str, spec: Any
 ) -> Callable[[_Decorated], _Decorated]:
-    """Return a decorator that registers a class or function as `build` of a family."""
+    """Return a decorator that registers a class or function as `build` of a spec."""
 
     def decorate(build: _Decorated) -> _Decorated:
-        registry.add(name, replace(family, build=build))
+        registry.add(name, replace(spec, build=build))
         return build
 
     return decorate

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from multigrid import Batch, ScheduleStep, Shape
 from slowfast_patches import patching
-from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.config.recipe import Recipe, pyslowfast_config
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.step_timer import Mark
@@ -68,7 +68,7 @@ class HostBench(Steps):
         from slowfast.models.model_builder import _MODEL_TYPES
         from slowfast.models.optimizer import construct_optimizer
 
-        config = host_config(self.recipe)
+        config = pyslowfast_config(self.recipe)
         config.DATA.NUM_FRAMES = shape.frames
         # Strided convolutions round the size of feature maps up, but PySlowFast rounds the window
         # of the head down. For example, the last feature map is 5 pixels wide for crops of 158 and

@@ -118,14 +118,14 @@ def resolve(dataset: Any, request: ClipRequest) -> tuple[Any, ClipRequest]:
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise ValueError if an option of a data loader would select other clips."""
     given = [name for name in _OF_SAMPLER if options.get(name) is not None]
-    refuse(
-        bool(given),
+    require(
+        not given,
         f"leave out {', '.join(given)}, because the schedule sets the size of the mini-batches and "
         "the seed their order. To draw some videos more often, as with WeightedRandomSampler, use "
         "Training(..., weights=...)",
     )
-    refuse(
-        options.get("in_order") is False,
+    require(
+        options.get("in_order") is not False,
         "leave out in_order=False, because the mini-batches must be trained in the schedule's "
         "order",
     )
@@ -133,20 +133,20 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def check_dataset(dataset: Any, num_videos: int) -> None:
     """Raise ValueError if a data set has no index, or another number of videos than expected."""
-    refuse(
-        isinstance(dataset, IterableDataset),
+    require(
+        not isinstance(dataset, IterableDataset),
         f"{type(dataset).__name__} is an IterableDataset, but the schedule reads videos by their "
         f"index. {_EXAMPLE}",
     )
     videos = len(dataset) if hasattr(dataset, "__len__") else num_videos
-    refuse(
-        videos != num_videos,
+    require(
+        videos == num_videos,
         f"the schedule was made for {num_videos} videos, but the data set has {videos}. Use "
         f"make_schedule(..., num_videos={videos})",
     )
 
 
-def refuse(is_wrong: bool, message: str) -> None:
-    """Raise ValueError with a message if something is wrong."""
-    if is_wrong:
+def require(is_met: object, message: str) -> None:
+    """Raise ValueError with a message if a requirement is not met."""
+    if not is_met:
         raise MultigridError(message)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from multigrid.agreement import differences
 from multigrid.batchnorm import GroupedBatchNorm3d, check_accumulation, form_groups
 from multigrid.batchnorm.shared import is_distributed
-from multigrid.contract import CheckedClips, check_dataset, check_options, refuse
+from multigrid.contract import CheckedClips, check_dataset, check_options, require
 from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
 from multigrid.epochs import EpochLoader, divide_epochs
 from multigrid.errors import MultigridError
@@ -89,8 +89,8 @@ class Training:
         accumulation_steps: int = 1,
         weights: Sequence[float] | None = None,
     ) -> None:
-        refuse(
-            accumulation_steps < 1,
+        require(
+            accumulation_steps >= 1,
             f"accumulation_steps is {accumulation_steps}, but must be 1 or more",
         )
         self.schedule = schedule
@@ -124,8 +124,8 @@ class Training:
         given = self.optimizer
         listed = () if given is None else (given,) if isinstance(given, Optimizer) else (*given,)
         for one in listed:
-            refuse(
-                not isinstance(one, Optimizer),
+            require(
+                isinstance(one, Optimizer),
                 f"the optimizer is a {type(one).__name__}, but must be a torch.optim.Optimizer or "
                 "a list of them",
             )
@@ -190,8 +190,8 @@ class Training:
         Args:
             loader: The data loader from `loader`.
         """
-        refuse(
-            not isinstance(loader, EpochLoader) or loader.training is not self,
+        require(
+            isinstance(loader, EpochLoader) and loader.training is self,
             "batches needs the loader that training.loader(dataset) of the same training returns, "
             f"but got another {type(loader).__name__}",
         )
@@ -217,8 +217,8 @@ class Training:
                 (`check_patches`), or if its BN layers were not converted by `convert_batchnorm`.
         """
         iteration = iteration_of(batch)
-        refuse(
-            iteration != self.iteration,
+        require(
+            iteration == self.iteration,
             f"the mini-batch is of iteration {iteration}, but iteration {self.iteration} is next. "
             "Call begin once for each mini-batch of training.loader(dataset), which must not be "
             "passed to accelerator.prepare. To resume a training, call load_state_dict before you "
@@ -292,16 +292,16 @@ class Training:
         norms = [m for m in modules if isinstance(m, _BatchNorm) and m.training]
         has_norms = bool(norms)
         if self.accumulation_steps > 1:
-            refuse(
-                not all(isinstance(norm, GroupedBatchNorm3d) for norm in norms),
+            require(
+                all(isinstance(norm, GroupedBatchNorm3d) for norm in norms),
                 "micro-batches would change the BN statistics of layers that were not converted. "
                 "Call multigrid.convert_batchnorm(model) before you create the optimizer, or leave "
                 "accumulation_steps out",
             )
             steps = self.accumulation_steps
             check_accumulation(self.schedule, _ranks()[1], steps, has_norms)
-            refuse(
-                not any(isinstance(v, Tensor) and len(v) == count for v in batch.values()),
+            require(
+                any(isinstance(v, Tensor) and len(v) == count for v in batch.values()),
                 f"the mini-batch has no tensor of {count} rows, one for each clip of this process, "
                 "so it cannot be divided. Pass the mini-batch of the loader",
             )
@@ -351,8 +351,8 @@ class Training:
         """
         self.check_state(state)
         iteration = state.get("iteration")
-        refuse(
-            not isinstance(iteration, int) or iteration not in range(self.schedule.iterations + 1),
+        require(
+            isinstance(iteration, int) and iteration in range(self.schedule.iterations + 1),
             f"the state is at iteration {iteration}, but the schedule has "
             f"{self.schedule.iterations} iterations",
         )
@@ -363,8 +363,8 @@ class Training:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if a state is of another training. The message names what differs."""
         for name, local in self._identity().items():
-            refuse(
-                state.get(name) != local,
+            require(
+                state.get(name) == local,
                 f"the state has {name} {state.get(name)}, but this training has {name} {local}. "
                 "Resume with the same schedule and seed",
             )

@@ -6,6 +6,6 @@ training_keys.py, or to `Recipe` in recipe.py.
 
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.load import load_recipe, parse_recipe
-from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.config.recipe import Recipe, pyslowfast_config
 
-__all__ = ["Recipe", "check_recipe", "host_config", "load_recipe", "parse_recipe"]
+__all__ = ["Recipe", "check_recipe", "load_recipe", "parse_recipe", "pyslowfast_config"]

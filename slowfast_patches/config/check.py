@@ -56,9 +56,9 @@ def _check_task(recipe: Recipe) -> None:
 def _warn(recipe: Recipe) -> None:
     """Warn about likely mistakes, and about keys that are set although they have no effect."""
     reasons = {name: key.needs(recipe) for name, key in KEYS.items() if key.needs}
-    for name, family_reason in recipe.model.family.without_effect.items():
+    for name, spec_reason in recipe.model.spec.without_effect.items():
         if recipe[name]:
-            reasons[name] = f"with MODEL.ARCH {recipe.model.arch}, {family_reason}"
+            reasons[name] = f"with MODEL.ARCH {recipe.model.arch}, {spec_reason}"
     for name, reason in reasons.items():
         value, default = plain(recipe[name]), plain(default_recipe()[name])
         if reason and value != default:
@@ -88,19 +88,19 @@ def _warn(recipe: Recipe) -> None:
 
 def _check_model(recipe: Recipe) -> None:
     """Check the number of entries per pathway."""
-    family = recipe.model.family
-    if family.check is not None:
-        family.check(recipe)
-    if family.is_resnet:
+    spec = recipe.model.spec
+    if spec.check is not None:
+        spec.check(recipe)
+    if spec.is_resnet:
         stages = {key: recipe[key] for key in PER_PATHWAY}
         stages["DATA.INPUT_CHANNEL_NUM"] = [recipe.data.input_channel_num]
         for key, entries in stages.items():
             # Models with one pathway ignore the second entry, which NONLOCAL.POOL has by default.
-            most = 2 if key == "NONLOCAL.POOL" else family.pathways
-            if not all(family.pathways <= len(entry) <= most for entry in entries):
+            most = 2 if key == "NONLOCAL.POOL" else spec.pathways
+            if not all(spec.pathways <= len(entry) <= most for entry in entries):
                 raise UserError(
                     f"{key} {plain(recipe[key])} does not match MODEL.ARCH {recipe.model.arch}, "
-                    f"which needs {family.pathways} values for each stage, one for each pathway. "
+                    f"which needs {spec.pathways} values for each stage, one for each pathway. "
                     f"Remove {key} to use the default."
                 )
 
@@ -112,7 +112,7 @@ def _check_crops(recipe: Recipe) -> None:
     """
     data = recipe.data
     train = data.train_crop_size
-    if recipe.model.family.is_resnet and data.test_crop_size // _STRIDE < train // _STRIDE:
+    if recipe.model.spec.is_resnet and data.test_crop_size // _STRIDE < train // _STRIDE:
         raise UserError(
             f"DATA.TEST_CROP_SIZE {data.test_crop_size} is too small: the head pools over a window "
             f"as large as the feature map of a training crop ({train} pixels). Set "

@@ -144,7 +144,7 @@ def with_backbone(recipe: Any) -> str | None:
 
 def with_layers(recipe: Any) -> str | None:
     model = recipe.model
-    return None if model.family.depths else f"with MODEL.ARCH {model.arch}, which has no layers"
+    return None if model.spec.depths else f"with MODEL.ARCH {model.arch}, which has no layers"
 
 
 def one_of(*choices: object) -> Check:

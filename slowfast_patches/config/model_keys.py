@@ -20,7 +20,7 @@ from slowfast_patches.config.fields import (
     training_key,
     with_backbone,
 )
-from slowfast_patches.registry import MODELS, ModelFamily
+from slowfast_patches.registry import MODELS, ModelSpec
 
 Stages = tuple[tuple[int, ...], ...]
 """One number for each pathway of each stage."""
@@ -101,16 +101,16 @@ class Model:
     )
 
     @property
-    def family(self) -> ModelFamily:
+    def spec(self) -> ModelSpec:
         return MODELS[self.arch]
 
     @property
     def has_two_pathways(self) -> bool:
-        return self.family.pathways == 2
+        return self.spec.pathways == 2
 
     @property
     def has_batchnorm(self) -> bool:
-        return self.family.has_batchnorm
+        return self.spec.has_batchnorm
 
 
 @dataclass(frozen=True)

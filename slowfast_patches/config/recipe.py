@@ -109,7 +109,7 @@ class Recipe:
         "Maximum time in seconds that a process waits for the other processes at the rendezvous.",
         SECONDS,
     )
-    dist_stall_seconds: float = free_key(
+    dist_timeout_seconds: float = free_key(
         1800.0,
         "Maximum time in seconds that a process waits for the other processes in a collective "
         "operation before the run fails.",
@@ -301,7 +301,7 @@ def differences(
     return texts
 
 
-def host_config(recipe: Recipe) -> Any:
+def pyslowfast_config(recipe: Recipe) -> Any:
     """Convert a recipe to a new config object of PySlowFast."""
     node = _nested(values_by_key(recipe), host_defaults.get_cfg())
     node.MODEL.SINGLE_PATHWAY_ARCH = [arch for arch in MODELS if MODELS[arch].pathways == 1]

@@ -73,7 +73,7 @@ def _frame_counts(recipe: Recipe) -> set[int]:
 
 
 def _is_resnet(recipe: Recipe) -> bool:
-    return recipe.model.family.is_resnet
+    return recipe.model.spec.is_resnet
 
 
 def _is_slowfast(recipe: Recipe) -> bool:
@@ -235,7 +235,7 @@ RULES = (
         "in pixels, with min at least DATA.TRAIN_CROP_SIZE {DATA.TRAIN_CROP_SIZE}.",
     ),
     Rule(
-        lambda r: r.train.compile and (not r.model.family.compiles or r.model.act_checkpoint),
+        lambda r: r.train.compile and (not r.model.spec.compiles or r.model.act_checkpoint),
         "TRAIN.COMPILE {TRAIN.COMPILE} is not possible with MODEL.ARCH {MODEL.ARCH} if the model "
         "does not compile to a single graph, nor with MODEL.ACT_CHECKPOINT True, because "
         "torch.compile decides which activations to store. Set TRAIN.COMPILE False.",

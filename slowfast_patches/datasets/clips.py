@@ -68,13 +68,13 @@ class VideoBatch(Batch):
 
     Attributes:
         videos: (n,) int64. Index of each clip's video in the list.
-        redrawn: Number of clips that were drawn again (see `ClipDataset._aim`), for the log.
+        resampled: Number of clips that were drawn again (see `ClipDataset._aim`), for the log.
         failed_epochs: The epoch of each of the `failures` in training. A mini-batch may have clips
             of several epochs.
     """
 
     videos: Tensor
-    redrawn: int
+    resampled: int
     failed_epochs: list[int]
 
 
@@ -205,7 +205,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _aim(self, number: int, video: Video, draw: Draw) -> tuple[ClipPlan, dict[str, Any]]:
         """Return the plan of a clip and the fields of its item that depend on the task.
 
-        These are the `label`, and optionally `redrawn`, the number of rejected plans. Subclasses
+        These are the `label`, and optionally `resampled`, the number of rejected plans. Subclasses
         may override this method to draw a clip again until it shows a target.
         """
         plan = draw()
@@ -244,7 +244,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             iteration=items[0]["iteration"],
             failures=[failure for item in items for failure in item["failures"]],
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
-            redrawn=sum(item.get("redrawn", 0) for item in read),
+            resampled=sum(item.get("resampled", 0) for item in read),
             failed_epochs=[epoch for item in items for epoch in item.get("failed_epochs", ())],
         )
         base = self.sampling.base

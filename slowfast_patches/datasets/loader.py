@@ -38,7 +38,7 @@ def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
     """Build the data set of a split.
 
     Returns:
-        The result of `DatasetFamily.build` if the data set has this function, and otherwise
+        The result of `DatasetSpec.build` if the data set has this function, and otherwise
         a `ClipDataset`.
 
     Raises:

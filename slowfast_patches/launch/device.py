@@ -67,7 +67,7 @@ def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
     """
     if recipe.train.mixed_precision != "auto":
         return recipe
-    wide = recipe.model.family.is_resnet and recipe.resnet.width_per_group >= _WIDE
+    wide = recipe.model.spec.is_resnet and recipe.resnet.width_per_group >= _WIDE
     mixed = on_gpu or (torch.cpu._is_amx_tile_supported() and wide)
     logger.info("TRAIN.MIXED_PRECISION auto is %s on this machine", mixed)
     return recipe.replaced({"TRAIN.MIXED_PRECISION": mixed})

@@ -31,7 +31,7 @@ from slowfast_patches.launch.device import process_device, with_precision
 from slowfast_patches.launch.placement import Placement, find_placement
 from slowfast_patches.utils.distributed import World, gather_objects, wait_for_all
 from slowfast_patches.utils.errors import RunError, UserError, exit_status, is_lost_rank, report
-from slowfast_patches.utils.interruption import EARLY, TrainingInterruptedError
+from slowfast_patches.utils.interruption import STOPPED_BEFORE_START, TrainingInterruptedError
 from slowfast_patches.utils.processes import forget_safe_path, safe_path
 from slowfast_patches.utils.signals import (
     STOP_SIGNALS,
@@ -175,7 +175,7 @@ def _raise_for(error: ProcessExitedException, rank: int, received: list[int]) ->
         raise RunError(f"rank {rank} was killed by {error.signal_name}{advice}") from error
     if signal.SIGINT in received:
         raise KeyboardInterrupt
-    raise TrainingInterruptedError(EARLY.format(error.signal_name))
+    raise TrainingInterruptedError(STOPPED_BEFORE_START.format(error.signal_name))
 
 
 def _work(
@@ -195,7 +195,7 @@ def _work(
         import_modules(recipe.imports)  # Spawned processes have not imported these modules yet.
         device = process_device(recipe, local_rank)
         _join(recipe, local_rank)
-        patience = timedelta(seconds=recipe.dist_stall_seconds)
+        patience = timedelta(seconds=recipe.dist_timeout_seconds)
         try:
             main(recipe, World(rank, dist.get_world_size(), device, local_rank))
         except TrainingInterruptedError:
@@ -234,7 +234,7 @@ def _join(recipe: Recipe, local_rank: int) -> None:
         # On one machine, torchrun reuses the store after a restart. A prefix separates the keys.
         # On several machines, each restart has a new store.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-    timeout = timedelta(seconds=recipe.dist_stall_seconds)
+    timeout = timedelta(seconds=recipe.dist_timeout_seconds)
     store.set_timeout(timeout)
     backend = "gloo" if recipe.num_gpus == 0 else recipe.dist_backend.replace("auto", "nccl")
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

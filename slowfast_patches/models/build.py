@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from multigrid import convert_batchnorm
 from slowfast_patches import patching
-from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.config.recipe import Recipe, pyslowfast_config
 from slowfast_patches.models.layers.convolution import convert_convolutions
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.layers.pooling import (
@@ -21,7 +21,7 @@ from slowfast_patches.models.layers.pooling import (
     TrainingGlobalPool3d,
     convert_pools,
 )
-from slowfast_patches.registry import ModelFamily, register_model
+from slowfast_patches.registry import ModelSpec, register_model
 from slowfast_patches.utils.errors import UserError
 
 __all__ = ["build_model", "build_on_meta"]
@@ -40,20 +40,20 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     Returns:
         The model, in the memory format that MODEL.CHANNELS_LAST selects.
     """
-    family = recipe.model.family
-    assert family.build is not None
-    model: nn.Module = family.build(recipe)
+    spec = recipe.model.spec
+    assert spec.build is not None
+    model: nn.Module = spec.build(recipe)
     if not isinstance(model, nn.Module):
         raise UserError(
             f"the builder of MODEL.ARCH {recipe.model.arch} must return a torch.nn.Module, not a "
             f"{type(model).__name__}"
         )
-    if not family.is_resnet:
+    if not spec.is_resnet:
         # In evaluation, the model returns scores. With `mask_seed`, `seed_dropout` seeds torch's
         # generator, so that a resumed run draws the same numbers.
         model.mask_seed = recipe.rng_seed  # type: ignore[assignment]
         model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
-    if not family.has_batchnorm:
+    if not spec.has_batchnorm:
         return model
     model = convert_convolutions(convert_pools(model))
     if recipe.model.channels_last:
@@ -75,7 +75,7 @@ def build_resnet(recipe: Recipe) -> nn.Module:
 
     # PySlowFast can build c2d_nopool and i3d_nopool, but does not list them.
     kind = _MODEL_TYPES[recipe.model.arch.removesuffix("_nopool")]
-    model: nn.Module = kind(host_config(recipe))
+    model: nn.Module = kind(pyslowfast_config(recipe))
     head: Any = model.head
     for name, pool in list(head.named_children()):
         if name.endswith("_avgpool"):
@@ -96,7 +96,7 @@ def weight_files(recipe: Recipe) -> Sequence[Path] | None:
     The sequence is empty if the weights are not files of this machine. The result is None if the
     initial weights are random.
     """
-    named = recipe.model.family.weight_files
+    named = recipe.model.spec.weight_files
     return None if named is None else named(recipe)
 
 
@@ -130,6 +130,6 @@ class _SkipRandomInit(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-register_model("slowfast", ModelFamily(pathways=2, is_resnet=True, is_cast=True))(build_resnet)
+register_model("slowfast", ModelSpec(pathways=2, is_resnet=True, is_cast=True))(build_resnet)
 for name in ("slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool"):
-    register_model(name, ModelFamily(is_resnet=True, is_cast=True))(build_resnet)
+    register_model(name, ModelSpec(is_resnet=True, is_cast=True))(build_resnet)

@@ -22,7 +22,7 @@ def build_optimizer(
 
     The weight decay is BN.WEIGHT_DECAY for parameters with "bn" in their names, as in PySlowFast,
     and SOLVER.WEIGHT_DECAY for other parameters. With SOLVER.ZERO_WD_1D_PARAM, the weight decay is
-    0 for one-dimensional parameters such as biases, and for what else `ModelFamily.undecayed_axes`
+    0 for one-dimensional parameters such as biases, and for what else `ModelSpec.undecayed_axes`
     names.
 
     With SOLVER.LAYER_DECAY, each layer has separate parameter groups.
@@ -36,13 +36,13 @@ def build_optimizer(
     """
     solver = recipe.solver
     depths: dict[nn.Parameter, int] = {}
-    family = recipe.model.family
-    if solver.layer_decay < 1 and family.depths is not None:
-        depths = family.depths(model)
+    spec = recipe.model.spec
+    if solver.layer_decay < 1 and spec.depths is not None:
+        depths = spec.depths(model)
     last = max(depths.values(), default=0)
     members = defaultdict[tuple[float, float], list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
-        flat = solver.zero_wd_1d_param and parameter.ndim in family.undecayed_axes
+        flat = solver.zero_wd_1d_param and parameter.ndim in spec.undecayed_axes
         decay = recipe.bn.weight_decay if "bn" in name else 0.0 if flat else solver.weight_decay
         scale = solver.layer_decay ** (last - depths.get(parameter, last))
         if parameter.requires_grad:

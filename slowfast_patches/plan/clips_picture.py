@@ -75,7 +75,7 @@ def _draw(axes: Axes, item: Mapping[str, Any], labels: Sequence[str]) -> None:
     """Draw the frames of a clip side by side, above a caption.
 
     The caption has the labels of the clip, the time that it spans, and the size of its crop in the
-    video. Items of a user's data set (`DatasetFamily.build`) may lack the time and the crop.
+    video. Items of a user's data set (`DatasetSpec.build`) may lack the time and the crop.
     """
     clip = np.asarray(item["clip"])[:, :, :: -1 if item["flip"] else 1]
     frames = clip[_evenly(len(clip), _FRAMES)]

@@ -276,7 +276,7 @@ def effective_keys(recipe: Recipe) -> dict[str, Any]:
     values = values_by_key(recipe)
     values["TRAIN.BATCH_SIZE"] = recipe.base_shape.batch
     without_effect = {name for name, key in KEYS.items() if key.needs and key.needs(recipe)}
-    without_effect.update(recipe.model.family.without_effect)
+    without_effect.update(recipe.model.spec.without_effect)
     if not recipe.test.enable:
         without_effect.update(name for name in KEYS if name.startswith("TEST."))
         without_effect.remove("TEST.ENABLE")
@@ -302,8 +302,8 @@ def _facts_of_split(
 ) -> dict[str, Any]:
     """Return the facts and the remarks about the list and the videos of a split."""
     path = list_path(recipe, split)
-    family = dataset_of(recipe, split)
-    if dataset is None and family.has_lists and not path.is_file():
+    spec = dataset_of(recipe, split)
+    if dataset is None and spec.has_lists and not path.is_file():
         return {"facts": {}, "remarks": {}}
     from slowfast_patches.datasets.lists.dataset_lists import read_list
 
@@ -363,7 +363,7 @@ def division_of(recipe: Recipe) -> Fact | None:
     """
     matters = recipe.model.has_batchnorm and not recipe.groups_batchnorm
     matters |= any(recipe[t.switch] and t.is_divided(recipe) for t in BATCH_TRANSFORMS)
-    if not recipe.model.family.is_resnet:
+    if not recipe.model.spec.is_resnet:
         matters |= _draws_together(build_on_meta(recipe))
     if not matters:
         return None
@@ -400,7 +400,7 @@ def weights_fact(recipe: Recipe) -> Fact | None:
         if not path.is_file():
             return None
         fact = {"file": path.name, "content": file_digest(path)}
-    named = recipe.model.family.weight_files
+    named = recipe.model.spec.weight_files
     for path in (named and named(recipe)) or ():
         fact[path.name] = file_digest(path)
     return fact

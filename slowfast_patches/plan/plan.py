@@ -24,7 +24,7 @@ from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_times import UNTIMED, Timing
+from slowfast_patches.plan.step_times import UNTIMED, StepTiming
 from slowfast_patches.registry import length_advice
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.errors import UserError
@@ -51,7 +51,7 @@ class Plan:
 
     schedule: Schedule
     flops_per_clip: FlopsPerClip
-    timing: Timing = UNTIMED
+    timing: StepTiming = UNTIMED
     evaluations: tuple[int, float] = (0, 0.0)
 
     @cached_property
@@ -135,7 +135,7 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     return int(size)
 
 
-def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTIMED) -> Plan:
+def plan_of(recipe: Recipe, num_videos: int | None = None, timing: StepTiming = UNTIMED) -> Plan:
     """Return the plan of a recipe, and check that its model and processes can train the schedule.
 
     Args:

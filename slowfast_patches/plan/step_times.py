@@ -21,7 +21,7 @@ MANY_VIDEOS = 10**7
 
 
 @dataclass(frozen=True)
-class Timing:
+class StepTiming:
     """Seconds per iteration of a recipe and of its baseline.
 
     At the same shape, the two times differ, because multigrid computes BN over groups of clips. All
@@ -40,11 +40,11 @@ class Timing:
     clocks: frozenset[str] = frozenset()
 
 
-UNTIMED = Timing(None, None, None)
-"""Timing of a recipe whose step times are unknown."""
+UNTIMED = StepTiming(None, None, None)
+"""StepTiming of a recipe whose step times are unknown."""
 
 
-def measured_timing(files: Sequence[Path], recipe: Recipe) -> Timing:
+def measured_timing(files: Sequence[Path], recipe: Recipe) -> StepTiming:
     """Return the times of a recipe and of its baseline, each from the first file that applies.
 
     Raises:
@@ -57,7 +57,7 @@ def measured_timing(files: Sequence[Path], recipe: Recipe) -> Timing:
     sources = list(dict.fromkeys([own.source, other.source]))
     if (processes := recipe.world_size) > 1:
         sources.append(f"without communication between the {processes} processes")
-    return Timing(ours, baseline, "; ".join(sources), frozenset((own.clock, other.clock)))
+    return StepTiming(ours, baseline, "; ".join(sources), frozenset((own.clock, other.clock)))
 
 
 def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, SecondsPerIteration]:
@@ -74,7 +74,7 @@ def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, S
     raise MisfitError("; ".join(reasons))
 
 
-def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) -> Timing:
+def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) -> StepTiming:
     """Return the times of a recipe and of its baseline, or `UNTIMED` without `seconds` and `files`.
 
     Args:
@@ -94,7 +94,7 @@ def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) ->
         def estimate(shape: Shape) -> float:
             return rate * work(shape)
 
-        return Timing(estimate, estimate, source)
+        return StepTiming(estimate, estimate, source)
     try:
         return measured_timing(files, recipe) if files else UNTIMED
     except MisfitError as error:

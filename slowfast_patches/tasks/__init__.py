@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.registry import TASKS
-from slowfast_patches.tasks.scores import Judgement
+from slowfast_patches.tasks.scores import ComputedMetrics
 from slowfast_patches.tasks.task import MultiLabel, Task
 
-__all__ = ["Judgement", "MultiLabel", "Task", "task_of"]
+__all__ = ["ComputedMetrics", "MultiLabel", "Task", "task_of"]
 
 
 def task_of(recipe: Recipe) -> Task:

@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
     loss: float | None = None
 
 
-class Judgement(NamedTuple):
+class ComputedMetrics(NamedTuple):
     """Metrics computed from scores and labels.
 
     Attributes:
@@ -62,7 +62,7 @@ class VideoScores:
         recipe: The recipe.
         dataset: The data set of the split.
         device: The device of the tensors.
-        judge: Function that computes the metrics of scores (V, C) and labels.
+        compute_metrics: Function that computes the metrics of scores (V, C) and labels.
 
     Attributes:
         scores: Sum or maximum over the clips of each video, (V, C).
@@ -75,10 +75,10 @@ class VideoScores:
         recipe: Recipe,
         dataset: Any,
         device: torch.device,
-        judge: Callable[[Tensor, Tensor], Judgement],
+        compute_metrics: Callable[[Tensor, Tensor], ComputedMetrics],
     ) -> None:
         self._recipe = recipe
-        self._judge = judge
+        self._judge = compute_metrics
         self._num_clips = len(dataset) // len(dataset.videos)
         self._sums = recipe.data.ensemble_method == "sum"
         shape: tuple[int, ...] = (len(dataset.videos), recipe.model.num_classes)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.registry import TaskFamily, register_task
+from slowfast_patches.registry import TaskSpec, register_task
 from slowfast_patches.tasks.losses import WeightedCrossEntropy, class_weights
 from slowfast_patches.tasks.scores import (
-    Judgement,
+    ComputedMetrics,
     VideoScores,
     average_precisions,
     label_loss,
@@ -37,7 +37,7 @@ Transform = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 @register_task(
     "single_label",
-    TaskFamily(
+    TaskSpec(
         "one label",
         ("DATA.MULTI_LABEL", False),
         {"MODEL.LOSS_FUNC": "cross_entropy", "MODEL.HEAD_ACT": "softmax"},
@@ -114,7 +114,7 @@ class Task:
             return WeightedCrossEntropy(weights, smoothing)
         return nn.CrossEntropyLoss(label_smoothing=smoothing)
 
-    def mean_rows(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
+    def loss_normalizer(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
         """Return the number of rows for the mini-batch, averaged over all processes.
 
         DDP averages gradients over the processes with equal weights. If each process divides the
@@ -134,15 +134,15 @@ class Task:
 
     def scores(self, dataset: Any, device: torch.device) -> Any:
         """Return an object with the methods of `VideoScores` to collect the scores of a split."""
-        return VideoScores(self.recipe, dataset, device, self.judge)
+        return VideoScores(self.recipe, dataset, device, self.compute_metrics)
 
-    def judge(self, scores: Tensor, labels: Tensor) -> Judgement:
+    def compute_metrics(self, scores: Tensor, labels: Tensor) -> ComputedMetrics:
         """Compute the metrics from scores (V, C), and labels (V,) or (V, C)."""
         ranks = [int(name.removeprefix("top")) for name in metric_names(self.recipe)]
         metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
-        return Judgement(metrics, loss=label_loss(scores, labels))
+        return ComputedMetrics(metrics, loss=label_loss(scores, labels))
 
-    # Prediction, for tasks whose network needs more than the clip (`TaskFamily.scores_clips`).
+    # Prediction, for tasks whose network needs more than the clip (`TaskSpec.scores_clips`).
 
     def predict(self, predictor: Any, path: str, file: Path) -> list[Prediction]:
         """Score the parts of a video that a file describes.
@@ -160,7 +160,7 @@ class Task:
 
 @register_task(
     "multi_label",
-    TaskFamily(
+    TaskSpec(
         "several labels",
         ("DATA.MULTI_LABEL", True),
         {"MODEL.LOSS_FUNC": "bce_logit", "MODEL.HEAD_ACT": "sigmoid"},
@@ -196,7 +196,7 @@ class MultiLabel(Task):
     def count_right(self, scores: Tensor, labels: Tensor) -> Tensor:
         return torch.full((), math.nan, device=scores.device)
 
-    def judge(self, scores: Tensor, labels: Tensor) -> Judgement:
+    def compute_metrics(self, scores: Tensor, labels: Tensor) -> ComputedMetrics:
         precisions = average_precisions(scores, labels)
         mean = fmean(p for p in precisions if p is not None)
-        return Judgement({"map": mean}, precisions, multi_label_loss(scores, labels))
+        return ComputedMetrics({"map": mean}, precisions, multi_label_loss(scores, labels))

@@ -34,7 +34,7 @@ from slowfast_patches.plan.evaluations import (
 from slowfast_patches.plan.identity import Identity, clock_text, run_identity
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.registry import used_hooks
-from slowfast_patches.train.checkpoint import Facts, restore, to_cpu
+from slowfast_patches.train.checkpoint import Metadata, restore, to_cpu
 from slowfast_patches.train.dry_run import DryRun
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.train.guards import LossGuard, UnreadableGuard
@@ -92,7 +92,7 @@ def build_trainer(
     schedule = schedule_of(recipe, len(dataset))
     loading = limit_workers(recipe, training_bytes(schedule, world.size))
     stepper = _build_stepper(recipe, world, dataset)
-    patience = timedelta(seconds=recipe.dist_stall_seconds)
+    patience = timedelta(seconds=recipe.dist_timeout_seconds)
     form_groups(schedule, patience)
     if recipe.bn.use_precise_stats:
         form_bn_process_groups(world.size, patience)
@@ -105,9 +105,9 @@ def build_trainer(
     evaluated = frozenset(evaluation_iterations(recipe, schedule))
     saved = checkpoint_iterations(recipe, schedule) | evaluated
     validation = Validation(loading, world, stop, dataset, schedule, datasets.get("val"))
-    facts = _facts(recipe, schedule, dataset, identity, resumable)
+    metadata = _metadata(recipe, schedule, dataset, identity, resumable)
     log = LogMetrics(recipe, saved)
-    save = SaveCheckpoint(folder, saved, facts, train.checkpoints_kept, phase_ends(schedule))
+    save = SaveCheckpoint(folder, saved, metadata, train.checkpoints_kept, phase_ends(schedule))
     metric = metric_names(recipe)[0] + EMA * (stepper.average is not None)
     in_order: list[Hook] = [
         DryRun(),
@@ -121,7 +121,7 @@ def build_trainer(
         save,  # before the validation, which may fail
         StopOnSignal(),
         Validate(evaluated, partial(validation, stepper.models), log.log_evaluation),
-        *([KeepBest(folder, metric, facts)] if train.keep_best else []),
+        *([KeepBest(folder, metric, metadata)] if train.keep_best else []),
         save,  # again, with the metrics and the running statistics of precise BN
         *(hook.build(recipe, saved) for hook in used_hooks(recipe)),
     ]
@@ -141,13 +141,13 @@ def _build_stepper(recipe: Recipe, world: World, dataset: VideoDataset) -> Stepp
     return Stepper(recipe, model, world.device, counts)
 
 
-def _facts(
+def _metadata(
     recipe: Recipe,
     schedule: Schedule,
     dataset: VideoDataset,
     identity: Identity | None,
     resumable: Resumable | None,
-) -> Facts:
+) -> Metadata:
     """Return a function that returns the fields of a checkpoint that describe the run."""
     constant = {
         "cfg": recipe.text,
@@ -158,11 +158,11 @@ def _facts(
     if resumable is not None:
         constant["class_names"] = constant["class_names"] or resumable.checkpoint.class_names
 
-    def facts(step: ScheduleStep) -> dict[str, Any]:
+    def metadata(step: ScheduleStep) -> dict[str, Any]:
         now = recipe_at(recipe, schedule, step.iteration).text
         return {**constant, "epoch": step.epoch, "cfg_at_iteration": now}
 
-    return facts
+    return metadata
 
 
 def _set_start(recipe: Recipe, trainer: Trainer, resumable: Resumable | None) -> None:

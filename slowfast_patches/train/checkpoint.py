@@ -39,7 +39,7 @@ RESULTS = ("result.json", "result_classes.csv", "result_confusion.png")
 """Files that a finished training leaves in OUTPUT_DIR."""
 
 
-Facts = Callable[[ScheduleStep], Mapping[str, Any]]
+Metadata = Callable[[ScheduleStep], Mapping[str, Any]]
 """Function from an iteration to the fields of `Checkpoint` that describe the run and its data."""
 
 
@@ -158,7 +158,7 @@ def describe_last(output_dir: str | Path) -> str:
     return f"The last checkpoint is {path}." if path else "There is no checkpoint yet."
 
 
-def set_aside(output_dir: str | Path) -> Path | None:
+def move_earlier_checkpoints(output_dir: str | Path) -> Path | None:
     """Rename the checkpoint folder, so that a new run does not mix its checkpoints with old ones.
 
     The results of the earlier run are moved to the same folder.
@@ -178,7 +178,7 @@ def set_aside(output_dir: str | Path) -> Path | None:
         return folder.rename(next(name for name in names if not name.exists()))
 
 
-def set_best_aside(output_dir: str | Path) -> Path:
+def move_best_checkpoint(output_dir: str | Path) -> Path:
     """Rename the best checkpoint, which is not of this training.
 
     Returns:
@@ -281,7 +281,9 @@ def to_cpu(tree: Any) -> Any:
 # The state of a training.
 
 
-def capture(trainer: Trainer, facts: Facts, running_stats: Tensor | None = None) -> Checkpoint:
+def capture(
+    trainer: Trainer, metadata: Metadata, running_stats: Tensor | None = None
+) -> Checkpoint:
     """Return the state of a training after its last finished iteration.
 
     Raises:
@@ -290,7 +292,7 @@ def capture(trainer: Trainer, facts: Facts, running_stats: Tensor | None = None)
 
     Args:
         trainer: The trainer.
-        facts: Function that returns the fields that describe the run and its data.
+        metadata: Function that returns the fields that describe the run and its data.
         running_stats: Result of `buffers_of_ranks`, if the statistics of the processes differ.
     """
     _check_finite(trainer)
@@ -299,7 +301,7 @@ def capture(trainer: Trainer, facts: Facts, running_stats: Tensor | None = None)
     return Checkpoint(
         **vars(trainer.progress),
         **trainer.stepper.state_dict(),
-        **facts(trainer.schedule.at(trainer.progress.iteration - 1)),
+        **metadata(trainer.schedule.at(trainer.progress.iteration - 1)),
         hooks=hooks,
         running_stats=running_stats,
         world_size=trainer.world.size,

@@ -12,13 +12,13 @@ from typing import Any
 from multigrid import ScheduleStep, average_running_stats
 from slowfast_patches.train.checkpoint import (
     DamagedError,
-    Facts,
+    Metadata,
     best_checkpoint,
     buffers_of_ranks,
     capture,
     load,
+    move_best_checkpoint,
     save,
-    set_best_aside,
     set_buffers,
 )
 from slowfast_patches.train.parallel import in_parallel
@@ -61,7 +61,7 @@ class SaveCheckpoint(Hook):
     Args:
         output_dir: The folder of the run.
         after: Numbers of finished iterations.
-        facts: Function that returns the fields that describe the run and its data.
+        metadata: Function that returns the fields that describe the run and its data.
         kept: Number of newest checkpoints to keep. 0 keeps all checkpoints.
         milestones: Iterations whose checkpoints are never deleted.
     """
@@ -70,13 +70,13 @@ class SaveCheckpoint(Hook):
         self,
         output_dir: str,
         after: Collection[int],
-        facts: Facts,
+        metadata: Metadata,
         kept: int = 0,
         milestones: Collection[int] = (),
     ) -> None:
         self._output_dir = output_dir
         self._after = after
-        self._facts = facts
+        self._metadata = metadata
         self._kept = kept
         self._milestones = milestones
         self._saved: tuple[int, int] | None = None
@@ -109,7 +109,7 @@ class SaveCheckpoint(Hook):
             average_running_stats(models)
             trainer.progress.seconds = trainer.clock.seconds
             if world.is_main:
-                checkpoint = capture(trainer, self._facts, of_ranks)
+                checkpoint = capture(trainer, self._metadata, of_ranks)
                 save(self._output_dir, checkpoint, self._kept, self._milestones)
             set_buffers(models, of_ranks, world)
         self._saved = _position(trainer)
@@ -195,13 +195,13 @@ class KeepBest(Hook):
     Args:
         output_dir: The folder of the run.
         metric: Name of the metric.
-        facts: Function that returns the fields that describe the run and its data.
+        metadata: Function that returns the fields that describe the run and its data.
     """
 
-    def __init__(self, output_dir: str, metric: str, facts: Facts) -> None:
+    def __init__(self, output_dir: str, metric: str, metadata: Metadata) -> None:
         self._output_dir = output_dir
         self._metric = metric
-        self._facts = facts
+        self._metadata = metadata
 
     def before_train(self, trainer: Trainer) -> None:
         if trainer.world.is_main:
@@ -221,7 +221,7 @@ class KeepBest(Hook):
             if trainer.world.is_main:
                 # Without an optimizer, a run cannot resume from the checkpoint.
                 best = replace(
-                    capture(trainer, self._facts),
+                    capture(trainer, self._metadata),
                     model_state=trainer.stepper.models[-1].state_dict(),
                     ema_state=None,
                     optimizer_state=None,
@@ -249,7 +249,7 @@ def settle_best(output_dir: str | Path, progress: Progress, *, keep: bool) -> No
             return
         logger.warning(
             "The best checkpoint is not the best of this training, and is renamed to %s.",
-            set_best_aside(output_dir),
+            move_best_checkpoint(output_dir),
         )
     progress.best = {}
 

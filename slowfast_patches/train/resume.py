@@ -23,7 +23,7 @@ from slowfast_patches.train.checkpoint import (
     all_checkpoints,
     head_of,
     load,
-    set_aside,
+    move_earlier_checkpoints,
 )
 from slowfast_patches.train.trainer import Progress
 from slowfast_patches.utils.errors import UserError
@@ -85,7 +85,7 @@ def find_resumable(recipe: Recipe, identity: Identity) -> Resumable | None:
         OSError: The disk cannot read a checkpoint. The file itself may be undamaged.
     """
     if not continues(recipe):
-        if kept := set_aside(recipe.output_dir):
+        if kept := move_earlier_checkpoints(recipe.output_dir):
             logger.warning(
                 "TRAIN.AUTO_RESUME False: starting over. Earlier checkpoints moved to %s.", kept
             )
@@ -103,7 +103,9 @@ def find_resumable(recipe: Recipe, identity: Identity) -> Resumable | None:
                 f"No checkpoint in {path.parent} can be read. {_START_OVER} Error of the newest: "
                 f"{reason}"
             )
-        if kept := set_aside(recipe.output_dir):  # the best checkpoint or the result alone
+        if kept := move_earlier_checkpoints(
+            recipe.output_dir
+        ):  # the best checkpoint or the result alone
             logger.warning("The training starts. Files of an earlier one moved to %s.", kept)
         return None
     finished = Path(recipe.output_dir, "result.json").exists()

@@ -179,7 +179,7 @@ def _main(recipe: Recipe, world: World, hooks: Sequence[Hook]) -> None:
             recipe.train.mixed_precision,
         )
         overlaps = _check_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
-        stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
+        stop = StopRequest(world, timedelta(seconds=recipe.dist_timeout_seconds))
         with _last_checkpoint_named(recipe), stop if trains else nullcontext():
             datasets = {split: build_dataset(recipe, split) for split in splits_of(recipe)}
             identity = run_identity(recipe, datasets) if world.is_main else None

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
         scores: Logits of the N rows, (N, C), by micro-batch.
         labels: Class indices (N,). Multi-hot or weighted labels have the shape (N, C).
         failures: (path, reason) of each unreadable video.
-        redrawn: Number of clips whose crop was drawn again, because it showed no target.
+        resampled: Number of clips whose crop was drawn again, because it showed no target.
         failed_epochs: The epoch of each of the failures, if the data set gives them.
     """
 
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
     scores: Tensor
     labels: Tensor
     failures: Sequence[tuple[str, str]] = ()
-    redrawn: int = 0
+    resampled: int = 0
     failed_epochs: Sequence[int] = ()
 
 
@@ -110,7 +110,7 @@ class Stepper:
             checkpoint_blocks(model)
         self._lowered: LoweredWeights | None = None
         # A compiler fuses casts.
-        if is_mixed(recipe) and recipe.model.family.is_cast and not recipe.train.compile:
+        if is_mixed(recipe) and recipe.model.spec.is_cast and not recipe.train.compile:
             self._lowered = LoweredWeights(self.state.modules, half_type(device))
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
         self.transform = InputTransform.of_recipe(recipe, device)
@@ -174,7 +174,7 @@ class Stepper:
         self.state.train(self.network)
         # Free the gradients before the forward pass to lower the peak memory.
         self.optimizer.zero_grad(set_to_none=True)
-        rows = self._task.mean_rows(batch, self.device)
+        rows = self._task.loss_normalizer(batch, self.device)
         count = len(batch["clips"])
         clips = clips or range(step.first_clip, step.first_clip + count)
         size = step.bn_size if self._has_batchnorm else None
@@ -197,7 +197,7 @@ class Stepper:
         losses, scores, labels = map(_joined, zip(*outcomes, strict=True))
         loss = losses.mean() if len(outcomes) > 1 else losses[0]
         told = cast(Any, batch)
-        counts = (told.get("redrawn", 0), told.get("failed_epochs", ()))
+        counts = (told.get("resampled", 0), told.get("failed_epochs", ()))
         return Outcome(loss, scores, labels, batch["failures"], *counts)
 
     def _pass(

@@ -172,7 +172,7 @@ def writing(path: str | os.PathLike[str], option: str = "") -> Iterator[None]:
 _LOST_RANK = r"Dist\w*Error|/gloo/transport/"  # NCCL and the store, gloo
 _LOST_WORKER = r"DataLoader worker \(pid"
 _EXPLANATIONS = {
-    _LOST_RANK: "Another rank failed, or did not answer within DIST_STALL_SECONDS ({}). See the "
+    _LOST_RANK: "Another rank failed, or did not answer within DIST_TIMEOUT_SECONDS ({}). See the "
     "log of that rank.",
     "Too many open files|ancdata": "The limit of open files is reached ({}). Raise it with ulimit "
     "-n, or set a lower DATA_LOADER.NUM_WORKERS.",

@@ -13,7 +13,7 @@ INTERRUPTED_STATUS = 75
 """Exit status of an interrupted training that can be resumed (EX_TEMPFAIL of sysexits.h)."""
 BY_HAND_STATUS = 130
 """Exit status after Ctrl-C. Shells use the same status."""
-EARLY = "stopped by {} before the training began. Repeat the command to start it."
+STOPPED_BEFORE_START = "stopped by {} before the training began. Repeat the command to start it."
 
 
 class TrainingInterruptedError(BaseException):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-from slowfast_patches.utils.interruption import EARLY, TrainingInterruptedError
+from slowfast_patches.utils.interruption import STOPPED_BEFORE_START, TrainingInterruptedError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop: SIGINT by Ctrl-C, SIGTERM at the end of a job, and SIGUSR1 as
@@ -64,7 +64,7 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         call_users_handler(number, frame)
         if not finished.is_set():
-            raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
+            raise TrainingInterruptedError(STOPPED_BEFORE_START.format(signal.Signals(number).name))
 
     with handle_signals({signal.SIGTERM: interrupt, signal.SIGUSR1: interrupt}):
         yield

@@ -131,14 +131,14 @@ def leave(data: bytearray, rng: random.Random) -> None:
 DAMAGES = (flip_bits, flip_bits, truncate, overwrite, leave)
 
 
-class Outcome(NamedTuple):
+class ReadResult(NamedTuple):
     """What became of a case: a word for the table, and a description if the case is wrong."""
 
     word: str
     wrong: str = ""
 
 
-def run_case(seed: int, folder: Path) -> Outcome:
+def run_case(seed: int, folder: Path) -> ReadResult:
     """Write, damage and read a video. The seed of the case determines everything."""
     rng = random.Random(seed)
     name = rng.choice(list(KINDS))
@@ -155,15 +155,15 @@ def run_case(seed: int, folder: Path) -> Outcome:
     try:
         outcome = compare(path, images, rng)
     except UnreadableVideoError:
-        outcome = Outcome("unreadable")
+        outcome = ReadResult("unreadable")
     finally:
         scanning.FULLY_DECODED = before
     if how is leave and outcome.word != "right":
-        return Outcome(outcome.word, f"{name}: a whole file is {outcome.word}: {outcome.wrong}")
+        return ReadResult(outcome.word, f"{name}: a whole file is {outcome.word}: {outcome.wrong}")
     return outcome._replace(wrong=outcome.wrong and f"{name}, {how.__name__}: {outcome.wrong}")
 
 
-def compare(path: Path, images: Images, rng: random.Random) -> Outcome:
+def compare(path: Path, images: Images, rng: random.Random) -> ReadResult:
     """Read random clips of a video, and compare them with a whole decode and with `images`."""
     record = scan(str(path))
     frames = record.video.frames
@@ -175,17 +175,17 @@ def compare(path: Path, images: Images, rng: random.Random) -> Outcome:
         plan = ClipPlan(np.array(wanted), size, (0, 0), side, False)
         shown += zip(wanted, read_clip(str(path), record, plan), strict=True)
     if record.damage or record.timing or damage._warned:
-        return Outcome("named")
+        return ReadResult("named")
     log = ErrorLog()
     decoded = decode(path)
     if len(decoded) != frames:
-        return Outcome("wrong", f"{frames} frames, but {len(decoded)} decode")
+        return ReadResult("wrong", f"{frames} frames, but {len(decoded)} decode")
     if other := [number for number, image in shown if differ(image, decoded[number])]:
-        return Outcome("wrong", f"frame {other[0]} is not that of a whole decode")
+        return ReadResult("wrong", f"frame {other[0]} is not that of a whole decode")
     changed = len(images) != frames or any(differ(i, images[number]) for number, i in shown)
     if changed and (error := log.new()):
-        return Outcome("wrong", f"nothing was said, but FFmpeg reports {error}")
-    return Outcome("changed unnoticed" if changed else "right")
+        return ReadResult("wrong", f"nothing was said, but FFmpeg reports {error}")
+    return ReadResult("changed unnoticed" if changed else "right")
 
 
 @cache

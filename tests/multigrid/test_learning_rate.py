@@ -15,7 +15,7 @@ quick = settings(max_examples=30, deadline=None, derandomize=True)
 STEPPED = SteppedRate(ends=(40.0, 70.0, 90.0, 110.0), rates=(0.8, 0.08, 0.008, 0.0008))
 
 
-def host_config(*, warmup_epochs=0, cosine=False):
+def pyslowfast_config(*, warmup_epochs=0, cosine=False):
     """Return PySlowFast's config of the policies: 0.8, ×0.1 at epochs 40, 70 and 90 of 110."""
     cfg = get_cfg()
     solver = cfg.SOLVER
@@ -31,7 +31,7 @@ def host_config(*, warmup_epochs=0, cosine=False):
 def test_stepped_rate_is_the_hosts(epoch, warmup_epochs):
     warmup = Warmup(start=0.002, epochs=warmup_epochs)
     policy = SteppedRate(STEPPED.ends, STEPPED.rates, warmup)
-    expected = get_lr_at_epoch(host_config(warmup_epochs=warmup_epochs), epoch)
+    expected = get_lr_at_epoch(pyslowfast_config(warmup_epochs=warmup_epochs), epoch)
     assert policy.at(epoch) == pytest.approx(expected, rel=1e-12)
 
 
@@ -39,7 +39,7 @@ def test_stepped_rate_is_the_hosts(epoch, warmup_epochs):
 @given(epoch=st.floats(0, 110), warmup_epochs=st.sampled_from([0, 16]))
 def test_cosine_rate_is_the_hosts(epoch, warmup_epochs):
     policy = CosineRate(0.8, 110, warmup=Warmup(0.002, warmup_epochs))
-    expected = get_lr_at_epoch(host_config(warmup_epochs=warmup_epochs, cosine=True), epoch)
+    expected = get_lr_at_epoch(pyslowfast_config(warmup_epochs=warmup_epochs, cosine=True), epoch)
     assert policy.at(epoch) == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import average_running_stats
-from multigrid.contract import refuse
+from multigrid.contract import require
 from multigrid.epochs import EpochLoader
 from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.sampler import Batch, MultigridBatchSampler
@@ -47,8 +47,8 @@ class _LightningLoader(EpochLoader):
 
     def __iter__(self) -> Any:
         # Raised when the first mini-batch is read. Lightning would hide an earlier error.
-        refuse(
-            self.training.model is None,
+        require(
+            self.training.model is not None,
             "the Trainer has no MultigridCallback. Pass the callback that created the loader to "
             "the Trainer: Trainer(callbacks=[multigrid])",
         )
@@ -124,22 +124,22 @@ class MultigridCallback(Callback):
         """
         lightning: Any = trainer
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
-        refuse(
-            not isinstance(sampler, MultigridBatchSampler),
+        require(
+            isinstance(sampler, MultigridBatchSampler),
             "the data loader was not created by the callback, or Lightning has replaced its "
             "sampler. Return multigrid.loader(...) from train_dataloader, and pass "
             "use_distributed_sampler=False to the Trainer",
         )
         is_whole = lightning.num_training_batches == self.training.epoch_iterations
-        refuse(  # overfit_batches sets this limit, too.
-            not (is_whole or lightning.fast_dev_run),
+        require(  # overfit_batches sets this limit, too.
+            is_whole or lightning.fast_dev_run,
             "limit_train_batches and overfit_batches would leave out iterations of the schedule. "
             "Leave them out. For a shorter training, pass a shorter learning rate to "
             "make_schedule, or max_epochs or max_steps to the Trainer",
         )
         trained = lightning.fit_loop.epoch_loop.batch_progress.total.processed
-        refuse(
-            self.training.iteration > 0 and trained == 0,
+        require(
+            self.training.iteration <= 0 or trained != 0,
             "the callback was already used for a training. Create a new callback for each fit",
         )
         self.training.optimizer = trainer.optimizers
@@ -161,13 +161,13 @@ class MultigridCallback(Callback):
             ValueError: Gradient accumulation is on, or there is a learning-rate scheduler. The
                 module or a callback may have turned them on after the start.
         """
-        refuse(
-            trainer.accumulate_grad_batches != 1,
+        require(
+            trainer.accumulate_grad_batches == 1,
             "accumulate_grad_batches would merge several iterations of the schedule into one. "
             "Leave it out, and choose a smaller batch for make_schedule",
         )
-        refuse(
-            bool(trainer.lr_scheduler_configs),
+        require(
+            not trainer.lr_scheduler_configs,
             "a scheduler would override the learning rates of the schedule. Return only the "
             "optimizer from configure_optimizers",
         )
@@ -228,8 +228,8 @@ class MultigridCallback(Callback):
             ValueError: The checkpoint was saved without this callback.
         """
         state = checkpoint.get("callbacks", {}).get(self.state_key)
-        refuse(
-            state is None and trainer.training,
+        require(
+            state is not None or not trainer.training,
             "the checkpoint was saved without MultigridCallback, so it does not tell where the "
             "training continues. To start from its weights, load them into the module",
         )
@@ -260,14 +260,14 @@ def _check_trainer(trainer: Any, training: Training) -> None:
     """Raise ValueError if a callback conflicts with the schedule. Warn of another max_epochs."""
     for callback in trainer.callbacks:
         name = type(callback).__name__
-        refuse(
-            isinstance(callback, _CHANGES_RATE),
+        require(
+            not isinstance(callback, _CHANGES_RATE),
             f"{name} sets learning rates, as the schedule does. Leave it out. To unfreeze layers, "
             'use a subclass of BaseFinetuning, and set the "lr_scale" of the new parameter group '
             "for another learning rate. To average weights, use WeightAveraging",
         )
-        refuse(
-            isinstance(callback, _CHANGES_BATCH),
+        require(
+            not isinstance(callback, _CHANGES_BATCH),
             f"{name} changes the number of clips of an optimizer step, as the schedule does. Leave "
             "it out, and pass another batch to make_schedule",
         )

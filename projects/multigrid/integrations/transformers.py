@@ -26,7 +26,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from multigrid.batchnorm import average_running_stats
-from multigrid.contract import refuse
+from multigrid.contract import require
 from multigrid.errors import MultigridError
 from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.positions import check_transformers
@@ -178,22 +178,22 @@ class MultigridTrainer(Trainer):
         own_collator = options.get("data_collator")
         # Copy the arguments, because some are changed below.
         args = copy(options.get("args") or TrainingArguments("tmp_trainer"))
-        refuse(
-            args.max_steps not in (-1, schedule.iterations),
+        require(
+            args.max_steps in (-1, schedule.iterations),
             f"max_steps differs from the {schedule.iterations} iterations of the schedule, so "
             "leave it out. The learning rate passed to make_schedule sets the length",
         )
-        refuse(
-            args.gradient_accumulation_steps != 1,
+        require(
+            args.gradient_accumulation_steps == 1,
             "gradient_accumulation_steps would merge several iterations of the schedule into one. "
             "Leave it out, and choose a smaller batch for make_schedule",
         )
-        refuse(
-            args.n_gpu > 1,
+        require(
+            args.n_gpu <= 1,
             "nn.DataParallel is not supported. Start one process per GPU with torchrun",
         )
-        refuse(
-            (options.get("optimizers") or (None, None))[1] is not None,
+        require(
+            (options.get("optimizers") or (None, None))[1] is None,
             "the schedule sets the learning rates, so a scheduler would have no effect. Pass "
             "optimizers=(optimizer, None), and the learning rate to make_schedule",
         )
@@ -333,8 +333,8 @@ def _trained_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _restore(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Copy saved tensors to a model, which must have the same trained tensors."""
     differ = sorted(set(saved) ^ set(_trained_tensors(model)))
-    refuse(
-        bool(differ),
+    require(
+        not differ,
         f"the checkpoint and the model train different weights, such as {', '.join(differ[:3])}. "
         "Create the model as when it was saved",
     )

@@ -21,7 +21,7 @@ from slowfast_patches.datasets.lists.csv_list import (
 )
 from slowfast_patches.datasets.lists.frame_list import read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
-from slowfast_patches.registry import DATASETS, TASKS, DatasetFamily, register_dataset
+from slowfast_patches.registry import DATASETS, TASKS, DatasetSpec, register_dataset
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path
 
@@ -102,8 +102,8 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
     return videos
 
 
-def fitting_dataset(recipe: Recipe, split: str) -> DatasetFamily:
-    """Return the registered `DatasetFamily` of a split, and check that the recipe fits it.
+def fitting_dataset(recipe: Recipe, split: str) -> DatasetSpec:
+    """Return the registered `DatasetSpec` of a split, and check that the recipe fits it.
 
     Raises:
         ValueError: The data set is unknown, has another task than the recipe, or does not allow the
@@ -117,7 +117,7 @@ def fitting_dataset(recipe: Recipe, split: str) -> DatasetFamily:
             f"but the recipe has {' '.join(map(str, TASKS[recipe.task].switch))}. Change this key, "
             "or the data set"
         )
-    if split == "train" and recipe.data.random_flip and not dataset.mirrors:
+    if split == "train" and recipe.data.random_flip and not dataset.flip_keeps_label:
         raise UserError(
             f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, because a horizontal flip "
             "would change the meaning of its labels"
@@ -130,8 +130,8 @@ def list_path(recipe: Recipe, split: str) -> Path:
     return (dataset_of(recipe, split).path or _csv_path)(recipe, split)
 
 
-def dataset_of(recipe: Recipe, split: str) -> DatasetFamily:
-    """Return the registered `DatasetFamily` of a split.
+def dataset_of(recipe: Recipe, split: str) -> DatasetSpec:
+    """Return the registered `DatasetSpec` of a split.
 
     TEST.DATASET names the data set of the test split, and TRAIN.DATASET that of other splits.
 
@@ -260,16 +260,20 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     return in_order(path, classes)
 
 
-register_dataset("kinetics", DatasetFamily())
+register_dataset("kinetics", DatasetSpec())
 register_dataset(
     "ssv2",
-    DatasetFamily(
-        path=_ssv2_path, read=read_ssv2, classes=_ssv2_classes, mirrors=False, segments=True
+    DatasetSpec(
+        path=_ssv2_path,
+        read=read_ssv2,
+        classes=_ssv2_classes,
+        flip_keeps_label=False,
+        segments=True,
     ),
 )
 register_dataset(
     "charades",
-    DatasetFamily(
+    DatasetSpec(
         path=_csv_or_val_path,
         read=read_charades,
         classes=_charades_classes,

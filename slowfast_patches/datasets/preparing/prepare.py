@@ -72,7 +72,7 @@ MAX_FPS = 1000.0
 
 
 @dataclass(frozen=True)
-class Report:
+class PreparationReport:
     """Results of a run.
 
     Attributes:
@@ -108,7 +108,7 @@ def prepare(
     crf: float = CRF,
     separator: str = " ",
     classes: Sequence[str] = (),
-) -> Report:
+) -> PreparationReport:
     """Prepare all videos in the lists, and write lists of the prepared files.
 
     Files that an earlier run prepared are kept. Unreadable videos are left out of the new lists and
@@ -178,7 +178,7 @@ def prepare(
     largest = max(label for listed in lists for _, label in listed.videos)
     keys["MODEL.NUM_CLASSES"] = len(classes) or 1 + largest
     unreadable = {source.path: reason for source, reason in reasons.items()}
-    return Report(keys, counts, len(sources) - len(left), unreadable)
+    return PreparationReport(keys, counts, len(sources) - len(left), unreadable)
 
 
 def _check_numbers(workers: int, short_side: int, fps: float | None, crf: float) -> None:

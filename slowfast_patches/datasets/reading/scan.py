@@ -36,7 +36,7 @@ from slowfast_patches.datasets.reading.scanned_video import Ints, Kind, ScannedV
 from slowfast_patches.datasets.reading.survey import MARKS_KEYS, Stamp, Survey
 from slowfast_patches.datasets.reading.timing import (
     JOINABLE,
-    Timing,
+    FrameTiming,
     avi_times,
     moments_of,
     timing_of,
@@ -243,7 +243,7 @@ def _are_distinct(stamps: Sequence[Stamp]) -> bool:
     return None not in times and len(times) == len(stamps)
 
 
-def _timing(file: VideoFile, timestamps: Ints | None) -> Timing:
+def _timing(file: VideoFile, timestamps: Ints | None) -> FrameTiming:
     timing = timing_of(
         timestamps,
         float(file.stream.time_base or 0),

@@ -65,7 +65,7 @@ class ScannedVideo:
     """Description of the part of the video that cannot be read, or "" if the scan found no damage.
     The scan does not decode every frame, so it can miss damage."""
     timing: str = ""
-    """Description of an unusual frame rate (`Timing.remark`), or ""."""
+    """Description of an unusual frame rate (`FrameTiming.remark`), or ""."""
 
     @property
     def can_seek(self) -> bool:

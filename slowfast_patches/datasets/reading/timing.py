@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Timing(NamedTuple):
+class FrameTiming(NamedTuple):
     """Frame rate of a video, and the times at which its frames are shown.
 
     Attributes:
@@ -50,7 +50,7 @@ class Timing(NamedTuple):
 
 def timing_of(
     timestamps: Ints | None, tick: float, reported: float, *, joinable: bool = False
-) -> Timing | None:
+) -> FrameTiming | None:
     """Return the timing of a video, or None if its frame rate is unknown.
 
     Args:
@@ -63,7 +63,7 @@ def timing_of(
     if timestamps is not None:
         times = _sorted_times(timestamps, tick, joinable=joinable)
     if times is None:
-        return Timing(reported) if reported else None
+        return FrameTiming(reported) if reported else None
     intervals = len(times) - 1
     seconds = tick * int(times[-1] - times[0])
     measured = intervals / seconds
@@ -80,7 +80,7 @@ def timing_of(
     if (gap := tick * _typical_gap(times)) > _LONG_GAP:
         remarks.append(f"shows a frame for {gap:.3g} s, so its clips have few distinct frames")
     fps = measured if varies or disagrees else reported or measured
-    return Timing(fps, times if varies else None, " and ".join(remarks))
+    return FrameTiming(fps, times if varies else None, " and ".join(remarks))
 
 
 def avi_times(decoding_times: Sequence[int | None], timestamps: Ints, *, reorders: bool) -> Ints:
@@ -104,7 +104,7 @@ def moments_of(times: Ints | None, fps: float) -> Floats | None:
     """Return the field `moments` of `multigrid.Video`.
 
     Args:
-        times: The field `times` of `Timing`.
+        times: The field `times` of `FrameTiming`.
         fps: The mean frame rate.
     """
     return None if times is None else _places(times) - _ROUNDING * fps

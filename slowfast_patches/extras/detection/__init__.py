@@ -4,9 +4,9 @@ from slowfast_patches import patching
 from slowfast_patches.config.fields import Ignored
 from slowfast_patches.extras.detection.keys import AvaKeys, DetectionKeys
 from slowfast_patches.registry import (
-    DatasetFamily,
+    DatasetSpec,
     Lazy,
-    TaskFamily,
+    TaskSpec,
     register_dataset,
     register_section,
     register_task,
@@ -42,7 +42,7 @@ register_section(
 )
 register_task(
     "detection",
-    TaskFamily(
+    TaskSpec(
         "boxes",
         ("DETECTION.ENABLE", True),
         {"MODEL.LOSS_FUNC": "bce", "MODEL.HEAD_ACT": "sigmoid"},
@@ -61,7 +61,7 @@ register_task(
 )(Lazy(f"{__name__}.task:Detection"))
 register_dataset(
     "ava",
-    DatasetFamily(
+    DatasetSpec(
         path=Lazy(f"{__name__}.lists:ava_path"),
         read=Lazy(f"{__name__}.lists:read_ava"),
         classes=Lazy(f"{__name__}.lists:ava_classes"),

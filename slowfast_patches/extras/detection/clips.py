@@ -86,8 +86,8 @@ class KeyFrameClips(ClipDataset):
 
     A training clip has only the visible boxes. A box is visible if the clip shows at least a
     quarter of the box, or if the box covers at least a quarter of the clip. A training clip without
-    a visible box is drawn again, and the field `redrawn` says how often. An evaluation clip has all
-    boxes of the key frame.
+    a visible box is drawn again, and the field `resampled` says how often. An evaluation clip has
+    all boxes of the key frame.
     """
 
     def __init__(self, videos: Sequence[Any], *args: Any, **options: Any) -> None:
@@ -109,17 +109,17 @@ class KeyFrameClips(ClipDataset):
         key_frame = self.videos[number]
         centre = frame_of(key_frame.second, video)
         classes = classes_of(key_frame, self._classes)
-        for redrawn in range(_MAX_REDRAWS + 1):
+        for resampled in range(_MAX_REDRAWS + 1):
             plan = draw(centre)
-            if redrawn == _MAX_REDRAWS:
+            if resampled == _MAX_REDRAWS:
                 plan = replace(plan, corner=_corner_over(key_frame.boxes[0], plan))
             boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes), plan)
             seen = (parts.max(1) >= _MIN_VISIBLE) | (self.split != "train")
-            seen[0] |= redrawn == _MAX_REDRAWS
+            seen[0] |= resampled == _MAX_REDRAWS
             if seen.any():
                 break
         label = pack(parts[seen, 0], boxes[seen], classes[seen], self._most)
-        return plan, {"label": label, "redrawn": redrawn}
+        return plan, {"label": label, "resampled": resampled}
 
 
 def classes_of(key_frame: KeyFrame, num_classes: int) -> Floats:

@@ -22,7 +22,7 @@ from slowfast_patches.utils.errors import UserError
 
 def check_feature_map(recipe: Recipe) -> None:
     """Check that boxes can be pooled from the last feature map of the model."""
-    if not recipe.model.family.is_resnet:
+    if not recipe.model.spec.is_resnet:
         raise UserError(
             f"MODEL.ARCH {recipe.model.arch} is not possible with DETECTION.ENABLE True: the model "
             "has no feature map to pool boxes from. Use a convolutional model of PySlowFast."
@@ -59,7 +59,7 @@ class Detection(MultiLabel):
         counts: list[int] = Targets.of_labels(batch["labels"]).counts.tolist()
         return counts
 
-    def mean_rows(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
+    def loss_normalizer(self, batch: Mapping[str, Any], device: torch.device) -> Tensor | int:
         counts = torch.tensor([sum(self.rows_of_clips(batch)), 1.0], device=device)
         return torch.div(*sum_over_ranks(counts))
 

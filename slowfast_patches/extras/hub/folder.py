@@ -37,7 +37,7 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
     The folder has config.json, model.safetensors, recipe.yaml, README.md and, if the run has one,
     metrics.jsonl. In config.json, "recipe" and "class_names" are for `load_model`. These are also
     the arguments that `huggingface_hub.PyTorchModelHubMixin` passes to a class. The model may add
-    more, so that other programs can load the folder (`ModelFamily.published`).
+    more, so that other programs can load the folder (`ModelSpec.published`).
 
     Args:
         predictor: The model.
@@ -54,7 +54,7 @@ def write_hub_folder(predictor: Predictor, checkpoint: Path, folder: Path) -> No
     model: Any = next(predictor.children())
     names = predictor.class_names
     files = dict[str, dict[str, Any]]()
-    if (published := recipe.model.family.published) is not None:
+    if (published := recipe.model.spec.published) is not None:
         recipe, files = published(model, recipe, names)
     digest = digest_of(model.state_dict())
     _check_folder(folder, digest)

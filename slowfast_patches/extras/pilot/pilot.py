@@ -243,7 +243,9 @@ def _measure(arms: Sequence[Arm], stored: Path) -> dict[str, str]:
     of_arms = {arm.name: shapes_to_measure(arm.recipe) for arm in arms}
     kinds = list(dict.fromkeys(kind for shapes in of_arms.values() for kind in shapes))
     reasons = dict[Kind, str]()
-    text = f"Timing a few training steps at each of {len(kinds)} shapes, to choose the lengths ..."
+    text = (
+        f"StepTiming a few training steps at each of {len(kinds)} shapes, to choose the lengths ..."
+    )
     print(text, file=sys.stderr, flush=True)
     try:
         times = time_steps(stepper, kinds)

@@ -46,8 +46,8 @@ _COLUMNS = ("iterations", "clips", "clock", "seconds", "total", "loading")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Outcome of a pilot, whose arms were trained for equal times.
+class PilotResult:
+    """PilotResult of a pilot, whose arms were trained for equal times.
 
     Attributes:
         scores: Maps the label of each arm to its score and standard error.
@@ -77,7 +77,7 @@ class Outcome:
         return "do not use multigrid" if self.ahead <= 1 - _PROBABLE and recovered else "undecided"
 
 
-def evaluate_pilot(study: Study, runs: pd.DataFrame) -> Outcome:
+def evaluate_pilot(study: Study, runs: pd.DataFrame) -> PilotResult:
     """Return the outcome of a pilot.
 
     Args:
@@ -101,7 +101,7 @@ def evaluate_pilot(study: Study, runs: pd.DataFrame) -> Outcome:
     if ahead > 0.5:
         # Bonferroni correction: with several cycles, the best may be ahead by chance.
         ahead = max(0.5, 1 - len(cycles) * (1 - ahead))
-    return Outcome(
+    return PilotResult(
         scores,
         best,
         ahead=min(max(ahead, 1 - _SUREST), _SUREST),
@@ -112,14 +112,14 @@ def evaluate_pilot(study: Study, runs: pd.DataFrame) -> Outcome:
 
 
 def report_pilot(
-    study: Study, runs: pd.DataFrame, outcome: Outcome, command: str, baseline_seconds: float
+    study: Study, runs: pd.DataFrame, outcome: PilotResult, command: str, baseline_seconds: float
 ) -> Report:
     """Return the report of a pilot.
 
     Args:
         study: Arms and seeds, the baseline first.
         runs: Table returned by `Study.runs`.
-        outcome: Outcome of the pilot.
+        outcome: PilotResult of the pilot.
         command: Command line that reproduces the report.
         baseline_seconds: Time of all training steps of the full-length baseline, in seconds.
     """
@@ -158,7 +158,7 @@ def report_pilot(
     )
 
 
-def _explain(outcome: Outcome) -> list[str]:
+def _explain(outcome: PilotResult) -> list[str]:
     """Return warnings about a pilot, and its advice with the reasons."""
     best = outcome.best
     texts = list[str]()

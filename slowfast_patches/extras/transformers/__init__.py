@@ -1,7 +1,7 @@
 """Video transformers of the package transformers, which train at every shape."""
 
 from slowfast_patches.extras.transformers.keys import HfKeys
-from slowfast_patches.registry import Lazy, ModelFamily, register_model, register_section
+from slowfast_patches.registry import Lazy, ModelSpec, register_model, register_section
 
 FILES = (
     "configs/Demo/VIDEOMAE_DEMO.yaml",
@@ -23,7 +23,7 @@ _NO_BN = "which has no BN"
 register_section("HF", HfKeys, scores=True)
 register_model(
     "hf",
-    ModelFamily(
+    ModelSpec(
         has_batchnorm=False,
         compiles=False,
         is_cast=True,

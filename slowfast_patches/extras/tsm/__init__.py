@@ -3,7 +3,7 @@
 from slowfast_patches.extras.tsm.keys import TsmKeys
 from slowfast_patches.registry import (
     Lazy,
-    ModelFamily,
+    ModelSpec,
     register_model,
     register_section,
     register_weight_names,
@@ -23,7 +23,7 @@ FILES = (
 register_section("TSM", TsmKeys, scores=True)
 register_model(
     "tsm",
-    ModelFamily(is_resnet=True, is_cast=True, check=Lazy(f"{__name__}.model:check_frames")),
+    ModelSpec(is_resnet=True, is_cast=True, check=Lazy(f"{__name__}.model:check_frames")),
 )(Lazy(f"{__name__}.model:build_tsm"))
 register_weight_names(
     Lazy(f"{__name__}.weights:torchvision_names"), Lazy(f"{__name__}.weights:shift_problems")

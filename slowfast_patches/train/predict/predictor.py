@@ -103,7 +103,7 @@ def read_checkpoint(
         recipe = load_with_classes(recipe_file, overrides)
     else:
         recipe = parse_recipe(text, f"the config in {path}", overrides)
-        of_folder = recipe.model.family.of_folder
+        of_folder = recipe.model.spec.of_folder
         if path.name == WEIGHTS_FILE and of_folder is not None:
             recipe = of_folder(recipe, path.parent)
     check_recipe(recipe.replaced({"NUM_SHARDS": 1, "PROCESSES_PER_MACHINE": 1}))

@@ -121,7 +121,7 @@ class LogMetrics(Hook):
         """
         self._take_time(trainer, step)
         right = self._task.count_right(outcome.scores, outcome.labels)
-        self._steps.append((outcome.loss, right, outcome.redrawn))
+        self._steps.append((outcome.loss, right, outcome.resampled))
         is_due_here = trainer.progress.iteration % self._recipe.log_period == 0
         if is_due_here or is_due(trainer, self._after):
             self._report(trainer, step)
@@ -204,10 +204,10 @@ class LogMetrics(Hook):
         loss = torch.stack(losses).double() / trainer.world.size
         total = sum_over_ranks(torch.stack([loss, torch.stack(rights), loss.new_tensor(redraws)]))
         metrics = {"loss": round(float(total[0].mean()), 6)}
-        right, redrawn = float(total[1].sum()), int(total[2].sum())
+        right, resampled = float(total[1].sum()), int(total[2].sum())
         if not math.isnan(right):
             metrics["top1"] = round(100 * right / clips, 3)
-        return metrics | ({"redrawn": redrawn} if redrawn else {})
+        return metrics | ({"resampled": resampled} if resampled else {})
 
     def _log_progress(
         self,

@@ -18,8 +18,8 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
     MODELS,
-    DatasetFamily,
-    TaskFamily,
+    DatasetSpec,
+    TaskSpec,
     register_dataset,
     register_model,
     register_task,
@@ -49,7 +49,7 @@ def write(text: str) -> None:
     [
         ("import no_such_package", "IMPORTS mine: .*No module named 'no_such_pac.*PYTHONPATH"),
         ("raise SystemExit(3)", r"SystemExit: 3 \(.*mine.py, line 2\)"),
-        ("ModelFamily(pathways=3)", "pathways is 3, but a model has 1 or 2 pathways"),
+        ("ModelSpec(pathways=3)", "pathways is 3, but a model has 1 or 2 pathways"),
         ("register_augmentation('x')(lambda clip: clip)", "must be a function of a clip and a ran"),
         ("register_augmentation('x')(3)", "must be a function of a clip and a random generator"),
         ("register_model('i3d')(int)", "IMPORTS mine: .*'i3d' cannot be the name of a new model"),
@@ -68,7 +68,7 @@ def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
     command = run_command(arm, 0, Path("out"), Path("run_net.py"))
     assert command[command.index("IMPORTS") + 1] == "mine"
     assert parse_yaml(arm.recipe.text, "the test")["IMPORTS"] == ["mine"]
-    assert parse_recipe(arm.recipe.text, "the test").model.family == MODELS["net"]
+    assert parse_recipe(arm.recipe.text, "the test").model.spec == MODELS["net"]
     del sys.modules["mine"]
     with pytest.raises(ValueError, match=r"the test needs the module mine.* add --import mine"):
         parse_recipe(arm.recipe.text, "the test")
@@ -107,7 +107,7 @@ class Clips:
 
 
 def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax():
-    register_dataset("tags", DatasetFamily(task="multi_label", build=Clips))
+    register_dataset("tags", DatasetSpec(task="multi_label", build=Clips))
     tags = ("TRAIN.DATASET", "tags")
     recipe = load_with_classes(None, tags)
     check_recipe(recipe)
@@ -121,11 +121,11 @@ def test_a_registered_data_set_of_several_labels_is_never_scored_with_softmax():
 
 
 def test_a_registered_task_is_selected_by_its_data_set():
-    @register_task("ranked", TaskFamily("a rank", metrics=("spearman",)))
+    @register_task("ranked", TaskSpec("a rank", metrics=("spearman",)))
     class Ranked(Task):
         pass
 
-    register_dataset("judges", DatasetFamily(task="ranked", build=Clips))
+    register_dataset("judges", DatasetSpec(task="ranked", build=Clips))
     recipe = load_with_classes(None, ("TRAIN.DATASET", "judges"))
     assert recipe.data.task == recipe.task == "ranked"
     assert metric_names(recipe) == ("spearman",)

@@ -5,7 +5,7 @@ from pathlib import Path
 from slowfast.config import defaults as host_defaults
 
 from multigrid.integrations.pyslowfast import add_multigrid_config
-from slowfast_patches.config import host_config, load_recipe
+from slowfast_patches.config import load_recipe, pyslowfast_config
 from slowfast_patches.config.keys_page import format_keys
 from slowfast_patches.config.later_releases import IGNORED, ignored_key
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, default_recipe, plain
@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
 
 
 def test_off_is_unchanged_the_hosts_keys_keep_the_hosts_defaults():
-    ours = dict(flatten(host_config(default_recipe())))
+    ours = dict(flatten(pyslowfast_config(default_recipe())))
     host = dict(flatten(host_defaults.get_cfg()))
     changed = {key for key in host if ours[key] != host[key]}
     of_boxes = {key for key in host if key.startswith(("AVA.", "DETECTION."))}

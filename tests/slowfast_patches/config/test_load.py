@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.config import check_recipe, host_config, load_recipe
+from slowfast_patches.config import check_recipe, load_recipe, pyslowfast_config
 
 
 def write(path: Path, text: str) -> Path:
@@ -122,11 +122,11 @@ def test_the_architecture_decides_names_channels_and_stages():
     slow = load_recipe(None, ["MODEL.ARCH", "slow"])
     assert (slow.model.arch, slow.data.input_channel_num) == ("slowonly", (3,))
     assert slow.resnet.spatial_strides == ((1,), (2,), (2,), (2,))
-    assert host_config(slow).MODEL.MODEL_NAME == "ResNet"
+    assert pyslowfast_config(slow).MODEL.MODEL_NAME == "ResNet"
     fast = load_recipe(None)
     assert fast.resnet.num_block_temp_kernel == ((3, 3), (4, 4), (6, 6), (3, 3))
     assert fast.nonlocal_.location == (((), ()),) * 4
-    assert host_config(fast).MODEL.MODEL_NAME == "SlowFast"
+    assert pyslowfast_config(fast).MODEL.MODEL_NAME == "SlowFast"
 
 
 def test_data_set_and_crop_of_the_test_follow_from_the_training():

@@ -25,7 +25,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import build_dataset, training_loader
 from slowfast_patches.launch import launch
-from slowfast_patches.registry import DATASETS, DatasetFamily
+from slowfast_patches.registry import DATASETS, DatasetSpec
 from slowfast_patches.utils.machine import num_workers
 
 BASE = Shape(4, 8, 32)
@@ -134,8 +134,6 @@ def test_labels_that_do_not_fit_the_task_are_refused(schedule):
 
 
 def test_a_data_set_without_the_required_interface_is_refused(monkeypatch):
-    monkeypatch.setitem(
-        DATASETS.entries, "own", DatasetFamily(build=lambda recipe, split: Marked())
-    )
+    monkeypatch.setitem(DATASETS.entries, "own", DatasetSpec(build=lambda recipe, split: Marked()))
     with pytest.raises(ValueError, match="Marked, must have `videos`"):
         build_dataset(config("TRAIN.DATASET", "own"), "train")

@@ -21,7 +21,14 @@ def start(start_python, tmp_path) -> Callable[..., Popen[str]]:
         (tmp_path / name).mkdir()
 
     def run(deed: str, *keys: object, **environment: str) -> Popen[str]:
-        command = (Path(__file__).with_name("deeds.py"), "NUM_GPUS", 0, "OUTPUT_DIR", "out", *keys)
+        command = (
+            Path(__file__).with_name("scripted_run.py"),
+            "NUM_GPUS",
+            0,
+            "OUTPUT_DIR",
+            "out",
+            *keys,
+        )
         variables = {"DEED": deed, "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path / "temp")}
         environment = os.environ | variables | environment
         return start_python(*command, cwd=tmp_path, env=environment, stdout=PIPE)
@@ -55,7 +62,7 @@ def two_machines(start) -> Callable[..., list[Popen[str]]]:
     """
 
     def run(deed: str, *own: object, **environment: str) -> list[Popen[str]]:
-        keys, where = ("NUM_SHARDS", 2, "DIST_STALL_SECONDS", 2), f"tcp://127.0.0.1:{free_port()}"
+        keys, where = ("NUM_SHARDS", 2, "DIST_TIMEOUT_SECONDS", 2), f"tcp://127.0.0.1:{free_port()}"
         places = (("SHARD_ID", 0), ("SHARD_ID", 1, *own))
         return [start(deed, *keys, *place, ADDRESS=where, **environment) for place in places]
 
@@ -226,7 +233,13 @@ def two_agents(start_python, tmp_path) -> Callable[..., list[tuple[int, str]]]:
             where = ("--node-rank", machine, "--master-addr", "127.0.0.1", "--master-port", port)
             where = (*C10D, "--rdzv-endpoint", f"127.0.0.1:{port}") if by_c10d else where
             words = ("--nnodes", 2, "--nproc-per-node", 1, "--max-restarts", 1, *where)
-            deeds = (Path(__file__).with_name("deeds.py"), "NUM_GPUS", 0, "OUTPUT_DIR", "out")
+            deeds = (
+                Path(__file__).with_name("scripted_run.py"),
+                "NUM_GPUS",
+                0,
+                "OUTPUT_DIR",
+                "out",
+            )
             code = "from torch.distributed.run import main; main()"
             env = os.environ | variables | environment
             processes.append(start_python("-c", code, *words, *deeds, cwd=tmp_path, env=env))

@@ -6,7 +6,7 @@ import torch
 from slowfast.datasets.utils import pack_pathway_output
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.config.recipe import Recipe, pyslowfast_config
 from slowfast_patches.models.inputs import InputTransform, pack, pack_pathways, unpack
 
 CPU = torch.device("cpu")
@@ -35,7 +35,9 @@ def test_pathways_are_the_hosts(frames, alpha):
     ours = pack_pathways(clips, alpha)
     cfg = config("MODEL.ARCH", "slowfast", "SLOWFAST.ALPHA", alpha)
     for number, clip in enumerate(clips):
-        for path, expected in zip(ours, pack_pathway_output(host_config(cfg), clip), strict=True):
+        for path, expected in zip(
+            ours, pack_pathway_output(pyslowfast_config(cfg), clip), strict=True
+        ):
             assert torch.equal(path[number], expected)
 
 

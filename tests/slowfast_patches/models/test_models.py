@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from multigrid import Shape, set_group_size
 from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.config.recipe import Recipe, pyslowfast_config
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import pack_pathways
 from slowfast_patches.plan.flops import check_shapes
@@ -56,7 +56,7 @@ def shaken_host(cfg: Recipe) -> nn.Module:
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    model = _MODEL_TYPES[cfg.model.arch.removesuffix("_nopool")](host_config(cfg)).double()
+    model = _MODEL_TYPES[cfg.model.arch.removesuffix("_nopool")](pyslowfast_config(cfg)).double()
     for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm3d)):
         nn.init.uniform_(norm.weight, 0.5, 1.0)
         nn.init.normal_(norm.bias, 0.0, 0.1)

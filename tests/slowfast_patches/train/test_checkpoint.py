@@ -102,6 +102,6 @@ def test_the_best_is_not_one_that_a_run_continues_from_and_goes_aside_with_them(
     assert checkpoints.load(best).iteration == 2
     assert checkpoints.checkpoint_of(tmp_path) == best
     (tmp_path / "checkpoints_before_1").mkdir()
-    assert checkpoints.set_aside(tmp_path) == tmp_path / "checkpoints_before_2"
+    assert checkpoints.move_earlier_checkpoints(tmp_path) == tmp_path / "checkpoints_before_2"
     with pytest.raises(ValueError, match="There is no checkpoint"):
         checkpoints.checkpoint_of(tmp_path)

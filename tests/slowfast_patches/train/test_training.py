@@ -8,7 +8,7 @@ import yaml
 
 from multigrid import MultigridBatchSampler, collate
 from slowfast_patches import patching
-from slowfast_patches.config import host_config, load_recipe
+from slowfast_patches.config import load_recipe, pyslowfast_config
 from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.layers.convolution import convert_convolutions
@@ -37,7 +37,7 @@ def host_loop(cfg: Recipe) -> dict[str, torch.Tensor]:
 
     dataset = build_dataset(cfg, "train")
     torch.manual_seed(cfg.rng_seed)
-    host = host_config(cfg)
+    host = pyslowfast_config(cfg)
     # Convolutions as ours, whose rounding would otherwise differ, and grow.
     model = convert_convolutions(_MODEL_TYPES[cfg.model.arch](host).train())
     optimizer, loss_function = construct_optimizer(model, host), get_loss_func("cross_entropy")()

@@ -58,7 +58,7 @@ class Own(Task):
 
 @register_task("judged")
 class Judged(Task):
-    def judge(self, scores, labels):
+    def compute_metrics(self, scores, labels):
         fail()
 
 
@@ -77,10 +77,10 @@ def read(recipe, path, split):
     fail()
 
 
-register_dataset("noise", DatasetFamily(build=Noise))
-register_dataset("lists", DatasetFamily(read=read))
-register_dataset("own", DatasetFamily(task="own"))
-register_dataset("judged", DatasetFamily(task="judged"))
+register_dataset("noise", DatasetSpec(build=Noise))
+register_dataset("lists", DatasetSpec(read=read))
+register_dataset("own", DatasetSpec(task="own"))
+register_dataset("judged", DatasetSpec(task="judged"))
 
 
 class Stop(Hook):

@@ -5,7 +5,7 @@ import pytest
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.plan.identity import RESULT, differences_between, run_identity
-from slowfast_patches.registry import TaskFamily, register_task
+from slowfast_patches.registry import TaskSpec, register_task
 from slowfast_patches.tasks.task import Task
 from tests.slowfast_patches.plan.test_identity import named_changes, recipe
 
@@ -23,7 +23,7 @@ def test_without_any_augmentation_it_is_refused(caplog):
 
 
 def test_targets_of_parts_of_clips_are_not_augmented(own_folder):
-    register_task("boxes", TaskFamily("boxes", scores_clips=False))(Task)
+    register_task("boxes", TaskSpec("boxes", scores_clips=False))(Task)
     keys = load_recipe(None, [*ON, "DATA.TASK", "boxes"])
     with pytest.raises(ValueError, match="augmentations do not transform boxes"):
         check_recipe(keys)

@@ -69,11 +69,11 @@ def test_crops_without_a_box_are_drawn_again_and_counted(folder):
     requests = [ClipRequest(n % 2, n, Shape(64, 2, 32), 0) for n in range(200)]
     items = [dataset[request] for request in requests]
     assert all(Targets.of_labels(torch.tensor(item["label"])[None]).counts == 1 for item in items)
-    redrawn = [item["redrawn"] for item in items]
+    resampled = [item["resampled"] for item in items]
     # The tenth is put over the box, wherever that is.
-    assert min(redrawn) == 0 < max(redrawn) <= 10
+    assert min(resampled) == 0 < max(resampled) <= 10
     batch = dataset.__getitems__(requests)
-    assert batch["redrawn"] == sum(redrawn) > 20
+    assert batch["resampled"] == sum(resampled) > 20
     assert torch.equal(collate(items)["labels"], batch["labels"])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.config.recipe import host_config
+from slowfast_patches.config.recipe import pyslowfast_config
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     list_digest,
@@ -53,7 +53,7 @@ def test_boxes_and_labels_are_the_hosts(tmp_path, split, count):
 
     inside = TRAIN.replace("-0.100", "0.000").replace("1.600", "1.000")
     recipe = recipe_of(write_lists(tmp_path, inside, predicted=PREDICTED))
-    cfg = host_config(recipe)
+    cfg = pyslowfast_config(recipe)
     cfg.AVA.ANNOTATION_DIR = cfg.AVA.FRAME_LIST_DIR = str(tmp_path)
     expected = {
         (name, second): [

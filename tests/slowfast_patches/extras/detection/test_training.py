@@ -60,7 +60,7 @@ def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(finished):
     assert 0 < result["map"] <= 100
     assert all(0 < e["map"] <= 100 for e in result["evaluations"])
     assert records[0]["loss"] == pytest.approx(0.693, abs=0.03)  # log 2, of logits near 0
-    assert sum(record.get("redrawn", 0) for record in records) > 0
+    assert sum(record.get("resampled", 0) for record in records) > 0
     table = (finished.path / "result_classes.csv").read_text().splitlines()
     assert table[0] == "class,videos,average_precision"
     assert len(table) == 1 + len(ACTIONS)

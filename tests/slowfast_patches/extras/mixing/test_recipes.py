@@ -5,7 +5,7 @@ import pytest
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.plan.identity import RESULT, TRAINING, differences_between, run_identity
-from slowfast_patches.registry import TaskFamily, register_task
+from slowfast_patches.registry import TaskSpec, register_task
 from slowfast_patches.tasks.task import Task
 from tests.slowfast_patches.plan.test_identity import named_changes, recipe
 from tests.slowfast_patches.train.test_stepper import assert_same_in_parts
@@ -23,7 +23,7 @@ def test_without_both_alphas_it_is_refused():
 
 
 def test_targets_of_parts_of_clips_are_not_blended(own_folder):
-    register_task("boxes", TaskFamily("boxes", scores_clips=False))(Task)
+    register_task("boxes", TaskSpec("boxes", scores_clips=False))(Task)
     keys = load_recipe(None, [*ON, "DATA.TASK", "boxes"])
     with pytest.raises(ValueError, match="such as boxes, which cannot be blended"):
         check_recipe(keys)

@@ -1,4 +1,4 @@
-"""Start a run whose processes succeed or fail as DEED says: `python deeds.py KEY VALUE ...`
+"""Start a run whose processes succeed or fail as DEED says: `python scripted_run.py KEY VALUE ...`
 
 The environment variable ADDRESS is the rendezvous. With SPAWN, two processes are started on each
 machine, by the method "spawn" as in real runs, or by "fork", which is faster. Without SPAWN, a
@@ -36,7 +36,7 @@ def main(recipe: Recipe, world: World) -> None:
     signal.alarm(DEADLINE)
     folder, name = Path(recipe.output_dir), os.environ["DEED"]
     if name == "train":
-        _train(folder, world, timedelta(seconds=recipe.dist_stall_seconds))
+        _train(folder, world, timedelta(seconds=recipe.dist_timeout_seconds))
     if world.rank == 1:
         _fail(name)
     elif name == "bug":

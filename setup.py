@@ -14,7 +14,7 @@ setup(
     package_dir=FOLDERS,
     package_data={
         "slowfast_patches.configs": ["*/*.yaml"],
-        "slowfast_patches.study": ["*.yaml"],
+        "slowfast_patches.experiments": ["*.yaml"],
         "": ["py.typed", "options.toml"],
         "slowfast_patches": ["weights/*/*"],
     },

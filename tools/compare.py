@@ -70,12 +70,12 @@ if __name__ == "__main__":
 command_line.answer_help(new_parser)
 
 from slowfast_patches.config.load import recipe_path
-from slowfast_patches.study import slurm_jobs
-from slowfast_patches.study.arms import step_seconds_of
-from slowfast_patches.study.beside import train_beside
-from slowfast_patches.study.checks import checked
-from slowfast_patches.study.compare import compare, make_arms
-from slowfast_patches.study.runs import Study, train
+from slowfast_patches.experiments import slurm_jobs
+from slowfast_patches.experiments.beside import train_beside
+from slowfast_patches.experiments.checks import checked
+from slowfast_patches.experiments.compare import compare, make_variants
+from slowfast_patches.experiments.runs import Experiment, train
+from slowfast_patches.experiments.variants import step_seconds_of
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -100,32 +100,34 @@ def main(argv: list[str] | None = None) -> int:
     """Train the missing runs, write and print the report, and return the exit status."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-compare", *(sys.argv[1:] if argv is None else argv)])
-    arms = make_arms(
+    variants = make_variants(
         list(map(recipe_path, args.cfg)),
         args.overrides,
         equal_iterations=args.equal_iterations,
         lengths=args.lengths,
     )
-    study = Study(arms, args.seeds, args.output, accepted=frozenset(args.accept_change))
+    experiment = Experiment(
+        variants, args.seeds, args.output, accepted=frozenset(args.accept_change)
+    )
     step_times = None
     if args.step_times:
-        seconds, step_times = step_seconds_of(arms, args.step_times)
-        study = replace(study, step_seconds=seconds)
-    study = checked(study, args.step_times, trains=True)
+        seconds, step_times = step_seconds_of(variants, args.step_times)
+        experiment = replace(experiment, step_seconds=seconds)
+    experiment = checked(experiment, args.step_times, trains=True)
     run_net = Path(__file__).with_name("run_net.py")
-    finished = [study.runs()] if args.slurm else train(study, run_net)
+    finished = [experiment.runs()] if args.slurm else train(experiment, run_net)
     if args.jobs > 1:
-        finished = train_beside(study, run_net, args.jobs)
+        finished = train_beside(experiment, run_net, args.jobs)
     if args.slurm:
-        slurm_jobs.submit_study(study, run_net, args.slurm)
+        slurm_jobs.submit_experiment(experiment, run_net, args.slurm)
     for runs in finished:
-        report = compare(study, runs, command, step_times)
+        report = compare(experiment, runs, command, step_times)
         if len(runs):
-            report.write(study.output)
+            report.write(experiment.output)
     print(report)
     if len(runs):
         print(f"\nPicture: {args.output / 'report.png'}. Report: {args.output / 'report.md'}")
-    return int(bool(study.failed()))
+    return int(bool(experiment.failed()))
 
 
 if __name__ == "__main__":

@@ -61,15 +61,15 @@ command_line.answer_help(new_parser)
 from multigrid import PAPER, Cycles
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.experiments.checks import check_outputs, checked, report_files
+from slowfast_patches.experiments.runs import Experiment, train
 from slowfast_patches.extras.pilot.pilot import (
     ShortBaselineError,
     measured_seconds,
-    pilot_arms,
-    pilot_study,
+    pilot_experiment,
+    pilot_variants,
 )
 from slowfast_patches.extras.pilot.pilot_report import evaluate_pilot, recipe_text, report_pilot
-from slowfast_patches.study.checks import check_outputs, checked, report_files
-from slowfast_patches.study.runs import Study, train
 from slowfast_patches.utils.files import make_folder, write_text
 
 _PLAN = (
@@ -98,7 +98,7 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, advice: str) -
         cycles: Cycles of the multigrid recipe.
         advice: The command trains the better recipe, or both if the advice is "undecided".
     """
-    assert cycles is not None, "The best arm must have cycles."
+    assert cycles is not None, "The best variant must have cycles."
     recipe = args.output / "multigrid.yaml"
     make_folder(args.output, "--output")
     given = recipe_path(args.cfg).resolve()
@@ -122,29 +122,29 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     make_folder(args.output, "--output")
     print(_PLAN.format(args.cfg), file=sys.stderr, flush=True)
-    arms = pilot_arms(recipe_path(args.cfg), args.overrides)
+    variants = pilot_variants(recipe_path(args.cfg), args.overrides)
     accepted = frozenset(args.accept_change)
-    check_outputs(Study(arms, args.seeds, args.output), args.step_times, FILES)
-    arms, seconds, dropped = measured_seconds(arms, args.step_times, args.output)
+    check_outputs(Experiment(variants, args.seeds, args.output), args.step_times, FILES)
+    variants, seconds, dropped = measured_seconds(variants, args.step_times, args.output)
     try:
-        study = pilot_study(arms, seconds, args.minutes, args.seeds, args.output)
+        experiment = pilot_experiment(variants, seconds, args.minutes, args.seeds, args.output)
     except ShortBaselineError as error:
-        advised = next_command(args, cycles_of(arms[1].recipe), "undecided")
+        advised = next_command(args, cycles_of(variants[1].recipe), "undecided")
         print(f"{error}\n\n    {advised}")
         return 0
-    study = replace(study, accepted=accepted, dropped=dropped)
-    study = checked(study, args.step_times, trains=True, writes=FILES)
-    *_, runs = train(study, Path(__file__).with_name("run_net.py"))
-    outcome = evaluate_pilot(study, runs)
+    experiment = replace(experiment, accepted=accepted, dropped=dropped)
+    experiment = checked(experiment, args.step_times, trains=True, writes=FILES)
+    *_, runs = train(experiment, Path(__file__).with_name("run_net.py"))
+    outcome = evaluate_pilot(experiment, runs)
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
-    report = report_pilot(study, runs, outcome, command, seconds[0])
+    report = report_pilot(experiment, runs, outcome, command, seconds[0])
     report.write(args.output)
     best = cycles_of(outcome.best.recipe)
     advised = next_command(args, best, outcome.advice)
     print(report)
     print(f"\n    {advised}")
     print(f"\nReport: {args.output / 'pilot.md'}, pilot.json")
-    return int(bool(study.failed()))
+    return int(bool(experiment.failed()))
 
 
 if __name__ == "__main__":

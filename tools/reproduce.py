@@ -30,8 +30,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from slowfast_patches.experiments.published import PUBLISHED
 from slowfast_patches.launch import slurm_options
-from slowfast_patches.study.published import PUBLISHED
 from slowfast_patches.utils import command_line
 
 _DATA = ("kinetics", "ssv2", "charades")
@@ -75,12 +75,12 @@ if __name__ == "__main__":
     command_line.start_program()
 command_line.answer_help(new_parser)
 
-from slowfast_patches.study import reproduce, slurm_jobs
-from slowfast_patches.study.arms import check_study
-from slowfast_patches.study.checks import checked, report_files
-from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
-from slowfast_patches.study.report import Report
-from slowfast_patches.study.runs import Study, train
+from slowfast_patches.experiments import reproduce, slurm_jobs
+from slowfast_patches.experiments.checks import checked, report_files
+from slowfast_patches.experiments.paper import PAPER, PAPER_TABLES, paper_variants
+from slowfast_patches.experiments.report import Report
+from slowfast_patches.experiments.runs import Experiment, train
+from slowfast_patches.experiments.variants import check_experiment
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -99,44 +99,44 @@ def main(argv: list[str] | None = None) -> int:
     """Print the costs, train the missing runs if requested, and write and print the tables."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
-    check_study([], args.overrides)
+    check_experiment([], args.overrides)
     names = PAPER if args.name == "all" else [args.name]
-    experiments = {name: EXPERIMENTS[name] for name in names}
-    rows = [row for experiment in experiments.values() for row in experiment.rows]
+    tables = {name: PAPER_TABLES[name] for name in names}
+    rows = [row for table in tables.values() for row in table.rows]
     data = {name: getattr(args, name) for name in _DATA}
     weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}
-    arms = paper_arms(rows, data, weights, args.overrides)
+    variants = paper_variants(rows, data, weights, args.overrides)
     accepted = frozenset(args.accept_change)
-    study = Study(list(arms.values()), args.seeds, args.output, accepted=accepted)
-    costs = reproduce.costs_of(arms, args.step_times)
-    print(f"{len(arms)} different recipes × {len(study.seeds)} seeds\n", flush=True)
+    experiment = Experiment(list(variants.values()), args.seeds, args.output, accepted=accepted)
+    costs = reproduce.costs_of(variants, args.step_times)
+    print(f"{len(variants)} different recipes × {len(experiment.seeds)} seeds\n", flush=True)
 
     def report() -> list[Report]:
-        runs = study.runs()
+        runs = experiment.runs()
         return [
-            reproduce.report_experiment(name, experiment, study, runs, costs, command)
-            for name, experiment in experiments.items()
+            reproduce.report_table(name, table, experiment, runs, costs, command)
+            for name, table in tables.items()
         ]
 
     run_net = Path(__file__).resolve().with_name("run_net.py")
     if args.local or args.slurm:
-        reproduce.check_inputs(rows, arms)
-    study = checked(
-        study,
+        reproduce.check_inputs(rows, variants)
+    experiment = checked(
+        experiment,
         args.step_times,
         trains=bool(args.local or args.slurm),
-        writes=report_files(*experiments),
+        writes=report_files(*tables),
     )
-    for _ in train(study, run_net) if args.local else ():
+    for _ in train(experiment, run_net) if args.local else ():
         for each in report():
             each.write(args.output)
     if args.slurm:
-        slurm_jobs.submit_study(study, run_net, args.slurm)
+        slurm_jobs.submit_experiment(experiment, run_net, args.slurm)
     for each in report():
         print(f"{each.title}\n\n{each}\n")
         if not args.dry_run:
             each.write(args.output)
-    return int(bool(study.failed()))
+    return int(bool(experiment.failed()))
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ command_line.answer_help(new_parser)
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
+from slowfast_patches.experiments import slurm_jobs
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import FOLDER, batch_file
-from slowfast_patches.study import slurm_jobs
 from slowfast_patches.utils.errors import UserError
 
 

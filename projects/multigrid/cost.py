@@ -111,7 +111,7 @@ def final_iterations(schedule: Schedule) -> int:
     return schedule.iterations - max(coarse, default=0)
 
 
-def short_ends(schedule: Schedule) -> tuple[str, ...]:
+def fine_tuning_warnings(schedule: Schedule) -> tuple[str, ...]:
     """Return a warning if the training ends with too few iterations at the baseline's shape.
 
     Returns:

@@ -33,14 +33,14 @@ def divide(
     batch: Mapping[str, Any],
     clips: int,
     group_size: int | None,
-    parts: int,
+    accumulation_steps: int,
     modules: Iterable[nn.Module],
 ) -> Iterator[MicroBatch]:
     """Yield micro-batches of whole BN groups, and update the running statistics after the last one.
 
     BN group g of G has the clips g, g + G, g + 2G, ... (see `GroupedBatchNorm3d`). Micro-batch p
-    has the groups p, p + `parts`, p + 2 · `parts`, ... `check_accumulation` checks that there are
-    enough groups.
+    has the groups p, p + n, p + 2 · n, ..., where n is `accumulation_steps`. `check_accumulation`
+    checks that there are enough groups.
 
     Each micro-batch starts from the running statistics before the mini-batch. After the last one,
     set the running statistics to the mean of those of the micro-batches, weighted by clips. Buffers
@@ -50,10 +50,10 @@ def divide(
         batch: The mini-batch. Tensors with one row per clip are divided.
         clips: Number of clips on this process.
         group_size: Clips per BN group, or None for a model without batch normalisation.
-        parts: Number of micro-batches.
+        accumulation_steps: Number of micro-batches.
         modules: All modules of the model to train, such as `model.modules()`.
     """
-    if parts == 1:
+    if accumulation_steps == 1:
         yield MicroBatch(dict(batch), 1.0, True, list(range(clips)))
         return
     groups = max(1, clips // (group_size or 1))  # a group may extend over several processes
@@ -67,13 +67,13 @@ def divide(
     other_starts = _copies(others)
     changes = list[Tensor]()
     put_back = keep_buffers(modules) if stats or others else None
-    for part in range(parts):
+    for part in range(accumulation_steps):
         if put_back is not None:
             put_back()
-        chosen = [i for i in range(clips) if i % groups % parts == part]
+        chosen = [i for i in range(clips) if i % groups % accumulation_steps == part]
         share = len(chosen) / clips
         micro = select_clips(batch, chosen, clips)
-        yield MicroBatch(micro, share, part == parts - 1, chosen)
+        yield MicroBatch(micro, share, part == accumulation_steps - 1, chosen)
         differences = list(torch._foreach_sub(stats, starts)) if stats else []
         for buffer, start in zip(others, other_starts, strict=True):
             # The difference is 0 for a constant, also an infinite one.

@@ -19,7 +19,7 @@ from multigrid.agreement import differences
 from multigrid.batchnorm import GroupedBatchNorm3d, check_accumulation, form_groups
 from multigrid.batchnorm.shared import is_distributed
 from multigrid.contract import CheckedClips, check_dataset, check_options, require
-from multigrid.cost import cycle_advice, rate_rule_advice, short_ends
+from multigrid.cost import cycle_advice, fine_tuning_warnings, rate_rule_advice
 from multigrid.epochs import EpochLoader, divide_epochs
 from multigrid.errors import MultigridError
 from multigrid.identity import describe
@@ -55,8 +55,8 @@ class Training:
     the next clips.
 
     A warning is issued if the training ends with too few iterations at the baseline's shape
-    (`multigrid.cost.short_ends`), or if other cycles are recommended for the length of the training
-    (`recommend_cycles`).
+    (`multigrid.cost.fine_tuning_warnings`), or if other cycles are recommended for the length of
+    the training (`recommend_cycles`).
 
     Args:
         schedule: The schedule to train.
@@ -105,7 +105,7 @@ class Training:
         self._is_compared = False
         self._state: StepState | None = None
         self._watch = LoopWatch()
-        for text in (*short_ends(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
+        for text in (*fine_tuning_warnings(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
             warnings.warn(text, stacklevel=2)
 
     @property

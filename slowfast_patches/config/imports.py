@@ -2,7 +2,7 @@
 
 The option --import sets IMPORTS. `load_recipe` imports the modules before it checks the recipe.
 Because IMPORTS is part of the recipe, all processes of a run (launch/launch.py), SLURM jobs and
-runs of a study import the same modules. `config.yaml` and checkpoints store the module names.
+runs of an experiment import the same modules. `config.yaml` and checkpoints store the module names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a result was computed from: one value for runs, checkpoints, studies and predictions.
+"""What a result was computed from: one value for runs, checkpoints, experiments and predictions.
 
 `run_identity` makes the value of a run. It is stored in each checkpoint and in result.json.
 `differences_between` compares two values in words. Nothing is reused because a name, a time stamp
@@ -112,12 +112,12 @@ RESULT = Aspect(
     _TRAINING | _TEST,
 )
 """What must be equal for two results to be equal."""
-STUDY = Aspect(lambda name: RESULT.key(name) or changes_times(name), RESULT.facts)
-"""What must be equal for a finished run to stand for a run of a study: the result and the times."""
+EXPERIMENT = Aspect(lambda name: RESULT.key(name) or changes_times(name), RESULT.facts)
+"""What must be equal for a finished run to stand for a run of an experiment: result and times."""
 SCORES = Aspect(changes_scores, frozenset())
 """What must be equal for a model to score videos as in its training."""
 DATA = Aspect(lambda name: False, _TRAINING - {"schedule", "rates", "division"} | _TEST)
-"""What the recipes of two arms do not say."""
+"""What the recipes of two variants do not say."""
 
 
 def differences_between(there: Identity, here: Identity, aspect: Aspect) -> dict[str, str]:
@@ -235,8 +235,8 @@ def run_identity(
         recipe: The resolved recipe.
         datasets: The data sets of the run by split. By default, they are built from the lists that
             exist on this machine. Lists that do not exist are unknown.
-        seen: Facts about lists and videos that another call has found. The runs of a study share
-            their lists.
+        seen: Facts about lists and videos that another call has found. The runs of an experiment
+            share their lists.
         clips: Whether to look at the video files. Without `datasets`, the lists alone are read.
     """
     facts = dict[str, Fact]()
@@ -285,7 +285,7 @@ def effective_keys(recipe: Recipe) -> dict[str, Any]:
     return {
         name: value
         for name, value in values.items()
-        if (STUDY.key(name) or SCORES.key(name)) and name not in without_effect
+        if (EXPERIMENT.key(name) or SCORES.key(name)) and name not in without_effect
     }
 
 

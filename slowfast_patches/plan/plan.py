@@ -12,9 +12,9 @@ from multigrid.cost import (
     FlopsPerClip,
     baseline_cost,
     cycle_advice,
+    fine_tuning_warnings,
     iteration_flops,
     schedule_cost,
-    short_ends,
 )
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
@@ -156,7 +156,7 @@ def plan_of(recipe: Recipe, num_videos: int | None = None, timing: StepTiming = 
 
 def plan_warnings(schedule: Schedule) -> list[str]:
     """Return warnings: too few final iterations, or cycles that do not suit the length."""
-    ends = ["; ".join((text, *length_advice())) for text in short_ends(schedule)]
+    ends = ["; ".join((text, *length_advice())) for text in fine_tuning_warnings(schedule)]
     return [*ends, *cycle_advice(schedule, _USE)]
 
 

@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     Attributes:
         loss: Sum of the losses of this process's rows, divided by the mean number of rows per
             process. A scalar. By default, each clip has one row.
-        scores: Logits of the N rows, (N, C), by micro-batch.
+        logits: Logits of the N rows, (N, C), by micro-batch.
         labels: Class indices (N,). Multi-hot or weighted labels have the shape (N, C).
         failures: (path, reason) of each unreadable video.
         resampled: Number of clips whose crop was drawn again, because it showed no target.
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     """
 
     loss: Tensor
-    scores: Tensor
+    logits: Tensor
     labels: Tensor
     failures: Sequence[tuple[str, str]] = ()
     resampled: int = 0
@@ -70,8 +70,8 @@ class Stepper:
             depend on these settings.
         network: The module to call in a forward pass: `model`, the compiled model, or a DDP wrapper
             of either.
-        parts: Number of micro-batches into which the clips of this process are divided. Each
-            consists of whole BN groups (`multigrid.micro_batches.divide`).
+        accumulation_steps: Number of micro-batches into which the clips of this process are
+            divided. Each consists of whole BN groups (`multigrid.micro_batches.divide`).
         state: Owner of what changes in the model and the optimizer from step to step.
         average: Model with the exponential moving average of the weights, or None without
             MODEL.EMA_DECAY.
@@ -97,7 +97,7 @@ class Stepper:
         self.recipe = recipe
         self.model = model
         self.device = device
-        self.parts: int = recipe.solver.accumulation_steps
+        self.accumulation_steps: int = recipe.solver.accumulation_steps
         freeze(model, recipe.train.freeze)
         self.state = StepState(model)
         self.average: nn.Module | None = None
@@ -185,24 +185,29 @@ class Stepper:
             if self._lowered is not None:
                 of_step.enter_context(self._lowered.lowered())
             gradients = _GradientSum(self.optimizer)
-            parts: Iterable[MicroBatch] = [MicroBatch(dict(batch), 1.0, True, list(range(count)))]
-            if self.parts > 1:
-                parts = divide(batch, count, size, self.parts, self.state.modules)
-            for part in parts:
-                outcomes.append(self._pass(part, [clips[i] for i in part.clips], rows, mark))
-                if self.parts > 1 and not isinstance(self.network, DistributedDataParallel):
-                    gradients.add(is_last=part.is_last)
+            for micro_batch in self._micro_batches(batch, size):
+                numbers = [clips[i] for i in micro_batch.clips]
+                outcomes.append(self._pass(micro_batch, numbers, rows, mark))
+                is_parallel = isinstance(self.network, DistributedDataParallel)
+                if self.accumulation_steps > 1 and not is_parallel:
+                    gradients.add(is_last=micro_batch.is_last)
         if isinstance(self.network, DistributedDataParallel):
             check_gradients(self.model)
-        losses, scores, labels = map(_joined, zip(*outcomes, strict=True))
+        losses, logits, labels = map(_joined, zip(*outcomes, strict=True))
         loss = losses.mean() if len(outcomes) > 1 else losses[0]
         told = cast(Any, batch)
         counts = (told.get("resampled", 0), told.get("failed_epochs", ()))
-        return Outcome(loss, scores, labels, batch["failures"], *counts)
+        return Outcome(loss, logits, labels, batch["failures"], *counts)
+
+    def _micro_batches(self, batch: Batch, group_size: int | None) -> Iterable[MicroBatch]:
+        count = len(batch["clips"])
+        if self.accumulation_steps == 1:
+            return [MicroBatch(dict(batch), 1.0, True, list(range(count)))]
+        return divide(batch, count, group_size, self.accumulation_steps, self.state.modules)
 
     def _pass(
         self,
-        part: MicroBatch,
+        micro_batch: MicroBatch,
         clips: Sequence[int],
         rows: Tensor | int,
         mark: Callable[[str], None],
@@ -210,7 +215,7 @@ class Stepper:
         """Run the forward and backward pass of a micro-batch.
 
         Args:
-            part: The micro-batch.
+            micro_batch: The micro-batch.
             clips: Indices of its clips in the data stream.
             rows: Number of rows of the mini-batch, averaged over the processes.
             mark: See `__call__`.
@@ -219,7 +224,7 @@ class Stepper:
             The loss (1,), scaled so that its mean over the micro-batches is that of the mini-batch.
             The logits and the targets.
         """
-        micro = self._send_small(part.batch, clips)
+        micro = self._send_small(micro_batch.batch, clips)
         arguments = self._task.arguments(micro, self.transform, self.device)
         targets = self._task.targets(micro, self.device)
         for transform in self._transforms:
@@ -230,15 +235,15 @@ class Stepper:
         # DDP all-reduces the gradients in the backward pass of the last micro-batch only.
         exchange: AbstractContextManager[None] = nullcontext()
         if isinstance(self.network, DistributedDataParallel):
-            exchange = gradient_exchange(self.network, is_last=part.is_last)
+            exchange = gradient_exchange(self.network, is_last=micro_batch.is_last)
         forward: AbstractContextManager[None] = nullcontext()
         if not self.recipe.train.compile:
             forward = self.state.forward(len(clips))
         with exchange:
             with autocast(self.recipe, self.device):
                 with forward:
-                    scores = self.network(*arguments)
-                loss = self._loss_function(scores, targets)
+                    logits = self.network(*arguments)
+                loss = self._loss_function(logits, targets)
             mark("forward")
             # The gradients of the micro-batches add up to the gradient of the mini-batch.
             divisor = rows / len(targets)
@@ -250,8 +255,8 @@ class Stepper:
             mark("backward")
         detached = loss.detach()
         if not is_mean:
-            detached = detached * (self.parts / divisor)
-        return detached.view(1), scores.detach(), targets
+            detached = detached * (self.accumulation_steps / divisor)
+        return detached.view(1), logits.detach(), targets
 
     def _send_small(self, micro: Mapping[str, Any], clips: Sequence[int]) -> dict[str, Any]:
         """Copy everything but the clips to the device: flips, labels, coverage and dropout masks.

@@ -200,7 +200,7 @@ def add_cfg(group: argparse._ActionsContainer) -> None:
 
 
 def add_output(group: argparse._ActionsContainer, default: str) -> None:
-    """Add --output, the folder of a study."""
+    """Add --output, the folder of an experiment."""
     text = "folder for runs and reports (default: %(default)s)"
     add_option(group, "--output", "DIR", text, Path, Path(default))
 

@@ -23,6 +23,16 @@ from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, cycle_keys
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
+from slowfast_patches.experiments.runs import Experiment
+from slowfast_patches.experiments.variants import (
+    Seen,
+    Variant,
+    check_experiment,
+    make_variant,
+    scaled,
+    step_seconds,
+    step_seconds_of,
+)
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
@@ -35,16 +45,6 @@ from slowfast_patches.plan.step_time_file import (
     write_step_times,
 )
 from slowfast_patches.plan.step_times import shapes_to_measure
-from slowfast_patches.study.arms import (
-    Arm,
-    Seen,
-    check_study,
-    make_arm,
-    scaled,
-    step_seconds,
-    step_seconds_of,
-)
-from slowfast_patches.study.runs import Study
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
 from slowfast_patches.utils.clock import format_duration
@@ -68,7 +68,7 @@ _SMALLEST_CROP = 32
 """Minimum crop size of a cycle in pixels. It is the stride of the last feature map."""
 
 _PRECISE = 6
-"""Maximum number of mini-batches for precise BN. More are not needed to compare arms."""
+"""Maximum number of mini-batches for precise BN. More are not needed to compare variants."""
 
 _NEVER = 10**6
 """Number of epochs between evaluations that is longer than any training."""
@@ -85,21 +85,21 @@ class ShortBaselineError(UserError):
     """Error raised when a full training of the baseline takes no longer than the pilot."""
 
 
-def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
-    """Build full-length arms: the baseline, and one arm for each cycle that fits the recipe.
+def pilot_variants(cfg_file: Path, overrides: Sequence[str]) -> list[Variant]:
+    """Build full-length variants: the baseline, and one for each cycle that fits the recipe.
 
-    Each arm is evaluated once on the validation set, after its last iteration.
+    Each variant is evaluated once on the validation set, after its last iteration.
 
     Returns:
-        The arms, the baseline first.
+        The variants, the baseline first.
 
     Raises:
         ValueError: The recipe cannot be trained on this machine or has several labels per video, or
             no cycle fits the recipe.
     """
-    check_study([cfg_file], overrides)
+    check_experiment([cfg_file], overrides)
     if clashes := [key for key in cycle_keys(PAPER) if key in overrides[::2]]:
-        raise UserError(f"{clashes[0]} is set for each arm of the pilot. Do not set it.")
+        raise UserError(f"{clashes[0]} is set for each variant of the pilot. Do not set it.")
     recipe = load_with_classes(cfg_file, overrides)
     placement = find_placement(recipe, os.environ)
     if placement.machines > 1 or (placement.local_rank is not None and placement.size > 1):
@@ -124,49 +124,52 @@ def pilot_arms(cfg_file: Path, overrides: Sequence[str]) -> list[Arm]:
     }
     off: dict[str, object] = {"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False}
     seen: Seen = {}
-    arms = [_make_arm("baseline", cfg_file, (*overrides, *as_overrides(keys | off)), seen)]
+    variants = [_make_variant("baseline", cfg_file, (*overrides, *as_overrides(keys | off)), seen)]
     reasons = list[str]()
     for cycles in CYCLES:
         pairs = (*overrides, *as_overrides(keys | cycle_keys(cycles)))
         try:
-            arms.append(_make_arm(cycles.name, cfg_file, pairs, seen))
+            variants.append(_make_variant(cycles.name, cfg_file, pairs, seen))
         except MultigridError as error:
             reasons.append(str(error))
-    if len(arms) == 1:
-        raise UserError(f"No cycle fits the shape {arms[0].schedule.base}: {'; '.join(reasons)}")
-    return arms
+    if len(variants) == 1:
+        raise UserError(
+            f"No cycle fits the shape {variants[0].schedule.base}: {'; '.join(reasons)}"
+        )
+    return variants
 
 
-def _make_arm(name: str, cfg_file: Path, overrides: Sequence[str], seen: Seen) -> Arm:
-    """Build an arm of a pilot. Raise ValueError if a shape of its schedule cannot be trained."""
-    arm = make_arm(name, cfg_file, overrides, seen)
-    check_world_size(arm.recipe, arm.schedule)
-    smallest = min(shape.crop for shape in arm.schedule.shapes)
-    if arm.recipe.uses_multigrid and smallest < _SMALLEST_CROP:
+def _make_variant(name: str, cfg_file: Path, overrides: Sequence[str], seen: Seen) -> Variant:
+    """Build a variant of a pilot. Raise ValueError if a shape of its schedule cannot be trained."""
+    variant = make_variant(name, cfg_file, overrides, seen)
+    check_world_size(variant.recipe, variant.schedule)
+    smallest = min(shape.crop for shape in variant.schedule.shapes)
+    if variant.recipe.uses_multigrid and smallest < _SMALLEST_CROP:
         raise UserError(f"{name}: a crop of {smallest} pixels is smaller than {_SMALLEST_CROP}")
-    check_shapes(arm.recipe, arm.schedule.shapes)
-    return arm
+    check_shapes(variant.recipe, variant.schedule.shapes)
+    return variant
 
 
 class Measured(NamedTuple):
-    """Arms whose steps were timed.
+    """Variants whose steps were timed.
 
     Attributes:
-        arms: The arms all of whose shapes can be trained on this machine, the baseline first.
-        seconds: Time of all training steps of each of these arms, in seconds.
-        dropped: Maps the name of each other arm to the reason.
+        variants: The variants all of whose shapes can be trained on this machine, the baseline
+        first.
+        seconds: Time of all training steps of each of these variants, in seconds.
+        dropped: Maps the name of each other variant to the reason.
     """
 
-    arms: list[Arm]
+    variants: list[Variant]
     seconds: list[float]
     dropped: dict[str, str]
 
 
-def measured_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -> Measured:
-    """Return the time of all training steps of each arm that can be trained on this machine.
+def measured_seconds(variants: Sequence[Variant], files: Sequence[Path], output: Path) -> Measured:
+    """Return the time of all training steps of each variant that can be trained on this machine.
 
     Args:
-        arms: Full-length arms, the baseline first.
+        variants: Full-length variants, the baseline first.
         files: Step-time files of benchmarks/step_time.py. If there are none, step times are
             measured on this machine. The measured times are stored in step_times.json, and reused
             when the pilot is repeated with the same processor or GPU, threads and torch, as long
@@ -174,36 +177,36 @@ def measured_seconds(arms: Sequence[Arm], files: Sequence[Path], output: Path) -
         output: Folder of step_times.json.
 
     Raises:
-        ValueError: No file in `files` fits an arm, the files were measured with different machines,
-            or a shape of the baseline does not fit into memory. Or the folder has runs whose
-            lengths follow from step times of another machine.
+        ValueError: No file in `files` fits a variant, the files were measured with different
+            machines, or a shape of the baseline does not fit into memory. Or the folder has runs
+            whose lengths follow from step times of another machine.
     """
     if files:
-        seconds, _ = step_seconds_of(arms, files)
-        return Measured(list(arms), list(seconds.values()), {})
+        seconds, _ = step_seconds_of(variants, files)
+        return Measured(list(variants), list(seconds.values()), {})
     stored = output / "step_times.json"
     dropped = dict[str, str]()
-    if not _is_usable(stored, arms[0], output):
-        dropped = _measure(arms, stored)
-    kept, seconds_of_arms = list[Arm](), list[float]()
-    for arm in arms:
+    if not _is_usable(stored, variants[0], output):
+        dropped = _measure(variants, stored)
+    kept, seconds_of_variants = list[Variant](), list[float]()
+    for variant in variants:
         try:
-            seconds_of_arms.append(step_seconds(arm, [stored]))
-            kept.append(arm)
+            seconds_of_variants.append(step_seconds(variant, [stored]))
+            kept.append(variant)
         except MisfitError as error:
-            dropped.setdefault(arm.name, str(error))
-    if not kept or kept[0] is not arms[0] or len(kept) < 2:
+            dropped.setdefault(variant.name, str(error))
+    if not kept or kept[0] is not variants[0] or len(kept) < 2:
         raise UserError(f"The pilot needs the baseline and a cycle: {'; '.join(dropped.values())}")
     return Measured(
-        kept, seconds_of_arms, {n: dropped[n] for n in dropped if n not in _names(kept)}
+        kept, seconds_of_variants, {n: dropped[n] for n in dropped if n not in _names(kept)}
     )
 
 
-def _names(arms: Sequence[Arm]) -> set[str]:
-    return {arm.name for arm in arms}
+def _names(variants: Sequence[Variant]) -> set[str]:
+    return {variant.name for variant in variants}
 
 
-def _is_usable(stored: Path, baseline: Arm, output: Path) -> bool:
+def _is_usable(stored: Path, baseline: Variant, output: Path) -> bool:
     """Return whether step times that an earlier pilot has stored are those of this machine.
 
     Raises:
@@ -229,19 +232,19 @@ def _is_usable(stored: Path, baseline: Arm, output: Path) -> bool:
     return False
 
 
-def _measure(arms: Sequence[Arm], stored: Path) -> dict[str, str]:
-    """Measure the steps of all arms, and store the times of the shapes that can be trained.
+def _measure(variants: Sequence[Variant], stored: Path) -> dict[str, str]:
+    """Measure the steps of all variants, and store the times of the shapes that can be trained.
 
     Returns:
-        Maps the name of each arm with a shape that cannot be trained to the reason.
+        Maps the name of each variant with a shape that cannot be trained to the reason.
     """
-    recipe = arms[0].recipe
+    recipe = variants[0].recipe
     set_up_device(recipe)
     device = process_device(recipe, 0)
     torch.manual_seed(recipe.rng_seed)
     stepper = Stepper(recipe, build_model(recipe, grouped_bn=True).to(device), device)
-    of_arms = {arm.name: shapes_to_measure(arm.recipe) for arm in arms}
-    kinds = list(dict.fromkeys(kind for shapes in of_arms.values() for kind in shapes))
+    of_variants = {variant.name: shapes_to_measure(variant.recipe) for variant in variants}
+    kinds = list(dict.fromkeys(kind for shapes in of_variants.values() for kind in shapes))
     reasons = dict[Kind, str]()
     text = (
         f"StepTiming a few training steps at each of {len(kinds)} shapes, to choose the lengths ..."
@@ -261,40 +264,42 @@ def _measure(arms: Sequence[Arm], stored: Path) -> dict[str, str]:
     del stepper
     torch.cuda.empty_cache()  # The runs are other processes and need the memory.
     failing = {
-        name: [reasons[k] for k in shapes if k in reasons] for name, shapes in of_arms.items()
+        name: [reasons[k] for k in shapes if k in reasons] for name, shapes in of_variants.items()
     }
     return {name: texts[0] for name, texts in failing.items() if texts}
 
 
-def pilot_study(
-    arms: Sequence[Arm],
+def pilot_experiment(
+    variants: Sequence[Variant],
     seconds_of_steps: Sequence[float],
     minutes: float | None,
     seeds: Sequence[int],
     output: Path,
-) -> Study:
-    """Choose as many arms as the time allows, and shorten them to equal training times.
+) -> Experiment:
+    """Choose as many variants as the time allows, and shorten them to equal training times.
 
     Args:
-        arms: Full-length arms returned by `pilot_arms`, the baseline first.
-        seconds_of_steps: Time of all training steps of each full-length arm, in seconds.
+        variants: Full-length variants returned by `pilot_variants`, the baseline first.
+        seconds_of_steps: Time of all training steps of each full-length variant, in seconds.
         minutes: Time of the pilot per seed. None means a tenth of the full baseline. The pilot
             takes at least as long as a useful result needs.
-        seeds: Random seeds. Each arm is trained with each seed.
+        seeds: Random seeds. Each variant is trained with each seed.
         output: Folder of the runs.
 
     Returns:
-        The study that trains the shortened arms.
+        The experiment that trains the shortened variants.
 
     Raises:
         ShortBaselineError: The full baseline takes no longer than the pilot.
     """
     whole = seconds_of_steps[0]
     _, evaluation = evaluation_share(
-        arms[0].recipe, arms[0].schedule, lambda frames, crop: frames * crop**2
+        variants[0].recipe, variants[0].schedule, lambda frames, crop: frames * crop**2
     )
     besides = _START + evaluation * whole
-    needs = [besides + _least(arm) * s for arm, s in zip(arms, seconds_of_steps, strict=True)]
+    needs = [
+        besides + _least(variant) * s for variant, s in zip(variants, seconds_of_steps, strict=True)
+    ]
     seconds = max(2 * max(needs[:2]), whole / 10 if minutes is None else 60 * minutes)
     if whole <= seconds:
         raise ShortBaselineError(
@@ -302,23 +307,23 @@ def pilot_study(
             f"{format_duration(whole)}, and a pilot {format_duration(seconds)}. Train both the "
             "baseline and the multigrid recipe in full instead. The result is more reliable."
         )
-    number = max(n for n in range(2, len(arms) + 1) if n * max(needs[:n]) <= seconds)
+    number = max(n for n in range(2, len(variants) + 1) if n * max(needs[:n]) <= seconds)
     share = seconds / number - besides
     tried = [
-        scaled(arm, share / whole_arm)
-        for arm, whole_arm in zip(arms[:number], seconds_of_steps, strict=False)
+        scaled(variant, share / whole_variant)
+        for variant, whole_variant in zip(variants[:number], seconds_of_steps, strict=False)
     ]
-    tried = [replace(arm, baseline=tried[0].name) for arm in tried]
+    tried = [replace(variant, baseline=tried[0].name) for variant in tried]
     print(
-        f"The pilot takes about {format_duration(seconds)} per seed. Each of these arms is trained "
-        f"for {format_duration(share)}: {'; '.join(arm.label for arm in tried)}.",
+        f"The pilot takes about {format_duration(seconds)} per seed. Each of these variants is "
+        f"trained for {format_duration(share)}: {'; '.join(variant.label for variant in tried)}.",
         file=sys.stderr,
     )
-    return Study(tried, seeds, output, {arm.name: share for arm in tried})
+    return Experiment(tried, seeds, output, {variant.name: share for variant in tried})
 
 
-def _least(arm: Arm) -> float:
-    """Return the minimum length of an arm for a useful result, as a fraction of its full length."""
-    if not arm.recipe.uses_multigrid:
-        return _ITERATIONS / arm.iterations
-    return _FINAL / final_iterations(arm.schedule)
+def _least(variant: Variant) -> float:
+    """Return the minimum length of a variant, as a fraction of its full length."""
+    if not variant.recipe.uses_multigrid:
+        return _ITERATIONS / variant.iterations
+    return _FINAL / final_iterations(variant.schedule)

@@ -19,17 +19,17 @@ from multigrid import Cycles
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.schedule import cycle_keys
-from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.report import (
+from slowfast_patches.experiments.report import (
     Report,
-    arms_table,
+    experiment_json,
+    experiment_warnings,
     explain_differences,
     origin,
-    study_json,
-    study_warnings,
+    variants_table,
 )
-from slowfast_patches.study.runs import Study
-from slowfast_patches.study.score import format_score, score_of, scored_videos
+from slowfast_patches.experiments.runs import Experiment
+from slowfast_patches.experiments.score import format_score, score_of, scored_videos
+from slowfast_patches.experiments.variants import Variant
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.errors import RunError
 
@@ -40,25 +40,25 @@ _SUREST = 0.95
 """Maximum probability that is reported. A few seeds on one data set cannot prove more."""
 
 _WAITING = 0.15
-"""Share of training time spent waiting for data from which the arms' times count as unequal."""
+"""Share of training time spent waiting for data from which the variants' times count as unequal."""
 
 _COLUMNS = ("iterations", "clips", "clock", "seconds", "total", "loading")
 
 
 @dataclass(frozen=True)
 class PilotResult:
-    """PilotResult of a pilot, whose arms were trained for equal times.
+    """PilotResult of a pilot, whose variants were trained for equal times.
 
     Attributes:
-        scores: Maps the label of each arm to its score and standard error.
-        best: Arm with the highest score, excluding the baseline.
+        scores: Maps the label of each variant to its score and standard error.
+        best: Variant with the highest score, excluding the baseline.
         ahead: Probability that the best cycle is more accurate than the baseline after equal time.
         waiting: Share of the best cycle's training time that was spent waiting for data.
         speed_up: Speed-up of a full training with the best cycle, relative to the full baseline.
     """
 
     scores: Mapping[str, NormalDist]
-    best: Arm
+    best: Variant
     ahead: float
     waiting: float
     speed_up: float
@@ -77,26 +77,28 @@ class PilotResult:
         return "do not use multigrid" if self.ahead <= 1 - _PROBABLE and recovered else "undecided"
 
 
-def evaluate_pilot(study: Study, runs: pd.DataFrame) -> PilotResult:
+def evaluate_pilot(experiment: Experiment, runs: pd.DataFrame) -> PilotResult:
     """Return the outcome of a pilot.
 
     Args:
-        study: Arms and seeds, the baseline first.
-        runs: Table returned by `Study.runs`.
+        experiment: Variants and seeds, the baseline first.
+        runs: Table returned by `Experiment.runs`.
 
     Raises:
         RunError: The baseline or all cycles have no finished run.
     """
-    baseline, *cycles = study.arms
-    cycles = [arm for arm in cycles if arm.name in set(runs["arm"])]
-    if not cycles or baseline.name not in set(runs["arm"]):
+    baseline, *cycles = experiment.variants
+    cycles = [variant for variant in cycles if variant.name in set(runs["variant"])]
+    if not cycles or baseline.name not in set(runs["variant"]):
         raise RunError(
             "The pilot has no result, because the baseline or all cycles failed: "
-            f"{'; '.join(study.failed().values())}"
+            f"{'; '.join(experiment.failed().values())}"
         )
     metric = metric_names(baseline.recipe)[0]
-    scores = {arm.label: score_of(runs, arm.name, metric) for arm in (baseline, *cycles)}
-    best = max(cycles, key=lambda arm: scores[arm.label].mean)
+    scores = {
+        variant.label: score_of(runs, variant.name, metric) for variant in (baseline, *cycles)
+    }
+    best = max(cycles, key=lambda variant: scores[variant.label].mean)
     ahead = 1 - (scores[best.label] - scores[baseline.label]).cdf(0)
     if ahead > 0.5:
         # Bonferroni correction: with several cycles, the best may be ahead by chance.
@@ -105,28 +107,32 @@ def evaluate_pilot(study: Study, runs: pd.DataFrame) -> PilotResult:
         scores,
         best,
         ahead=min(max(ahead, 1 - _SUREST), _SUREST),
-        waiting=float(runs.loc[runs["arm"] == best.name, "loading"].mean()),
-        # All arms take equal times, so the speed-up is the ratio of their lengths.
+        waiting=float(runs.loc[runs["variant"] == best.name, "loading"].mean()),
+        # All variants take equal times, so the speed-up is the ratio of their lengths.
         speed_up=best.length / baseline.length,
     )
 
 
 def report_pilot(
-    study: Study, runs: pd.DataFrame, outcome: PilotResult, command: str, baseline_seconds: float
+    experiment: Experiment,
+    runs: pd.DataFrame,
+    outcome: PilotResult,
+    command: str,
+    baseline_seconds: float,
 ) -> Report:
     """Return the report of a pilot.
 
     Args:
-        study: Arms and seeds, the baseline first.
-        runs: Table returned by `Study.runs`.
+        experiment: Variants and seeds, the baseline first.
+        runs: Table returned by `Experiment.runs`.
         outcome: PilotResult of the pilot.
         command: Command line that reproduces the report.
         baseline_seconds: Time of all training steps of the full-length baseline, in seconds.
     """
     videos = scored_videos(runs["result"])
-    content = study_json(study, runs, command)
+    content = experiment_json(experiment, runs, command)
     chance = content["chance"]
-    seconds = float(runs["total"].sum()) / len(study.seeds)
+    seconds = float(runs["total"].sum()) / len(experiment.seeds)
     scores = "; ".join(f"{name} {format_score(score)}" for name, score in outcome.scores.items())
     explained = (
         f"Scores on {videos} validation videos at the baseline's shape, with the standard errors "
@@ -134,16 +140,18 @@ def report_pilot(
         f"The pilot took {format_duration(seconds)} per seed. A full training of the baseline "
         f"would take {format_duration(baseline_seconds)}, excluding data loading and evaluation."
     )
-    table = arms_table(study, runs, [*_COLUMNS, *metric_names(study.arms[0].recipe)[:1]])
+    table = variants_table(
+        experiment, runs, [*_COLUMNS, *metric_names(experiment.variants[0].recipe)[:1]]
+    )
     return Report(
         name="pilot",
         title="Pilot",
         result=[
-            *(f"Warning: {text}" for text in study_warnings(study, runs)),
+            *(f"Warning: {text}" for text in experiment_warnings(experiment, runs)),
             *_explain(outcome),
         ],
         tables=[table, explained],
-        notes=[*explain_differences(study), *origin(runs, command)],
+        notes=[*explain_differences(experiment), *origin(runs, command)],
         content=content
         | {
             "videos": videos,
@@ -165,8 +173,8 @@ def _explain(outcome: PilotResult) -> list[str]:
     if outcome.waiting >= _WAITING:
         texts.append(
             f'Warning: "{best.label}" spent {100 * outcome.waiting:.0f} % of its training time '
-            "waiting for data, so the arms did not train for equal times. Prepare the videos with "
-            "multigrid-prepare, and repeat the pilot."
+            "waiting for data, so the variants did not train for equal times. Prepare the videos "
+            "with multigrid-prepare, and repeat the pilot."
         )
     if (final := final_iterations(best.schedule)) < MIN_FINAL_ITERATIONS:
         texts.append(

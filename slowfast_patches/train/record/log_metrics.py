@@ -120,7 +120,7 @@ class LogMetrics(Hook):
         GPU.
         """
         self._take_time(trainer, step)
-        right = self._task.count_right(outcome.scores, outcome.labels)
+        right = self._task.count_right(outcome.logits, outcome.labels)
         self._steps.append((outcome.loss, right, outcome.resampled))
         is_due_here = trainer.progress.iteration % self._recipe.log_period == 0
         if is_due_here or is_due(trainer, self._after):

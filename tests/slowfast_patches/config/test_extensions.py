@@ -14,6 +14,8 @@ from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.experiments.runs import run_command
+from slowfast_patches.experiments.variants import make_variant
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
@@ -24,8 +26,6 @@ from slowfast_patches.registry import (
     register_model,
     register_task,
 )
-from slowfast_patches.study.arms import make_arm
-from slowfast_patches.study.runs import run_command
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.task import MultiLabel, Task
 
@@ -64,14 +64,14 @@ def test_a_module_that_cannot_be_imported_is_a_mistake_of_the_user(text: str, sa
 def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
     write("import torch; register_model('net')(lambda recipe: torch.nn.Linear(3, 8))")
     pairs = ("IMPORTS", "mine", "MODEL.ARCH", "net", "DATA.NUM_TRAIN_VIDEOS", "64")
-    arm = make_arm("a", Path("configs/Demo/SLOWFAST_DEMO.yaml"), pairs)
-    command = run_command(arm, 0, Path("out"), Path("run_net.py"))
+    variant = make_variant("a", Path("configs/Demo/SLOWFAST_DEMO.yaml"), pairs)
+    command = run_command(variant, 0, Path("out"), Path("run_net.py"))
     assert command[command.index("IMPORTS") + 1] == "mine"
-    assert parse_yaml(arm.recipe.text, "the test")["IMPORTS"] == ["mine"]
-    assert parse_recipe(arm.recipe.text, "the test").model.spec == MODELS["net"]
+    assert parse_yaml(variant.recipe.text, "the test")["IMPORTS"] == ["mine"]
+    assert parse_recipe(variant.recipe.text, "the test").model.spec == MODELS["net"]
     del sys.modules["mine"]
     with pytest.raises(ValueError, match=r"the test needs the module mine.* add --import mine"):
-        parse_recipe(arm.recipe.text, "the test")
+        parse_recipe(variant.recipe.text, "the test")
 
 
 def test_a_builder_that_returns_no_module_is_told():

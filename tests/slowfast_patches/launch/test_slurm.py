@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from slowfast_patches.config import load_recipe
+from slowfast_patches.experiments.compare import make_variants
+from slowfast_patches.experiments.runs import Experiment
+from slowfast_patches.experiments.slurm_jobs import submit as submit_runs
+from slowfast_patches.experiments.slurm_jobs import submit_experiment
 from slowfast_patches.launch.slurm import Slurm, batch_file
-from slowfast_patches.study.compare import make_arms
-from slowfast_patches.study.runs import Study
-from slowfast_patches.study.slurm_jobs import submit as submit_runs
-from slowfast_patches.study.slurm_jobs import submit_study
 
 RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 SLURM = Slurm("batch", cpus=1)
@@ -48,13 +48,13 @@ def test_a_study_is_queued_once_and_a_run_that_is_warned_starts_again(
     """A job that SLURM rejects is not taken for queued."""
     other = shutil.copy(tiny_recipe, tmp_path / "other.yaml")
     data = ["DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
-    study = Study(make_arms([tiny_recipe, other], data), [0], tmp_path / "100 % x")
+    experiment = Experiment(make_variants([tiny_recipe, other], data), [0], tmp_path / "100 % x")
     program = tmp_path / "run.py"
     program.write_text(RUN)
     with pytest.raises(ValueError, match=r"SLURM's sbatch failed: .* invalid partition"):
-        submit_study(study, program, Slurm("nowhere"))
-    first, second = submit_study(study, program, SLURM).values()
-    assert submit_study(study, program, SLURM) == {}
+        submit_experiment(experiment, program, Slurm("nowhere"))
+    first, second = submit_experiment(experiment, program, SLURM).values()
+    assert submit_experiment(experiment, program, SLURM) == {}
     cluster.until((tmp_path / "waits").exists)
     cluster.run("scancel", "--signal=USR1", second)
     assert cluster.end(first) == cluster.end(second) == "COMPLETED 0:0"

@@ -11,8 +11,8 @@ import torch
 from slowfast_patches.config.recipe import KEYS, Recipe, plain
 from slowfast_patches.plan import identity
 from slowfast_patches.plan.identity import (
+    EXPERIMENT,
     RESULT,
-    STUDY,
     TRAINING,
     Identity,
     clock_text,
@@ -76,7 +76,7 @@ def named_changes(recipe, names):
     found = set()
     for name in names:
         changed = Identity(values_of(recipe.replaced({name: other_value(recipe[name])})), {})
-        named = differences_between(identity, changed, STUDY)
+        named = differences_between(identity, changed, EXPERIMENT)
         assert named.keys() <= {name}
         found |= named.keys()
     return found

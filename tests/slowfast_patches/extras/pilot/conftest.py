@@ -1,5 +1,5 @@
-"""Fixtures of the core's studies that the tests of the pilot use."""
+"""Fixtures of the core's experiments that the tests of the pilot use."""
 
-from tests.slowfast_patches.study.conftest import write_run
+from tests.slowfast_patches.experiments.conftest import write_run
 
 __all__ = ["write_run"]

@@ -1,4 +1,4 @@
-"""Tests of the pilot: verdicts by hand from made-up results, its arms, and a real run."""
+"""Tests of the pilot: verdicts by hand from made-up results, its variants, and a real run."""
 
 import json
 import math
@@ -14,22 +14,22 @@ import pytest
 from multigrid.cost import final_iterations
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.experiments.report import Report
+from slowfast_patches.experiments.runs import Experiment
+from slowfast_patches.experiments.score import score_of
+from slowfast_patches.experiments.variants import Variant, scaled
 from slowfast_patches.extras.pilot import pilot
 from slowfast_patches.extras.pilot.pilot import (
     CYCLES,
     ShortBaselineError,
     measured_seconds,
-    pilot_arms,
-    pilot_study,
+    pilot_experiment,
+    pilot_variants,
 )
 from slowfast_patches.extras.pilot.pilot_report import evaluate_pilot, recipe_text, report_pilot
 from slowfast_patches.plan.plan import plan_warnings
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import shapes_to_measure
-from slowfast_patches.study.arms import Arm, scaled
-from slowfast_patches.study.report import Report
-from slowfast_patches.study.runs import Study
-from slowfast_patches.study.score import score_of
 from slowfast_patches.train import step_timer
 from slowfast_patches.utils.errors import RunError, UserError
 from tests.conftest import one_block
@@ -39,31 +39,35 @@ DEMO = Path("configs/Demo/SLOWFAST_DEMO.yaml")
 
 
 @pytest.fixture(scope="module")
-def whole_arms(tmp_path_factory: pytest.TempPathFactory) -> list[Arm]:
+def whole_variants(tmp_path_factory: pytest.TempPathFactory) -> list[Variant]:
     """Baseline and all cycles on 640 videos: 2,400 iterations of the baseline."""
     folder = tmp_path_factory.mktemp("lists")
     for split, videos in (("train", 640), ("val", 300)):
         lines = [f"{number}.mp4 {number % 10 // 3}\n" for number in range(videos)]
         (folder / f"{split}.csv").write_text("".join(lines))
-    return pilot_arms(DEMO, ["DATA.PATH_TO_DATA_DIR", str(folder)])
+    return pilot_variants(DEMO, ["DATA.PATH_TO_DATA_DIR", str(folder)])
 
 
 @pytest.fixture
-def made_up(whole_arms, tmp_path, write_run) -> Callable[..., tuple[pd.DataFrame, Report]]:
+def made_up(whole_variants, tmp_path, write_run) -> Callable[..., tuple[pd.DataFrame, Report]]:
     """`made_up(20.0, 30.0, videos=400)`: the runs and the report of a pilot with these scores.
 
     The baseline takes 16 minutes, four times as long as a cycle.
     """
 
     def make(*scores: float, videos: int = 400, length: float = 1.0, loading: float = 0.0):
-        arms = [scaled(arm, 4.0 * length) for arm in whole_arms[: len(scores)]]
-        arms[0] = scaled(whole_arms[0], length)
-        study = Study(arms, [0], tmp_path, {arm.name: 23.0 for arm in arms})
+        variants = [scaled(variant, 4.0 * length) for variant in whole_variants[: len(scores)]]
+        variants[0] = scaled(whole_variants[0], length)
+        experiment = Experiment(
+            variants, [0], tmp_path, {variant.name: 23.0 for variant in variants}
+        )
         spent = {"training": 23.0, "loading": loading, "evaluating": 7.0}
-        for arm, score in zip(arms, scores, strict=True):
-            write_run(study, arm, 0, 23.0, top1=score, videos=videos, seconds=spent)
-        runs = study.runs()
-        return runs, report_pilot(study, runs, evaluate_pilot(study, runs), "command", 960.0)
+        for variant, score in zip(variants, scores, strict=True):
+            write_run(experiment, variant, 0, 23.0, top1=score, videos=videos, seconds=spent)
+        runs = experiment.runs()
+        return runs, report_pilot(
+            experiment, runs, evaluate_pilot(experiment, runs), "command", 960.0
+        )
 
     return make
 
@@ -75,10 +79,10 @@ def test_the_standard_error_of_a_score_by_hand(made_up):
     seven, so that the second error is √(6.4² · 4 / 7 / 4) = 2.42.
     """
     runs, _ = made_up(20.0, 0.0, 0.25)
-    one, none, hit = (score_of(runs, name, "top1") for name in runs["arm"])
+    one, none, hit = (score_of(runs, name, "top1") for name in runs["variant"])
     assert (one.mean, one.stdev) == pytest.approx((20.0, math.hypot(2.0, 6.4)))
     assert none.stdev == hit.stdev
-    four = pd.concat([runs[runs["arm"] == "baseline"]] * 4)
+    four = pd.concat([runs[runs["variant"] == "baseline"]] * 4)
     assert score_of(four, "baseline", "top1").stdev == pytest.approx(math.hypot(2.0, 2.419), 1e-3)
 
 
@@ -116,56 +120,58 @@ def test_the_report_has_the_scores_and_the_speed_up(made_up, tmp_path):
     data = json.loads((tmp_path / "pilot.json").read_text())
     assert (data["advice"], data["best"], data["speed_up"]) == ("use multigrid", "GENTLE", 4.0)
     assert data["chance"] == 30  # of the val list, where labels 0, 1 and 2 are as common
-    assert [arm["top1"]["mean"] for arm in data["configs"]] == [20.0, 30.0]
+    assert [variant["top1"]["mean"] for variant in data["configs"]] == [20.0, 30.0]
     text = (tmp_path / "pilot.md").read_text()
     assert "takes 1/4.00 of the baseline's time and sees 0.75 × as many clips" in text
     assert "baseline 20.0 ± 6.7; GENTLE 30.0 ± " in text
 
 
-def cost(arm: Arm) -> float:
+def cost(variant: Variant) -> float:
     """A step takes a second at the baseline's shape, and less with fewer pixels: 2,400 s in all."""
-    return sum(step.shape.volume / arm.schedule.base.volume for step in arm.schedule.steps())
+    return sum(
+        step.shape.volume / variant.schedule.base.volume for step in variant.schedule.steps()
+    )
 
 
-def test_arms_take_equal_times(whole_arms, tmp_path, monkeypatch):
+def test_variants_take_equal_times(whole_variants, tmp_path, monkeypatch):
     monkeypatch.setattr(pilot, "_START", 0.0)
-    seconds = [cost(arm) for arm in whole_arms]
-    study = pilot_study(whole_arms, seconds, 25, [0], tmp_path)
-    lengths = [cost(arm) for arm in study.arms]
-    assert lengths == pytest.approx([*study.step_seconds.values()], rel=0.01)
+    seconds = [cost(variant) for variant in whole_variants]
+    experiment = pilot_experiment(whole_variants, seconds, 25, [0], tmp_path)
+    lengths = [cost(variant) for variant in experiment.variants]
+    assert lengths == pytest.approx([*experiment.step_seconds.values()], rel=0.01)
     assert sum(lengths) < 1500 < 1.2 * sum(lengths)  # the rest is evaluation
-    assert len(pilot_study(whole_arms, seconds, 11.5, [0], tmp_path).arms) == 2
-    assert all(final_iterations(arm.schedule) >= 100 for arm in study.arms[1:])
+    assert len(pilot_experiment(whole_variants, seconds, 11.5, [0], tmp_path).variants) == 2
+    assert all(final_iterations(variant.schedule) >= 100 for variant in experiment.variants[1:])
 
 
 @pytest.mark.parametrize(
     ("part", "minutes", "outcome"),
     [
-        (1, None, 660),  # two arms of 300 iterations of a second, scored
+        (1, None, 660),  # two variants of 300 iterations of a second, scored
         (0.1, None, 240),  # a tenth
         (1, 1, 660),
         (8, None, r"takes about 40 min, and a pilot .* min\. Train both"),
     ],
 )
 def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
-    whole_arms, tmp_path, monkeypatch, part, minutes, outcome
+    whole_variants, tmp_path, monkeypatch, part, minutes, outcome
 ):
-    """An arm needs at least a fraction of 300 iterations."""
+    """A variant needs at least a fraction of 300 iterations."""
     monkeypatch.setattr(pilot, "_ITERATIONS", 300 * part)
     monkeypatch.setattr(pilot, "_FINAL", 120 * part)
-    seconds = [cost(arm) for arm in whole_arms]
+    seconds = [cost(variant) for variant in whole_variants]
 
-    def study() -> Study:
-        return pilot_study(whole_arms, seconds, minutes, [0], tmp_path)
+    def experiment() -> Experiment:
+        return pilot_experiment(whole_variants, seconds, minutes, [0], tmp_path)
 
     if isinstance(outcome, str):
         with pytest.raises(ShortBaselineError, match=outcome):
-            study()
+            experiment()
         return
-    made = study()
+    made = experiment()
     # A third of 300 videos and 48 clips for BN, of the 19,200 clips of the training.
     besides = pilot._START + 348 / 3 / 19_200 * seconds[0]
-    took = len(made.arms) * (max(made.step_seconds.values()) + besides)
+    took = len(made.variants) * (max(made.step_seconds.values()) + besides)
     assert took == pytest.approx(outcome, rel=0.05)
 
 
@@ -178,11 +184,11 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
 )
 def test_several_machines_and_labels_are_refused(keys, message):
     with pytest.raises(ValueError, match=message):
-        pilot_arms(DEMO, keys)
+        pilot_variants(DEMO, keys)
 
 
 @pytest.mark.parametrize("cycles", CYCLES, ids=lambda cycles: cycles.name)
-def test_the_recipe_gives_what_was_tried_whatever_its_base_had(whole_arms, tmp_path, cycles):
+def test_the_recipe_gives_what_was_tried_whatever_its_base_had(whole_variants, tmp_path, cycles):
     """On a base with multigrid of its own, it trains the shapes of the pilot. The warm-up, which
     that base scales, is not part of the cycles."""
     base = Path("configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml").resolve()
@@ -190,7 +196,7 @@ def test_the_recipe_gives_what_was_tried_whatever_its_base_had(whole_arms, tmp_p
     path.write_text(recipe_text(cycles, str(base)))
     recipe = load_recipe(path, ["MULTIGRID.WARMUP_IN_EPOCHS", True])
     assert cycles_of(recipe) == cycles
-    [tried] = [arm.schedule for arm in whole_arms if arm.name == cycles.name]
+    [tried] = [variant.schedule for variant in whole_variants if variant.name == cycles.name]
     assert schedule_of(recipe, 640) == tried
 
 
@@ -228,7 +234,7 @@ def test_a_pilot_first_says_what_it_does_and_whether_it_can_write(
         asked.append(capsys.readouterr().err)
         raise UserError("the lists are wrong")
 
-    monkeypatch.setattr(run.tool, "pilot_arms", stop)
+    monkeypatch.setattr(run.tool, "pilot_variants", stop)
     assert run.main() == 2
     assert "then train the baseline and multigrid briefly" in str(asked.pop())
     (tmp_path / "file").touch()
@@ -245,10 +251,10 @@ def test_a_pilot_first_says_what_it_does_and_whether_it_can_write(
 def test_a_pilot_is_run_and_reported(run, tmp_path, monkeypatch, train):
     """Crops of 32 pixels cannot become smaller, so only fewer frames remain to be tried."""
 
-    def train_here(study: Study, run_net: Path):
-        for arm, seed in study.missing():
-            train(study.folder(arm, seed), *arm.overrides, "RNG_SEED", seed)
-        yield study.runs()
+    def train_here(experiment: Experiment, run_net: Path):
+        for variant, seed in experiment.missing():
+            train(experiment.folder(variant, seed), *variant.overrides, "RNG_SEED", seed)
+        yield experiment.runs()
 
     monkeypatch.setattr(run.tool, "train", train_here)
     monkeypatch.setattr(pilot, "time_steps", lambda _, kinds: dict.fromkeys(kinds, 0.05))
@@ -266,7 +272,7 @@ def test_a_pilot_is_run_and_reported(run, tmp_path, monkeypatch, train):
 def test_of_a_baseline_that_is_shorter_than_a_pilot_the_command_is_said_that_trains_both(
     run, monkeypatch, capsys, load_program
 ):
-    """The baseline has 36 iterations, but each arm needs the time of 300. Nothing is trained."""
+    """The baseline has 36 iterations, but each variant needs the time of 300."""
     monkeypatch.setattr(pilot, "_ITERATIONS", 300)
     monkeypatch.setattr(run.tool, "train", None)
     short = ["SOLVER.MAX_EPOCH", "6", "SOLVER.STEPS", "[0,4]"]
@@ -281,15 +287,17 @@ def test_of_a_baseline_that_is_shorter_than_a_pilot_the_command_is_said_that_tra
     assert cycles_of(multigrid) == CYCLES[2]  # the first that fits its crops
 
 
-def test_steps_are_timed_once_on_one_machine(whole_arms, small, tmp_path, monkeypatch):
+def test_steps_are_timed_once_on_one_machine(whole_variants, small, tmp_path, monkeypatch):
     """A repeated pilot uses the same lengths, but not those of another machine or model."""
-    arms = whole_arms[:2]
+    variants = whole_variants[:2]
     for seconds, stored in ((0.5, 0.5), (1.0, 0.5)):
         monkeypatch.setattr(
             pilot, "time_steps", lambda _, kinds, s=seconds: dict.fromkeys(kinds, s)
         )
-        measured = measured_seconds(arms, [], tmp_path)
-        assert measured.seconds == pytest.approx([stored * arm.iterations for arm in arms])
+        measured = measured_seconds(variants, [], tmp_path)
+        assert measured.seconds == pytest.approx(
+            [stored * variant.iterations for variant in variants]
+        )
     file = tmp_path / "step_times.json"
     content = json.loads(file.read_text())
     for other in (
@@ -301,21 +309,21 @@ def test_steps_are_timed_once_on_one_machine(whole_arms, small, tmp_path, monkey
         {"shapes": None},
     ):
         file.write_text(json.dumps(content | other))
-        assert measured_seconds(arms, [], tmp_path).seconds[0] == arms[0].iterations, other
+        assert measured_seconds(variants, [], tmp_path).seconds[0] == variants[0].iterations, other
     file.write_text(json.dumps(content | {"device": content["device"] | {"name": "abacus"}}))
     run = tmp_path / "baseline_x0.5" / "seed0"
     run.mkdir(parents=True)
     (run / "result.json").touch()
     with pytest.raises(ValueError, match=r"measured with abacus .*runs in .* another --output"):
-        measured_seconds(arms, [], tmp_path)
+        measured_seconds(variants, [], tmp_path)
 
 
-def test_a_cycle_that_does_not_fit_is_a_row(whole_arms, small, tmp_path, monkeypatch):
+def test_a_cycle_that_does_not_fit_is_a_row(whole_variants, small, tmp_path, monkeypatch):
     """A shape of the second cycle does not fit, and the shapes of the others are measured."""
-    arms = whole_arms[:3]
-    *others, last = (set(shapes_to_measure(arm.recipe)) for arm in arms)
+    variants = whole_variants[:3]
+    *others, last = (set(shapes_to_measure(variant.recipe)) for variant in variants)
     if not (alone := last.difference(*others)):  # the cycle of fewer frames has all its shapes
-        arms = [arms[0], arms[2], arms[1]]
+        variants = [variants[0], variants[2], variants[1]]
         alone = others[1] - others[0] - last
     bad = alone.pop()
 
@@ -325,34 +333,36 @@ def test_a_cycle_that_does_not_fit_is_a_row(whole_arms, small, tmp_path, monkeyp
         return dict.fromkeys(kinds, 0.5)
 
     monkeypatch.setattr(pilot, "time_steps", time_steps)
-    measured = measured_seconds(arms, [], tmp_path)
-    assert measured.arms == arms[:2]
-    assert measured.dropped == {arms[2].name: "a shape does not fit into memory"}
-    bad = shapes_to_measure(arms[0].recipe)[0]
+    measured = measured_seconds(variants, [], tmp_path)
+    assert measured.variants == variants[:2]
+    assert measured.dropped == {variants[2].name: "a shape does not fit into memory"}
+    bad = shapes_to_measure(variants[0].recipe)[0]
     (tmp_path / "step_times.json").unlink()
     with pytest.raises(ValueError, match="needs the baseline"):
-        measured_seconds(arms, [], tmp_path)
+        measured_seconds(variants, [], tmp_path)
 
 
 def test_a_cycle_whose_run_failed_is_a_row_and_the_others_are_compared(
-    whole_arms, tmp_path, write_run
+    whole_variants, tmp_path, write_run
 ):
-    study = Study(whole_arms[:3], [0], tmp_path, dropped={"PAPER": "it does not fit into memory"})
-    write_run(study, study.arms[0], 0, 23.0, top1=20.0, videos=400)
-    write_run(study, study.arms[1], 0, 23.0, top1=40.0, videos=400)
-    folder = study.folder(study.arms[2], 0)
+    experiment = Experiment(
+        whole_variants[:3], [0], tmp_path, dropped={"PAPER": "it does not fit into memory"}
+    )
+    write_run(experiment, experiment.variants[0], 0, 23.0, top1=20.0, videos=400)
+    write_run(experiment, experiment.variants[1], 0, 23.0, top1=40.0, videos=400)
+    folder = experiment.folder(experiment.variants[2], 0)
     folder.mkdir(parents=True)
     (folder / "failed.json").write_text("exit status 9")
-    runs = study.runs()
-    outcome = evaluate_pilot(study, runs)
-    assert outcome.best.name == study.arms[1].name
-    text = str(report_pilot(study, runs, outcome, "command", 960.0))
+    runs = experiment.runs()
+    outcome = evaluate_pilot(experiment, runs)
+    assert outcome.best.name == experiment.variants[1].name
+    text = str(report_pilot(experiment, runs, outcome, "command", 960.0))
     assert "0 of 1, 1 failed" in text
     assert "exit status 9" in text
     assert "PAPER was not trained: it does not fit into memory." in text
-    (study.folder(study.arms[0], 0) / "result.json").unlink()
+    (experiment.folder(experiment.variants[0], 0) / "result.json").unlink()
     with pytest.raises(RunError, match="the baseline or all cycles failed"):
-        evaluate_pilot(study, study.runs())
+        evaluate_pilot(experiment, experiment.runs())
 
 
 @pytest.mark.parametrize("name", ["multigrid.yaml", "baseline.yaml"])
@@ -379,7 +389,7 @@ def test_a_pilot_does_not_overwrite_the_recipe_that_it_reads(
     ("arguments", "message"),
     [
         (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "No cycle fits the shape 4×2×32²"),
-        (["MULTIGRID.EPOCH_FACTOR", "1"], "EPOCH_FACTOR is set for each arm of the pilot"),
+        (["MULTIGRID.EPOCH_FACTOR", "1"], "EPOCH_FACTOR is set for each variant of the pilot"),
     ],
 )
 def test_what_cannot_be_tried(run, capsys, arguments, message):

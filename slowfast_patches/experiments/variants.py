@@ -1,4 +1,4 @@
-"""Arms of a study: named recipes to train."""
+"""Variants of an experiment: named recipes to train."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from slowfast_patches.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Arm:
-    """Named recipe of a study.
+class Variant:
+    """Named recipe of an experiment.
 
     Attributes:
-        name: Name of the arm in tables.
+        name: Name of the variant in tables.
         cfg_file: Config file of the recipe.
         overrides: Alternating config keys and values that override the config file.
         recipe: Recipe with the overrides applied.
         schedule: Schedule of the recipe.
-        label: Name shared by all arms that train the same recipe for different lengths.
-        baseline: Name of the arm that speed-ups are relative to.
-        identity: What a run of the arm is computed from, without the videos.
+        label: Name shared by all variants that train the same recipe for different lengths.
+        baseline: Name of the variant that speed-ups are relative to.
+        identity: What a run of the variant is computed from, without the videos.
         length: Length of the training as a multiple of the original recipe's length.
     """
 
@@ -48,7 +48,7 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """Folder for the runs of the arm, relative to the study's output folder."""
+        """Folder for the runs of the variant, relative to the experiment's output folder."""
         return self.name.replace(", ", "_").replace(" ", "_")
 
     @property
@@ -57,20 +57,22 @@ class Arm:
 
 
 Seen = MutableMapping[object, dict[str, Any]]
-"""Facts about lists that the arms of a study share, as in `run_identity`."""
+"""Facts about lists that the variants of an experiment share, as in `run_identity`."""
 
 
-def make_arm(name: str, cfg_file: Path, overrides: Sequence[str], seen: Seen | None = None) -> Arm:
-    """Build an arm from a config file.
+def make_variant(
+    name: str, cfg_file: Path, overrides: Sequence[str], seen: Seen | None = None
+) -> Variant:
+    """Build a variant from a config file.
 
     Args:
-        name: Name of the arm.
+        name: Name of the variant.
         cfg_file: Config file of the recipe.
         overrides: Alternating config keys and values that override the config file.
-        seen: Facts about lists that other arms have found.
+        seen: Facts about lists that other variants have found.
 
     Raises:
-        ValueError: The recipe cannot be trained. The message starts with the name of the arm.
+        ValueError: The recipe cannot be trained. The message starts with the name of the variant.
     """
     try:
         recipe = resolve(load_with_classes(cfg_file, overrides))
@@ -79,30 +81,32 @@ def make_arm(name: str, cfg_file: Path, overrides: Sequence[str], seen: Seen | N
         identity = run_identity(recipe, seen=seen, clips=False)
     except MultigridError as error:
         raise UserError(f"{name}: {error}") from error
-    return Arm(name, cfg_file, tuple(overrides), recipe, schedule, name, name, identity)
+    return Variant(name, cfg_file, tuple(overrides), recipe, schedule, name, name, identity)
 
 
-def scaled(arm: Arm, length: float, seen: Seen | None = None) -> Arm:
-    """Return an arm with a scaled number of epochs. For length 1, it is the arm itself.
+def scaled(variant: Variant, length: float, seen: Seen | None = None) -> Variant:
+    """Return a variant with a scaled number of epochs. For length 1, it is the variant itself.
 
     Args:
-        arm: Arm to copy.
+        variant: Variant to copy.
         length: Multiplier for the number of epochs, the learning-rate steps and the warm-up.
-        seen: As for `make_arm`.
+        seen: As for `make_variant`.
     """
     if length == 1:
-        return arm
-    pairs = as_overrides(scaled_lengths(arm.recipe, length))
-    other = make_arm(f"{arm.name} x{length:.4g}", arm.cfg_file, (*arm.overrides, *pairs), seen)
-    return replace(other, label=arm.label, baseline=arm.baseline, length=length)
+        return variant
+    pairs = as_overrides(scaled_lengths(variant.recipe, length))
+    other = make_variant(
+        f"{variant.name} x{length:.4g}", variant.cfg_file, (*variant.overrides, *pairs), seen
+    )
+    return replace(other, label=variant.label, baseline=variant.baseline, length=length)
 
 
-def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
-    """Check the config files and overrides of a study.
+def check_experiment(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
+    """Check the config files and overrides of an experiment.
 
     Raises:
-        ValueError: Two config files have the same name, or an override sets a key that the study
-            sets for each run.
+        ValueError: Two config files have the same name, or an override sets a key that the
+            experiment sets for each run.
     """
     if len({path.stem for path in cfg_files}) < len(cfg_files):
         raise UserError(
@@ -114,39 +118,41 @@ def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
             raise UserError(f"{key} is set for each run. Use {option} instead.")
 
 
-def step_seconds(arm: Arm, files: Sequence[Path]) -> float:
-    """Return the time of all training steps of an arm, in seconds.
+def step_seconds(variant: Variant, files: Sequence[Path]) -> float:
+    """Return the time of all training steps of a variant, in seconds.
 
     Args:
-        arm: The arm.
+        variant: The variant.
         files: Step-time files of benchmarks/step_time.py. The first file that fits is used.
 
     Raises:
         MisfitError: No file fits the recipe.
     """
-    ours = measured_timing(files, arm.recipe).ours
-    return schedule_cost(arm.schedule, None, ours).seconds or 0.0
+    ours = measured_timing(files, variant.recipe).ours
+    return schedule_cost(variant.schedule, None, ours).seconds or 0.0
 
 
-def step_seconds_of(arms: Sequence[Arm], files: Sequence[Path]) -> tuple[dict[str, float], str]:
-    """Return the time of all training steps of each arm, in seconds, and where the times are from.
+def step_seconds_of(
+    variants: Sequence[Variant], files: Sequence[Path]
+) -> tuple[dict[str, float], str]:
+    """Return the seconds of all training steps of each variant, and where they are from.
 
     Args:
-        arms: The arms.
-        files: Step-time files. For each arm, the first file that fits is used.
+        variants: The variants.
+        files: Step-time files. For each variant, the first file that fits is used.
 
     Raises:
         MisfitError: No file fits one of the recipes.
-        ValueError: The times of the arms were measured on different machines or with different
+        ValueError: The times of the variants were measured on different machines or with different
             numbers of threads or versions, so they cannot be compared.
     """
-    timings = [measured_timing(files, arm.recipe) for arm in arms]
+    timings = [measured_timing(files, variant.recipe) for variant in variants]
     if len(clocks := sorted(set().union(*(timing.clocks for timing in timings)))) > 1:
         raise UserError(
             f"The step times of the configs were measured with {' and with '.join(clocks)}, so "
             "they cannot be compared. Measure all of them on one machine."
         )
-    seconds = {arm.name: step_seconds(arm, files) for arm in arms}
+    seconds = {variant.name: step_seconds(variant, files) for variant in variants}
     return seconds, "; ".join(dict.fromkeys(timing.source or "" for timing in timings))
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from slowfast_patches.study.compare import compare, make_arms
-from slowfast_patches.study.curves import curves_of, leads, reach
-from slowfast_patches.study.runs import Study
+from slowfast_patches.experiments.compare import compare, make_variants
+from slowfast_patches.experiments.curves import curves_of, leads, reach
+from slowfast_patches.experiments.runs import Experiment
 
 
 def make_curve(costs: list[float], accuracies: list[float]) -> pd.DataFrame:
@@ -67,33 +67,40 @@ def configs(short_cycle_recipe: Path) -> list[Path]:
 
 
 @pytest.fixture
-def study(configs: list[Path], tmp_path: Path) -> Study:
+def experiment(configs: list[Path], tmp_path: Path) -> Experiment:
     """Each recipe at three lengths, two seeds."""
-    return Study(make_arms(configs, [], lengths=[2, 0.5, 1]), [0, 1], tmp_path / "runs")
+    return Experiment(make_variants(configs, [], lengths=[2, 0.5, 1]), [0, 1], tmp_path / "runs")
 
 
 @pytest.fixture
-def finished(study: Study, write_run) -> Study:
-    """Write runs of 2 s per iteration, with seeds 1 point above and below the mean of each arm."""
+def finished(experiment: Experiment, write_run) -> Experiment:
+    """Write runs of 2 s per iteration, with seeds 1 point above and below each mean."""
     means = (50.0, 70.0, 90.0, 60.0, 80.0, 85.0)
-    for arm, mean in zip(study.arms, means, strict=True):
+    for variant, mean in zip(experiment.variants, means, strict=True):
         for seed in (0, 1):
-            write_run(study, arm, seed, 2 * arm.iterations, top1=mean + 1 - 2 * seed)
-    return study
+            write_run(experiment, variant, seed, 2 * variant.iterations, top1=mean + 1 - 2 * seed)
+    return experiment
 
 
-def test_all_lengths_are_multiplied_and_one_is_the_recipe_itself(configs, study) -> None:
-    assert [arm.iterations for arm in study.arms] == [28, 56, 112, 12, 24, 48]
-    assert [(arm.name, arm.folder) for arm in study.arms[:2]] == [
+def test_all_lengths_are_multiplied_and_one_is_the_recipe_itself(configs, experiment) -> None:
+    assert [variant.iterations for variant in experiment.variants] == [28, 56, 112, 12, 24, 48]
+    assert [(variant.name, variant.folder) for variant in experiment.variants[:2]] == [
         ("baseline x0.5", "baseline_x0.5"),
         ("baseline", "baseline"),
     ]
-    assert study.arms[1] == make_arms(configs, [])[0]
-    assert {arm.baseline for arm in study.arms} == {"baseline"}
-    assert [arm.length for arm, seed in study.missing() if seed == 0] == [0.5, 0.5, 1, 1, 2, 2]
+    assert experiment.variants[1] == make_variants(configs, [])[0]
+    assert {variant.baseline for variant in experiment.variants} == {"baseline"}
+    assert [variant.length for variant, seed in experiment.missing() if seed == 0] == [
+        0.5,
+        0.5,
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
-def test_what_accuracies_cost_and_where_arms_break_even(finished: Study) -> None:
+def test_what_accuracies_cost_and_where_variants_break_even(finished: Experiment) -> None:
     """The baseline takes 56, 112, 224 s to 50, 70, 90 %; multigrid 24, 48, 96 s to 60, 80, 85 %.
 
     Both curves cover 56 to 96 s. At 56 s the baseline has 50; multigrid, with 80 at 48 s and 85 at
@@ -117,6 +124,8 @@ def test_what_accuracies_cost_and_where_arms_break_even(finished: Study) -> None
     ]
 
 
-def test_before_the_baseline_has_a_result_there_are_no_curves(study: Study, write_run) -> None:
-    write_run(study, study.arms[3], 0, 24, top1=60.0)
-    assert "not reached" not in str(compare(study, study.runs(), "command"))
+def test_before_the_baseline_has_a_result_there_are_no_curves(
+    experiment: Experiment, write_run
+) -> None:
+    write_run(experiment, experiment.variants[3], 0, 24, top1=60.0)
+    assert "not reached" not in str(compare(experiment, experiment.runs(), "command"))

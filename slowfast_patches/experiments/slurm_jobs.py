@@ -1,4 +1,4 @@
-"""Jobs of SLURM: submit a recipe or the runs of a study.
+"""Jobs of SLURM: submit a recipe or the runs of an experiment.
 
 Runs that already have a queued or running job are not submitted again.
 """
@@ -20,13 +20,13 @@ from typing import Any
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_path
+from slowfast_patches.experiments.runs import Experiment, run_command
+from slowfast_patches.experiments.variants import hidden_files
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
 from slowfast_patches.launch.slurm_options import OPTIONS
 from slowfast_patches.plan.identity import run_identity
 from slowfast_patches.plan.plan import format_plan, plan_of
-from slowfast_patches.study.arms import hidden_files
-from slowfast_patches.study.runs import Study, run_command
 from slowfast_patches.train.checkpoint import head_of, last_checkpoint
 from slowfast_patches.train.resume import check_same_run
 from slowfast_patches.utils.command_line import option_of
@@ -116,23 +116,24 @@ def check_resumable(recipe: Recipe) -> None:
         check_same_run(head, identity, recipe, path, rates_may_differ=not finished)
 
 
-def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
-    """Submit the missing runs of a study, and print their job IDs to standard error.
+def submit_experiment(experiment: Experiment, run_net: Path, slurm: Slurm) -> dict[str, str]:
+    """Submit the missing runs of an experiment, and print their job IDs to standard error.
 
     Call `checks.checked` before.
 
     Returns:
-        Maps the folder of each submitted run, relative to the study's output folder, to its job ID.
+        Maps the folder of each submitted run, relative to the experiment's output folder, to its
+        job ID.
 
     Raises:
         ValueError: SLURM is missing or rejects a job.
     """
     runs = dict[str, tuple[Recipe, list[str]]]()
-    for arm, seed in study.missing():
-        folder = study.folder(arm, seed)
-        command = run_command(arm, seed, folder.resolve(), run_net.resolve())
-        runs[str(folder.relative_to(study.output))] = (arm.recipe, command)
-    queued = submit(runs, study.output, slurm)
+    for variant, seed in experiment.missing():
+        folder = experiment.folder(variant, seed)
+        command = run_command(variant, seed, folder.resolve(), run_net.resolve())
+        runs[str(folder.relative_to(experiment.output))] = (variant.recipe, command)
+    queued = submit(runs, experiment.output, slurm)
     numbers = ", ".join(queued.values()) or "all runs are finished or already queued"
     print(f"{len(queued)} jobs submitted: {numbers}", file=sys.stderr)
     return queued

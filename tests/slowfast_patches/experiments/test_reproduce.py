@@ -9,23 +9,23 @@ from types import ModuleType
 import pytest
 import torch
 
-from slowfast_patches.study import reproduce
-from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.paper import EXPERIMENTS, PAPER, Row, paper_arms
-from slowfast_patches.study.runs import Study
+from slowfast_patches.experiments import reproduce
+from slowfast_patches.experiments.paper import PAPER, PAPER_TABLES, Row, paper_variants
+from slowfast_patches.experiments.runs import Experiment
+from slowfast_patches.experiments.variants import Variant
 
 ROOT = Path(__file__).parents[3]
 
 
 def row(name: str, label: str) -> Row:
-    [found] = [row for row in EXPERIMENTS[name].rows if row.label == label]
+    [found] = [row for row in PAPER_TABLES[name].rows if row.label == label]
     return found
 
 
-def arm(name: str, label: str, **given: object) -> Arm:
-    """Return the arm of a row, with the options of a user."""
+def variant(name: str, label: str, **given: object) -> Variant:
+    """Return the variant of a row, with the options of a user."""
     wanted = row(name, label)
-    return paper_arms([wanted], **given)[wanted.folder]
+    return paper_variants([wanted], **given)[wanted.folder]
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def cli(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> Callable:
 
 class TestPaper:
     def test_every_published_number_says_where_it_is_from(self) -> None:
-        for found in (row for experiment in EXPERIMENTS.values() for row in experiment.rows):
+        for found in (row for table in PAPER_TABLES.values() for row in table.rows):
             is_published = bool(found.metrics) or found.speed_up is not None
             assert bool(found.source) == is_published, found
             assert found.source.startswith(("Table ", "§", "abstract")) == is_published, found
@@ -63,7 +63,7 @@ class TestPaper:
         default = row("table1a", "4 long-cycle shapes (default)").folder
         assert row("table2b", "32 frames, multigrid").folder == default
         assert row("figure1", "multigrid, 1.5× epochs").folder == default
-        rows = [row for experiment in EXPERIMENTS.values() for row in experiment.rows]
+        rows = [row for table in PAPER_TABLES.values() for row in table.rows]
         trainings = {(row.folder, row.recipe, row.start, row.overrides) for row in rows}
         assert len(trainings) == len({row.folder for row in rows})
 
@@ -88,16 +88,16 @@ class TestArms:
     def test_a_shortened_baseline_has_multigrids_iterations(
         self, name: str, shortened: str, multigrid: str
     ) -> None:
-        short, long = arm(name, shortened), arm(name, multigrid)
+        short, long = variant(name, shortened), variant(name, multigrid)
         assert abs(short.iterations - long.iterations) <= 1
         solver = short.recipe.solver
-        whole = arm(name, row(name, shortened).label.split(" at")[0]).recipe.solver
+        whole = variant(name, row(name, shortened).label.split(" at")[0]).recipe.solver
         ratio = whole.steps[1] / whole.max_epoch
         assert solver.steps[1] / solver.max_epoch == pytest.approx(ratio, rel=1e-4)
 
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
         def iterations(label: str) -> int:
-            return arm("figure3", label).iterations
+            return variant("figure3", label).iterations
 
         assert iterations("baseline, 2× epochs") == pytest.approx(2 * 896_000, rel=1e-3)
         # FACTS: 2.570 times fewer iterations at 2.0 × the epochs, so 1.713 times at 3.0 ×.
@@ -111,7 +111,7 @@ class TestArms:
     def test_without_fine_tuning_in_as_many_iterations(self) -> None:
         """Four stages of four shapes; the last has its own rate, 1e-4 for B clips."""
         default, found = (
-            arm("table1a", label)
+            variant("table1a", label)
             for label in (
                 "4 long-cycle shapes (default)",
                 "the default without the fine-tuning phase",
@@ -125,7 +125,7 @@ class TestArms:
 
     def test_the_users_keys_and_places_enter_every_recipe(self, tmp_path: Path) -> None:
         places = {"data": {"ssv2": str(tmp_path)}, "weights": {"kinetics": "k400.pkl"}}
-        recipe = arm("table5", "baseline", overrides=EIGHT_ON_FOUR, **places).recipe
+        recipe = variant("table5", "baseline", overrides=EIGHT_ON_FOUR, **places).recipe
         assert recipe.train.checkpoint_file_path == "k400.pkl"
         assert recipe.data.path_to_data_dir == str(tmp_path)
         assert recipe.train.batch_size == 8
@@ -138,7 +138,7 @@ class TestDryRun:
         output = tmp_path / "none"
         status, out, err = cli("all", "--dry-run", "--output", output)
         assert (status, err) == (0, "")
-        assert all(EXPERIMENTS[name].title in out for name in PAPER)
+        assert all(PAPER_TABLES[name].title in out for name in PAPER)
         assert not output.exists()
 
     def test_recipes_that_no_step_times_hold_for_have_none(self, cli: Callable) -> None:
@@ -173,8 +173,8 @@ class TestOutcome:
         """Return `write(table, label, seed, seconds, top1=...)`, which writes a finished run."""
 
         def write(name: str, label: str, seed: int, seconds: float, **values: object) -> None:
-            made = arm(name, label, **values.pop("given", {}))
-            write_run(Study([made], [seed], tmp_path), made, seed, seconds, **values)
+            made = variant(name, label, **values.pop("given", {}))
+            write_run(Experiment([made], [seed], tmp_path), made, seed, seconds, **values)
 
         return write
 
@@ -251,15 +251,15 @@ def test_results_of_another_list_weights_or_rate_are_not_used_and_nothing_is_sta
             (tmp_path / name / f"{split}.csv").write_text(lines)
     for name in ("a.pth", "b.pth"):
         torch.save({"x": torch.tensor([float(len(list(tmp_path.iterdir())))])}, tmp_path / name)
-    made = arm(
+    made = variant(
         "table4",
         "baseline",
         data={"kinetics": str(tmp_path / "few")},
         weights={"imagenet": str(tmp_path / "a.pth")},
     )
-    write_run(Study([made], [0], tmp_path / "out"), made, 0, 60.0, top1=30.0, top5=50.0)
+    write_run(Experiment([made], [0], tmp_path / "out"), made, 0, 60.0, top1=30.0, top5=50.0)
     monkeypatch.setattr(tool, "train", None)
-    monkeypatch.setattr(tool.slurm_jobs, "submit_study", None)
+    monkeypatch.setattr(tool.slurm_jobs, "submit_experiment", None)
     data = tmp_path / ("whole" if change == "list" else "few")
     weights = tmp_path / ("b.pth" if change == "weights" else "a.pth")
     options = ["--kinetics", data, "--imagenet-weights", weights, "--output", tmp_path / "out"]
@@ -279,11 +279,15 @@ def test_a_local_training_writes_reports(
 ) -> None:
     seconds = {"baseline, 1× epochs": 100.0, "multigrid, 1.5× epochs": 25.0}
 
-    def train_two(study: Study, run_net: Path) -> Iterator[None]:
+    def train_two(experiment: Experiment, run_net: Path) -> Iterator[None]:
         assert run_net.is_file()
         for label, time in seconds.items():
-            [made] = [arm for arm in study.arms if arm.name == row("figure1", label).folder]
-            write_run(study, made, 0, time, top1=60.0, top5=80.0)
+            [made] = [
+                variant
+                for variant in experiment.variants
+                if variant.name == row("figure1", label).folder
+            ]
+            write_run(experiment, made, 0, time, top1=60.0, top5=80.0)
         yield
 
     monkeypatch.setattr(tool, "train", train_two)

@@ -1,6 +1,6 @@
-"""Read the finished runs of a study, and train the missing runs.
+"""Read the finished runs of an experiment, and train the missing runs.
 
-A study has one run for each arm and seed.
+An experiment has one run for each variant and seed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pandas as pd
 
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import stored_keys
-from slowfast_patches.plan.identity import STUDY, Identity, differences_between
-from slowfast_patches.study.arms import Arm
+from slowfast_patches.experiments.variants import Variant
+from slowfast_patches.plan.identity import EXPERIMENT, Identity, differences_between
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.processes import end_with_parent
@@ -34,53 +34,55 @@ _FAILED = "failed.json"
 """File in the folder of a run whose last attempt failed."""
 
 _COLUMNS = (
-    *("arm", "label", "length", "baseline", "seed", "iterations", "epochs", "clips", "flops"),
+    *("variant", "label", "length", "baseline", "seed", "iterations", "epochs", "clips", "flops"),
     *("seconds", "loading", "total", "machine", "versions", "beside", "result"),
 )
 
 
 @dataclass(frozen=True)
-class Study:
-    """Arms that are trained with several seeds.
+class Experiment:
+    """Variants that are trained with several seeds.
 
     Attributes:
-        arms: Arms to train.
-        seeds: Random seeds. Each arm is trained with each seed.
+        variants: Variants to train.
+        seeds: Random seeds. Each variant is trained with each seed.
         output: Folder with a subfolder for each run.
-        step_seconds: Maps the name of each arm to the time of all its training steps in seconds,
-            computed from step times that were measured separately. Speed-ups are computed from
-            these times, or from wall-clock times if this is None.
-        accepted: Names of differences that the user accepts: between a finished run and its arm,
-            and between the lists and tests of two arms.
-        dropped: Maps the name of each arm that cannot be trained to the reason. They are not in
-            `arms`.
+        step_seconds: Maps the name of each variant to the time of all its training steps in
+            seconds, computed from step times that were measured separately. Speed-ups are computed
+            from these times, or from wall-clock times if this is None.
+        accepted: Names of differences that the user accepts: between a finished run and its
+            variant, and between the lists and tests of two variants.
+        dropped: Maps the name of each variant that cannot be trained to the reason. They are not in
+            `variants`.
     """
 
-    arms: Sequence[Arm]
+    variants: Sequence[Variant]
     seeds: Sequence[int]
     output: Path
     step_seconds: Mapping[str, float] | None = None
     accepted: frozenset[str] = frozenset()
     dropped: Mapping[str, str] = field(default_factory=dict)
 
-    def folder(self, arm: Arm, seed: int) -> Path:
+    def folder(self, variant: Variant, seed: int) -> Path:
         """Return the folder of a run."""
-        return self.output / arm.folder / f"seed{seed}"
+        return self.output / variant.folder / f"seed{seed}"
 
-    def missing(self) -> list[tuple[Arm, int]]:
+    def missing(self) -> list[tuple[Variant, int]]:
         """Return the runs without a result, sorted by seed and then by length."""
-        arms = sorted(self.arms, key=lambda arm: arm.length)
-        runs = [(arm, seed) for seed in self.seeds for arm in arms]
+        variants = sorted(self.variants, key=lambda variant: variant.length)
+        runs = [(variant, seed) for seed in self.seeds for variant in variants]
         return [run for run in runs if not (self.folder(*run) / "result.json").is_file()]
 
     def failed(self) -> dict[tuple[str, int], str]:
-        """Return the reason why a run failed, by the name of its arm and its seed."""
+        """Return the reason why a run failed, by the name of its variant and its seed."""
         found = dict[tuple[str, int], str]()
-        for arm in self.arms:
+        for variant in self.variants:
             for seed in self.seeds:
-                folder = self.folder(arm, seed)
+                folder = self.folder(variant, seed)
                 if (folder / _FAILED).is_file() and not (folder / "result.json").is_file():
-                    found[arm.name, seed] = (folder / _FAILED).read_text(encoding="utf-8").strip()
+                    found[variant.name, seed] = (
+                        (folder / _FAILED).read_text(encoding="utf-8").strip()
+                    )
         return found
 
     def runs(self) -> pd.DataFrame:
@@ -89,8 +91,8 @@ class Study:
         Returns:
             The columns are:
 
-            - arm: Name of the arm.
-            - label, length, baseline: Attributes of the arm.
+            - variant: Name of the variant.
+            - label, length, baseline: Attributes of the variant.
             - seed: Random seed.
             - iterations, epochs, clips, flops: Totals of the training. FLOPs include forward and
               backward passes.
@@ -102,7 +104,7 @@ class Study:
             - beside: Whether the run was trained beside others.
             - result: Content of result.json.
             - One column per metric, in per cent.
-            - clock: Time that speed-ups are computed from: `step_seconds` of the arm if given,
+            - clock: Time that speed-ups are computed from: `step_seconds` of the variant if given,
               otherwise `seconds`.
             - speed_up, total_speed_up, iteration_factor: `clock`, `total` and `iterations` of the
               baseline, divided by `clock`, `total` and `iterations` of this run. The baseline's run
@@ -113,17 +115,19 @@ class Study:
         Raises:
             ValueError: A result is damaged, or was computed from something else.
         """
-        metrics = dict.fromkeys(name for arm in self.arms for name in metric_names(arm.recipe))
+        metrics = dict.fromkeys(
+            name for variant in self.variants for name in metric_names(variant.recipe)
+        )
         rows = [
-            _read(path, self, arm, seed)
-            for arm in self.arms
+            _read(path, self, variant, seed)
+            for variant in self.variants
             for seed in self.seeds
-            if (path := self.folder(arm, seed) / "result.json").is_file()
+            if (path := self.folder(variant, seed) / "result.json").is_file()
         ]
         runs = pd.DataFrame(rows, columns=[*_COLUMNS, *metrics])
         times = self.step_seconds
-        runs["clock"] = runs["arm"].map(times) if times else runs["seconds"]
-        keys = {"left_on": ["baseline", "seed"], "right_on": ["arm", "seed"]}
+        runs["clock"] = runs["variant"].map(times) if times else runs["seconds"]
+        keys = {"left_on": ["baseline", "seed"], "right_on": ["variant", "seed"]}
         both = runs.merge(runs, "left", **keys, suffixes=("", "_of_baseline"))
         factors = {"speed_up": "clock", "total_speed_up": "total", "iteration_factor": "iterations"}
         for factor, column in factors.items():
@@ -135,25 +139,25 @@ class Study:
         return runs
 
 
-def mean(runs: pd.DataFrame, arm: str, column: str) -> Mean | None:
-    """Return the mean of a column over the runs of an arm, or None if no run has finished."""
-    return mean_of(map(float, runs.loc[runs["arm"] == arm, column].dropna()))
+def mean(runs: pd.DataFrame, variant: str, column: str) -> Mean | None:
+    """Return the mean of a column over the runs of a variant, or None if no run has finished."""
+    return mean_of(map(float, runs.loc[runs["variant"] == variant, column].dropna()))
 
 
-def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
-    """Return the command line that trains an arm.
+def run_command(variant: Variant, seed: int, folder: Path, run_net: Path) -> list[str]:
+    """Return the command line that trains a variant.
 
     Args:
-        arm: Arm to train.
+        variant: Variant to train.
         seed: Random seed.
         folder: Output folder of the run.
         run_net: Path of the training program, run_net.py.
     """
-    command = [sys.executable, str(run_net), "--cfg", str(arm.cfg_file)]
-    return [*command, *arm.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
+    command = [sys.executable, str(run_net), "--cfg", str(variant.cfg_file)]
+    return [*command, *variant.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
 
 
-def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
+def _row(variant: Variant, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
     seconds = result["seconds"]
     if len(result.get("clocks", ())) > 1:
         seconds = dict.fromkeys(seconds, math.nan)
@@ -166,10 +170,10 @@ def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
         where = f"{result['world_size']} × {machine['gpus'][0]}"
     return {
         **result,
-        "arm": arm.name,
-        "label": arm.label,
-        "length": arm.length,
-        "baseline": arm.baseline,
+        "variant": variant.name,
+        "label": variant.label,
+        "length": variant.length,
+        "baseline": variant.baseline,
         "seed": seed,
         "seconds": training,
         "loading": seconds["loading"] / training,
@@ -180,11 +184,11 @@ def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read(path: Path, study: Study, arm: Arm, seed: int) -> dict[str, Any]:
+def _read(path: Path, experiment: Experiment, variant: Variant, seed: int) -> dict[str, Any]:
     wrong = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with mistake_in(f"{path} is not a valid result. To repeat the run, delete the file", *wrong):
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        row = _row(arm, seed, result) | {"beside": (path.parent / BESIDE).is_file()}
+        row = _row(variant, seed, result) | {"beside": (path.parent / BESIDE).is_file()}
         stored = Identity(stored_keys(result["config"]), {})
         if "identity" in result:
             stored = Identity.of_json(result["identity"])
@@ -194,10 +198,10 @@ def _read(path: Path, study: Study, arm: Arm, seed: int) -> dict[str, Any]:
     if "identity" not in result:
         differing["identity"] = "it does not say from which lists, videos and weights"
     planned = result.get("planned_iterations", result["iterations"])  # if a hook ended the run
-    if "train_list" not in stored.facts and planned != arm.iterations:
-        differing["iterations"] = f"{planned} iterations there, {arm.iterations} here"
-    differing |= differences_between(stored, with_seed(arm.identity, seed), STUDY)
-    if texts := [text for name, text in differing.items() if name not in study.accepted]:
+    if "train_list" not in stored.facts and planned != variant.iterations:
+        differing["iterations"] = f"{planned} iterations there, {variant.iterations} here"
+    differing |= differences_between(stored, with_seed(variant.identity, seed), EXPERIMENT)
+    if texts := [text for name, text in differing.items() if name not in experiment.accepted]:
         options = "".join(f" --accept-change {name}" for name in differing)
         raise UserError(
             f"{path} was computed from something else than this command asks for "
@@ -207,38 +211,39 @@ def _read(path: Path, study: Study, arm: Arm, seed: int) -> dict[str, Any]:
 
 
 def with_seed(identity: Identity, seed: int) -> Identity:
-    """Return the identity of the run of an arm with a seed."""
+    """Return the identity of the run of a variant with a seed."""
     return replace(identity, keys={**identity.keys, "RNG_SEED": seed})
 
 
-def train(study: Study, run_net: Path) -> Iterator[pd.DataFrame]:
-    """Train the missing runs of a study, one after another. Call `checks.checked` before.
+def train(experiment: Experiment, run_net: Path) -> Iterator[pd.DataFrame]:
+    """Train the missing runs of an experiment, one after another. Call `checks.checked` before.
 
     The output of the runs is printed to standard error. If a run fails, the others are trained
-    nevertheless, and `Study.failed` has the reason. If this process is interrupted, the current run
-    saves a checkpoint before the interruption is raised. If this process is killed, the run ends as
-    well.
+    nevertheless, and `Experiment.failed` has the reason. If this process is interrupted, the
+    current run saves a checkpoint before the interruption is raised. If this process is killed, the
+    run ends as well.
 
     Args:
-        study: Study whose missing runs are trained.
+        experiment: Study whose missing runs are trained.
         run_net: Path of the training program, run_net.py.
 
     Yields:
-        The table returned by `Study.runs`, once before the first training and again after each run.
+        The table returned by `Experiment.runs`, once before the first training and again after each
+        run.
 
     Raises:
         ValueError: A result is damaged, or was computed from something else.
     """
-    make_folder(study.output, "--output")
-    yield study.runs()
-    todo = study.missing()
-    for number, (arm, seed) in enumerate(todo, 1):
-        name = f"{arm.name}, seed {seed}"
+    make_folder(experiment.output, "--output")
+    yield experiment.runs()
+    todo = experiment.missing()
+    for number, (variant, seed) in enumerate(todo, 1):
+        name = f"{variant.name}, seed {seed}"
         print(f"Run {number} of {len(todo)}: {name}", file=sys.stderr, flush=True)
-        folder = study.folder(arm, seed)
+        folder = experiment.folder(variant, seed)
         (folder / _FAILED).unlink(missing_ok=True)
-        note_failure(folder, name, _run(run_command(arm, seed, folder, run_net)))
-        yield study.runs()
+        note_failure(folder, name, _run(run_command(variant, seed, folder, run_net)))
+        yield experiment.runs()
 
 
 def note_failure(folder: Path, name: str, process: subprocess.Popen[bytes]) -> None:

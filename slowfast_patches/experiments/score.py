@@ -1,4 +1,4 @@
-"""Scores of arms with their standard errors, and the chance level. All reports use them."""
+"""Scores of variants with their standard errors, and the chance level. All reports use them."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _WEIGHT = 4
 spread badly: with two seeds, 38 % of all estimates are below half of the true value."""
 
 
-def score_of(runs: pd.DataFrame, arm: str, metric: str) -> NormalDist:
-    """Return the score of an arm that has finished runs.
+def score_of(runs: pd.DataFrame, variant: str, metric: str) -> NormalDist:
+    """Return the score of a variant that has finished runs.
 
     The error has two sources: the finite number of videos, and the finite number of seeds. The
     variance over seeds is the average of that of the model `SPREAD` and of the sample variance,
     weighted by `_WEIGHT` and by the number of seeds minus 1.
 
     Args:
-        runs: Table returned by `Study.runs`.
-        arm: Name of the arm.
+        runs: Table returned by `Experiment.runs`.
+        variant: Name of the variant.
         metric: Name of the metric. Only top-1 accuracy has a standard error due to videos.
 
     Returns:
         The mean over seeds in per cent, with the standard error in percentage points as standard
         deviation.
     """
-    own = runs[runs["arm"] == arm]
+    own = runs[runs["variant"] == variant]
     mean = float(own[metric].mean())
     videos = scored_videos(own["result"])
     # If no or all videos are correct, assume one, because the formulas would give 0.

@@ -1,4 +1,4 @@
-"""Comparison of recipes: build the arms to train, and report the finished runs."""
+"""Comparison of recipes: build the variants to train, and report the finished runs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from multigrid.cost import short_ends
+from multigrid.cost import fine_tuning_warnings
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.study.arms import Arm, Seen, check_study, make_arm, scaled
-from slowfast_patches.study.curves import curves_of, draw_curves, leads_table, levels_table
-from slowfast_patches.study.report import (
+from slowfast_patches.experiments.curves import curves_of, draw_curves, leads_table, levels_table
+from slowfast_patches.experiments.report import (
     Report,
     Table,
-    arms_table,
+    experiment_json,
+    experiment_warnings,
     explain_differences,
     origin,
-    study_json,
-    study_warnings,
+    variants_table,
 )
-from slowfast_patches.study.runs import Study, mean
-from slowfast_patches.study.score import CLEAR, SPREAD, format_score, score_of, scored_videos
+from slowfast_patches.experiments.runs import Experiment, mean
+from slowfast_patches.experiments.score import CLEAR, SPREAD, format_score, score_of, scored_videos
+from slowfast_patches.experiments.variants import (
+    Seen,
+    Variant,
+    check_experiment,
+    make_variant,
+    scaled,
+)
 from slowfast_patches.utils.command_line import more_seeds, with_seeds
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.pictures import COLOURS, MUTED, add_legend, new_figure
@@ -36,14 +42,14 @@ if TYPE_CHECKING:
 _COLUMNS = ("iterations", "iteration_factor", "epochs", "clips", "flops", "seconds", "total")
 
 
-def make_arms(
+def make_variants(
     cfg_files: Sequence[Path],
     overrides: Sequence[str],
     *,
     equal_iterations: bool = False,
     lengths: Sequence[float] = (),
-) -> list[Arm]:
-    """Build the arms of a comparison.
+) -> list[Variant]:
+    """Build the variants of a comparison.
 
     Speed-ups are relative to the first recipe at length 1. If `lengths` does not include 1,
     speed-ups are relative to the longest training of the first recipe.
@@ -58,68 +64,76 @@ def make_arms(
             multiplies the scaled number of epochs.
 
     Returns:
-        The arms in the order of the recipes.
+        The variants in the order of the recipes.
 
     Raises:
         ValueError: Two config files have the same name, a recipe cannot be trained, or the metrics
             of the recipes differ.
     """
-    check_study(cfg_files, overrides)
+    check_experiment(cfg_files, overrides)
     seen: Seen = {}
-    arms = [make_arm(path.stem, path, overrides, seen) for path in cfg_files]
-    metrics = {arm.name: ", ".join(metric_names(arm.recipe)) for arm in arms}
+    variants = [make_variant(path.stem, path, overrides, seen) for path in cfg_files]
+    metrics = {variant.name: ", ".join(metric_names(variant.recipe)) for variant in variants}
     if len(set(metrics.values())) > 1:
         raise UserError(f"The metrics of the configs differ, so they cannot be compared: {metrics}")
     if equal_iterations:
-        arms.insert(1, _shortened(arms[0], arms[1], seen))
+        variants.insert(1, _shortened(variants[0], variants[1], seen))
     if lengths:
-        arms = [scaled(arm, length, seen) for arm in arms for length in sorted(lengths)]
-    own = [arm for arm in arms if arm.label == arms[0].label]
-    baseline = max(own, key=lambda arm: (arm.length == 1, arm.length))
-    return [replace(arm, baseline=baseline.name) for arm in arms]
+        variants = [
+            scaled(variant, length, seen) for variant in variants for length in sorted(lengths)
+        ]
+    own = [variant for variant in variants if variant.label == variants[0].label]
+    baseline = max(own, key=lambda variant: (variant.length == 1, variant.length))
+    return [replace(variant, baseline=baseline.name) for variant in variants]
 
 
-def _shortened(long: Arm, short: Arm, seen: Seen) -> Arm:
-    """Return a copy of the arm `long` with as many iterations as the arm `short`."""
+def _shortened(long: Variant, short: Variant, seen: Seen) -> Variant:
+    """Return a copy of the variant `long` with as many iterations as the variant `short`."""
     if long.iterations <= short.iterations:
         raise UserError(
             "--equal-iterations shortens the first config to the iterations of the second, but the "
             f"first config has {long.iterations} iterations and the second has {short.iterations}. "
             "Give the longer config first."
         )
-    arm = scaled(long, short.iterations / long.iterations, seen)
-    return replace(arm, label=arm.name, length=1.0)
+    variant = scaled(long, short.iterations / long.iterations, seen)
+    return replace(variant, label=variant.name, length=1.0)
 
 
 def compare(
-    study: Study, runs: pd.DataFrame, command: str, step_times: str | None = None
+    experiment: Experiment, runs: pd.DataFrame, command: str, step_times: str | None = None
 ) -> Report:
-    """Return the report of a comparison of arms that share one baseline.
+    """Return the report of a comparison of variants that share one baseline.
 
     Args:
-        study: Arms and seeds.
-        runs: Table returned by `Study.runs`.
+        experiment: Variants and seeds.
+        runs: Table returned by `Experiment.runs`.
         command: Command line that reproduces the report.
-        step_times: Where the step times are from that `Study.step_seconds` is computed from. None
-            if speed-ups are computed from wall-clock times.
+        step_times: Where the step times are from that `Experiment.step_seconds` is computed from.
+            None if speed-ups are computed from wall-clock times.
     """
-    first = study.arms[0]
+    first = experiment.variants[0]
     metrics = metric_names(first.recipe)
-    scores = {name: score_of(runs, name, metrics[0]) for name in runs["arm"].unique()}
-    content = study_json(study, runs, command)
+    scores = {name: score_of(runs, name, metrics[0]) for name in runs["variant"].unique()}
+    content = experiment_json(experiment, runs, command)
     verdicts = [
         text
-        for arm in _compared(study, runs)
-        for text in (_verdict(study, runs, scores, arm), *_speeds(runs, arm, step_times))
+        for variant in _compared(experiment, runs)
+        for text in (
+            _verdict(experiment, runs, scores, variant),
+            *_speeds(runs, variant, step_times),
+        )
     ]
-    if (runs.groupby("arm")["seed"].nunique() < 2).any() and len(scores) > 1:
-        verdicts.append(f"To add seeds:\n\n    {with_seeds(command, more_seeds(study.seeds))}")
-    warnings = [*_warnings(study, scores, content["chance"] or 0.0), *study_warnings(study, runs)]
+    if (runs.groupby("variant")["seed"].nunique() < 2).any() and len(scores) > 1:
+        verdicts.append(f"To add seeds:\n\n    {with_seeds(command, more_seeds(experiment.seeds))}")
+    warnings = [
+        *_warnings(experiment, scores, content["chance"] or 0.0),
+        *experiment_warnings(experiment, runs),
+    ]
     times = f"iterations × the step times of {step_times}" if step_times else "wall-clock times"
     columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", *metrics]
-    tables: list[str | Table] = [arms_table(study, runs, columns)]
+    tables: list[str | Table] = [variants_table(experiment, runs, columns)]
     curves = curves_of(runs, "clock", metrics[0])
-    has_lengths = any(arm.length != 1 for arm in study.arms)
+    has_lengths = any(variant.length != 1 for variant in experiment.variants)
     if has_lengths and first.label in curves:
         tables = [levels_table(curves, metric_title(metrics[0])), leads_table(curves), *tables]
     return Report(
@@ -129,7 +143,7 @@ def compare(
         tables=tables,
         notes=[
             _explain(first.baseline, times, content["chance"]),
-            *explain_differences(study),
+            *explain_differences(experiment),
             *origin(runs, command),
         ],
         content=content | {"seconds": times, "verdicts": verdicts, "warnings": warnings},
@@ -137,72 +151,80 @@ def compare(
     )
 
 
-def _compared(study: Study, runs: pd.DataFrame) -> list[Arm]:
-    """Return the arms to compare with the baseline: those of its length, with finished runs."""
-    baseline = _baseline(study)
-    finished = set(runs["arm"])
+def _compared(experiment: Experiment, runs: pd.DataFrame) -> list[Variant]:
+    """Return the variants to compare with the baseline: those of its length, with finished runs."""
+    baseline = _baseline(experiment)
+    finished = set(runs["variant"])
     return [
-        arm
-        for arm in study.arms
-        if arm is not baseline and arm.length == baseline.length
-        if {arm.name, baseline.name} <= finished
+        variant
+        for variant in experiment.variants
+        if variant is not baseline and variant.length == baseline.length
+        if {variant.name, baseline.name} <= finished
     ]
 
 
-def _baseline(study: Study) -> Arm:
-    return next(arm for arm in study.arms if arm.name == arm.baseline)
+def _baseline(experiment: Experiment) -> Variant:
+    return next(variant for variant in experiment.variants if variant.name == variant.baseline)
 
 
-def _verdict(study: Study, runs: pd.DataFrame, scores: Mapping[str, NormalDist], arm: Arm) -> str:
-    """Return a sentence that compares the accuracy of an arm with that of its baseline."""
-    baseline = _baseline(study)
+def _verdict(
+    experiment: Experiment, runs: pd.DataFrame, scores: Mapping[str, NormalDist], variant: Variant
+) -> str:
+    """Return a sentence that compares the accuracy of a variant with that of its baseline."""
+    baseline = _baseline(experiment)
     title = metric_title(metric_names(baseline.recipe)[0])
-    of_arms = [runs[runs["arm"] == each.name] for each in (arm, baseline)]
-    after, before = scores[arm.name], scores[baseline.name]
+    of_variants = [runs[runs["variant"] == each.name] for each in (variant, baseline)]
+    after, before = scores[variant.name], scores[baseline.name]
     change = after - before
     found = f"{format_score(after)} % against {format_score(before)} %"
-    counts = [scored_videos(own["result"]) for own in of_arms]
+    counts = [scored_videos(own["result"]) for own in of_variants]
     if counts[0] != counts[1]:
         return (
-            f"No verdict: {arm.name} was scored on {counts[0]} videos, and {baseline.name} on "
+            f"No verdict: {variant.name} was scored on {counts[0]} videos, and {baseline.name} on "
             f"{counts[1]}."
         )
-    if min(len(own) for own in of_arms) == 1:
+    if min(len(own) for own in of_variants) == 1:
         return (
-            f"No verdict: {arm.name} reaches a {title} of {found} for {baseline.name}, but with "
-            "one seed, the error between seeds is unknown. ± is an estimate from other trainings."
+            f"No verdict: {variant.name} reaches a {title} of {found} for {baseline.name}, but "
+            "with one seed, the error between seeds is unknown. ± is an estimate from other "
+            "trainings."
         )
     clear = abs(change.mean) >= CLEAR * change.stdev > 0
     return (
-        f"Verdict: compared with {baseline.name}, the {title} of {arm.name} differs by "
+        f"Verdict: compared with {baseline.name}, the {title} of {variant.name} differs by "
         f"{format_score(change)} points ({found}{'' if clear else ', undecided'})."
     )
 
 
-def _speeds(runs: pd.DataFrame, arm: Arm, step_times: str | None) -> list[str]:
-    """Return a sentence for each clock that says how fast an arm is beside its baseline."""
-    speed_up, total = (mean(runs, arm.name, n) for n in ("speed_up", "total_speed_up"))
+def _speeds(runs: pd.DataFrame, variant: Variant, step_times: str | None) -> list[str]:
+    """Return a sentence for each clock that says how fast a variant is beside its baseline."""
+    speed_up, total = (mean(runs, variant.name, n) for n in ("speed_up", "total_speed_up"))
     texts = list[str]()
     if step_times and speed_up:
         texts.append(
-            f"By the step times of {step_times}, {arm.name} trains {speed_up.mean:.2f}× as fast."
+            f"By the step times of {step_times}, {variant.name} trains {speed_up.mean:.2f}× as "
+            "fast."
         )
     elif speed_up:
         texts.append(
-            f"By wall-clock time without evaluation and test, {arm.name} trains "
+            f"By wall-clock time without evaluation and test, {variant.name} trains "
             f"{speed_up.mean:.2f}× as fast."
         )
     if total:
         texts.append(
-            f"By wall-clock time with data loading, evaluation and test, {arm.name} is "
+            f"By wall-clock time with data loading, evaluation and test, {variant.name} is "
             f"{total.mean:.2f}× as fast."
         )
     return texts
 
 
-def _warnings(study: Study, scores: Mapping[str, NormalDist], chance: float) -> list[str]:
+def _warnings(experiment: Experiment, scores: Mapping[str, NormalDist], chance: float) -> list[str]:
     """Return warnings about speed-ups and accuracies that may be misleading."""
-    texts = [f"{arm.name}: {text}." for arm in study.arms for text in short_ends(arm.schedule)]
+    texts = [
+        f"{variant.name}: {text}."
+        for variant in experiment.variants
+        for text in fine_tuning_warnings(variant.schedule)
+    ]
     low = [name for name, each in scores.items() if each.mean - CLEAR * each.stdev <= chance]
     if low and chance:
         texts.append(

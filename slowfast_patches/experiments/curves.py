@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from slowfast_patches.study.report import Table
+from slowfast_patches.experiments.report import Table
 from slowfast_patches.utils.clock import format_duration
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def curves_of(runs: pd.DataFrame, cost: str, metric: str) -> dict[str, pd.DataFr
     """Return the curve of each recipe that has finished runs.
 
     Args:
-        runs: Table returned by `Study.runs`.
+        runs: Table returned by `Experiment.runs`.
         cost: Column with the cost of each run, such as "clock".
         metric: Name of the metric, such as "top1".
 

@@ -1,4 +1,4 @@
-"""Reports of studies: build tables of runs, and write Markdown, JSON and picture files."""
+"""Reports of experiments: build tables of runs, and write Markdown, JSON and picture files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pandas as pd
 
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.yaml_text import parse_yaml
-from slowfast_patches.plan.identity import STUDY, differences_between
-from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.runs import Study, mean
-from slowfast_patches.study.score import chance_of
+from slowfast_patches.experiments.runs import Experiment, mean
+from slowfast_patches.experiments.score import chance_of
+from slowfast_patches.experiments.variants import Variant
+from slowfast_patches.plan.identity import EXPERIMENT, differences_between
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.pictures import save_figure
@@ -45,8 +45,8 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "loading": ("waiting\nfor data", "{:.0%}".format),
     "speed_up": ("speed-up", "{:.2f}×".format),
 }
-"""Maps each column of `Study.runs` that tables show to its header and number format. The columns of
-metrics are not included. They are shown with their standard deviations."""
+"""Maps each column of `Experiment.runs` that tables show to its header and number format. The
+columns of metrics are not included. They are shown with their standard deviations."""
 
 
 class Table(NamedTuple):
@@ -58,7 +58,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """Report of a study as text, Markdown, JSON and a picture.
+    """Report of an experiment as text, Markdown, JSON and a picture.
 
     The Markdown file starts with the result. On a terminal, the result comes last, so that it stays
     visible.
@@ -104,112 +104,118 @@ def _format(paragraphs: Iterable[str | Table], *, markdown: bool) -> str:
     )
 
 
-def format_cell(runs: pd.DataFrame, arm: Arm, name: str) -> str:
-    """Format the mean of a column over the runs of an arm, or return `MISSING` without runs."""
-    found = mean(runs, arm.name, name)
+def format_cell(runs: pd.DataFrame, variant: Variant, name: str) -> str:
+    """Format the mean of a column over the runs of a variant, or return `MISSING` without runs."""
+    found = mean(runs, variant.name, name)
     if found is None:
         return MISSING
     return COLUMNS[name][1](found.mean) if name in COLUMNS else found.format()
 
 
-def count_cell(study: Study, runs: pd.DataFrame, arm: Arm) -> str:
-    """Return how many runs of an arm have finished or failed, such as `2 of 3, 1 failed`."""
-    failed = sum(name == arm.name for name, _ in study.failed())
-    count = f"{(runs['arm'] == arm.name).sum()} of {len(study.seeds)}"
+def count_cell(experiment: Experiment, runs: pd.DataFrame, variant: Variant) -> str:
+    """Return how many runs of a variant have finished or failed, such as `2 of 3, 1 failed`."""
+    failed = sum(name == variant.name for name, _ in experiment.failed())
+    count = f"{(runs['variant'] == variant.name).sum()} of {len(experiment.seeds)}"
     return f"{count}, {failed} failed" if failed else count
 
 
-def arms_table(study: Study, runs: pd.DataFrame, columns: Sequence[str]) -> Table:
-    """Return a table with one row per arm and the means of some columns of `Study.runs`."""
+def variants_table(experiment: Experiment, runs: pd.DataFrame, columns: Sequence[str]) -> Table:
+    """Return a table with a row for each variant: the means of columns of `Experiment.runs`."""
     headers = [COLUMNS[n][0] if n in COLUMNS else f"{metric_title(n)}, %" for n in columns]
     rows = [
-        [arm.name, count_cell(study, runs, arm), *(format_cell(runs, arm, n) for n in columns)]
-        for arm in study.arms
+        [
+            variant.name,
+            count_cell(experiment, runs, variant),
+            *(format_cell(runs, variant, n) for n in columns),
+        ]
+        for variant in experiment.variants
     ]
-    rows += [[name, "not trained", *[MISSING] * len(columns)] for name in study.dropped]
+    rows += [[name, "not trained", *[MISSING] * len(columns)] for name in experiment.dropped]
     return Table(["config", "seeds", *headers], rows)
 
 
-def arm_json(arm: Arm, runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
-    """Return an arm and its finished runs as JSON-compatible data.
+def variant_json(variant: Variant, runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
+    """Return a variant and its finished runs as JSON-compatible data.
 
-    The configs of the runs are omitted, because they only differ from the arm's config in the
+    The configs of the runs are omitted, because they only differ from the variant's config in the
     seed. Each mean over seeds is a dictionary of `mean` and `std`, or None if no run has
     finished.
     """
-    means = {name: mean(runs, arm.name, name) for name in (*COLUMNS, *metrics)}
-    results = runs.loc[runs["arm"] == arm.name, "result"]
+    means = {name: mean(runs, variant.name, name) for name in (*COLUMNS, *metrics)}
+    results = runs.loc[runs["variant"] == variant.name, "result"]
     return {
-        "name": arm.name,
-        "label": arm.label,
-        "cfg_file": str(arm.cfg_file),
-        "overrides": arm.overrides,
+        "name": variant.name,
+        "label": variant.label,
+        "cfg_file": str(variant.cfg_file),
+        "overrides": variant.overrides,
         **{name: value and value._asdict() for name, value in means.items()},
-        "length": arm.length,
-        "config": parse_yaml(arm.recipe.text),
+        "length": variant.length,
+        "config": parse_yaml(variant.recipe.text),
         "runs": [{k: v for k, v in run.items() if k != "config"} for run in results],
     }
 
 
-def study_json(study: Study, runs: pd.DataFrame, command: str) -> dict[str, Any]:
-    """Return the runs of all arms as JSON-compatible data.
+def experiment_json(experiment: Experiment, runs: pd.DataFrame, command: str) -> dict[str, Any]:
+    """Return the runs of all variants as JSON-compatible data.
 
     Args:
-        study: Arms and seeds.
-        runs: Table returned by `Study.runs`.
+        experiment: Variants and seeds.
+        runs: Table returned by `Experiment.runs`.
         command: Command line that reproduces the report.
     """
-    recipe = study.arms[0].recipe
+    recipe = experiment.variants[0].recipe
     metrics = metric_names(recipe)
     return {
         "command": command,
         "metric": metrics[0],
-        "seeds": study.seeds,
+        "seeds": experiment.seeds,
         "chance": chance_of(recipe),
-        "configs": [arm_json(arm, runs, metrics) for arm in study.arms],
-        "differences": arm_differences(study),
-        "failed": [[*run, reason] for run, reason in study.failed().items()],
-        "not_trained": dict(study.dropped),
+        "configs": [variant_json(variant, runs, metrics) for variant in experiment.variants],
+        "differences": variant_differences(experiment),
+        "failed": [[*run, reason] for run, reason in experiment.failed().items()],
+        "not_trained": dict(experiment.dropped),
     }
 
 
-def arm_differences(study: Study) -> dict[str, list[str]]:
-    """Describe what differs between each arm and its baseline, by the name of the arm."""
-    arms = {arm.name: arm for arm in study.arms}
+def variant_differences(experiment: Experiment) -> dict[str, list[str]]:
+    """Describe what differs between each variant and its baseline, by the name of the variant."""
+    variants = {variant.name: variant for variant in experiment.variants}
     found = {
-        arm.name: differences_between(arms[arm.baseline].identity, arm.identity, STUDY)
-        for arm in study.arms
-        if arms.get(arm.baseline, arm) is not arm
+        variant.name: differences_between(
+            variants[variant.baseline].identity, variant.identity, EXPERIMENT
+        )
+        for variant in experiment.variants
+        if variants.get(variant.baseline, variant) is not variant
     }
     return {name: list(texts.values()) for name, texts in found.items()}
 
 
-def explain_differences(study: Study) -> list[str]:
-    """Return a paragraph for each arm that says what differs from its baseline (there)."""
+def explain_differences(experiment: Experiment) -> list[str]:
+    """Return a paragraph for each variant that says what differs from its baseline (there)."""
     return [
         f"{name} differs from its baseline in: {'; '.join(texts) or 'nothing'}."
-        for name, texts in arm_differences(study).items()
+        for name, texts in variant_differences(experiment).items()
     ]
 
 
-def study_warnings(study: Study, runs: pd.DataFrame) -> list[str]:
+def experiment_warnings(experiment: Experiment, runs: pd.DataFrame) -> list[str]:
     """Return warnings about runs that failed, lists that overlap, machines and versions."""
     overlaps = dict.fromkeys(text for run in runs["result"] for text in run.get("overlaps", ()))
     texts = [
         f"Lists have videos in common, so the accuracy may be too high: {text}."
         for text in overlaps
     ]
-    texts += [f"{name} was not trained: {reason}." for name, reason in study.dropped.items()]
+    texts += [f"{name} was not trained: {reason}." for name, reason in experiment.dropped.items()]
     texts += [
         f"The run of {name} with seed {seed} failed: {reason}. To try it again, repeat the command."
-        for (name, seed), reason in study.failed().items()
+        for (name, seed), reason in experiment.failed().items()
     ]
-    planned = {arm.name: arm.iterations for arm in study.arms}
+    planned = {variant.name: variant.iterations for variant in experiment.variants}
     texts += [
-        f"{run.arm}, seed {run.seed}, was trained for {run.iterations:,} iterations, but "
-        f"{planned[run.arm]:,} are planned here, without its list of videos."
+        f"{run.variant}, seed {run.seed}, was trained for {run.iterations:,} iterations, but "
+        f"{planned[run.variant]:,} are planned here, without its list of videos."
         for run in runs.itertuples()
-        if run.result.get("planned_iterations", run.iterations) != planned[run.arm]
+        if run.result.get("planned_iterations", run.iterations) != planned[run.variant]
     ]
     if runs["machine"].nunique() > 1:
         texts.append(
@@ -218,7 +224,7 @@ def study_warnings(study: Study, runs: pd.DataFrame) -> list[str]:
     if runs["versions"].nunique() > 1:
         texts.append("The runs come from different versions of packages.")
     several = [
-        f"{run.arm}, seed {run.seed}" for run in runs.itertuples() if math.isnan(run.seconds)
+        f"{run.variant}, seed {run.seed}" for run in runs.itertuples() if math.isnan(run.seconds)
     ]
     if several:
         texts.append(
@@ -229,7 +235,7 @@ def study_warnings(study: Study, runs: pd.DataFrame) -> list[str]:
 
 
 def origin(runs: pd.DataFrame, command: str) -> list[str]:
-    """Return paragraphs that name the machine, the versions and the command of a study."""
+    """Return paragraphs that name the machine, the versions and the command of an experiment."""
     where = [
         f"{name.capitalize()}: {' | '.join(runs[name].unique()) or MISSING}"
         for name in ("machine", "versions")

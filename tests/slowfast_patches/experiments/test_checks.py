@@ -1,4 +1,5 @@
-"""Nothing is trained, submitted or written before a study is known to compare what it should."""
+"""Nothing is trained, submitted or written before an experiment is known to compare what it
+should."""
 
 import json
 import random
@@ -11,17 +12,17 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import KEYS, plain
+from slowfast_patches.experiments.checks import check_alike, checked
+from slowfast_patches.experiments.compare import make_variants
+from slowfast_patches.experiments.paper import PAPER_TABLES, paper_variants
+from slowfast_patches.experiments.report import explain_differences, variant_differences
+from slowfast_patches.experiments.runs import Experiment, with_seed
+from slowfast_patches.experiments.variants import Variant
 from slowfast_patches.plan.identity import WEIGHTS_KEYS
 from slowfast_patches.registry import SECTIONS
-from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.checks import check_alike, checked
-from slowfast_patches.study.compare import make_arms
-from slowfast_patches.study.paper import EXPERIMENTS, paper_arms
-from slowfast_patches.study.report import arm_differences, explain_differences
-from slowfast_patches.study.runs import Study, with_seed
 from slowfast_patches.train import checkpoint as checkpoints
+from tests.slowfast_patches.experiments.test_compare import BASE, DELTA
 from tests.slowfast_patches.plan.test_identity import FREE, other_value
-from tests.slowfast_patches.study.test_compare import BASE, DELTA
 from tests.slowfast_patches.train.made_checkpoint import made
 
 
@@ -37,17 +38,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def study_in(folder: Path, *keys: object, **values: object) -> Study:
+def experiment_in(folder: Path, *keys: object, **values: object) -> Experiment:
     overrides = list(map(str, ("DATA.PATH_TO_DATA_DIR", folder / "data", *keys)))
-    arms = make_arms([folder / "baseline.yaml", folder / "multigrid.yaml"], overrides)
-    return Study(arms, [0, 1], folder / "out", **values)
+    variants = make_variants([folder / "baseline.yaml", folder / "multigrid.yaml"], overrides)
+    return Experiment(variants, [0, 1], folder / "out", **values)
 
 
-def start(study: Study, arm: Arm, seed: int) -> Path:
+def start(experiment: Experiment, variant: Variant, seed: int) -> Path:
     """Leave a checkpoint of an interrupted run."""
-    identity = with_seed(arm.identity, seed).to_json()
-    values = {"cfg": arm.recipe.text, "identity": identity}
-    return checkpoints.save(study.folder(arm, seed), made(**values))
+    identity = with_seed(variant.identity, seed).to_json()
+    values = {"cfg": variant.recipe.text, "identity": identity}
+    return checkpoints.save(experiment.folder(variant, seed), made(**values))
 
 
 def change_lines(path: Path) -> None:
@@ -72,97 +73,99 @@ def test_a_study_repeated_with_a_change_is_refused_before_anything_is_done(
     folder, write_run, change, finished
 ):
     """Three of four runs, drawn at random, have started or finished before the change."""
-    study = study_in(folder)
-    random.Random(change).shuffle(runs := [(arm, s) for arm in study.arms for s in study.seeds])
-    for arm, seed in runs[:3]:
+    experiment = experiment_in(folder)
+    random.Random(change).shuffle(
+        runs := [(variant, s) for variant in experiment.variants for s in experiment.seeds]
+    )
+    for variant, seed in runs[:3]:
         if finished:
-            write_run(study, arm, seed, 100, top1=50.0, top5=90.0)
+            write_run(experiment, variant, seed, 100, top1=50.0, top5=90.0)
         else:
-            start(study, arm, seed)
-    assert checked(study, trains=False).arms == study.arms
+            start(experiment, variant, seed)
+    assert checked(experiment, trains=False).variants == experiment.variants
     keys = CHANGES[change](folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=rf"{change}.* delete the folder of that run"):
-        checked(study_in(folder, *keys), trains=False)
+        checked(experiment_in(folder, *keys), trains=False)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     accepted = frozenset((change, "schedule", "rates"))
-    checked(study_in(folder, *keys, accepted=accepted), trains=False)
+    checked(experiment_in(folder, *keys, accepted=accepted), trains=False)
 
 
 def test_changes_of_a_recipe_that_change_no_run_are_none(folder, write_run):
-    study = study_in(folder)
-    write_run(study, study.arms[0], 0, 100, top1=50.0, top5=90.0)
-    start(study, study.arms[1], 0)
+    experiment = experiment_in(folder)
+    write_run(experiment, experiment.variants[0], 0, 100, top1=50.0, top5=90.0)
+    start(experiment, experiment.variants[1], 0)
     for name, text in (
         ("baseline", "RNG_SEED: 3\nLOG_PERIOD: 3\n"),
         ("multigrid", "BN: {GROUP_SIZE: 16}"),
     ):
         path = folder / f"{name}.yaml"
         path.write_text(path.read_text() + text)
-    checked(study_in(folder, "DATA_LOADER.NUM_WORKERS", 1), trains=False)
+    checked(experiment_in(folder, "DATA_LOADER.NUM_WORKERS", 1), trains=False)
 
 
 def test_the_test_list_belongs_to_a_result_but_not_to_a_training(folder, write_run):
-    study = study_in(folder)
-    start(study, study.arms[0], 0)
+    experiment = experiment_in(folder)
+    start(experiment, experiment.variants[0], 0)
     change_lines(folder / "data" / "test.csv")
-    checked(study_in(folder), trains=False)
-    study = study_in(folder)
-    write_run(study, study.arms[0], 0, 100, top1=50.0, top5=90.0)
+    checked(experiment_in(folder), trains=False)
+    experiment = experiment_in(folder)
+    write_run(experiment, experiment.variants[0], 0, 100, top1=50.0, top5=90.0)
     (folder / "data" / "test.csv").unlink()
     shutil.copy(folder / "data" / "val.csv", folder / "data" / "test.csv")
     with pytest.raises(ValueError, match=r"test_list: 24 videos there, 16 here .other labels"):
-        checked(study_in(folder), trains=False)
+        checked(experiment_in(folder), trains=False)
 
 
-def test_start_weights_are_those_that_the_arm_names_now(folder, write_run):
+def test_start_weights_are_those_that_the_variant_names_now(folder, write_run):
     weights = folder / "weights.pyth"
     torch.save({"x": torch.zeros(3)}, weights)
     keys = ("TRAIN.CHECKPOINT_FILE_PATH", weights)
-    study = study_in(folder, *keys)
-    write_run(study, study.arms[0], 0, 100, top1=50.0, top5=90.0)
-    checked(study_in(folder, *keys), trains=False)
+    experiment = experiment_in(folder, *keys)
+    write_run(experiment, experiment.variants[0], 0, 100, top1=50.0, top5=90.0)
+    checked(experiment_in(folder, *keys), trains=False)
     torch.save({"x": torch.ones(3)}, weights)
     with pytest.raises(ValueError, match="weights: content"):
-        checked(study_in(folder, *keys), trains=False)
+        checked(experiment_in(folder, *keys), trains=False)
 
 
 def test_a_result_that_does_not_say_what_it_is_from_is_used_only_if_the_user_says_so(
     folder, write_run
 ):
-    study = study_in(folder)
-    write_run(study, study.arms[0], 0, 100, top1=50.0, top5=90.0)
-    path = study.folder(study.arms[0], 0) / "result.json"
+    experiment = experiment_in(folder)
+    write_run(experiment, experiment.variants[0], 0, 100, top1=50.0, top5=90.0)
+    path = experiment.folder(experiment.variants[0], 0) / "result.json"
     result = json.loads(path.read_text())
     del result["identity"]
     path.write_text(json.dumps(result))
     with pytest.raises(ValueError, match=r"does not say .* --accept-change identity"):
-        checked(study, trains=False)
-    assert len(replace(study, accepted=frozenset(["identity"])).runs()) == 1
+        checked(experiment, trains=False)
+    assert len(replace(experiment, accepted=frozenset(["identity"])).runs()) == 1
     del result["seconds"]
     path.write_text(json.dumps(result))
     with pytest.raises(ValueError, match=r"not a valid result.*'seconds'"):
-        checked(study, trains=False)
+        checked(experiment, trains=False)
 
 
-def test_a_started_run_that_accepted_a_change_is_none_of_the_study(folder):
-    study = study_in(folder)
-    values = {"identity": with_seed(study.arms[0].identity, 0).to_json()}
+def test_a_started_run_that_accepted_a_change_is_none_of_the_experiment(folder):
+    experiment = experiment_in(folder)
+    values = {"identity": with_seed(experiment.variants[0].identity, 0).to_json()}
     change = "after iteration 3: SOLVER.BASE_LR 0.1 there, 0.2 here"
-    checkpoints.save(study.folder(study.arms[0], 0), made(changes=[change], **values))
+    checkpoints.save(experiment.folder(experiment.variants[0], 0), made(changes=[change], **values))
     with pytest.raises(ValueError, match=r"after iteration 3: SOLVER\.BASE_LR"):
-        checked(study, trains=False)
-    checked(replace(study, accepted=frozenset(["changes"])), trains=False)
+        checked(experiment, trains=False)
+    checked(replace(experiment, accepted=frozenset(["changes"])), trains=False)
 
 
-def test_each_difference_between_two_arms_is_in_the_report_or_changes_nothing(folder):
-    """Change each key and each list of the second arm, one at a time."""
-    study = study_in(folder)
-    baseline = study.arms[0]
+def test_each_difference_between_two_variants_is_in_the_report_or_changes_nothing(folder):
+    """Change each key and each list of the second variant, one at a time."""
+    experiment = experiment_in(folder)
+    baseline = experiment.variants[0]
 
-    def named(other: Arm) -> str:
+    def named(other: Variant) -> str:
         twin = replace(other, name="twin", baseline="baseline")
-        return " ".join(explain_differences(replace(study, arms=[baseline, twin])))
+        return " ".join(explain_differences(replace(experiment, variants=[baseline, twin])))
 
     assert named(baseline) == "twin differs from its baseline in: nothing."
     values = {name: plain(baseline.recipe[name]) for name in KEYS}
@@ -170,8 +173,10 @@ def test_each_difference_between_two_arms_is_in_the_report_or_changes_nothing(fo
         keys = values | {name: plain(other_value(baseline.recipe[name]))}
         other = replace(baseline, identity=replace(baseline.identity, keys=keys))
         one = replace(baseline, identity=replace(baseline.identity, keys=values))
-        study = replace(study, arms=[one])
-        texts = arm_differences(replace(study, arms=[one, replace(other, name="twin")]))["twin"]
+        experiment = replace(experiment, variants=[one])
+        texts = variant_differences(
+            replace(experiment, variants=[one, replace(other, name="twin")])
+        )["twin"]
         assert bool(texts) is (name not in {*FREE, *WEIGHTS_KEYS}), name
     counts = {
         s: f"{n} videos there, {n} here" for s, n in (("train", 136), ("val", 16), ("test", 24))
@@ -179,11 +184,11 @@ def test_each_difference_between_two_arms_is_in_the_report_or_changes_nothing(fo
     for split in counts:
         shutil.rmtree(folder / "copy", ignore_errors=True)
         shutil.copytree(folder / "data", folder / "copy")
-        assert named(study_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "copy").arms[0]).endswith(
-            "in: nothing."
-        )
+        assert named(
+            experiment_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "copy").variants[0]
+        ).endswith("in: nothing.")
         change_lines(folder / "copy" / f"{split}.csv")
-        other = study_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "copy").arms[0]
+        other = experiment_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "copy").variants[0]
         assert f"in: {split}_list: {counts[split]} (other labels" in named(other)
 
 
@@ -197,44 +202,48 @@ def test_each_difference_between_two_arms_is_in_the_report_or_changes_nothing(fo
         ("DATA: {PATH_TO_DATA_DIR: OTHER}", "train_list"),
     ],
 )
-def test_arms_that_are_not_scored_alike_are_refused_unless_the_user_says_so(folder, text, named):
+def test_variants_that_are_not_scored_alike_are_refused_unless_the_user_says_so(
+    folder, text, named
+):
     shutil.copytree(folder / "data", folder / "other")
     change_lines(folder / "other" / f"{named.split('_')[0]}.csv") if "list" in named else None
     (folder / "multigrid.yaml").write_text(DELTA + text.replace("OTHER", str(folder / "other")))
     base = folder / "baseline.yaml"
     base.write_text(BASE.replace("DATA: {", f"DATA: {{PATH_TO_DATA_DIR: {folder / 'data'}, "))
-    arms = make_arms([base, folder / "multigrid.yaml"], [])
-    study = Study([replace(arm, baseline="baseline") for arm in arms], [0], folder / "out")
+    variants = make_variants([base, folder / "multigrid.yaml"], [])
+    experiment = Experiment(
+        [replace(variant, baseline="baseline") for variant in variants], [0], folder / "out"
+    )
     with pytest.raises(ValueError, match=rf"{named}.*add --accept-change {named}"):
-        checked(study, trains=False)
-    check_alike(replace(study, accepted=frozenset([named])))
+        checked(experiment, trains=False)
+    check_alike(replace(experiment, accepted=frozenset([named])))
 
 
 def test_prepared_videos_with_the_same_labels_may_be_compared_with_the_originals(folder):
     shutil.copytree(folder / "data", folder / "prepared")
     for path in (folder / "prepared").glob("*.csv"):
         path.write_text(path.read_text().replace(".mp4", ".webm.mp4"))
-    study = study_in(folder)
-    other = study_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "prepared").arms[1]
-    check_alike(replace(study, arms=[study.arms[0], other]))
+    experiment = experiment_in(folder)
+    other = experiment_in(folder, "DATA.PATH_TO_DATA_DIR", folder / "prepared").variants[1]
+    check_alike(replace(experiment, variants=[experiment.variants[0], other]))
 
 
 @pytest.mark.parametrize(("one", "other"), [("a b", "a_b"), ("A", "a")])
 def test_two_recipes_do_not_share_a_folder(folder, one, other):
     for name in (one, other):
         (folder / f"{name}.yaml").write_text("_BASE_: baseline.yaml\n")
-    arms = make_arms([folder / f"{name}.yaml" for name in (one, other)], [])
+    variants = make_variants([folder / f"{name}.yaml" for name in (one, other)], [])
     with pytest.raises(ValueError, match="would have the same folder"):
-        checked(Study(arms, [0], folder / "out"), trains=False)
+        checked(Experiment(variants, [0], folder / "out"), trains=False)
 
 
 def test_a_study_does_not_write_where_it_reads(folder):
     """Start weights in the folder of one of its runs, and step times that are its report."""
-    study = study_in(folder)
-    weights = start(study, study.arms[1], 1)
+    experiment = experiment_in(folder)
+    weights = start(experiment, experiment.variants[1], 1)
     with pytest.raises(ValueError, match=f"^{weights} is read by this command"):
-        checked(study_in(folder, "TRAIN.CHECKPOINT_FILE_PATH", weights), trains=False)
-    inside = study_in(folder)
+        checked(experiment_in(folder, "TRAIN.CHECKPOINT_FILE_PATH", weights), trains=False)
+    inside = experiment_in(folder)
     with pytest.raises(ValueError, match=r"report\.json is read by this command"):
         checked(inside, [folder / "out" / "report.json"], trains=False)
     times = [folder / "out" / "step_times.json"]  # not a file of the report
@@ -245,11 +254,11 @@ def test_a_study_does_not_write_where_it_reads(folder):
     moved.parent.mkdir(parents=True, exist_ok=True)
     (folder / "top.yaml").write_text("_BASE_: out/baseline/here.yaml\n")
     shutil.copy(folder / "baseline.yaml", moved)
-    arms = make_arms([folder / "baseline.yaml", folder / "top.yaml"], [])
+    variants = make_variants([folder / "baseline.yaml", folder / "top.yaml"], [])
     with pytest.raises(ValueError, match=r"here\.yaml is read by this command"):
-        checked(Study(arms, [0], folder / "out"), trains=False)
+        checked(Experiment(variants, [0], folder / "out"), trains=False)
 
 
-def test_the_arms_of_the_paper_are_scored_like_their_baselines():
-    rows = [row for experiment in EXPERIMENTS.values() for row in experiment.rows]
-    check_alike(Study(list(paper_arms(rows).values()), [0], Path("out")))
+def test_the_variants_of_the_paper_are_scored_like_their_baselines():
+    rows = [row for table in PAPER_TABLES.values() for row in table.rows]
+    check_alike(Experiment(list(paper_variants(rows).values()), [0], Path("out")))

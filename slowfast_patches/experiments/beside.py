@@ -1,10 +1,10 @@
-"""Train the missing runs of a study beside each other, with one progress bar for all of them.
+"""Train the missing runs of an experiment beside each other, with one progress bar for all of them.
 
 Runs that share a machine slow each other down, so their wall-clock times say nothing. Speed-ups of
-such a study are computed from step times that were measured alone.
+such an experiment are computed from step times that were measured alone.
 
-The longest run of a seed starts first and has priority over the others, because the study takes at
-least as long as this run does.
+The longest run of a seed starts first and has priority over the others, because the experiment
+takes at least as long as this run does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.runs import BESIDE, Study, note_failure, run_command, stop_signals
+from slowfast_patches.experiments.runs import (
+    BESIDE,
+    Experiment,
+    note_failure,
+    run_command,
+    stop_signals,
+)
+from slowfast_patches.experiments.variants import Variant
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.files import make_folder
 from slowfast_patches.utils.processes import end_with_parent
@@ -42,30 +48,31 @@ _OVERHEAD = 1.3
 """Estimated time of a run divided by the time of its steps: loading, evaluation and start."""
 
 
-def train_beside(study: Study, run_net: Path, jobs: int) -> Iterator[pd.DataFrame]:
-    """Train the missing runs of a study, at most `jobs` at a time.
+def train_beside(experiment: Experiment, run_net: Path, jobs: int) -> Iterator[pd.DataFrame]:
+    """Train the missing runs of an experiment, at most `jobs` at a time.
 
     The output of a run goes to the file `runs.BESIDE` in its folder. All else is as in
     `runs.train`.
 
     Args:
-        study: Study whose missing runs are trained. It has step times.
+        experiment: Study whose missing runs are trained. It has step times.
         run_net: Path of the training program, run_net.py.
         jobs: Number of runs to train at the same time.
 
     Yields:
-        The table returned by `Study.runs`, once before the first training and again after each run.
+        The table returned by `Experiment.runs`, once before the first training and again after each
+        run.
 
     Raises:
         ValueError: A result is damaged, or was computed from something else.
     """
-    yield study.runs()
-    waiting = _longest_first(study)
+    yield experiment.runs()
+    waiting = _longest_first(experiment)
     if waiting:
-        print(_announcement(study, waiting, jobs), file=sys.stderr, flush=True)
-    running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
-    total = sum(arm.iterations for arm, _ in waiting)
-    started = list[tuple[Arm, int]]()
+        print(_announcement(experiment, waiting, jobs), file=sys.stderr, flush=True)
+    running = dict[subprocess.Popen[bytes], tuple[Variant, int]]()
+    total = sum(variant.iterations for variant, _ in waiting)
+    started = list[tuple[Variant, int]]()
     with (
         handle_signals(dict.fromkeys(stop_signals(), signal.default_int_handler)),
         tqdm(total=total, unit="iteration", desc="all runs", dynamic_ncols=True) as bar,
@@ -76,13 +83,15 @@ def train_beside(study: Study, run_net: Path, jobs: int) -> Iterator[pd.DataFram
                     run = waiting.pop(0)
                     started.append(run)
                     nicer = min(_NICEST, _NICER * (len(started) - 1))
-                    running[_start(study, *run, run_net, nicer)] = run
+                    running[_start(experiment, *run, run_net, nicer)] = run
                 time.sleep(_PERIOD)
-                bar.update(sum(_iterations(study.folder(*run)) for run in started) - bar.n)
+                bar.update(sum(_iterations(experiment.folder(*run)) for run in started) - bar.n)
                 for process in [process for process in running if process.poll() is not None]:
-                    arm, seed = running.pop(process)
-                    note_failure(study.folder(arm, seed), f"{arm.name}, seed {seed}", process)
-                    yield study.runs()
+                    variant, seed = running.pop(process)
+                    note_failure(
+                        experiment.folder(variant, seed), f"{variant.name}, seed {seed}", process
+                    )
+                    yield experiment.runs()
         finally:
             for process in running:
                 process.terminate()
@@ -90,33 +99,37 @@ def train_beside(study: Study, run_net: Path, jobs: int) -> Iterator[pd.DataFram
                 process.wait()
 
 
-def _longest_first(study: Study) -> list[tuple[Arm, int]]:
+def _longest_first(experiment: Experiment) -> list[tuple[Variant, int]]:
     """Return the missing runs, those of each seed in the order of their training times."""
-    assert study.step_seconds is not None, "Runs beside each other need step times."
-    seconds, seeds = study.step_seconds, list(study.seeds)
-    return sorted(study.missing(), key=lambda run: (seeds.index(run[1]), -seconds[run[0].name]))
+    assert experiment.step_seconds is not None, "Runs beside each other need step times."
+    seconds, seeds = experiment.step_seconds, list(experiment.seeds)
+    return sorted(
+        experiment.missing(), key=lambda run: (seeds.index(run[1]), -seconds[run[0].name])
+    )
 
 
-def _announcement(study: Study, runs: Sequence[tuple[Arm, int]], jobs: int) -> str:
+def _announcement(experiment: Experiment, runs: Sequence[tuple[Variant, int]], jobs: int) -> str:
     """Say how many runs are trained, and how long this takes."""
-    assert study.step_seconds is not None
-    seconds = [study.step_seconds[arm.name] for arm, _ in runs]
+    assert experiment.step_seconds is not None
+    seconds = [experiment.step_seconds[variant.name] for variant, _ in runs]
     cores = os.cpu_count() or 1
     least = max(max(seconds), sum(seconds) / min(jobs, cores)) * _OVERHEAD
     return f"{len(runs)} runs, {jobs} at a time: about {format_duration(least)}"
 
 
-def _start(study: Study, arm: Arm, seed: int, run_net: Path, nicer: int) -> subprocess.Popen[bytes]:
+def _start(
+    experiment: Experiment, variant: Variant, seed: int, run_net: Path, nicer: int
+) -> subprocess.Popen[bytes]:
     """Start a run, which ends with this process, however this process ends.
 
     Args:
-        study: The study.
-        arm: Arm to train.
+        experiment: The experiment.
+        variant: Variant to train.
         seed: Random seed.
         run_net: Path of the training program, run_net.py.
         nicer: By how much the run and its workers are nicer than this process.
     """
-    folder = study.folder(arm, seed)
+    folder = experiment.folder(variant, seed)
     make_folder(folder)
     end = end_with_parent()
 
@@ -127,7 +140,7 @@ def _start(study: Study, arm: Arm, seed: int, run_net: Path, nicer: int) -> subp
 
     with (folder / BESIDE).open("wb") as output:
         return subprocess.Popen(
-            run_command(arm, seed, folder, run_net),
+            run_command(variant, seed, folder, run_net),
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | {"TQDM_DISABLE": "1"},

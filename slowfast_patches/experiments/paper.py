@@ -12,9 +12,9 @@ from typing import Any
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.config.scale import as_overrides
+from slowfast_patches.experiments.published import PUBLISHED
+from slowfast_patches.experiments.variants import Seen, Variant, make_variant, scaled
 from slowfast_patches.plan.identity import without_weights
-from slowfast_patches.study.arms import Arm, Seen, make_arm, scaled
-from slowfast_patches.study.published import PUBLISHED
 from slowfast_patches.utils.tables import Mean
 
 SCRATCH = "scratch"
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def folder(self) -> str:
-        """Name of the arm and of its folder. Rows with the same training have the same name."""
+        """Name of the variant and of its folder. Rows with the same training have the same name."""
         name = self.recipe.removesuffix(".yaml")
         name += f"_{self.variant}" if self.variant else ""
         return name if self.factor is None else f"{name}_x{self.factor:g}"
@@ -67,7 +67,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class PaperTable:
     """Table or figure of the paper.
 
     Attributes:
@@ -87,10 +87,10 @@ class Experiment:
     note: str = ""
 
 
-def _experiment(content: dict[str, Any]) -> Experiment:
+def _paper_table(content: dict[str, Any]) -> PaperTable:
     common = {key: content.pop(key) for key in ("recipe", "baseline", "start") if key in content}
     rows = tuple(_row(common | line) for line in content.pop("rows"))
-    return Experiment(**content, rows=rows)
+    return PaperTable(**content, rows=rows)
 
 
 def _row(line: dict[str, Any]) -> Row:
@@ -102,38 +102,38 @@ def _row(line: dict[str, Any]) -> Row:
     return Row(**{"baseline": line["recipe"]} | line, metrics=metrics, overrides=overrides)
 
 
-EXPERIMENTS: Mapping[str, Experiment] = {
-    name: _experiment(content) for name, content in PUBLISHED.items()
+PAPER_TABLES: Mapping[str, PaperTable] = {
+    name: _paper_table(content) for name, content in PUBLISHED.items()
 }
-"""Maps the name on the command line, such as "table5", to the experiment."""
+"""Maps the name on the command line, such as "table5", to the table."""
 
-PAPER = tuple(name for name in EXPERIMENTS if name.startswith(("table", "figure")))
+PAPER = tuple(name for name in PAPER_TABLES if name.startswith(("table", "figure")))
 """Names of the tables and figures of the multigrid paper."""
 
 
-def paper_arms(
+def paper_variants(
     rows: Collection[Row],
     data: Mapping[str, str] | None = None,
     weights: Mapping[str, str] | None = None,
     overrides: Sequence[str] = (),
-) -> dict[str, Arm]:
-    """Build the arms that train some rows and the baselines of these rows.
+) -> dict[str, Variant]:
+    """Build the variants that train some rows and the baselines of these rows.
 
     Args:
         rows: Rows to train.
         data: Maps the name of each data set, such as "kinetics", to the folder of its lists.
         weights: Maps values of `Row.start` to checkpoint files.
-        overrides: Alternating config keys and values for every arm.
+        overrides: Alternating config keys and values for every variant.
 
     Returns:
-        Maps `Row.folder` to the arm.
+        Maps `Row.folder` to the variant.
 
     Raises:
         ValueError: A file does not exist, or a recipe cannot be trained. The message names the file
-            or the arm.
+            or the variant.
     """
 
-    def make(row: Row) -> Arm:
+    def make(row: Row) -> Variant:
         path = CONFIGS / row.recipe
         plain = load_recipe(path)
         keys = dict[str, object]()
@@ -145,14 +145,14 @@ def paper_arms(
         if row.factor and plain.uses_multigrid:
             keys["MULTIGRID.EPOCH_FACTOR"] = row.factor
         pairs = row.overrides + as_overrides(keys) + tuple(overrides)
-        arm = make_arm(row.folder, path, pairs, seen)
+        variant = make_variant(row.folder, path, pairs, seen)
         if row.factor and not plain.uses_multigrid:
-            arm = scaled(arm, row.factor, seen)
+            variant = scaled(variant, row.factor, seen)
         if row.start != SCRATCH and not (weights or {}).get(row.start):
-            arm = replace(arm, identity=without_weights(arm.identity))
-        factor = arm.recipe.multigrid.epoch_factor if plain.uses_multigrid else row.factor
+            variant = replace(variant, identity=without_weights(variant.identity))
+        factor = variant.recipe.multigrid.epoch_factor if plain.uses_multigrid else row.factor
         return replace(
-            arm,
+            variant,
             name=row.folder,
             label=row.curve,
             baseline=row.reference.folder,

@@ -15,7 +15,7 @@ setup(
     package_data={
         "slowfast_patches.configs": ["*/*.yaml"],
         "slowfast_patches.experiments": ["*.yaml"],
-        "": ["py.typed", "options.toml"],
+        "": ["py.typed", "options.toml", "published.yaml"],
         "slowfast_patches": ["weights/*/*"],
     },
 )

@@ -61,6 +61,7 @@ WORDS_RIVALS = (
 )
 DIGITS_RIVALS = (*variants("rivals/digits"), *recipes("cycles/DIGITS_PAPER"))
 FACES = recipes("SLOWFAST_FACES", "SLOWFAST_FACES_MULTIGRID")
+TRANSFORMER = recipes("VIDEOMAE_WORDS", "VIDEOMAE_WORDS_MULTIGRID")
 (START,) = recipes("SLOWFAST_WORDS_START")
 DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
 STUDIES = {
@@ -80,10 +81,9 @@ STUDIES = {
         "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.5), start=START
     ),
     "demo_ablation": Study("demo", (*DEMO_PAIR, *variants("demo_ablation")), (0.5,)),
-    "transformer": Study(
-        "words", recipes("VIDEOMAE_WORDS", "VIDEOMAE_WORDS_MULTIGRID"), (0.125, 0.25, 0.5)
-    ),
 }
+if TRANSFORMER[0].is_file():  # else the extra has been deleted
+    STUDIES["transformer"] = Study("words", TRANSFORMER, (0.125, 0.25, 0.5))
 
 
 def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:

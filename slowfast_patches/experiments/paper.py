@@ -1,6 +1,6 @@
 """Tables and figures of the paper: the trainings to run, and the published numbers.
 
-Both are read from published.yaml. A training that appears in several tables runs only once.
+Both are read by published.py. A training that appears in several tables runs only once.
 """
 
 from __future__ import annotations

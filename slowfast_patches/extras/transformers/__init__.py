@@ -4,6 +4,14 @@ from slowfast_patches.extras.transformers.keys import HfKeys
 from slowfast_patches.registry import Lazy, ModelSpec, register_model, register_section
 
 FILES = (
+    "benchmarks/real_video/recipes/VIDEOMAE_FEW.yaml",
+    "benchmarks/real_video/recipes/VIDEOMAE_FEW_MULTIGRID.yaml",
+    "benchmarks/real_video/recipes/VIDEOMAE_FEW_MULTIGRID_8.yaml",
+    "benchmarks/real_video/recipes/VIDEOMAE_FEW_SCRATCH.yaml",
+    "benchmarks/real_video/recipes/VIDEOMAE_SPOKEN.yaml",
+    "benchmarks/real_video/recipes/VIDEOMAE_WORDS.yaml",
+    "benchmarks/real_video/recipes/VIDEOMAE_WORDS_MULTIGRID.yaml",
+    "benchmarks/real_video/recipes/vjepa2",
     "configs/Demo/VIDEOMAE_DEMO.yaml",
     "configs/Demo/VIDEOMAE_DEMO_MULTIGRID.yaml",
     "configs/Kinetics/VIDEOMAE_B_16x4.yaml",

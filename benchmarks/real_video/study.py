@@ -21,6 +21,8 @@ from slowfast_patches.train.checkpoint import checkpoint_of
 RECIPES = Path(__file__).parent / "recipes"
 DEMO = Path("configs/Demo")
 CURVE = (0.0625, 0.125, 0.25, 0.5, 1.0)
+PREPARED = ("original", "crf23", "crf18", "crf12")
+"""Forms of the words' clips: as they are, and as multigrid-prepare writes them with --crf."""
 NAMED = (0.25, 1.0, 4.0)
 """Lengths at which the named cycles GENTLE and PAPER are compared."""
 
@@ -36,6 +38,7 @@ class Study:
         most_seeds: Maximum number of seeds. Further seeds of the command line are ignored.
         start: Recipe that is trained on the words data set first. All runs start from its weights.
             None means random weights.
+        names_data: Whether the recipes name their folders of data, relative to the current folder.
     """
 
     data: str
@@ -43,6 +46,7 @@ class Study:
     lengths: tuple[float, ...]
     most_seeds: int = 1
     start: Path | None = None
+    names_data: bool = False
 
 
 def recipes(*names: str) -> tuple[Path, ...]:
@@ -69,6 +73,13 @@ STUDIES = {
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
     "words_rivals": Study("words", (*WORDS, *WORDS_RIVALS), (0.5, 1.0), 3),
     "digits_rivals": Study("digits", (*DIGITS, *DIGITS_RIVALS), (0.5, 1.0), 3),
+    "words_prepared": Study(
+        "words",
+        recipes(*(f"words_prepared/{name}" for name in PREPARED)),
+        (0.5,),
+        8,
+        names_data=True,
+    ),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
     "digits": Study("digits", DIGITS, CURVE, most_seeds=3),
     "cycles_words": Study("words", (WORDS[1], *recipes("cycles/WORDS_PAPER")), NAMED),
@@ -100,8 +111,8 @@ def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
     options += ["--output", args.output / name]
     if args.step_times:
         options += ["--step-times", args.step_times]
-    data = getattr(args, study.data).resolve()
-    pairs = ["DATA.PATH_TO_DATA_DIR", data, *more, *args.overrides]
+    data = ["DATA.PATH_TO_DATA_DIR", getattr(args, study.data).resolve()]
+    pairs = [*([] if study.names_data else data), *more, *args.overrides]
     return ["multigrid-compare", *map(str, [*options, *pairs])]
 
 

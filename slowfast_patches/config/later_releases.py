@@ -74,6 +74,10 @@ IGNORED: Mapping[str, Ignored] = {
     "MODEL.MODEL_NAME": Ignored(_MODEL, ("SlowFast", "ResNet")),
     "MODEL.SINGLE_PATHWAY_ARCH": Ignored(_MODEL),
     "MODEL.MULTI_PATHWAY_ARCH": Ignored(_MODEL, (["slowfast"],)),
+    "RESNET.TRANS_FUNC": Ignored(
+        "The blocks are always bottleneck_transform. PySlowFast cannot build its basic_transform.",
+        ("bottleneck_transform",),
+    ),
     "SOLVER.STEP_SIZE": Ignored("No learning-rate policy uses this key. Set SOLVER.STEPS.", (1,)),
     "SOLVER.WARMUP_FACTOR": Ignored(
         "Set SOLVER.WARMUP_START_LR, the learning rate at which the warm-up starts.", (0.1,)

@@ -137,12 +137,6 @@ class SlowFast:
 
 @dataclass(frozen=True)
 class ResNet:
-    # PySlowFast fails to build its basic_transform: it passes arguments that the class rejects.
-    trans_func: str = speed_key(
-        "bottleneck_transform",
-        "Type of residual block.",
-        one_of("bottleneck_transform"),
-    )
     depth: int = speed_key(50, "Number of layers of the ResNet.", one_of(50, 101))
     num_groups: int = speed_key(
         1, "Number of groups in the 3×3 convolution of a block.", AT_LEAST_ONE

@@ -55,10 +55,10 @@ def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str)
     args.overrides = ["NUM_GPUS", "0"]
     words = study.command(name, args)
     assert words.count("--cfg") == len(found.recipes) >= 2
-    assert (
-        words[words.index("--seeds") + 1 :][: found.most_seeds]
-        == ["0", "1", "2"][: found.most_seeds]
-    )
+    seeds = ["0", "1", "2"][: found.most_seeds]
+    start = words.index("--seeds") + 1
+    assert words[start : start + len(seeds)] == seeds
+    assert ("DATA.PATH_TO_DATA_DIR" in words) is not found.names_data
     assert words[-2:] == ["NUM_GPUS", "0"]
 
 

@@ -218,6 +218,23 @@ def test_an_mvit_trains_the_schedule_and_learns(train_later, tmp_path):
 # --- the command
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "SCRIPT is tools/run_net.py"),
+        (["gone/run_net.py", "--cfg", "a.yaml"], "no script gone/"),
+    ],
+)
+def test_the_command_names_a_script_that_is_missing(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", ["-m", *words])
+    monkeypatch.delitem(sys.modules, "multigrid.integrations.pyslowfast")
+    with pytest.raises(SystemExit, match=told) as ended:
+        runpy.run_module("multigrid.integrations.pyslowfast", run_name="__main__")
+    assert "usage: python -m multigrid.integrations.pyslowfast SCRIPT" in ended.value.code
+
+
 def start_later(rank: int, script: str, arguments: list[object], told: Path) -> None:
     """Run a script of the later release by the command, and write how the command ends to `told`.
 

@@ -154,7 +154,7 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
         return read_ssv2_lists(args.ssv2, prefix=args.prefix)
     lists, classes = find_classes(args.folder, args.val_fraction)
     counts = [f"{len(listed.videos)} for {listed.name}" for listed in lists]
-    print(f"{args.folder}: {len(classes)} classes; videos: {', '.join(counts)}")
+    print(f"{args.folder}: {len(classes)} classes. Videos: {', '.join(counts)}")
     return lists, classes
 
 

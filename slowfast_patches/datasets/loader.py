@@ -113,7 +113,7 @@ def training_loader(
     bounded.
     """
     logger.info(
-        "DATA_LOADER.NUM_WORKERS is %s: this process uses %d workers and has %d cores",
+        "DATA_LOADER.NUM_WORKERS is %s. Worker processes: %d. CPU cores of this process: %d",
         recipe.data_loader.num_workers,
         _num_workers(recipe),
         cores_of_process(recipe.num_gpus),

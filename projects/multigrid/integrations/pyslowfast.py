@@ -35,8 +35,11 @@ _SCRIPT = "MULTIGRID_SCRIPT"
 
 def _take_script() -> None:
     """Make the first argument of this program the script, as `python SCRIPT` does."""
-    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
-        sys.exit("usage: python -m multigrid.integrations.pyslowfast SCRIPT [ARGUMENT ...]")
+    usage = "usage: python -m multigrid.integrations.pyslowfast SCRIPT [ARGUMENT ...]"
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        sys.exit(f"{usage}\nSCRIPT is tools/run_net.py or tools/train_net.py of your PySlowFast")
+    if not Path(sys.argv[1]).is_file():
+        sys.exit(f"error: there is no script {sys.argv[1]} in {Path.cwd()}\n{usage}")
     del sys.argv[0]
     script = Path(sys.argv[0]).resolve()
     sys.path.insert(0, str(script.parent))

@@ -61,7 +61,7 @@ def enable(*, require_cycles: bool = False) -> None:
         require_cycles: Whether to raise an error before a training without a cycle.
 
     Raises:
-        ImportError: The installed PySlowFast has not all of these names. It may lack
+        ImportError: The installed PySlowFast lacks one of these names, other than
             assert_and_infer_cfg, parse_args and add_scalars.
     """
     _Fork(require_cycles).install()
@@ -323,9 +323,11 @@ def _find(name: str) -> Callable[..., Any] | None:
                 'or add the checkout to PYTHONPATH if it is slowfast itself. See "What the '
                 'checkout needs" in docs/own_pyslowfast.md'
             ) from error
+        where = resolve_name("slowfast").__path__[0]
         raise ImportError(
-            f"This PySlowFast has no slowfast.{name.replace(':', '.')} ({error}), so multigrid "
-            "cannot replace it. Edit the training loop by hand, as docs/pyslowfast_by_hand.md "
+            f"The PySlowFast in {where} has no slowfast.{name.replace(':', '.')} ({error}), so "
+            "multigrid cannot replace it. If this is not your checkout, add the checkout to "
+            "PYTHONPATH. If it is, edit the training loop by hand, as docs/pyslowfast_by_hand.md "
             "shows"
         ) from error
     return found

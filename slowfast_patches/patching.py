@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from slowfast_patches.registry import import_extras
+from slowfast_patches.seams import import_extras
 from slowfast_patches.utils.errors import UserError
 
 

@@ -25,7 +25,7 @@ import importlib, pkgutil, sys
 import multigrid, slowfast_patches
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.load import CONFIGS
-from slowfast_patches.registry import import_extras
+from slowfast_patches.seams import import_extras
 
 import_extras()
 assert {name.split(".")[2] for name in sys.modules if ".extras." in name} == set(sys.argv[1:])

@@ -107,7 +107,8 @@ from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.reading.errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.video_file import is_video_name, video_files
-from slowfast_patches.registry import TASKS, Lazy
+from slowfast_patches.registry import TASKS
+from slowfast_patches.seams import Lazy
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.task import Prediction
 from slowfast_patches.train.checkpoint import checkpoint_of

@@ -6,7 +6,7 @@ The properties are in the fields of the recipe. To add a key, see config/recipe.
 from __future__ import annotations
 
 from slowfast_patches.config.recipe import KEYS
-from slowfast_patches.registry import SECTIONS
+from slowfast_patches.seams import SECTIONS
 
 _EXTRA = (name for name, section in SECTIONS.items() if section.scores)
 _SCORED = ("MODEL", "SLOWFAST", "RESNET", "NONLOCAL", "DATA", *_EXTRA)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slowfast_patches.config.fields import Ignored, Values
-from slowfast_patches.registry import SECTIONS
+from slowfast_patches.seams import SECTIONS
 from slowfast_patches.utils.errors import UserError
 
 

@@ -33,7 +33,8 @@ from slowfast_patches.config.recipe import (
 )
 from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
-from slowfast_patches.registry import MAPPINGS, TASKS, task_name
+from slowfast_patches.registry import TASKS, task_name
+from slowfast_patches.seams import MAPPINGS
 from slowfast_patches.utils.command_line import split_pairs
 from slowfast_patches.utils.errors import UserError, mistake_in
 

@@ -40,7 +40,8 @@ from slowfast_patches.config.model_keys import (
 )
 from slowfast_patches.config.training_keys import Solver, Test, Train
 from slowfast_patches.config.yaml_text import dump_yaml, flatten
-from slowfast_patches.registry import MODELS, SECTIONS, TASKS, import_extras, task_name
+from slowfast_patches.registry import MODELS, TASKS, task_name
+from slowfast_patches.seams import SECTIONS, import_extras
 
 PER_PATHWAY = (
     "RESNET.NUM_BLOCK_TEMP_KERNEL",

@@ -13,7 +13,7 @@ from typing import Any
 from multigrid.stage_rows import row_shapes
 from slowfast_patches.config.fields import Rule
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.registry import SECTIONS
+from slowfast_patches.seams import SECTIONS
 from slowfast_patches.utils.errors import UserError
 
 _PLACEHOLDER = re.compile(r"\{([A-Z_.]+)\}")

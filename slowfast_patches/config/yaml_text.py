@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from slowfast_patches.registry import MAPPINGS
+from slowfast_patches.seams import MAPPINGS
 from slowfast_patches.utils.errors import mistake_in
 
 # Use the C library if PyYAML was built with it, because it is ten times as fast.

@@ -34,7 +34,8 @@ from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.reader import read_clips
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.sampling import sampling_of
-from slowfast_patches.registry import CLIP_TRANSFORMS, TASKS
+from slowfast_patches.registry import TASKS
+from slowfast_patches.seams import CLIP_TRANSFORMS
 from slowfast_patches.utils.errors import RunError, UserError
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from slowfast_patches.datasets.lists.dataset_lists import list_path
 from slowfast_patches.experiments.runs import ADVICE, Experiment, with_seed
 from slowfast_patches.experiments.variants import Variant
 from slowfast_patches.models.weights.files import local_file
+from slowfast_patches.plan.facts import splits_of
 from slowfast_patches.plan.identity import (
     DATA,
     TRAINING,
@@ -24,7 +25,6 @@ from slowfast_patches.plan.identity import (
     Identity,
     differences_between,
     run_identity,
-    splits_of,
 )
 from slowfast_patches.train.checkpoint import DamagedError, head_of, last_checkpoint, load
 from slowfast_patches.utils.errors import UserError

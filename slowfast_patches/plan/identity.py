@@ -7,18 +7,10 @@ or a count agrees.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
-
-from multigrid import Schedule
 from slowfast_patches.config.key_lists import (
     changes_scores,
     changes_times,
@@ -34,23 +26,21 @@ from slowfast_patches.config.recipe import (
     plain,
     values_by_key,
 )
-from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_digest, list_path
-from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.datasets.protocol import VideoDataset
-from slowfast_patches.models.build import build_on_meta
-from slowfast_patches.models.layers.dropout import ClipDropout
-from slowfast_patches.models.weights.files import local_file
+from slowfast_patches.plan.facts import (
+    Fact,
+    code_digest,
+    division_of,
+    facts_of_split,
+    reading_key,
+    schedule_facts,
+    splits_of,
+    weights_fact,
+)
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.registry import BATCH_TRANSFORMS, SECTIONS
 from slowfast_patches.utils.machine import machine, versions
 
-Fact = Mapping[str, Any]
-"""Description of a list, of the videos, of the weights or of the schedule. Only numbers, texts and
-lists, so that it can be stored as JSON and in a checkpoint."""
-
 WEIGHTS_KEYS = ("TRAIN.CHECKPOINT_FILE_PATH", "TEST.CHECKPOINT_FILE_PATH")
-_POINTS = 4
-"""Number of iterations of each phase whose learning rates are compared."""
 
 
 @dataclass(frozen=True)
@@ -242,11 +232,11 @@ def run_identity(
     facts = dict[str, Fact]()
     remarks: dict[str, Any] = {"versions": versions()}
     for split in splits_of(recipe):
-        known = None if seen is None else seen.get(_reading_key(recipe, split, clips))
+        known = None if seen is None else seen.get(reading_key(recipe, split, clips))
         if known is None:
-            known = _facts_of_split(recipe, split, (datasets or {}).get(split), clips)
+            known = facts_of_split(recipe, split, (datasets or {}).get(split), clips)
             if seen is not None:
-                seen[_reading_key(recipe, split, clips)] = known
+                seen[reading_key(recipe, split, clips)] = known
         facts |= known["facts"]
         remarks |= known["remarks"]
     if recipe.train.enable:
@@ -258,17 +248,12 @@ def run_identity(
     if (weights := weights_fact(recipe)) is not None:
         facts["weights"] = weights
     if recipe.imports:
-        facts["code"] = {name: _code_digest(name) for name in recipe.imports}
+        facts["code"] = {name: code_digest(name) for name in recipe.imports}
     here = machine()
     timing = {name: here[name] for name in ("processor", "cores", "threads", "gpus")}
     return Identity(
         effective_keys(recipe), facts, timing | {"processes": recipe.world_size}, remarks
     )
-
-
-def splits_of(recipe: Recipe) -> list[str]:
-    """Return the splits that a run reads."""
-    return ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable
 
 
 def effective_keys(recipe: Recipe) -> dict[str, Any]:
@@ -289,150 +274,8 @@ def effective_keys(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _reading_key(recipe: Recipe, split: str, clips: bool) -> object:
-    """Return the values of all keys that may change which videos are read."""
-    sections = ("DATA.", *(f"{name}." for name in SECTIONS))
-    names = ("TRAIN.DATASET", "TEST.DATASET", "MODEL.NUM_CLASSES", "IMPORTS")
-    named = [name for name in KEYS if name.startswith(sections) or name in names]
-    return split, clips, repr([recipe[name] for name in named])
-
-
-def _facts_of_split(
-    recipe: Recipe, split: str, dataset: VideoDataset | None, clips: bool
-) -> dict[str, Any]:
-    """Return the facts and the remarks about the list and the videos of a split."""
-    path = list_path(recipe, split)
-    spec = dataset_of(recipe, split)
-    if dataset is None and spec.has_lists and not path.is_file():
-        return {"facts": {}, "remarks": {}}
-    from slowfast_patches.datasets.lists.dataset_lists import read_list
-
-    if dataset is None and clips:
-        dataset = build_dataset(recipe, split)
-    videos = read_list(recipe, split) if dataset is None else dataset.videos
-    facts: dict[str, Fact] = {f"{split}_list": list_fact(recipe, videos, split)}
-    remarks = dict[str, Any]()
-    index = getattr(dataset, "index", None)
-    if clips and index is not None:
-        facts[f"{split}_clips"] = {
-            "readable": len(index) - len(index.unreadable),
-            "content": index.content,
-        }
-        remarks[f"{split}_times"] = index.times
-    return {"facts": facts, "remarks": remarks}
-
-
-def list_fact(recipe: Recipe, videos: Sequence[Any], split: str) -> Fact:
-    """Describe a list: the number of videos, their labels in order, and their names."""
-    labels = hashlib.sha256()
-    for video in videos:
-        labels.update(f"{getattr(video, 'annotation', None)}\n".encode(errors="surrogateescape"))
-    fact = {
-        "videos": len(videos),
-        "labels": labels.hexdigest()[:16],
-        "names": list_digest(recipe, videos, split)[:16],
-    }
-    files = dataset_of(recipe, split).files
-    for path in files(recipe, split) if files else ():
-        fact[path.name] = file_digest(path) if path.is_file() else "missing"
-    return fact
-
-
-def schedule_facts(schedule: Schedule) -> dict[str, Fact]:
-    """Describe the shapes and BN groups of all phases, and their learning rates."""
-    phases = [
-        f"iterations {phase.start} to {phase.stop}: {', '.join(map(str, phase.shapes))}, BN groups "
-        f"of {', '.join(map(str, phase.bn_sizes))}"
-        for phase in schedule.phases
-    ]
-    rates = [f"{schedule.at(i).lr:.7g} in iteration {i}" for i in sorted(set(_looked_at(schedule)))]
-    return {"schedule": {"phases": phases}, "rates": {"rates": rates}}
-
-
-def _looked_at(schedule: Schedule) -> Iterator[int]:
-    """Yield the first and the last iteration of each phase, and some between them."""
-    for phase in schedule.phases:
-        yield from (phase.start + (phase.iterations - 1) * n // _POINTS for n in range(_POINTS + 1))
-
-
-def division_of(recipe: Recipe) -> Fact | None:
-    """Return how a mini-batch is divided, or None if the division does not change the result.
-
-    The division matters if the statistics of BN, a change of mini-batches, or the random numbers of
-    dropout are those of a process or of a micro-batch.
-    """
-    matters = recipe.model.has_batchnorm and not recipe.groups_batchnorm
-    matters |= any(recipe[t.switch] and t.is_divided(recipe) for t in BATCH_TRANSFORMS)
-    if not recipe.model.spec.is_resnet:
-        matters |= _draws_together(build_on_meta(recipe))
-    if not matters:
-        return None
-    return {"processes": recipe.world_size, "micro-batches": recipe.solver.accumulation_steps}
-
-
-def _draws_together(model: nn.Module) -> bool:
-    """Return whether a model draws random numbers for all clips of a micro-batch together."""
-    own = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-    for module in model.modules():
-        if isinstance(module, ClipDropout):
-            continue
-        rate = module.p if isinstance(module, own) else getattr(module, "drop_prob", 0)
-        if rate:
-            return True
-    config: Any = getattr(model, "config", None)
-    values = config.to_dict() if hasattr(config, "to_dict") else {}
-    return any("drop" in name and isinstance(v, float) and v > 0 for name, v in values.items())
-
-
-def weights_fact(recipe: Recipe) -> Fact | None:
-    """Return the content of the weights that a run starts from or tests, or None if it is unknown.
-
-    A run from random weights has an empty fact.
-    """
-    given = recipe.train.checkpoint_file_path
-    if not recipe.train.enable:
-        given = recipe.test.checkpoint_file_path or given
-    fact = dict[str, Any]()
-    if given:
-        if given.startswith("https://"):
-            return None
-        path = local_file(given)
-        if not path.is_file():
-            return None
-        fact = {"file": path.name, "content": file_digest(path)}
-    named = recipe.model.spec.weight_files
-    for path in (named and named(recipe)) or ():
-        fact[path.name] = file_digest(path)
-    return fact
-
-
-def _code_digest(name: str) -> str:
-    """Return the hash of the source of a module, or of all modules of a package."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
-        return "unknown"
-    origin = Path(spec.origin)
-    files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
-    whole = hashlib.sha256()
-    for path in files:
-        whole.update(file_digest(path).encode())
-    return whole.hexdigest()[:16]
-
-
 def without_weights(identity: Identity) -> Identity:
     """Return a copy in which the initial weights are unknown."""
     keys = {name: value for name, value in identity.keys.items() if name not in WEIGHTS_KEYS}
     facts = {name: fact for name, fact in identity.facts.items() if name != "weights"}
     return replace(identity, keys=keys, facts=facts)
-
-
-def file_digest(path: Path) -> str:
-    """Return the first 16 digits of the SHA-256 hash of a file."""
-    status = path.stat()
-    return _file_digest(str(path.resolve()), status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _file_digest(path: str, size: int, modified: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

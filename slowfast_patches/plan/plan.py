@@ -25,7 +25,7 @@ from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import UNTIMED, StepTiming
-from slowfast_patches.registry import length_advice
+from slowfast_patches.seams import length_advice
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import (

@@ -35,12 +35,13 @@ from slowfast_patches.models.build import build_on_meta, weight_files
 from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
+from slowfast_patches.plan.facts import splits_of
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.identity import Identity, run_identity, splits_of
+from slowfast_patches.plan.identity import Identity, run_identity
 from slowfast_patches.plan.plan import Plan, format_plan, plan_summary, plan_warnings
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.schedule_picture import plot_plan
-from slowfast_patches.registry import CLIP_TRANSFORMS, used_hooks
+from slowfast_patches.seams import CLIP_TRANSFORMS, used_hooks
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.build import build_trainer
 from slowfast_patches.train.checkpoint import RESULTS, describe_last, last_checkpoint

@@ -29,7 +29,7 @@ from slowfast_patches.models.solver import (
     is_mixed,
     load_optimizer,
 )
-from slowfast_patches.registry import BATCH_TRANSFORMS
+from slowfast_patches.seams import BATCH_TRANSFORMS
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.parallel import check_gradients, gradient_exchange
 

@@ -33,7 +33,7 @@ import torch
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build import build_model
-from slowfast_patches.registry import BATCH_TRANSFORMS, CLIP_TRANSFORMS
+from slowfast_patches.seams import BATCH_TRANSFORMS, CLIP_TRANSFORMS
 from tests.conftest import (
     RECIPE,
     Folder,

@@ -2,7 +2,7 @@
 
 from slowfast_patches.config.fields import Ignored
 from slowfast_patches.extras.augment.keys import RULES, AugKeys
-from slowfast_patches.registry import Lazy, register_clip_transform, register_section
+from slowfast_patches.seams import Lazy, register_clip_transform, register_section
 
 FILES = (
     "benchmarks/real_video/growing.py",

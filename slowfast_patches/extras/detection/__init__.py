@@ -3,14 +3,8 @@
 from slowfast_patches import patching
 from slowfast_patches.config.fields import Ignored
 from slowfast_patches.extras.detection.keys import AvaKeys, DetectionKeys
-from slowfast_patches.registry import (
-    DatasetSpec,
-    Lazy,
-    TaskSpec,
-    register_dataset,
-    register_section,
-    register_task,
-)
+from slowfast_patches.registry import DatasetSpec, TaskSpec, register_dataset, register_task
+from slowfast_patches.seams import Lazy, register_section
 
 FILES = (
     "configs/AVA",

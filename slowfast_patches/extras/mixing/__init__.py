@@ -2,7 +2,7 @@
 
 from slowfast_patches.config.fields import Ignored
 from slowfast_patches.extras.mixing.keys import RULES, MixupKeys
-from slowfast_patches.registry import Lazy, register_batch_transform, register_section
+from slowfast_patches.seams import Lazy, register_batch_transform, register_section
 
 FILES = (
     "configs/Kinetics/VIDEOMAE_B_16x4.yaml",

@@ -1,6 +1,6 @@
 """Pilot: train a baseline and multigrid cycles briefly, and advise which to train in full."""
 
-from slowfast_patches.registry import register_length_advice
+from slowfast_patches.seams import register_length_advice
 
 FILES = (
     "docs/pilot.md",

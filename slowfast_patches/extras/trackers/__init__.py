@@ -1,7 +1,7 @@
 """Experiment trackers: MLflow, Weights & Biases and Trackio."""
 
 from slowfast_patches.extras.trackers.keys import TrackerKeys
-from slowfast_patches.registry import Lazy, register_hook, register_section
+from slowfast_patches.seams import Lazy, register_hook, register_section
 
 FILES = ("tests/slowfast_patches/extras/trackers",)
 """Files of this extra outside of its folder."""

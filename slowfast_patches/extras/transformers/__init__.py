@@ -1,7 +1,8 @@
 """Video transformers of the package transformers, which train at every shape."""
 
 from slowfast_patches.extras.transformers.keys import HfKeys
-from slowfast_patches.registry import Lazy, ModelSpec, register_model, register_section
+from slowfast_patches.registry import ModelSpec, register_model
+from slowfast_patches.seams import Lazy, register_section
 
 FILES = (
     "benchmarks/real_video/recipes/VIDEOMAE_FEW.yaml",

@@ -1,13 +1,8 @@
 """TSM: a 2-D network that exchanges some channels between neighbouring frames."""
 
 from slowfast_patches.extras.tsm.keys import TsmKeys
-from slowfast_patches.registry import (
-    Lazy,
-    ModelSpec,
-    register_model,
-    register_section,
-    register_weight_names,
-)
+from slowfast_patches.registry import ModelSpec, register_model
+from slowfast_patches.seams import Lazy, register_section, register_weight_names
 
 FILES = (
     "configs/Kinetics/TSM_8x8_R50.yaml",

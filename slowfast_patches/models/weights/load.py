@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from slowfast_patches.models.weights.files import format_of, local_file, read_weights
 from slowfast_patches.models.weights.names import host_names
-from slowfast_patches.registry import WEIGHT_NAMES
+from slowfast_patches.seams import WEIGHT_NAMES
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import shorten_list
 

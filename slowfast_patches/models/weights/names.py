@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from slowfast_patches.registry import WEIGHT_NAMES
+from slowfast_patches.seams import WEIGHT_NAMES
 from slowfast_patches.utils.errors import UserError
 
 _WRAPPERS = re.compile(r"^(?:module\.|model\.)*")
@@ -32,7 +32,7 @@ def host_names(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[st
     """Rename tensors to PySlowFast's names.
 
     The function knows the names of Caffe2, of torchvision's ResNets, of split BN in later
-    PySlowFast releases, and those of `registry.WEIGHT_NAMES`. Unknown names stay the same. A prefix
+    PySlowFast releases, and those of `seams.WEIGHT_NAMES`. Unknown names stay the same. A prefix
     that DistributedDataParallel or a trainer added to all names is removed.
 
     Args:

@@ -10,7 +10,7 @@ from multigrid import ClipRequest, Shape
 from slowfast_patches.datasets import clips
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.registry import ClipTransform
+from slowfast_patches.seams import ClipTransform
 from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.datasets.made_videos import write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of

@@ -19,7 +19,7 @@ from slowfast_patches.experiments.report import explain_differences, variant_dif
 from slowfast_patches.experiments.runs import Experiment, with_seed
 from slowfast_patches.experiments.variants import Variant
 from slowfast_patches.plan.identity import WEIGHTS_KEYS
-from slowfast_patches.registry import SECTIONS
+from slowfast_patches.seams import SECTIONS
 from slowfast_patches.train import checkpoint as checkpoints
 from tests.slowfast_patches.experiments.test_compare import BASE, DELTA
 from tests.slowfast_patches.plan.test_identity import FREE, other_value

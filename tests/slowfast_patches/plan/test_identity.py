@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import KEYS, Recipe, plain
-from slowfast_patches.plan import identity
+from slowfast_patches.plan import facts
 from slowfast_patches.plan.identity import (
     EXPERIMENT,
     RESULT,
@@ -20,7 +20,7 @@ from slowfast_patches.plan.identity import (
     remarks_between,
     run_identity,
 )
-from slowfast_patches.registry import SECTIONS, BatchTransform
+from slowfast_patches.seams import SECTIONS, BatchTransform
 
 FREE = {
     # Places. What lies there is compared by content.
@@ -192,10 +192,10 @@ def test_the_division_into_processes_counts_where_it_changes_the_result(recipe, 
 @pytest.mark.parametrize("is_divided", [True, False])
 def test_a_change_of_mini_batches_says_whether_the_division_counts(recipe, monkeypatch, is_divided):
     change = BatchTransform("TRAIN.ENABLE", print, lambda recipe: is_divided)
-    monkeypatch.setattr(identity, "BATCH_TRANSFORMS", [change])
-    assert (identity.division_of(recipe) is not None) is is_divided
-    monkeypatch.setattr(identity, "BATCH_TRANSFORMS", [replace(change, switch="TRAIN.COMPILE")])
-    assert identity.division_of(recipe) is None
+    monkeypatch.setattr(facts, "BATCH_TRANSFORMS", [change])
+    assert (facts.division_of(recipe) is not None) is is_divided
+    monkeypatch.setattr(facts, "BATCH_TRANSFORMS", [replace(change, switch="TRAIN.COMPILE")])
+    assert facts.division_of(recipe) is None
 
 
 def test_what_is_unknown_is_not_compared_and_a_new_key_had_its_default(recipe):

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches import registry
+from slowfast_patches import seams
 from slowfast_patches.config import load_recipe
 from slowfast_patches.plan.plan import Plan, format_plan, plan_warnings
 
@@ -80,10 +80,10 @@ def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_e
 
 
 def test_extras_say_what_to_do_about_a_short_end(monkeypatch):
-    monkeypatch.setattr(registry, "LENGTH_ADVICE", [])
+    monkeypatch.setattr(seams, "LENGTH_ADVICE", [])
     plain, *others = plan_warnings(long_cycle(136))
-    registry.register_length_advice("toss a coin")
-    registry.register_length_advice("ask a friend")
+    seams.register_length_advice("toss a coin")
+    seams.register_length_advice("ask a friend")
     advised = [f"{plain}; toss a coin; ask a friend", *others]
     assert plan_warnings(long_cycle(136)) == advised
     assert "toss a coin" not in str(plan_warnings(long_cycle(13_600)))

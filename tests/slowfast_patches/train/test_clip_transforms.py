@@ -2,7 +2,7 @@
 
 import pytest
 
-from slowfast_patches.registry import ClipTransform
+from slowfast_patches.seams import ClipTransform
 from slowfast_patches.train import run as run_module
 from slowfast_patches.utils.errors import UserError
 

@@ -28,7 +28,7 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.registry import BATCH_TRANSFORMS
+from slowfast_patches.seams import BATCH_TRANSFORMS
 from slowfast_patches.train import build as build_module
 from slowfast_patches.train.hooks import SaveCheckpoint, Validate
 from slowfast_patches.train.trainer import Trainer

@@ -27,7 +27,7 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import load_optimizer
-from slowfast_patches.registry import BatchTransform
+from slowfast_patches.seams import BatchTransform
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.dry_run import dry_run, kinds_of_steps, made_up_batch
 from slowfast_patches.train.parallel import in_parallel

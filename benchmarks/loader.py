@@ -255,7 +255,7 @@ PEERS: dict[str, Decode] = {"torchcodec": _torchcodec, "decord": _decord}
 
 
 def _seconds(read: Read, videos: int, rounds: count[int]) -> float:
-    """Return the seconds per clip of all threads, averaged over one clip of each video."""
+    """Return the CPU seconds per clip, over all threads, when one clip of each video is read."""
     number = next(rounds)
     start = time.process_time()
     for video in range(videos):

@@ -1,7 +1,7 @@
 """Low-frequency crops of EfficientTrain++ (Wang et al., 2024), for a recipe in recipes/rivals.
 
-The recipe names this module in IMPORTS. A window that is reduced to half its side or less is then
-cut to its lowest frequencies, where the reader averages areas otherwise.
+The recipe names this module in IMPORTS. If a window is reduced to half
+its side or less, the reader then keeps only its lowest frequencies instead of averaging areas.
 """
 
 from __future__ import annotations

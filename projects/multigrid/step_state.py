@@ -89,7 +89,7 @@ class StepState:
             module.set_coverage(coverage)
 
     def train(self, network: nn.Module) -> None:
-        """Call `network.train()`, unless all modules are in the mode in which it left them.
+        """Call `network.train()`, unless no module has changed its mode since the last call.
 
         Args:
             network: The model, or a wrapper of it.

@@ -118,7 +118,7 @@ def leads(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, float]
 
 
 def leads_table(curves: Curves) -> Table:
-    """Return a table of the leads of all recipes over the first, for curves against seconds."""
+    """Return a table of how far each recipe is ahead of the first one at each training time."""
     baseline, *others = curves
     rows = [
         [label, format_duration(cost), f"{lead:+.1f}" if lead else "equal"]

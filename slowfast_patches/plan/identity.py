@@ -117,9 +117,9 @@ def differences_between(there: Identity, here: Identity, aspect: Aspect) -> dict
     weights. If the content of both weight files is known, their paths are not compared.
 
     Args:
-        there: What was computed before.
-        here: What is to be computed now.
-        aspect: What counts.
+        there: The run that was computed before.
+        here: The run that is to be computed now.
+        aspect: The keys and facts to compare.
 
     Returns:
         A text such as "SOLVER.BASE_LR 0.1 there, 0.2 here" by the name of each key or fact.

@@ -334,7 +334,10 @@ def _find(name: str) -> Callable[..., Any] | None:
 
 
 def _places(name: str) -> list[Any]:
-    """Return the class of a method, or for a function all modules that may have imported it."""
+    """Return the objects on which to replace `name`.
+
+    For a method, this is its class. For a function, these are all modules that are imported.
+    """
     owner = name.rpartition(".")[0]
     if ":" in owner:
         return [resolve_name(f"slowfast.{owner}")]

@@ -132,7 +132,7 @@ class _ResumableLR(MultigridLR):
 
 
 class _Epochs(TrainerCallback):
-    """Callback that tells the loader where an epoch starts, and the Trainer's state where it is."""
+    """Callback that sets the first iteration of each epoch, and the epoch shown after a step."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -215,7 +215,7 @@ class MultigridTrainer(Trainer):
             self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Return a data loader of which one `iter()` is one epoch."""
+        """Return a data loader. Each `iter()` of it yields the mini-batches of one epoch."""
         self.training.iteration = 0
         # The optimizer of an earlier `train` is accelerate's wrapper, which has no hooks.
         self.training.optimizer = None

@@ -90,7 +90,7 @@ def describe_truncation(file: VideoFile, found: Survey, end: float) -> str:
     size = file.container.size
     has_part = file.container.format.name == "mpegts" and all(size % each for each in _TS_PACKETS)
     has_part |= file.container.format.name in _FRAMES_ONLY and found.end != size
-    # FFmpeg ignores the duration in an ASF file whose size differs from that in the header.
+    # FFmpeg ignores the duration of an ASF file if its size is not the size in its header.
     if has_part or (file.container.format.name == "asf" and not stated):
         return f"is truncated: only {count} frames are there"
     return ""

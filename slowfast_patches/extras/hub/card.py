@@ -104,7 +104,7 @@ def _start_weights(state: Checkpoint) -> str:
 
 
 def _changed_since(state: Checkpoint, recipe: Recipe) -> list[str]:
-    """Describe the keys that change the scores and are not as in the training (there)."""
+    """Describe the keys that affect the scores and had another value in the training."""
     trained = Identity(stored_keys(parse_yaml(state.cfg)), {})
     here = Identity(values_by_key(recipe), {})
     ignored = ("HF.MODEL", "TEST.CHECKPOINT_FILE_PATH", "TEST.ENABLE", "TEST.DATASET")
@@ -127,7 +127,7 @@ def _accuracy(
 ) -> dict[str, str]:
     """Return the accuracy of the weights in a checkpoint, and when it was measured.
 
-    The test scored the weights after the last iteration. All others have at most a validation.
+    Only the weights after the last iteration are tested. Earlier weights may have been validated.
     """
     names = metric_names(recipe)
     is_best = state.optimizer_state is None

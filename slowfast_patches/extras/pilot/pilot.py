@@ -154,8 +154,8 @@ class Measured(NamedTuple):
     """Variants whose steps were timed.
 
     Attributes:
-        variants: The variants all of whose shapes can be trained on this machine, the baseline
-        first.
+        variants: The variants that can train at all of their shapes on this machine, starting
+            with the baseline.
         seconds: Time of all training steps of each of these variants, in seconds.
         dropped: Maps the name of each other variant to the reason.
     """

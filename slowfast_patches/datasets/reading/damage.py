@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import av
 from av.packet import Packet
+from av.stream import Discard
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.video_file import VideoFile
+from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS
+from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
 
 if TYPE_CHECKING:
     from slowfast_patches.datasets.reading.survey import Survey
@@ -34,6 +37,9 @@ _WITHOUT_DURATION = frozenset(
 )
 """Names of the containers without a duration. FFmpeg computes one from the last timestamps, which
 is wrong if timestamps start again from 0."""
+_MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
+_OF_STREAM = {_MP4, "avi"}
+"""Names of the containers whose header states the duration of each stream."""
 _NEARLY_ALL = 0.98
 """A video is complete if it lasts at least this share of the duration in the file's header."""
 _MIN_MISSING = 0.5
@@ -84,7 +90,9 @@ def describe_truncation(file: VideoFile, found: Survey, end: float) -> str:
     """
     count = len(found.packets)
     stated = _stated_duration(file)
-    if end < min(_NEARLY_ALL * stated, stated - _MIN_MISSING):
+    end -= _begin(file, found)
+    needed = min(_NEARLY_ALL * stated, stated - _MIN_MISSING)
+    if end < needed and not _others_last(file, needed):
         total = round(count * stated / end)
         return f"is truncated: {count} of about {total} frames are there"
     size = file.container.size
@@ -133,6 +141,37 @@ def damage_found(path: str) -> str:
 def forget_damage(path: str) -> None:
     """Forget the damage of a file, because the file has changed."""
     _warned.pop(path, None)
+
+
+def _others_last(file: VideoFile, seconds: float) -> bool:
+    """Return whether the stated duration is that of another stream, which lasts that long.
+
+    Most headers state only the duration of the longest stream. If that is sound, a video that ends
+    earlier may be complete. This reads the file again, so it is only called in doubt.
+    """
+    if file.format in _OF_STREAM:
+        return False
+    with open_video(file.path) as again, contextlib.suppress(*DEMUX_ERRORS):
+        others = [stream for stream in again.container.streams if stream is not again.stream]
+        again.stream.discard = Discard.all
+        for stream in others:
+            stream.discard = Discard.default
+        for packet in again.container.demux(others) if others else ():
+            end = (packet.pts or packet.dts or 0) + (packet.duration or 0)
+            if end * float(packet.time_base or 0) >= seconds:
+                return True
+    return False
+
+
+def _begin(file: VideoFile, found: Survey) -> float:
+    """Return the time in seconds at which the duration that the header states begins.
+
+    The duration of an mp4 stream begins with its first frame, that of a container with time 0.
+    """
+    if file.format != _MP4:
+        return 0
+    first = min((stamp.time or 0 for stamp in found.packets), default=0)
+    return max(0, first * float(file.stream.time_base or 0))
 
 
 def _stated_duration(file: VideoFile) -> float:

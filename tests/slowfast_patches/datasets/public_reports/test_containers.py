@@ -1,5 +1,8 @@
 """What containers say about the pictures, and what they leave out."""
 
+from fractions import Fraction
+
+import av
 import numpy as np
 import pytest
 
@@ -13,8 +16,10 @@ from tests.slowfast_patches.datasets.public_reports.numbered import (
     FRAMES,
     SIDE,
     cut,
+    encode,
     noisy,
     numbers,
+    packets,
     picture,
     write,
 )
@@ -99,3 +104,60 @@ def test_a_joined_ogg_file_is_read_as_a_whole(tmp_path):
     plan = ClipPlan(np.arange(record.video.frames), (SIDE, SIDE), (0, 0), SIDE, False)
     assert numbers(read_clip(str(path), record, plan)) == [*range(FRAMES)]
     assert "frames are damaged" not in record.damage
+
+
+RATE, CHUNK = 16_000, 1_024
+SOUND = {
+    "mkv": ("libx264", "aac"),
+    "webm": ("libvpx", "libopus"),
+    "flv": ("flv", "aac"),
+    "wmv": ("wmv2", "wmav2"),
+    "nut": ("mpeg4", "aac"),
+    "avi": ("mpeg4", "mp2"),
+    "mp4": ("libx264", "aac"),
+    "ts": ("libx264", "aac"),
+}
+
+
+def write_with_sound(path, video, sound, seconds):
+    """Write the pictures, which last 1.6 s, and silence."""
+    frames = [av.VideoFrame.from_ndarray(noisy(n), format="rgb24") for n in range(FRAMES)]
+    with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
+        stream = container.add_stream(video, rate=25)
+        stream.height = stream.width = SIDE
+        stream.pix_fmt, stream.thread_count = "yuv420p", 1
+        audio = container.add_stream(sound, rate=RATE, layout="mono")
+        audio.bit_rate = RATE * 2
+        resampler = av.AudioResampler(audio.format, audio.layout, RATE, audio.frame_size or CHUNK)
+        for start in range(0, int(seconds * RATE), CHUNK):
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, CHUNK), np.int16), "s16", "mono")
+            silence.sample_rate, silence.pts, silence.time_base = RATE, start, Fraction(1, RATE)
+            for chunk in resampler.resample(silence):
+                container.mux(audio.encode(chunk))
+        container.mux(audio.encode())
+        encode(container, stream, frames)
+    return path
+
+
+@pytest.mark.parametrize("suffix", SOUND)
+def test_a_video_that_ends_before_its_sound_is_complete(tmp_path, suffix):
+    """Matroska, FLV, ASF and NUT state only the duration of the longest stream."""
+    path = write_with_sound(tmp_path / f"a.{suffix}", *SOUND[suffix], seconds=6)
+    record = scan(str(path))
+    assert (record.video.frames, record.damage) == (FRAMES, "")
+    both = write_with_sound(tmp_path / f"b.{suffix}", *SOUND[suffix], seconds=1.6)
+    assert scan(str(both)).damage == ""
+    assert scan(str(cut(both, 0.5))).damage != ""
+
+
+def test_a_truncated_mp4_file_that_begins_late_says_so(tmp_path):
+    """An empty edit delays the video, so it ends later than its duration although it is cut."""
+    whole = range(100, 100 + FRAMES)
+    how = {"stamps": whole, "container_options": {"movflags": "faststart"}}
+    path = write(tmp_path / "a.mp4", options={"bf": "0"}, **how)
+    assert scan(str(path)).damage == ""
+    last = list(packets(path))[23]
+    path.write_bytes(path.read_bytes()[: last.pos + last.size])
+    record = scan(str(path))
+    assert record.video.frames == 24
+    assert record.damage == f"is truncated: 24 of about {FRAMES} frames are there"

@@ -83,10 +83,15 @@ def run_in(folder: Path, *words: object) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXTRAS)
-def test_without_an_extra_all_else_is_imported_and_all_recipes_and_tests_load(name, tmp_path):
-    copied = copy_without([name], tmp_path)
+def test_without_an_extra_all_else_is_imported_and_all_recipes_load(name, tmp_path):
     left = [other for other in EXTRAS if other != name]
-    run_in(copied, "-c", IMPORT_ALL, *left)
+    run_in(copy_without([name], tmp_path), "-c", IMPORT_ALL, *left)
+
+
+@pytest.mark.slow
+def test_without_any_extra_all_tests_of_the_core_are_found(tmp_path):
+    copied = copy_without(EXTRAS, tmp_path)
+    run_in(copied, "-c", IMPORT_ALL)
     run_in(copied, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests")
 
 

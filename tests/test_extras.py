@@ -81,7 +81,7 @@ def run_in(folder: Path, *words: object) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.extras
 @pytest.mark.parametrize("name", EXTRAS)
 def test_without_an_extra_all_else_is_imported_and_all_recipes_load(name, tmp_path):
     left = [other for other in EXTRAS if other != name]

@@ -120,7 +120,7 @@ def test_a_rank_that_does_not_answer_ends_other_machines(two_machines):
     status, said = end_of(first)
     second.kill()
     assert status == 2
-    expected = "error: rank 0: Another rank failed, or did not answer within DIST_STALL"
+    expected = "error: rank 0: Another rank failed, or did not answer within DIST_TIMEOUT"
     assert said.startswith(expected)
     assert said.count("\n") == 1
 

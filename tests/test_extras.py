@@ -88,13 +88,6 @@ def test_without_an_extra_all_else_is_imported_and_all_recipes_load(name, tmp_pa
     run_in(copy_without([name], tmp_path), "-c", IMPORT_ALL, *left)
 
 
-@pytest.mark.slow
-def test_without_any_extra_all_tests_of_the_core_are_found(tmp_path):
-    copied = copy_without(EXTRAS, tmp_path)
-    run_in(copied, "-c", IMPORT_ALL)
-    run_in(copied, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests")
-
-
 @pytest.mark.extras
 @pytest.mark.parametrize("names", [EXTRAS, *([name] for name in EXTRAS)], ids=["all", *EXTRAS])
 def test_the_quick_tests_of_what_is_left_pass(names, tmp_path):

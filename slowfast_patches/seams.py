@@ -112,7 +112,7 @@ class BatchTransform:
     is_divided: Callable[[Any], bool]
 
 
-HOOKS = list["ExtraHook"]()
+HOOKS = list[ExtraHook]()
 """Hooks of the extras."""
 WEIGHT_NAMES = list[tuple[Callable[..., Any], Callable[..., Any]]]()
 """Functions that read weight files of other programs, see `register_weight_names`."""
@@ -146,8 +146,8 @@ def register_weight_names(rename: Callable[..., Any], problems: Callable[..., An
     """Register a form of weight files, whose tensors have other names.
 
     Args:
-        rename: Function (tensors) that returns the tensors with the names of torchvision's ResNets.
-            It returns tensors of another form unchanged.
+        rename: Function (tensors) that returns the tensors with the names of torchvision's ResNets
+            or of PySlowFast. It returns tensors of another form unchanged.
         problems: Function (tensors, model) that maps a difference between the file and the model to
             its description, if only the names in the file show the difference.
     """

@@ -141,17 +141,25 @@ class Recipe:
     def text(self) -> str:
         """All keys and values as YAML text, which `parse_recipe` converts back to a recipe.
 
-        A section of an extra that has only default values is left out. So the text can be read
+        A section of an extra that the recipe does not use is left out. So the text can be read
         where this extra is not installed.
         """
-        defaults = default_recipe().extras
-        unused = [n for n, s in SECTIONS.items() if s.keys.of(self) in defaults]
         values = {
             name: value
             for name, value in values_by_key(self).items()
-            if name.partition(".")[0] not in unused
+            if (section := name.partition(".")[0]) not in SECTIONS or self._uses(section)
         }
         return dump_yaml(_nested(values, {}))
+
+    def _uses(self, section: str) -> bool:
+        """Return whether the recipe uses a section of an extra, and must store its values.
+
+        This is so if a value is no default, or if a key that depends on other keys has an effect.
+        """
+        if SECTIONS[section].keys.of(self) not in default_recipe().extras:
+            return True
+        keys = [key for name, key in KEYS.items() if name.startswith(f"{section}.")]
+        return any(key.needs is not None and key.needs(self) is None for key in keys)
 
     @property
     def has_cycles(self) -> bool:

@@ -24,6 +24,7 @@ from slowfast_patches.tasks.scores import (
     multi_label_loss,
     topk_accuracy,
 )
+from slowfast_patches.utils.errors import UserError
 
 Prediction = tuple[dict[str, Any], Tensor | None]
 """Description of what was scored in a video, and the probability of each class, (classes,).
@@ -154,8 +155,12 @@ class Task:
 
         Raises:
             UnreadableVideoError: The video cannot be read, or `file` describes nothing in it.
+            UserError: The class of the task does not define this method.
         """
-        raise NotImplementedError
+        raise UserError(
+            f"the task {self.recipe.task} cannot predict videos, because its class "
+            f"{type(self).__name__} does not define `predict`. Define it, or remove --targets."
+        )
 
 
 @register_task(

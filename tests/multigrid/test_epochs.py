@@ -166,7 +166,7 @@ class Endless(IterableDataset):
     """Data set without an index."""
 
     def __iter__(self):
-        raise NotImplementedError
+        pytest.fail("it must be refused before it is read")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 from slowfast_patches.config import load_recipe
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import topk_accuracy
+from slowfast_patches.utils.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -37,3 +38,8 @@ def test_the_larger_share_of_a_mixed_label_counts_and_of_several_labels_none():
 def test_equal_scores_share_their_ranks(scores, label, k, expected):
     found = topk_accuracy(torch.tensor([scores]), torch.tensor([label]), k)
     assert found == pytest.approx(expected)
+
+
+def test_a_task_that_cannot_predict_says_so(tmp_path):
+    with pytest.raises(UserError, match="class Task does not define `predict`"):
+        task_of(load_recipe(None)).predict(None, "a.mp4", tmp_path / "targets.csv")

@@ -83,3 +83,8 @@ def test_frozen_position_embeddings_follow_the_coverage_of_training_clips():
         set_coverage(model, None)
         found[mode] = torch.equal(coarse, embeddings(clips))
     assert found == {True: False, False: True}
+
+
+def test_the_model_is_stored_where_it_has_an_effect_although_it_is_the_default():
+    assert "MODEL: videomae" in load_recipe(None, ["MODEL.ARCH", "hf"]).text
+    assert "videomae" not in load_recipe(None).text

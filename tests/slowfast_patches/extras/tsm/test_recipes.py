@@ -70,3 +70,9 @@ def test_it_trains_at_every_shape():
 def test_without_shifts_it_is_the_hosts_c2d_without_pooling():
     host = load_recipe(None, [*THIN, "MODEL.ARCH", "c2d_nopool"])
     assert_same_as_host(load_recipe(None, WITHOUT), host)
+
+
+def test_the_share_is_stored_where_it_has_an_effect_although_it_is_the_default():
+    assert "SHIFT_DIV: 8" in load_recipe(None, ["MODEL.ARCH", "tsm"]).text
+    assert "SHIFT_DIV" not in load_recipe(None).text
+    assert "SHIFT_DIV: 4" in load_recipe(None, ["TSM.SHIFT_DIV", 4]).text

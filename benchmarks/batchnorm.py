@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from multigrid.batchnorm import GroupedBatchNorm3d
 from slowfast_patches.config import load_recipe
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.utils.command_line import add_option, tool
 

@@ -29,7 +29,7 @@ from slowfast_patches.config.scale import scale_to_world_size
 from slowfast_patches.config.schedule import check_world_size, without_multigrid
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import with_precision
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.recipe_schedule import schedule_of

@@ -37,7 +37,7 @@ __all__ = [
 T = TypeVar("T")
 
 BUILT_IN = (
-    "slowfast_patches.models.build",
+    "slowfast_patches.models.build_model",
     "slowfast_patches.datasets.lists.dataset_lists",
     "slowfast_patches.tasks.task",
 )

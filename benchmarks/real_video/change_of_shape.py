@@ -36,7 +36,7 @@ from slowfast_patches.config.schedule import without_multigrid
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.launch.device import process_device, set_up_device
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.evaluate import Validation

@@ -17,7 +17,7 @@ from slowfast_patches.config.recipe import KEYS, Recipe
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.datasets.protocol import VideoDataset
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.weights.files import local_file
 from slowfast_patches.seams import BATCH_TRANSFORMS, SECTIONS

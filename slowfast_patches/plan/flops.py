@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from multigrid import Shape, check_patches
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.models.layers.replace import replace_modules
 from slowfast_patches.tasks import task_of

@@ -24,7 +24,7 @@ from slowfast_patches.datasets.loader import (
 )
 from slowfast_patches.datasets.protocol import VideoDataset
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.plan.evaluations import (
     checkpoint_iterations,

@@ -15,7 +15,7 @@ from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL, is_tested
 from slowfast_patches.datasets.lists.overlaps import Overlap
 from slowfast_patches.datasets.loader import build_dataset, evaluation_bytes, limit_workers
 from slowfast_patches.datasets.protocol import VideoDataset
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.tasks.scores import Evaluation
 from slowfast_patches.train.checkpoint import last_checkpoint

@@ -31,7 +31,7 @@ from slowfast_patches.launch.device import check_gpus, set_up_device
 from slowfast_patches.launch.launch import launch
 from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.build import build_on_meta, weight_files
+from slowfast_patches.models.build_model import build_on_meta, weight_files
 from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share

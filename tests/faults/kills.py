@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.seams import BATCH_TRANSFORMS, CLIP_TRANSFORMS
 from tests.conftest import (
     RECIPE,

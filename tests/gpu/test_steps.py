@@ -15,7 +15,7 @@ from torch import Tensor
 from multigrid import Schedule, ScheduleStep
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import set_up_device
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.dry_run import (
     dry_run,
@@ -143,7 +143,7 @@ from slowfast_patches.train.dry_run import dry_run, kinds_of_steps
 from slowfast_patches.launch.device import process_device
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 
 cfg = load_recipe(sys.argv[1], ["NUM_GPUS", 1])
 device, plan = process_device(cfg, 0), schedule_of(cfg, 24)

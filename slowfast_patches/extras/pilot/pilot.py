@@ -35,7 +35,7 @@ from slowfast_patches.experiments.variants import (
 )
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.step_time_file import (

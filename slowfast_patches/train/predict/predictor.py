@@ -23,7 +23,7 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.launch.device import with_precision
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.models.weights import load_weights

@@ -16,7 +16,7 @@ from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.experiments.runs import run_command
 from slowfast_patches.experiments.variants import make_variant
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.registry import (
     MODELS,

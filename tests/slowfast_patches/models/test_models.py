@@ -9,7 +9,7 @@ from multigrid import Shape, set_group_size
 from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, pyslowfast_config
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.inputs import pack_pathways
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of

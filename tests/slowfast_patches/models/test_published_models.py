@@ -4,7 +4,7 @@ import pytest
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.plan.flops import flops_per_clip
 
 SLOWFAST = "SLOWFAST_8x8_R50"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slowfast_patches import load_model
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.files import SHIPPED, local_file
 

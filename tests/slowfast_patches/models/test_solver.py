@@ -6,7 +6,7 @@ from torch import nn
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.solver import (
     autocast,
     build_optimizer,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import host_names
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import AverageUpdate, start_average
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.seams import BATCH_TRANSFORMS
 from slowfast_patches.train.build import build_trainer

@@ -25,7 +25,7 @@ from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats, sa
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.seams import BATCH_TRANSFORMS

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from multigrid import Schedule, clip_numbers, convert_batchnorm, form_groups
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import with_precision
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train import parallel
 from slowfast_patches.train.dry_run import made_up_batch

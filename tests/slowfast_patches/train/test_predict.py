@@ -15,7 +15,7 @@ import torch
 import slowfast_patches
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.datasets.reading import scan as scanning
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoint as checkpoints

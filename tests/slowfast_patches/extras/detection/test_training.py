@@ -15,7 +15,7 @@ from multigrid import clip_numbers, convert_batchnorm, form_groups
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import build_dataset, training_loader
 from slowfast_patches.launch.device import with_precision
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.parallel import in_parallel
 from slowfast_patches.train.step import Stepper

@@ -16,7 +16,7 @@ from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.extras.transformers import model as transformer
 from slowfast_patches.extras.transformers.keys import HfKeys
-from slowfast_patches.models.build import build_model, build_on_meta
+from slowfast_patches.models.build_model import build_model, build_on_meta
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.solver import build_optimizer

@@ -7,7 +7,7 @@ from multigrid import set_coverage
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.key_lists import changes_scores
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.plan.facts import weights_fact
 from slowfast_patches.plan.identity import TRAINING, Identity, differences_between, run_identity

@@ -7,7 +7,7 @@ import torch
 
 from multigrid import FollowsGrid
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.build import build_model
+from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.extras.tsm.model import ShiftedConv3d, temporal_shift
-from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.build_model import build_on_meta
 
 
 def shift_by_loop(x: Tensor, channels: int) -> Tensor:

@@ -43,7 +43,7 @@ from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.schedule_picture import plot_plan
 from slowfast_patches.seams import CLIP_TRANSFORMS, used_hooks
 from slowfast_patches.tasks import task_of
-from slowfast_patches.train.build import build_trainer
+from slowfast_patches.train.build_trainer import build_trainer
 from slowfast_patches.train.checkpoint import RESULTS, describe_last, last_checkpoint
 from slowfast_patches.train.hooks import settle_best
 from slowfast_patches.train.multi_view_test import multi_view_test, tested_file

@@ -9,7 +9,7 @@ from slowfast_patches.models.average import AverageUpdate, start_average
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.seams import BATCH_TRANSFORMS
-from slowfast_patches.train.build import build_trainer
+from slowfast_patches.train.build_trainer import build_trainer
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper
 from tests.conftest import assert_same_bits, switched_on

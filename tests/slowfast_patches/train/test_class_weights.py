@@ -5,7 +5,7 @@ import torch
 
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.seams import BATCH_TRANSFORMS
-from slowfast_patches.train.build import build_trainer
+from slowfast_patches.train.build_trainer import build_trainer
 from slowfast_patches.train.dry_run import made_up_batch
 from tests.conftest import switched_on
 from tests.slowfast_patches.train.conftest import ALONE

@@ -29,7 +29,7 @@ from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.seams import BATCH_TRANSFORMS
-from slowfast_patches.train import build as build_module
+from slowfast_patches.train import build_trainer as build_module
 from slowfast_patches.train.hooks import SaveCheckpoint, Validate
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World

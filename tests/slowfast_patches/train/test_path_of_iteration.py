@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.train.build import build_trainer
+from slowfast_patches.train.build_trainer import build_trainer
 from slowfast_patches.train.trainer import Hook, Trainer
 from tests.slowfast_patches.train.conftest import ALONE
 

@@ -39,7 +39,7 @@ from loader import make_sets, new_source_parser
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.utils.command_line import add_option, tool
 from slowfast_patches.utils.storage import upload

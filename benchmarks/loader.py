@@ -51,7 +51,7 @@ from multigrid import PAPER, ClipRequest, Shape, clip_generator, make_grid
 from slowfast_patches import patching
 from slowfast_patches.config import load_recipe, pyslowfast_config
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.pixels import Cropper

@@ -37,7 +37,7 @@ from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import MultigridTrainer, video_inputs
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import VideoClips
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.loader import training_loader
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from tests.multigrid.clips import Clips

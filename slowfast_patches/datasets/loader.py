@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from multigrid import ClipRequest, MultigridBatchSampler, Schedule, ScheduleStep, collate, stream
 from multigrid.shared_memory import fit_workers
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import fitting_dataset
 from slowfast_patches.datasets.protocol import VideoDataset, clips_per_video
 from slowfast_patches.registry import TASKS

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import GENTLE, ClipRequest, Sampling, SamplingOptions, Shape
-from slowfast_patches.datasets.clips import TRIES, ClipDataset
+from slowfast_patches.datasets.clip_dataset import TRIES, ClipDataset
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
 from slowfast_patches.datasets.transforms import Transform, Transforms

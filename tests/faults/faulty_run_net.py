@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from slowfast_patches import patching
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.tasks.scores import VideoScores
 from slowfast_patches.train.step import Stepper
 

@@ -10,7 +10,7 @@ import torch
 from moto import settings
 
 from multigrid import ClipRequest, Shape, collate
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import class_names, read_list
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan

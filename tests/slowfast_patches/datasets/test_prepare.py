@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from multigrid import ClipRequest, Shape
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.preparing import prepare as preparing
 from slowfast_patches.datasets.reading.scan import scan

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from multigrid import PAPER, ClipRequest, Shape, collate
 from slowfast_patches.datasets import VideoClips
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
 pytestmark = pytest.mark.usefixtures("cache")

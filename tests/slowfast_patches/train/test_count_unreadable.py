@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from multigrid import GENTLE, PAPER, ClipRequest, Shape, SteppedRate, make_schedule, stream
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.tasks.scores import check_count
 from slowfast_patches.train.guards import count_unreadable, epochs_of
 from slowfast_patches.utils.errors import RunError

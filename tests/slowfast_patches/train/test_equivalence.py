@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from multigrid import ClipPlan, ClipRequest, Schedule, average_running_stats, sampling
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.inputs import InputTransform

@@ -6,7 +6,7 @@ import torch
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.extras.augment.augmentation import (
     OPERATIONS,
     Augmentation,

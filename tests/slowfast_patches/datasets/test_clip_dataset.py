@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from multigrid import ClipRequest, Shape
-from slowfast_patches.datasets import clips
-from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.seams import ClipTransform
 from slowfast_patches.utils.errors import RunError
@@ -127,7 +126,7 @@ def test_registered_changes_are_made_in_order_to_training_clips_alone(videos, mo
 
     on = [ClipTransform("TRAIN.ENABLE", lambda recipe, f=f: f, print) for f in (fill, double)]
     off = ClipTransform("TRAIN.COMPILE", pytest.fail, print)
-    monkeypatch.setattr(clips, "CLIP_TRANSFORMS", [*on, off])
+    monkeypatch.setattr(clip_dataset, "CLIP_TRANSFORMS", [*on, off])
     train, val = (ClipDataset.of_recipe(recipe_of(videos), split) for split in ("train", "val"))
     assert (train[ClipRequest(3, 2, BASE, 17)]["clip"] == 20).all()
     assert seen == [(2, 3)]
@@ -158,7 +157,7 @@ def test_test_items_are_views_by_crops_of_a_video_read_in_one_pass(videos):
     """The clips are equal to those that are read one by one."""
     data = ClipDataset.of_recipe(recipe_of(videos, *SIX_VIEWS), "test")
     assert (len(data), data.num_clips) == (VIDEOS * 6, 6)
-    with patch.object(clips, "read_clips", side_effect=clips.read_clips) as read:
+    with patch.object(clip_dataset, "read_clips", side_effect=clip_dataset.read_clips) as read:
         batch = data.__getitems__(range(4, 14))
     assert [len(call.args[3]) for call in read.call_args_list] == [2, 6, 2]
     assert batch["videos"].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 2, 2]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.extras.detection.clips import Targets, classes_of
+from slowfast_patches.extras.detection.key_frame_clips import Targets, classes_of
 from slowfast_patches.extras.detection.keys import AvaKeys
 from slowfast_patches.extras.detection.lists import annotation, host_ava
 from slowfast_patches.tasks.scores import Evaluation, count_clips, multi_label_loss

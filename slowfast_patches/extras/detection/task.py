@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe, plain
-from slowfast_patches.extras.detection.clips import Targets
+from slowfast_patches.extras.detection.key_frame_clips import Targets
 from slowfast_patches.extras.detection.keys import DetectionKeys
 from slowfast_patches.extras.detection.predict import predict_boxes
 from slowfast_patches.extras.detection.scores import BoxScores, read_annotations

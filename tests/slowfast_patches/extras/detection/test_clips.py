@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from multigrid import ClipPlan, ClipRequest, Shape, Video, collate, network_input, plan_test
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.extras.detection.clips import Targets, boxes_in_clip
+from slowfast_patches.extras.detection.key_frame_clips import Targets, boxes_in_clip
 from tests.slowfast_patches.extras.detection.ava_lists import BOXES, recipe_of, write_lists
 
 BASE = Shape(8, 8, 64)

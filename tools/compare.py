@@ -73,7 +73,7 @@ from slowfast_patches.config.load import recipe_path
 from slowfast_patches.experiments import slurm_jobs
 from slowfast_patches.experiments.beside import train_beside
 from slowfast_patches.experiments.checks import checked
-from slowfast_patches.experiments.compare import compare, make_variants
+from slowfast_patches.experiments.comparison import compare, make_variants
 from slowfast_patches.experiments.runs import Experiment, train
 from slowfast_patches.experiments.variants import step_seconds_of
 

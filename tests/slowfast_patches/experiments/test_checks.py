@@ -13,7 +13,7 @@ import torch
 
 from slowfast_patches.config.recipe import KEYS, plain
 from slowfast_patches.experiments.checks import check_alike, checked
-from slowfast_patches.experiments.compare import make_variants
+from slowfast_patches.experiments.comparison import make_variants
 from slowfast_patches.experiments.paper import PAPER_TABLES, paper_variants
 from slowfast_patches.experiments.report import explain_differences, variant_differences
 from slowfast_patches.experiments.runs import Experiment, with_seed

@@ -16,7 +16,7 @@ import pytest
 
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.experiments.beside import train_beside
-from slowfast_patches.experiments.compare import compare, make_variants
+from slowfast_patches.experiments.comparison import compare, make_variants
 from slowfast_patches.experiments.report import Report
 from slowfast_patches.experiments.runs import Experiment, train
 from slowfast_patches.experiments.score import CLEAR, SPREAD, chance_of, score_of

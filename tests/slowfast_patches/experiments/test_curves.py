@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from slowfast_patches.experiments.compare import compare, make_variants
+from slowfast_patches.experiments.comparison import compare, make_variants
 from slowfast_patches.experiments.curves import curves_of, leads, reach
 from slowfast_patches.experiments.runs import Experiment
 

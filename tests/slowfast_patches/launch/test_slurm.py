@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.experiments.compare import make_variants
+from slowfast_patches.experiments.comparison import make_variants
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.slurm_jobs import submit as submit_runs
 from slowfast_patches.experiments.slurm_jobs import submit_experiment

@@ -75,7 +75,7 @@ if __name__ == "__main__":
     command_line.start_program()
 command_line.answer_help(new_parser)
 
-from slowfast_patches.experiments import reproduce, slurm_jobs
+from slowfast_patches.experiments import slurm_jobs
 from slowfast_patches.experiments.checks import checked, report_files
 from slowfast_patches.experiments.paper import PAPER, PAPER_TABLES, paper_variants
 from slowfast_patches.experiments.report import Report

@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from slowfast_patches.experiments import reproduce
 from slowfast_patches.experiments.paper import PAPER, PAPER_TABLES, Row, paper_variants
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.variants import Variant

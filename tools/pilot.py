@@ -63,7 +63,7 @@ from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.experiments.checks import check_outputs, checked, report_files
 from slowfast_patches.experiments.runs import Experiment, train
-from slowfast_patches.extras.pilot.pilot import (
+from slowfast_patches.extras.pilot.pilot_experiment import (
     ShortBaselineError,
     measured_seconds,
     pilot_experiment,

@@ -18,8 +18,8 @@ from slowfast_patches.experiments.report import Report
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.score import score_of
 from slowfast_patches.experiments.variants import Variant, scaled
-from slowfast_patches.extras.pilot import pilot
-from slowfast_patches.extras.pilot.pilot import (
+from slowfast_patches.extras.pilot import pilot_experiment
+from slowfast_patches.extras.pilot.pilot_experiment import (
     CYCLES,
     ShortBaselineError,
     measured_seconds,

@@ -31,9 +31,9 @@ from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
-from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import find_timing
+from slowfast_patches.plan.training_plan import dataset_size
 from slowfast_patches.utils import command_line
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.command_line import above_zero, at_least_one

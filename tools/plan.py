@@ -64,9 +64,9 @@ from slowfast_patches.config.schedule import changed_keys, learning_rate_of, rec
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.plan.clips_picture import clips_figure
-from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.plan.schedule_picture import plot_plan
 from slowfast_patches.plan.step_times import find_timing
+from slowfast_patches.plan.training_plan import format_plan, plan_of
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import check_output
 from slowfast_patches.utils.pictures import save_figure

@@ -10,9 +10,9 @@ from common import provenance
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_time_file import FORMAT, model_of
 from slowfast_patches.plan.step_times import shapes_to_measure
+from slowfast_patches.plan.training_plan import dataset_size
 from steps.case import Case, prepare_device, time_in_turns
 from steps.rates import (
     REFERENCES,

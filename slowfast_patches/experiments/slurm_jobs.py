@@ -26,7 +26,7 @@ from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
 from slowfast_patches.launch.slurm_options import OPTIONS
 from slowfast_patches.plan.identity import run_identity
-from slowfast_patches.plan.plan import format_plan, plan_of
+from slowfast_patches.plan.training_plan import format_plan, plan_of
 from slowfast_patches.train.checkpoint import head_of, last_checkpoint
 from slowfast_patches.train.resume import check_same_run
 from slowfast_patches.utils.command_line import option_of

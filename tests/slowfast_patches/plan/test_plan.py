@@ -9,7 +9,7 @@ import pytest
 from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches import seams
 from slowfast_patches.config import load_recipe
-from slowfast_patches.plan.plan import Plan, format_plan, plan_warnings
+from slowfast_patches.plan.training_plan import Plan, format_plan, plan_warnings
 
 LONG = ["SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", "True"]
 # 8 clips of the baseline, 25 of a coarse shape, on two processes

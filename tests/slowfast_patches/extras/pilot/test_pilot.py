@@ -27,9 +27,9 @@ from slowfast_patches.extras.pilot.pilot_experiment import (
     pilot_variants,
 )
 from slowfast_patches.extras.pilot.pilot_report import evaluate_pilot, recipe_text, report_pilot
-from slowfast_patches.plan.plan import plan_warnings
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import shapes_to_measure
+from slowfast_patches.plan.training_plan import plan_warnings
 from slowfast_patches.train import step_timer
 from slowfast_patches.utils.errors import RunError, UserError
 from tests.conftest import one_block

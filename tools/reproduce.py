@@ -75,7 +75,7 @@ if __name__ == "__main__":
     command_line.start_program()
 command_line.answer_help(new_parser)
 
-from slowfast_patches.experiments import slurm_jobs
+from slowfast_patches.experiments import reproduction, slurm_jobs
 from slowfast_patches.experiments.checks import checked, report_files
 from slowfast_patches.experiments.paper import PAPER, PAPER_TABLES, paper_variants
 from slowfast_patches.experiments.report import Report
@@ -108,19 +108,19 @@ def main(argv: list[str] | None = None) -> int:
     variants = paper_variants(rows, data, weights, args.overrides)
     accepted = frozenset(args.accept_change)
     experiment = Experiment(list(variants.values()), args.seeds, args.output, accepted=accepted)
-    costs = reproduce.costs_of(variants, args.step_times)
+    costs = reproduction.costs_of(variants, args.step_times)
     print(f"{len(variants)} different recipes × {len(experiment.seeds)} seeds\n", flush=True)
 
     def report() -> list[Report]:
         runs = experiment.runs()
         return [
-            reproduce.report_table(name, table, experiment, runs, costs, command)
+            reproduction.report_table(name, table, experiment, runs, costs, command)
             for name, table in tables.items()
         ]
 
     run_net = Path(__file__).resolve().with_name("run_net.py")
     if args.local or args.slurm:
-        reproduce.check_inputs(rows, variants)
+        reproduction.check_inputs(rows, variants)
     experiment = checked(
         experiment,
         args.step_times,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from multigrid import ClipRequest, Shape
+from slowfast_patches.datasets import clip_dataset
 from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.seams import ClipTransform

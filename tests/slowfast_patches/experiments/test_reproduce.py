@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from slowfast_patches.experiments import reproduction
 from slowfast_patches.experiments.paper import PAPER, PAPER_TABLES, Row, paper_variants
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.variants import Variant
@@ -30,7 +31,7 @@ def variant(name: str, label: str, **given: object) -> Variant:
 @pytest.fixture(autouse=True)
 def _cheap_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every clip the same FLOPs. Other tests check the FLOPs."""
-    monkeypatch.setattr(reproduce, "flops_per_clip", lambda recipe: lambda *shape: 1e9)
+    monkeypatch.setattr(reproduction, "flops_per_clip", lambda recipe: lambda *shape: 1e9)
 
 
 @pytest.fixture

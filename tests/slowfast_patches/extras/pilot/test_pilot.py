@@ -18,7 +18,7 @@ from slowfast_patches.experiments.report import Report
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.score import score_of
 from slowfast_patches.experiments.variants import Variant, scaled
-from slowfast_patches.extras.pilot import pilot_experiment
+from slowfast_patches.extras.pilot import pilot_experiment as pilots
 from slowfast_patches.extras.pilot.pilot_experiment import (
     CYCLES,
     ShortBaselineError,
@@ -134,7 +134,7 @@ def cost(variant: Variant) -> float:
 
 
 def test_variants_take_equal_times(whole_variants, tmp_path, monkeypatch):
-    monkeypatch.setattr(pilot, "_START", 0.0)
+    monkeypatch.setattr(pilots, "_START", 0.0)
     seconds = [cost(variant) for variant in whole_variants]
     experiment = pilot_experiment(whole_variants, seconds, 25, [0], tmp_path)
     lengths = [cost(variant) for variant in experiment.variants]
@@ -157,8 +157,8 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
     whole_variants, tmp_path, monkeypatch, part, minutes, outcome
 ):
     """A variant needs at least a fraction of 300 iterations."""
-    monkeypatch.setattr(pilot, "_ITERATIONS", 300 * part)
-    monkeypatch.setattr(pilot, "_FINAL", 120 * part)
+    monkeypatch.setattr(pilots, "_ITERATIONS", 300 * part)
+    monkeypatch.setattr(pilots, "_FINAL", 120 * part)
     seconds = [cost(variant) for variant in whole_variants]
 
     def experiment() -> Experiment:
@@ -170,7 +170,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(
         return
     made = experiment()
     # A third of 300 videos and 48 clips for BN, of the 19,200 clips of the training.
-    besides = pilot._START + 348 / 3 / 19_200 * seconds[0]
+    besides = pilots._START + 348 / 3 / 19_200 * seconds[0]
     took = len(made.variants) * (max(made.step_seconds.values()) + besides)
     assert took == pytest.approx(outcome, rel=0.05)
 
@@ -204,7 +204,7 @@ def test_the_recipe_gives_what_was_tried_whatever_its_base_had(whole_variants, t
 def small(monkeypatch):
     """Shorten the pilot to a few iterations."""
     for name, value in (("_ITERATIONS", 2), ("_FINAL", 2), ("_START", 0.0)):
-        monkeypatch.setattr(pilot, name, value)
+        monkeypatch.setattr(pilots, name, value)
     monkeypatch.setattr(step_timer, "_ROUNDS", 1)
 
 
@@ -257,7 +257,7 @@ def test_a_pilot_is_run_and_reported(run, tmp_path, monkeypatch, train):
         yield experiment.runs()
 
     monkeypatch.setattr(run.tool, "train", train_here)
-    monkeypatch.setattr(pilot, "time_steps", lambda _, kinds: dict.fromkeys(kinds, 0.05))
+    monkeypatch.setattr(pilots, "time_steps", lambda _, kinds: dict.fromkeys(kinds, 0.05))
     assert run.main() == 0
     found = json.loads((tmp_path / "pilot.json").read_text())
     baseline, cycle = found["configs"]
@@ -273,7 +273,7 @@ def test_of_a_baseline_that_is_shorter_than_a_pilot_the_command_is_said_that_tra
     run, monkeypatch, capsys, load_program
 ):
     """The baseline has 36 iterations, but each variant needs the time of 300."""
-    monkeypatch.setattr(pilot, "_ITERATIONS", 300)
+    monkeypatch.setattr(pilots, "_ITERATIONS", 300)
     monkeypatch.setattr(run.tool, "train", None)
     short = ["SOLVER.MAX_EPOCH", "6", "SOLVER.STEPS", "[0,4]"]
     assert run.main(*short) == 0
@@ -292,7 +292,7 @@ def test_steps_are_timed_once_on_one_machine(whole_variants, small, tmp_path, mo
     variants = whole_variants[:2]
     for seconds, stored in ((0.5, 0.5), (1.0, 0.5)):
         monkeypatch.setattr(
-            pilot, "time_steps", lambda _, kinds, s=seconds: dict.fromkeys(kinds, s)
+            pilots, "time_steps", lambda _, kinds, s=seconds: dict.fromkeys(kinds, s)
         )
         measured = measured_seconds(variants, [], tmp_path)
         assert measured.seconds == pytest.approx(
@@ -332,7 +332,7 @@ def test_a_cycle_that_does_not_fit_is_a_row(whole_variants, small, tmp_path, mon
             raise UserError("a shape does not fit into memory")
         return dict.fromkeys(kinds, 0.5)
 
-    monkeypatch.setattr(pilot, "time_steps", time_steps)
+    monkeypatch.setattr(pilots, "time_steps", time_steps)
     measured = measured_seconds(variants, [], tmp_path)
     assert measured.variants == variants[:2]
     assert measured.dropped == {variants[2].name: "a shape does not fit into memory"}

@@ -10,8 +10,8 @@ With --accept-change NAME, a difference that the error names is accepted. Exampl
         --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds 0 1 2 \
         --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
 
-With --lengths, each config is trained several times, with its number of epochs multiplied by each
-of the given factors. The report then shows accuracy over training time, iterations and FLOPs, the
+With --lengths, each config is trained several times, with its SOLVER.LENGTH multiplied by each of
+the given factors. The report then shows accuracy over training time, iterations and FLOPs, the
 time after which each config reaches the accuracies of the first config, and the training time from
 which on each config is better than the first. Runs of length 1 are shared with comparisons without
 --lengths.
@@ -48,10 +48,13 @@ def new_parser() -> argparse.ArgumentParser:
     )
     command_line.add_list(parser, "--step-times", text)
     either = parser.add_mutually_exclusive_group()
-    text = "also train the first config shortened to as many iterations as the second config has"
+    text = (
+        "also train the first config with the SOLVER.LENGTH at which it has as many iterations as "
+        "the second config"
+    )
     either.add_argument("--equal-iterations", action="store_true", help=text)
     text = (
-        "train each config with its number of epochs multiplied by each of these factors, such as "
+        "train each config with its SOLVER.LENGTH multiplied by each of these factors, such as "
         "0.25 0.5 1 2, and draw curves"
     )
     command_line.add_option(either, "--lengths", "L", text, default=[], nargs="+")

@@ -31,7 +31,7 @@ from slowfast_patches.config.recipe import (
     default_recipe,
     plain,
 )
-from slowfast_patches.config.scale import scale_to_world_size, scaled_lengths
+from slowfast_patches.config.scale import scale_epochs, scale_to_world_size
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.registry import TASKS, task_name
 from slowfast_patches.seams import MAPPINGS
@@ -68,7 +68,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     Each value is converted to the type of its key. For example, "1e-4" and 1 are valid floats, and
     a list becomes a tuple. Keys of other PySlowFast releases are translated, or ignored with a
     warning (later_releases.py). Epochs, batch size and learning rates are scaled to the values to
-    train with (`scaled_lengths`, `scale_to_world_size`).
+    train with (`scale_epochs`, `scale_to_world_size`).
 
     Args:
         path: YAML file, or None for the defaults. `_BASE_` in the file names one or more recipes,
@@ -82,8 +82,20 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
         ValueError: A file is missing or is not valid YAML, a key does not exist, a value has the
             wrong type, an override has no value, or a module of IMPORTS cannot be imported.
     """
+    return _scaled(load_unscaled(path, overrides))
+
+
+def load_unscaled(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
+    """Load a recipe as written: SOLVER.LENGTH and the reference keys have not been applied.
+
+    See `load_recipe`, which is for all other uses.
+    """
     files = [] if path is None else _read(recipe_path(path))
     return _make([*files, _command_line(overrides)])
+
+
+def _scaled(recipe: Recipe) -> Recipe:
+    return scale_to_world_size(scale_epochs(recipe))
 
 
 def recipe_files(path: str | Path) -> list[Path]:
@@ -132,11 +144,11 @@ def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Re
     given = _command_line(overrides)
     if "IMPORTS" in layer.values and "IMPORTS" not in given.values:
         require_imported(_adapt(layer.values["IMPORTS"], KEYS["IMPORTS"].kind), source)
-    return _make([layer, given])
+    return _scaled(_make([layer, given]))
 
 
 def _make(layers: Sequence[_Layer]) -> Recipe:
-    """Make a recipe from layers. Later layers take precedence."""
+    """Make an unscaled recipe from layers. Later layers take precedence."""
     values = {name: default_recipe()[name] for name in KEYS}
     given = dict[str, str]()
     for layer in layers:
@@ -148,10 +160,7 @@ def _make(layers: Sequence[_Layer]) -> Recipe:
         if key.check and not key.check.passes(values[name]):
             raise _wrong_value(name, key.check.wanted, plain(values[name]))
     _derive(values, given)
-    recipe = replace(default_recipe().replaced(values), given=given)
-    if recipe.solver.length != 1:
-        recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
-    return scale_to_world_size(recipe)
+    return replace(default_recipe().replaced(values), given=given)
 
 
 def _read(path: Path, parents: tuple[Path, ...] = ()) -> list[_Layer]:

@@ -15,22 +15,27 @@ _DIGITS = 6
 """
 
 
-def scaled_lengths(recipe: Recipe, factor: float) -> dict[str, object]:
-    """Multiply all numbers of epochs in a recipe by a factor.
+def scale_epochs(recipe: Recipe) -> Recipe:
+    """Multiply all numbers of epochs in a recipe by SOLVER.LENGTH.
 
-    Returns:
-        New values by full key: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, MULTIGRID.STAGES, and
-        SOLVER.LENGTH 1, which prevents scaling the epochs again.
+    These are SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, and the ends of the rows of
+    MULTIGRID.STAGES. In the returned recipe, SOLVER.LENGTH is 1, so that scaling the recipe again
+    changes nothing. This is the only way to train a recipe for a shorter or longer time:
+    `with_length` in experiments/variants.py sets the key.
     """
-    solver = recipe.solver
-    stages = scaled_rows(recipe.multigrid.stages, epochs=factor)
-    return {
-        **({"MULTIGRID.STAGES": stages} if stages else {}),
-        "SOLVER.MAX_EPOCH": round(solver.max_epoch * factor, _DIGITS),
-        "SOLVER.STEPS": [round(step * factor, _DIGITS) for step in solver.steps],
-        "SOLVER.WARMUP_EPOCHS": round(solver.warmup_epochs * factor, _DIGITS),
-        "SOLVER.LENGTH": 1.0,
-    }
+    solver, length = recipe.solver, recipe.solver.length
+    if length == 1:
+        return recipe
+    stages = scaled_rows(recipe.multigrid.stages, epochs=length)
+    return recipe.replaced(
+        {
+            **({"MULTIGRID.STAGES": stages} if stages else {}),
+            "SOLVER.MAX_EPOCH": round(solver.max_epoch * length, _DIGITS),
+            "SOLVER.STEPS": [round(step * length, _DIGITS) for step in solver.steps],
+            "SOLVER.WARMUP_EPOCHS": round(solver.warmup_epochs * length, _DIGITS),
+            "SOLVER.LENGTH": 1.0,
+        }
+    )
 
 
 def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:

@@ -36,9 +36,10 @@ class Solver:
     max_epoch: float = key(300.0, "Number of epochs of the baseline.", EPOCHS)
     length: float = key(
         1.0,
-        "Factor that multiplies MAX_EPOCH, STEPS and WARMUP_EPOCHS when a recipe is loaded. 0.25 "
-        "trains a quarter as long. The loaded recipe has the multiplied values and LENGTH 1.",
-        Check(lambda value: 1e-4 <= value <= 1e4, "from 0.0001 to 10,000"),
+        "Factor that multiplies MAX_EPOCH, STEPS, WARMUP_EPOCHS and the stages when a recipe is "
+        "loaded. 0.25 trains a quarter as long. The loaded recipe has the multiplied values and "
+        "LENGTH 1.",
+        Check(lambda value: 1e-6 <= value <= 1e4, "from 0.000001 to 10,000"),
     )
     warmup_epochs: float = key(0.0, "Number of epochs of the warm-up.")
     lr_policy: str = key(

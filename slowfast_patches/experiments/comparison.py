@@ -30,7 +30,7 @@ from slowfast_patches.experiments.variants import (
     Variant,
     check_experiment,
     make_variant,
-    scaled,
+    with_length,
 )
 from slowfast_patches.utils.command_line import more_seeds, with_seeds
 from slowfast_patches.utils.errors import UserError
@@ -59,9 +59,9 @@ def make_variants(
         overrides: Alternating config keys and values for all recipes.
         equal_iterations: Also train a copy of the first recipe with as many iterations as the
             second recipe (the paper's "Baseline 1/3.3").
-        lengths: Lengths to train each recipe for, as multiples of the recipe's own length. By
-            default, only length 1 is trained. MULTIGRID.EPOCH_FACTOR does not change, because it
-            multiplies the scaled number of epochs.
+        lengths: Lengths to train each recipe for, as multiples of its SOLVER.LENGTH. By default,
+            only length 1 is trained. MULTIGRID.EPOCH_FACTOR does not change, because it multiplies
+            the scaled number of epochs.
 
     Returns:
         The variants in the order of the recipes.
@@ -80,7 +80,7 @@ def make_variants(
         variants.insert(1, _shortened(variants[0], variants[1], seen))
     if lengths:
         variants = [
-            scaled(variant, length, seen) for variant in variants for length in sorted(lengths)
+            with_length(variant, length, seen) for variant in variants for length in sorted(lengths)
         ]
     own = [variant for variant in variants if variant.label == variants[0].label]
     baseline = max(own, key=lambda variant: (variant.length == 1, variant.length))
@@ -95,8 +95,8 @@ def _shortened(long: Variant, short: Variant, seen: Seen) -> Variant:
             f"first config has {long.iterations} iterations and the second has {short.iterations}. "
             "Give the longer config first."
         )
-    variant = scaled(long, short.iterations / long.iterations, seen)
-    return replace(variant, label=variant.name, length=1.0)
+    variant = with_length(long, short.iterations / long.iterations, seen)
+    return replace(variant, label=variant.name)
 
 
 def compare(
@@ -133,7 +133,8 @@ def compare(
     columns = [*_COLUMNS, *["clock"] * bool(step_times), "speed_up", *metrics]
     tables: list[str | Table] = [variants_table(experiment, runs, columns)]
     curves = curves_of(runs, "clock", metrics[0])
-    has_lengths = any(variant.length != 1 for variant in experiment.variants)
+    # The variant of --equal-iterations is a recipe of its own: its label is its name.
+    has_lengths = any(variant.label != variant.name for variant in experiment.variants)
     if has_lengths and first.label in curves:
         tables = [levels_table(curves, metric_title(metrics[0])), leads_table(curves), *tables]
     return Report(
@@ -152,13 +153,14 @@ def compare(
 
 
 def _compared(experiment: Experiment, runs: pd.DataFrame) -> list[Variant]:
-    """Return the variants to compare with the baseline: those of its length, with finished runs."""
+    """Return the finished variants that are not merely another length of a recipe."""
     baseline = _baseline(experiment)
     finished = set(runs["variant"])
     return [
         variant
         for variant in experiment.variants
-        if variant is not baseline and variant.length == baseline.length
+        if variant is not baseline
+        if variant.length == baseline.length or variant.label == variant.name
         if {variant.name, baseline.name} <= finished
     ]
 

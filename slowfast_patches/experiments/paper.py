@@ -13,7 +13,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.experiments.published import PUBLISHED
-from slowfast_patches.experiments.variants import Seen, Variant, make_variant, scaled
+from slowfast_patches.experiments.variants import Seen, Variant, make_variant, with_length
 from slowfast_patches.plan.identity import without_weights
 from slowfast_patches.utils.tables import Mean
 
@@ -30,7 +30,7 @@ class Row:
         recipe: Config file, relative to configs/.
         baseline: Config file of the baseline, relative to configs/.
         start: Initial weights: `SCRATCH`, "imagenet" or "kinetics".
-        factor: Number of epochs as a multiple of the baseline's. None keeps the recipe's epochs.
+        length: Length of the training as a multiple of the recipe's own length (SOLVER.LENGTH).
         overrides: Alternating config keys and values that override the config file.
         variant: Name of the overrides, which becomes part of the folder name.
         metrics: Maps names of metrics to published values in per cent.
@@ -44,7 +44,7 @@ class Row:
     recipe: str
     baseline: str
     start: str = SCRATCH
-    factor: float | None = None
+    length: float = 1.0
     overrides: tuple[str, ...] = ()
     variant: str = ""
     metrics: Mapping[str, Mean] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Row:
         """Name of the variant and of its folder. Rows with the same training have the same name."""
         name = self.recipe.removesuffix(".yaml")
         name += f"_{self.variant}" if self.variant else ""
-        return name if self.factor is None else f"{name}_x{self.factor:g}"
+        return name if self.length == 1 else f"{name}_x{self.length:g}"
 
     @property
     def reference(self) -> Row:
@@ -142,22 +142,11 @@ def paper_variants(
         if row.start != SCRATCH:
             # Replace the placeholder path of the recipe with the user's file.
             keys["TRAIN.CHECKPOINT_FILE_PATH"] = (weights or {}).get(row.start) or ""
-        if row.factor and plain.uses_multigrid:
-            keys["MULTIGRID.EPOCH_FACTOR"] = row.factor
         pairs = row.overrides + as_overrides(keys) + tuple(overrides)
-        variant = make_variant(row.folder, path, pairs, seen)
-        if row.factor and not plain.uses_multigrid:
-            variant = scaled(variant, row.factor, seen)
+        variant = with_length(make_variant(row.folder, path, pairs, seen), row.length, seen)
         if row.start != SCRATCH and not (weights or {}).get(row.start):
             variant = replace(variant, identity=without_weights(variant.identity))
-        factor = variant.recipe.multigrid.epoch_factor if plain.uses_multigrid else row.factor
-        return replace(
-            variant,
-            name=row.folder,
-            label=row.curve,
-            baseline=row.reference.folder,
-            length=factor or 1.0,
-        )
+        return replace(variant, name=row.folder, label=row.curve, baseline=row.reference.folder)
 
     seen: Seen = {}
     trainings = {each.folder: each for each in [*(row.reference for row in rows), *rows]}

@@ -9,7 +9,7 @@ from typing import Any
 
 from multigrid import MultigridError, Schedule, schedule_cost
 from slowfast_patches.config import Recipe, check_recipe
-from slowfast_patches.config.scale import as_overrides, scaled_lengths
+from slowfast_patches.config.load import load_unscaled
 from slowfast_patches.datasets.lists.dataset_lists import list_path, load_with_classes, read_list
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.weights.files import format_of, local_file
@@ -33,7 +33,7 @@ class Variant:
         label: Name shared by all variants that train the same recipe for different lengths.
         baseline: Name of the variant that speed-ups are relative to.
         identity: What a run of the variant is computed from, without the videos.
-        length: Length of the training as a multiple of the original recipe's length.
+        length: Length of the training as a multiple of the recipe's own length.
     """
 
     name: str
@@ -84,21 +84,22 @@ def make_variant(
     return Variant(name, cfg_file, tuple(overrides), recipe, schedule, name, name, identity)
 
 
-def scaled(variant: Variant, length: float, seen: Seen | None = None) -> Variant:
-    """Return a variant with a scaled number of epochs. For length 1, it is the variant itself.
+def with_length(variant: Variant, length: float, seen: Seen | None = None) -> Variant:
+    """Return a variant that is trained for a multiple of its length (SOLVER.LENGTH).
 
     Args:
-        variant: Variant to copy.
-        length: Multiplier for the number of epochs, the learning-rate steps and the warm-up.
+        variant: Variant to copy. For length 1, it is returned itself.
+        length: Factor that multiplies the variant's own SOLVER.LENGTH.
         seen: As for `make_variant`.
     """
     if length == 1:
         return variant
-    pairs = as_overrides(scaled_lengths(variant.recipe, length))
-    other = make_variant(
-        f"{variant.name} x{length:.4g}", variant.cfg_file, (*variant.overrides, *pairs), seen
+    own = load_unscaled(variant.cfg_file, variant.overrides).solver.length
+    overrides = (*variant.overrides, "SOLVER.LENGTH", str(own * length))
+    other = make_variant(f"{variant.name} x{length:.4g}", variant.cfg_file, overrides, seen)
+    return replace(
+        other, label=variant.label, baseline=variant.baseline, length=variant.length * length
     )
-    return replace(other, label=variant.label, baseline=variant.baseline, length=length)
 
 
 def check_experiment(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:

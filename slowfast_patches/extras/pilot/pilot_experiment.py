@@ -29,9 +29,9 @@ from slowfast_patches.experiments.variants import (
     Variant,
     check_experiment,
     make_variant,
-    scaled,
     step_seconds,
     step_seconds_of,
+    with_length,
 )
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
 from slowfast_patches.launch.placement import find_placement
@@ -310,7 +310,7 @@ def pilot_experiment(
     number = max(n for n in range(2, len(variants) + 1) if n * max(needs[:n]) <= seconds)
     share = seconds / number - besides
     tried = [
-        scaled(variant, share / whole_variant)
+        with_length(variant, share / whole_variant)
         for variant, whole_variant in zip(variants[:number], seconds_of_steps, strict=False)
     ]
     tried = [replace(variant, baseline=tried[0].name) for variant in tried]

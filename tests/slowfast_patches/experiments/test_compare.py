@@ -286,6 +286,8 @@ def test_equal_iterations_scales_every_length_by_the_ratio_of_iterations(configs
     lengths = [solver.max_epoch, *solver.steps, solver.warmup_epochs]
     assert lengths == pytest.approx([6 * ratio, 0, 4 * ratio, 0.5 * ratio], rel=1e-5)
     assert solver.base_lr == 0.2
+    assert short.overrides == ("SOLVER.BASE_LR", "0.2", "SOLVER.LENGTH", str(ratio))
+    assert short.length == ratio
     with pytest.raises(ValueError, match="longer config first"):
         make_variants(configs[::-1], [], equal_iterations=True)
 
@@ -313,7 +315,7 @@ def test_all_variants_are_trained_with_a_seed_before_the_next_and_none_twice(
     train_all(experiment, fake_run_net)
     calls = fake_run_net.with_name("calls.txt")
     trained = calls.read_text()
-    runs = ["baseline seed{}", "baseline_x0.3529 seed{}", "multigrid seed13"]
+    runs = ["baseline_x0.3529 seed{}", "baseline seed{}", "multigrid seed13"]
     assert trained.split("\n")[:-1] == [
         *(run.format(13) for run in runs),
         *(run.format(0) for run in runs[:2]),

@@ -9,6 +9,7 @@ import pytest
 from slowfast_patches.experiments.comparison import compare, make_variants
 from slowfast_patches.experiments.curves import curves_of, leads, reach
 from slowfast_patches.experiments.runs import Experiment
+from slowfast_patches.experiments.variants import with_length
 
 
 def make_curve(costs: list[float], accuracies: list[float]) -> pd.DataFrame:
@@ -98,6 +99,15 @@ def test_all_lengths_are_multiplied_and_one_is_the_recipe_itself(configs, experi
         2,
         2,
     ]
+
+
+def test_a_length_multiplies_the_length_that_the_recipe_has(configs) -> None:
+    """0.25 times a recipe of SOLVER.LENGTH 2 has half of the 56 iterations."""
+    whole, _ = make_variants(configs, ["SOLVER.LENGTH", "2"])
+    short = with_length(whole, 0.25)
+    assert (whole.iterations, short.iterations, short.length) == (112, 28, 0.25)
+    assert short.recipe == make_variants(configs, ["SOLVER.LENGTH", "0.5"])[0].recipe
+    assert with_length(short, 2).length == 0.5
 
 
 def test_what_accuracies_cost_and_where_variants_break_even(finished: Experiment) -> None:

@@ -17,7 +17,7 @@ from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.experiments.report import Report
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.score import score_of
-from slowfast_patches.experiments.variants import Variant, scaled
+from slowfast_patches.experiments.variants import Variant, with_length
 from slowfast_patches.extras.pilot import pilot_experiment as pilots
 from slowfast_patches.extras.pilot.pilot_experiment import (
     CYCLES,
@@ -56,8 +56,8 @@ def made_up(whole_variants, tmp_path, write_run) -> Callable[..., tuple[pd.DataF
     """
 
     def make(*scores: float, videos: int = 400, length: float = 1.0, loading: float = 0.0):
-        variants = [scaled(variant, 4.0 * length) for variant in whole_variants[: len(scores)]]
-        variants[0] = scaled(whole_variants[0], length)
+        variants = [with_length(variant, 4.0 * length) for variant in whole_variants[: len(scores)]]
+        variants[0] = with_length(whole_variants[0], length)
         experiment = Experiment(
             variants, [0], tmp_path, {variant.name: 23.0 for variant in variants}
         )

@@ -36,11 +36,15 @@ class Lazy:
     path: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.load()(*args, **kwargs)
+
+    def load(self) -> Any:
+        """Import the module, and return the function."""
         module, name = self.path.split(":")
-        function: Any = import_module(module)
+        found: Any = import_module(module)
         for part in name.split("."):
-            function = getattr(function, part)
-        return function(*args, **kwargs)
+            found = getattr(found, part)
+        return found
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ register_dataset(
         read=Lazy(f"{__name__}.lists:read_ava"),
         classes=Lazy(f"{__name__}.lists:ava_classes"),
         task="detection",
-        build=Lazy(f"{__name__}.clips:KeyFrameClips.of_recipe"),
+        build=Lazy(f"{__name__}.key_frame_clips:KeyFrameClips.of_recipe"),
         files=Lazy(f"{__name__}.lists:evaluation_files"),
     ),
 )

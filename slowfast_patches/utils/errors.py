@@ -151,7 +151,8 @@ def _reason(error: Exception, what: str) -> str:
 def writing(path: str | os.PathLike[str], option: str = "") -> Iterator[None]:
     """Context manager: convert the OSError of a file or a folder that cannot be written.
 
-    It becomes a RunError, except for faults of the machine.
+    It becomes a RunError, except for faults of the machine. These get the name of the file, which
+    errors of a full disk lack.
 
     Args:
         path: The file or the folder.
@@ -160,6 +161,8 @@ def writing(path: str | os.PathLike[str], option: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
         if explain_machine_error(error):
             raise
         text = f"{option} {os.fspath(path)} cannot be written".lstrip()

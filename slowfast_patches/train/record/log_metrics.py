@@ -86,6 +86,7 @@ class LogMetrics(Hook):
         self._seconds = dict[str, float]()  # the clock at the last iteration
         self._report_spent = _Spent()
         self._phase_spent = _Spent()
+        self._path = Path(recipe.output_dir, "metrics.jsonl")
         self._files: tuple[TextIO, SummaryWriter] | None = None
 
     def before_train(self, trainer: Trainer) -> None:
@@ -96,8 +97,7 @@ class LogMetrics(Hook):
         self._seconds = trainer.clock.seconds
         if trainer.world.is_main:
             done = trainer.progress.iteration
-            path = Path(self._recipe.output_dir, "metrics.jsonl")
-            _keep_lines_until(path, done, trainer.progress.last_evaluation)
+            _keep_lines_until(self._path, done, trainer.progress.last_evaluation)
         self._open(trainer)
 
     def _open(self, trainer: Trainer) -> None:
@@ -106,12 +106,11 @@ class LogMetrics(Hook):
             return
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        path = Path(self._recipe.output_dir, "metrics.jsonl")
         # With `purge_step`, TensorBoard ignores later events of a previous attempt.
         purged = trainer.progress.iteration + 1
-        events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=purged)
-        with writing(path):
-            self._files = path.open("a", encoding="utf-8"), events
+        events = SummaryWriter(str(self._path.with_name("tensorboard")), purge_step=purged)
+        with writing(self._path):
+            self._files = self._path.open("a", encoding="utf-8"), events
 
     def after_step(self, trainer: Trainer, step: ScheduleStep, outcome: Outcome) -> None:
         """Store the results of an iteration, and report if this is due.
@@ -128,8 +127,9 @@ class LogMetrics(Hook):
 
     def after_train(self, trainer: Trainer) -> None:
         """Close the files."""
-        for file in self._files or ():
-            file.close()
+        with writing(self._path):
+            for file in self._files or ():
+                file.close()
 
     def after_test(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         """Write the metrics of the test to the files, which are opened again."""
@@ -277,8 +277,9 @@ class LogMetrics(Hook):
         if self._files is None:
             return
         lines, events = self._files
-        lines.write(json.dumps(record) + "\n")
-        lines.flush()
+        with writing(self._path):
+            lines.write(json.dumps(record) + "\n")
+            lines.flush()
         for name, value in curves(record).items():
             # Pass the training time as wall time. TensorBoard shows it as relative time.
             events.add_scalar(name, value, record["iteration"], record["seconds"])

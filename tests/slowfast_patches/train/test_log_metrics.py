@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from slowfast_patches.train.record.log_metrics import LogMetrics, _keep_lines_un
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils import clock as clock_module
 from slowfast_patches.utils.clock import Clock
+from slowfast_patches.utils.errors import explain_machine_error
+from tests.conftest import without_times
 from tests.slowfast_patches.train.conftest import At, die, train_without_model
 
 GPU = torch.device("cuda")
@@ -171,3 +174,30 @@ def test_damaged_lines_of_the_metrics_do_not_stop_a_resume(tmp_path, caplog, bad
     _keep_lines_until(path, 5, 5)
     assert path.read_bytes() == line(1) + line(2)
     assert "1 damaged lines" in caplog.text
+
+
+@pytest.mark.parametrize("space", [0, 700, 1111])
+def test_a_full_disk_ends_the_run_with_the_name_of_the_file_and_loses_no_line(
+    tmp_path, train, monkeypatch, space
+):
+    """The disk is full in the middle of a line. Then there is space again, and the run resumes."""
+    no_events = SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", lambda *_, **__: no_events)
+    path = tmp_path / "metrics.jsonl"
+    whole = train()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (space, limits[1]))
+        with pytest.raises(OSError, match="File too large") as failed:
+            train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = explain_machine_error(failed.value)
+    assert str(path) in said
+    assert "Raise it with ulimit -f" in said
+    assert b"".join(lines)[:space] == path.read_bytes()
+    lines_left = path.read_bytes().count(b"\n")
+    last_checkpoint = 2 * max(0, lines_left - 1)
+    assert without_times(train(last_checkpoint)) == without_times(whole)

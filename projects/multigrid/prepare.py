@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from multigrid.batchnorm.module import set_group_size
 from multigrid.schedule import Schedule, ScheduleStep
-from multigrid.step_state import StepState, scaled_rates
+from multigrid.step_state import scaled_rates, set_rates
 
 
 def prepare_step(step: ScheduleStep, model: nn.Module, *optimizers: Optimizer) -> None:
@@ -28,7 +29,9 @@ def prepare_step(step: ScheduleStep, model: nn.Module, *optimizers: Optimizer) -
         model: The model to change.
         optimizers: The optimizers to change.
     """
-    StepState(model).prepare(step, *optimizers)
+    set_group_size(model, step.bn_size)
+    for optimizer in optimizers:
+        set_rates(optimizer, step)
 
 
 def keep_ratios(optimizer: Optimizer, known: int, lr: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
@@ -10,22 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from multigrid.batchnorm.module import (
-    GroupedBatchNorm3d,
-    NormSettings,
-    share_settings,
-    warn_unconverted,
-)
+from multigrid.batchnorm.module import GroupedBatchNorm3d, warn_unconverted
 from multigrid.batchnorm.together import NormsTogether
 from multigrid.learning_rate import batch_rate_factor
 from multigrid.positions.interpolate import FollowsGrid
 from multigrid.schedule import ScheduleStep
+from multigrid.step_values import ReadsStep, StepValues, share_values
 
 Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class StepState:
-    """Owner of the state of a step: BN group size, coverage, BN statistics and learning rates.
+    """Owner of the state of a step, which changes from step to step and is not trained.
+
+    The layers of the model read `values`: the BN group size, the coverage of the clips, dropout
+    masks, and what BN layers do together. The learning rates are set in the optimizers.
 
     Make one for a model, and keep it. It looks up the modules of the model once. If modules are
     added, removed or replaced, the next `prepare` looks them up again. A copy of the model, or a
@@ -33,12 +32,19 @@ class StepState:
 
     Args:
         model: The model to train. It may be wrapped.
+        is_compiled: Whether the model is compiled for training. BN layers then do their small
+            operations alone, and the compiler fuses them.
+
+    Attributes:
+        values: Values that all layers of the model share.
+        modules: All modules of the model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, is_compiled: bool = False) -> None:
         self.model = model
+        self.values = StepValues()
         self.modules: tuple[nn.Module, ...] = ()
-        self._settings = NormSettings()
+        self._is_compiled = is_compiled
         self._found = list[nn.Module]()
         self._of_kind = dict[type[nn.Module], list[nn.Module]]()
         self._modes = list[bool]()
@@ -56,10 +62,11 @@ class StepState:
             self._modes = []
             # isinstance is slow for protocols (microseconds per module), so use hasattr first.
             likely = [m for m in self.modules if hasattr(type(m), "set_coverage")]
-            self._followers = [m for m in likely if isinstance(m, FollowsGrid)]
+            followers = [m for m in likely if isinstance(m, FollowsGrid)]
+            self._foreign = [m for m in followers if not isinstance(m, ReadsStep)]
             self._norms = self.of_kind(GroupedBatchNorm3d)
-            self._together = NormsTogether(self._norms, self._settings)
-        share_settings(self._norms, self._settings)
+            self._together = NormsTogether(self._norms, self.values)
+        share_values(self.of_kind(ReadsStep), self.values)
 
     def of_kind(self, kind: type[Kind]) -> list[Kind]:
         """Return the modules of the model that are instances of a class."""
@@ -79,14 +86,19 @@ class StepState:
         Warns if the model has no `GroupedBatchNorm3d`.
         """
         self.refresh()
-        self._settings.group_size = group_size
+        self.values.group_size = group_size
         if group_size is not None and not self._norms:
             warn_unconverted(stacklevel=3)
 
     def set_coverage(self, coverage: Tensor | None) -> None:
         """Set the coverage of the clips of the next forward (see `multigrid.set_coverage`)."""
-        for module in self._followers:
+        self.values.coverage = coverage
+        for module in self._foreign:
             module.set_coverage(coverage)
+
+    def set_masks(self, masks: Mapping[nn.Module, Tensor]) -> None:
+        """Set the dropout masks of the next forward, by layer (see `StepValues`)."""
+        self.values.masks = dict(masks)
 
     def train(self, network: nn.Module) -> None:
         """Call `network.train()`, unless no module has changed its mode since the last call.
@@ -112,15 +124,16 @@ class StepState:
     def forward(self, clips: int) -> Iterator[None]:
         """Enclose a forward pass within `step`. BN layers do their small operations together.
 
-        The running statistics are updated at the end. A model that is compiled needs no `step` and
-        no `forward`.
+        The running statistics are updated at the end. If the model is compiled, nothing is done.
 
         Args:
             clips: Number of clips of the forward pass on this process.
         """
-        self._together.before_forward(clips)
+        if not self._is_compiled:
+            self._together.before_forward(clips)
         yield
-        self._together.after_forward()
+        if not self._is_compiled:
+            self._together.after_forward()
 
 
 def scaled_rates(optimizer: Optimizer, step: ScheduleStep) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -99,7 +99,7 @@ class Stepper:
         self.device = device
         self.accumulation_steps: int = recipe.solver.accumulation_steps
         freeze(model, recipe.train.freeze)
-        self.state = StepState(model)
+        self.state = StepState(model, is_compiled=bool(recipe.train.compile))
         self.average: nn.Module | None = None
         self._update_average: AverageUpdate | None = None
         if decay := recipe.model.ema_decay:
@@ -108,10 +108,9 @@ class Stepper:
         self.models = nn.ModuleList(filter(None, [model, self.average]))
         if recipe.model.act_checkpoint:
             checkpoint_blocks(model)
-        self._lowered: LoweredWeights | None = None
         # A compiler fuses casts.
-        if is_mixed(recipe) and recipe.model.spec.is_cast and not recipe.train.compile:
-            self._lowered = LoweredWeights(self.state.modules, half_type(device))
+        casts = is_mixed(recipe) and recipe.model.spec.is_cast and not recipe.train.compile
+        self._lowered = LoweredWeights(self.state.modules if casts else (), half_type(device))
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
         self.transform = InputTransform.of_recipe(recipe, device)
         self.scaler = grad_scaler(recipe, device)
@@ -179,11 +178,7 @@ class Stepper:
         clips = clips or range(step.first_clip, step.first_clip + count)
         size = step.bn_size if self._has_batchnorm else None
         outcomes = list[tuple[Tensor, Tensor, Tensor]]()
-        with ExitStack() as of_step:
-            if not self.recipe.train.compile:
-                of_step.enter_context(self.state.step())
-            if self._lowered is not None:
-                of_step.enter_context(self._lowered.lowered())
+        with self.state.step(), self._lowered.lowered():
             gradients = _GradientSum(self.optimizer)
             for micro_batch in self._micro_batches(batch, size):
                 numbers = [clips[i] for i in micro_batch.clips]
@@ -236,12 +231,9 @@ class Stepper:
         exchange: AbstractContextManager[None] = nullcontext()
         if isinstance(self.network, DistributedDataParallel):
             exchange = gradient_exchange(self.network, is_last=micro_batch.is_last)
-        forward: AbstractContextManager[None] = nullcontext()
-        if not self.recipe.train.compile:
-            forward = self.state.forward(len(clips))
         with exchange:
             with autocast(self.recipe, self.device):
-                with forward:
+                with self.state.forward(len(clips)):
                     logits = self.network(*arguments)
                 loss = self._loss_function(logits, targets)
             mark("forward")
@@ -271,8 +263,7 @@ class Stepper:
         counts = self._task.rows_of_clips(micro)
         masks = [layer.draw(clips, counts) for layer in layers]
         sent = send_together([*(micro[name] for name in names), *masks], self.device)
-        for layer, mask in zip(layers, sent[len(names) :], strict=True):
-            layer.kept = mask
+        self.state.set_masks(dict(zip(layers, sent[len(names) :], strict=True)))
         return {**micro, **dict(zip(names, sent, strict=False))}
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import multigrid as mg
 from multigrid.batchnorm import together
 from multigrid.step_state import StepState
+from multigrid.step_values import ReadsStep
 
 SCHEDULE = mg.make_schedule(mg.Shape(8, 8, 32), 256, mg.SteppedRate((8.0, 10.0), (0.05, 0.005)))
 
@@ -135,12 +136,12 @@ def test_a_copy_keeps_its_group_size_and_shares_nothing(how):
     mg.set_group_size(copied, 8)
     assert {norm.group_size for norm in norms} == {8}
     assert model.wide[1].group_size == 2
-    assert all(not norm.settings.places for norm in norms)
+    assert all(not norm.step_values.places for norm in norms)
 
 
 def test_a_layer_that_an_earlier_version_pickled_keeps_its_group_size():
     norm = mg.GroupedBatchNorm3d(3)
-    norm.__dict__.pop("settings")
+    norm.__dict__.pop("step_values")
     norm.__dict__["group_size"] = 8
     assert pickle.loads(pickle.dumps(norm)).group_size == 8
 
@@ -200,3 +201,59 @@ def test_a_rate_that_is_a_tensor_is_changed_in_place():
     optimizer.step()
     changes = [1 - float(weight.detach()) for weight in weights]
     assert changes == pytest.approx([step.lr, step.lr / 2, step.lr])
+
+
+# Values that the layers read.
+
+
+class Reader(ReadsStep):
+    """A layer that multiplies by its mask and by the coverage in time, if there are any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.step_values
+        x = x if values.coverage is None else x * values.coverage[:, :1]
+        return x * values.masks[self] if self in values.masks else x
+
+
+class Foreign(nn.Module):
+    """A module of a user, which implements `FollowsGrid`."""
+
+    coverage: Tensor | None = None
+
+    def patches(self, frames: int, crop: int) -> mg.Patches:
+        return mg.Patches(frames, crop, crop)
+
+    def set_coverage(self, coverage: Tensor | None) -> None:
+        self.coverage = coverage
+
+
+def test_what_changes_from_step_to_step_is_in_one_place():
+    first, second, foreign = Reader(), Reader(), Foreign()
+    model = nn.Sequential(mg.GroupedBatchNorm3d(3), first, second, foreign)
+    state = StepState(model)
+    before = [dict(vars(layer)) for layer in (model[0], first, second)]
+    coverage = torch.tensor([[0.5, 1.0], [0.25, 1.0]])
+    state.set_group_size(4)
+    state.set_coverage(coverage)
+    state.set_masks({first: torch.tensor([1.0, 0.0])})
+    assert [dict(vars(layer)) for layer in (model[0], first, second)] == before
+    ones = torch.ones(2, 2)
+    assert first(ones).tolist() == [[0.5, 0.0], [0.25, 0.0]]
+    assert second(ones).tolist() == [[0.5, 0.5], [0.25, 0.25]]
+    assert model[0].group_size == 4
+    assert foreign.coverage is coverage
+    copied = copy.deepcopy(model)
+    state.set_masks({})
+    state.set_coverage(None)
+    assert torch.equal(first(ones), ones)
+    assert foreign.coverage is None
+    assert torch.equal(copied[1](ones), ones), "a copy takes no part in the step"
+    assert copied[0].group_size == 4
+
+
+def test_preparing_a_step_alone_keeps_the_coverage_that_a_loop_has_set():
+    model = nn.Sequential(mg.GroupedBatchNorm3d(3), Reader())
+    model[1].step_values.coverage = torch.tensor([[0.5, 1.0]])
+    mg.prepare_step(SCHEDULE.at(0), model)
+    assert model[0].group_size == SCHEDULE.at(0).bn_size
+    assert model[1](torch.ones(1, 1)).item() == 0.5

@@ -13,9 +13,7 @@ it. Then `set_group_size` changes k from iteration to iteration.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from multigrid.batchnorm.shared import SharedBatchNorm, arrange
 from multigrid.errors import MultigridError
+from multigrid.step_values import ReadsStep, Stats, StepValues, share_values
 
-Stats = tuple[Tensor, Tensor]
-"""Two tensors (G·C,) whose sums over the G groups are the mean and the unbiased variance."""
 _VECTOR = 8
 """Values that torch's CPU kernel processes at once.
 
@@ -35,60 +32,7 @@ contiguous, even with the cost of the two transpositions.
 """
 
 
-class Place:
-    """A layer's part in a forward pass of all layers.
-
-    Attributes:
-        weight: Scale, repeated for each group, (G·C,). None if there is one group.
-        bias: Shift, repeated for each group.
-        stats: Zeros for the statistics of the first call of the layer.
-        calls: Statistics of each call of the layer, in order. None for a call with one group, which
-            updates the running statistics itself.
-    """
-
-    __slots__ = ("bias", "calls", "stats", "weight")
-
-    def __init__(self) -> None:
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
-        self.stats: Stats | None = None
-        self.calls: list[Stats | None] = []
-
-    def fits(self, x: Tensor, length: int) -> bool:
-        """Return whether the repeated scale and shift can be applied to x, with G·C = `length`."""
-        weight = self.weight
-        if weight is None or len(weight) != length or weight.device != x.device:
-            return False
-        return (x.dtype == torch.float64) == (weight.dtype == torch.float64)
-
-    def next_stats(self) -> Stats:
-        """Return zeros for the statistics of the next call, and append them to `calls`."""
-        assert self.stats is not None
-        mean, var = self.stats
-        stats = (torch.zeros_like(mean), torch.zeros_like(var)) if self.calls else (mean, var)
-        self.calls.append(stats)
-        return stats
-
-
-class NormSettings:
-    """Settings that the BN layers of a model have in common.
-
-    A copy has the same group size, and takes no part in a forward pass.
-
-    Attributes:
-        group_size: Clips per group, or None for all clips of a process.
-        places: The layers that `NormsTogether` has prepared for a forward pass.
-    """
-
-    def __init__(self, group_size: int | None = None) -> None:
-        self.group_size = group_size
-        self.places: dict[nn.Module, Place] = {}
-
-    def __reduce__(self) -> tuple[type[NormSettings], tuple[int | None]]:
-        return type(self), (self.group_size,)
-
-
-class GroupedBatchNorm3d(nn.BatchNorm3d):
+class GroupedBatchNorm3d(ReadsStep, nn.BatchNorm3d):
     """`nn.BatchNorm3d` whose training statistics are taken over groups of `group_size` clips.
 
     Input and output are (N, C, T, H, W), where N is the number of clips on this process. In
@@ -117,37 +61,24 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         ValueError: In training, if the clips cannot be arranged in groups of k.
     """
 
-    settings: NormSettings
-    """Group size, and the part of this layer in the current step. Shared by the layers of a model.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.settings = NormSettings()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "settings" not in state:  # pickled by an earlier version
-            state = {**state, "settings": NormSettings(state.get("group_size"))}
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-
     @property
     def group_size(self) -> int | None:
         """Clips per group, or None for all clips of a process.
 
         Setting this changes a single layer. `set_group_size` changes all layers of a model.
         """
-        return self.settings.group_size
+        return self.step_values.group_size
 
     @group_size.setter
     def group_size(self, value: int | None) -> None:
-        self.settings = NormSettings(value)
+        self.step_values = StepValues(value)
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        k = self.settings.group_size
+        k = self.step_values.group_size
         # The compiler fuses small operations itself.
-        place = None if torch.compiler.is_compiling() else self.settings.places.get(self)
+        place = None if torch.compiler.is_compiling() else self.step_values.places.get(self)
         if k is None or k == len(input):
             if place is None:
                 return super().forward(input)
@@ -282,11 +213,11 @@ def convert_batchnorm(module: nn.Module) -> nn.Module:
         ValueError: `module` contains another class of batch normalisation. Nothing is converted.
     """
     grouped = dict[nn.Module | None, nn.Module]()
-    settings = NormSettings()
+    values = StepValues()
     for name, norm in module.named_modules():
         if type(norm) is nn.BatchNorm3d:
             grouped[norm] = GroupedBatchNorm3d.__new__(GroupedBatchNorm3d)
-            grouped[norm].__dict__.update(norm.__dict__, settings=settings)
+            grouped[norm].__dict__.update(norm.__dict__, step_values=values)
         elif isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d):
             raise MultigridError(
                 f"only nn.BatchNorm3d layers can be converted, but the model contains {name} "
@@ -320,16 +251,9 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
             "process"
         )
     norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm3d)]
-    share_settings(norms, NormSettings(group_size))
+    share_values(norms, StepValues(group_size))
     if group_size is not None and not norms:
         warn_unconverted(stacklevel=3)
-
-
-def share_settings(norms: Iterable[GroupedBatchNorm3d], settings: NormSettings) -> None:
-    """Give layers the same settings."""
-    for norm in norms:
-        if norm.settings is not settings:
-            norm.settings = settings
 
 
 def warn_unconverted(stacklevel: int) -> None:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from multigrid.batchnorm.module import GroupedBatchNorm3d, NormSettings, Place, Stats
+from multigrid.batchnorm.module import GroupedBatchNorm3d
 from multigrid.batchnorm.shared import is_distributed
+from multigrid.step_values import Place, Stats, StepValues
 
 _LAYERS_AT_ONCE = 16
 """Number of layers whose gradients become known together if there are several processes.
@@ -49,12 +50,12 @@ class NormsTogether:
 
     Args:
         norms: The layers.
-        settings: The settings of all these layers.
+        values: The values of the step that all these layers read.
     """
 
-    def __init__(self, norms: Sequence[GroupedBatchNorm3d], settings: NormSettings) -> None:
+    def __init__(self, norms: Sequence[GroupedBatchNorm3d], values: StepValues) -> None:
         self.norms = norms
-        self.settings = settings
+        self.values = values
         self._layouts = dict[tuple[Any, ...], _Layout]()
         self._repeated = dict[int, _Repeated]()
         self._places = dict[GroupedBatchNorm3d, Place]()
@@ -66,11 +67,11 @@ class NormsTogether:
 
     def before_forward(self, clips: int) -> None:
         """Prepare the layers for a forward pass with this number of clips on this process."""
-        k = self.settings.group_size
+        k = self.values.group_size
         groups = 1 if k is None else clips // k if clips % k == 0 else 0
         norms = [norm for norm in self.norms if _can_join(norm)] if groups else []
         self._places = places = {norm: Place() for norm in norms}
-        self.settings.places = dict[nn.Module, Place](places.items())
+        self.values.places = dict[nn.Module, Place](places.items())
         if groups <= 1 or not norms:
             return
         if groups not in self._repeated:
@@ -101,7 +102,7 @@ class NormsTogether:
 
     def end(self) -> None:
         """Let the layers work alone again."""
-        self.settings.places = {}
+        self.values.places = {}
         self._places = {}
         self._repeated = {}
         self._stats = None

@@ -17,6 +17,7 @@ from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2Embeddings, VJEPA2R
 
 from multigrid.errors import MultigridError
 from multigrid.positions.interpolate import Patches, place_patches, place_positions
+from multigrid.step_values import ReadsStep, StepValues
 
 
 def follow_grid(embeddings: Any, model: nn.Module) -> None:
@@ -41,6 +42,7 @@ def follow_grid(embeddings: Any, model: nn.Module) -> None:
             "the positions of the decoder. Convert a model without the decoder"
         )
     embeddings.__class__ = FOLLOWING[type(embeddings)]
+    embeddings.step_values = StepValues()
     embeddings.size = tuple(tubelet[:2])
     frames = getattr(config, "num_frames", None) or config.frames_per_clip
     crop = getattr(config, "image_size", None) or config.crop_size
@@ -48,18 +50,16 @@ def follow_grid(embeddings: Any, model: nn.Module) -> None:
     embeddings.start(model, config)
 
 
-class _Following(nn.Module):
+class _Following(ReadsStep):
     """Base class of the converted embedding modules. It implements `FollowsGrid`.
 
     Attributes:
         base: Number of patches of a baseline clip.
         size: Size (frames, pixels) of a patch.
-        coverage: Coverage of the current clips, which is used in training mode.
     """
 
     base: Patches
     size: tuple[int, int]
-    coverage: Tensor | None = None
 
     # Get the number of clips from `.shape[0]`, because torch.export turns `len` into a constant.
 
@@ -81,12 +81,12 @@ class _Following(nn.Module):
 
     def set_coverage(self, coverage: Tensor | None) -> None:
         """See `FollowsGrid`."""
-        self.coverage = coverage
+        self.step_values.coverage = coverage
 
     @property
     def current_coverage(self) -> Tensor | None:
         """Coverage of the current mini-batch. None, which means 1, in evaluation mode."""
-        return self.coverage if self.training else None
+        return self.step_values.coverage if self.training else None
 
     def embed(self: Any, pixel_values: Tensor, table: Tensor) -> Tensor:
         """Embed the patches of clips (N, T, 3, H, W) and their positions, as (N, patches, C)."""

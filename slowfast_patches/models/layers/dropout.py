@@ -9,19 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from multigrid.step_values import ReadsStep
+
 _DROPOUT = 1
 """Constant in the seed of every mask. It makes masks independent of other uses of RNG_SEED."""
 
 
-class ClipDropout(nn.Dropout):
+class ClipDropout(ReadsStep, nn.Dropout):
     """`nn.Dropout` with a separate mask for each clip of the data stream.
 
     The mask of a clip is drawn from a generator that is seeded with `seed` and the index of the
     clip in the stream. The mask does not depend on the other clips of the mini-batch, on the rank,
     or on earlier random numbers.
 
-    Draw the masks before the forward pass, with `draw` or `seed_dropout`: a compiled network cannot
-    call NumPy. Without masks, and in evaluation, this module behaves like `nn.Dropout`.
+    Draw the masks before the forward pass, because a compiled network cannot call NumPy. Use `draw`
+    and `StepState.set_masks`, or `seed_dropout`. Without masks, and in evaluation, this module
+    behaves like `nn.Dropout`.
 
     Args:
         p: Probability of an element to be zeroed.
@@ -33,20 +36,18 @@ class ClipDropout(nn.Dropout):
         clip of this process, or one of several rows of a clip.
     """
 
-    kept: Tensor | None = None
-    """Mask of the elements to keep, (N, C) bool, on the device of the input."""
-
     def __init__(self, p: float, seed: int, features: int) -> None:
         super().__init__(p)
         self.seed = seed
         self.features = features
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.kept is None or self.p == 1:
+        kept = self.step_values.masks.get(self)
+        if not self.training or kept is None or self.p == 1:
             return super().forward(input)
-        assert input.numel() == self.kept.numel(), (input.shape, self.kept.shape)
-        kept = self.kept.view(input.shape)
-        dropped: Tensor = _Drop.apply(input, kept, 1 / (1 - self.p))  # type: ignore[no-untyped-call]
+        assert input.numel() == kept.numel(), (input.shape, kept.shape)
+        factor = 1 / (1 - self.p)
+        dropped: Tensor = _Drop.apply(input, kept.view(input.shape), factor)  # type: ignore[no-untyped-call]
         return dropped
 
     def draw(self, clips: Sequence[int], counts: Sequence[int]) -> Tensor:
@@ -96,7 +97,10 @@ def seed_dropout(
     """
     layers = [module for module in model.modules() if isinstance(module, ClipDropout)]
     for layer in layers:
-        layer.kept = None if clips is None else layer.draw(clips, counts or [1] * len(clips))
+        masks = layer.step_values.masks
+        masks.pop(layer, None)
+        if clips is not None:
+            masks[layer] = layer.draw(clips, counts or [1] * len(clips))
     if clips:
         seed_masks(model, clips[0])
 

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 
-from multigrid import FollowsGrid
+from multigrid.positions import models
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.recipe_schedule import schedule_of
@@ -45,14 +45,13 @@ def test_each_part_is_told_the_coverage_of_its_clips(stepper):
     step = schedule_of(stepper.recipe, 24).at(2)
     clips = step.shape.batch
     batch = made_up_batch(stepper.recipe, clips, step.shape)
-    follower = next(m for m in stepper.model.modules() if isinstance(m, FollowsGrid))
     half = torch.linspace(0.25, 1, 2 * clips).view(clips, 2)
     losses = list[float]()
-    with mock.patch.object(follower, "set_coverage", wraps=follower.set_coverage) as told:
+    with mock.patch.object(models, "place_positions", wraps=models.place_positions) as told:
         for coverage in (torch.ones(clips, 2), half):
             outcome = stepper.forward_backward(step, batch | {"coverage": coverage})
             losses.append(float(outcome.loss))
-    values = [call.args[0] for call in told.call_args_list]
+    values = [call.args[3] for call in told.call_args_list]
     assert len(values) == 4
     torch.testing.assert_close(values[2], half[0::2])
     torch.testing.assert_close(values[3], half[1::2])

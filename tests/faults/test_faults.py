@@ -18,7 +18,9 @@ import torch
 from slowfast_patches.train.checkpoint import last_checkpoint
 from tests.conftest import Folder, assert_same_run
 from tests.faults import kills
-from tests.faults.mutate import changes, is_noticed
+from tests.faults.changes import changes
+from tests.faults.forks import Trace
+from tests.faults.mutate import judge
 
 MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
 """Places of faulty_run_net.py, and the calls that a process certainly comes to."""
@@ -77,7 +79,7 @@ def test_three_killed_processes_end_as_if_undisturbed(start_python, tiny_data, t
 
 
 def test_the_changes_of_a_file_are_one_place_each_and_compile(tmp_path):
-    """Worked out by hand: a comparison, its number, a raise, a returned value, and its `not`."""
+    """Worked out by hand: a condition, its comparison, its number, a raise, a value, its `not`."""
     source = '''"""A module."""
 LIMIT = 3
 
@@ -90,7 +92,8 @@ def check(value: int = 4) -> bool:
 '''
     (tmp_path / "module.py").write_text(source)
     made = list(changes(tmp_path, Path("module.py")))
-    assert [(change.line, change.new) for change in made] == [
+    assert [(change.lines[0], change.new) for change in made] == [
+        (7, "(not (value < 0))"),
         (7, "(value <= 0)"),
         (7, "1"),
         (8, "pass"),
@@ -102,20 +105,65 @@ def check(value: int = 4) -> bool:
         assert change.content != source
 
 
-def test_a_change_is_noticed_by_the_tests_of_its_module_only_if_one_fails(tmp_path):
+SUMS = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("sums", FILE)
+sums = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sums)
+
+def test_total():
+    assert sums.total(2, 2) == 4
+
+def test_twice():
+    if sums.total(0, 1) != 1:
+        raise ArithmeticError
+
+def test_constant():
+    assert sums.constant == 3
+"""
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """`judged(tests, seconds)`: the test that notices each change of a module of two lines.
+
+    The change is by its new text. `seconds` are the times of the tests known to execute the lines.
+    """
     folder = tmp_path / "tests" / "slowfast_patches" / "utils"
     folder.mkdir(parents=True)
-    (tmp_path / "slowfast_patches" / "utils").mkdir(parents=True)
     path = Path("slowfast_patches/utils/sums.py")
-    (tmp_path / path).write_text("def total(a, b):\n    return a + b\n")
-    name = "slowfast_patches.utils.sums"
-    (folder / "test_sums.py").write_text(
-        f"import importlib.util, pathlib\n# {name}\n"
-        f"spec = importlib.util.spec_from_file_location('sums', {str(tmp_path / path)!r})\n"
-        "sums = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(sums)\n"
-        "def test_total():\n    assert sums.total(2, 2) == 4\n"
-    )
-    (change,) = (c for c in changes(tmp_path, path) if "-" in c.new)
-    assert is_noticed(tmp_path, change, "not gpu", 60)
-    (folder / "test_sums.py").write_text(f"# {name}\ndef test_nothing():\n    pass\n")
-    assert not is_noticed(tmp_path, change, "not gpu", 60)
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("def total(a, b):\n    return a + b\n\n\nconstant = total(1, 2)\n")
+    file = folder / "test_sums.py"
+    made = list(changes(tmp_path, path))
+
+    def judge_all(tests, seconds, quick=False):
+        file.write_text(
+            f"# slowfast_patches.utils.sums\n{tests.replace('FILE', repr(str(tmp_path / path)))}"
+        )
+        ids = {f"{file.relative_to(tmp_path)}::{name}": each for name, each in seconds.items()}
+        trace = Trace(seconds=ids, lines={str(path): {"2": sorted(ids)}})
+        noticed = judge(tmp_path, made, "not gpu", trace, quick)
+        return {c.new: test.rpartition("::")[2] for c, test in zip(made, noticed, strict=True)}
+
+    return judge_all
+
+
+def test_the_quickest_test_that_fails_with_a_change_notices_it(judged):
+    assert judged(SUMS, {"test_total": 2, "test_twice": 1}) == {
+        "return None": "test_twice",
+        "(a - b)": "test_twice",
+    }
+
+
+@pytest.mark.slow
+def test_a_change_that_the_tests_of_its_lines_miss_may_be_noticed_by_others(judged):
+    """What a module computes when it is imported is not computed again in a fork."""
+    assert judged(SUMS, {"test_constant": 1}, quick=True)["(a - b)"] == ""
+    assert judged(SUMS, {"test_constant": 1})["(a - b)"] != ""
+
+
+@pytest.mark.slow
+def test_a_change_survives_where_no_test_fails(judged):
+    nothing = "def test_nothing():\n    pass\n"
+    assert judged(nothing, {"test_nothing": 1}) == {"return None": "", "(a - b)": ""}

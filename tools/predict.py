@@ -104,7 +104,7 @@ from torch import Tensor
 
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.decode_errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.video_file import is_video_name, video_files
 from slowfast_patches.registry import TASKS

@@ -26,7 +26,11 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.damage import has_swallowed, looks_whole
-from slowfast_patches.datasets.reading.errors import DEMUX_ERRORS, ErrorLog, UnreadableVideoError
+from slowfast_patches.datasets.reading.decode_errors import (
+    DEMUX_ERRORS,
+    ErrorLog,
+    UnreadableVideoError,
+)
 from slowfast_patches.datasets.reading.h264 import field_test
 from slowfast_patches.datasets.reading.video_file import (
     CAN_SKIP,

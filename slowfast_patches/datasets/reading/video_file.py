@@ -19,7 +19,7 @@ from av.stream import Discard, Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.errors import (
+from slowfast_patches.datasets.reading.decode_errors import (
     DEMUX_ERRORS,
     ErrorLog,
     UnreadableVideoError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slowfast_patches.datasets.reading.errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.decode_errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_file import video_name
 from slowfast_patches.datasets.sampling import sampling_of

@@ -16,7 +16,7 @@ from slowfast_patches.config.load import recipe_files
 from slowfast_patches.datasets.lists.dataset_lists import list_path
 from slowfast_patches.experiments.runs import ADVICE, Experiment, with_seed
 from slowfast_patches.experiments.variants import Variant
-from slowfast_patches.models.weights.files import local_file
+from slowfast_patches.models.weights.weight_files import local_file
 from slowfast_patches.plan.facts import splits_of
 from slowfast_patches.plan.identity import (
     DATA,

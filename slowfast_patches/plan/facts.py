@@ -19,7 +19,7 @@ from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.datasets.protocol import VideoDataset
 from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.models.layers.dropout import ClipDropout
-from slowfast_patches.models.weights.files import local_file
+from slowfast_patches.models.weights.weight_files import local_file
 from slowfast_patches.seams import BATCH_TRANSFORMS, SECTIONS
 
 Fact = Mapping[str, Any]

@@ -20,7 +20,7 @@ from slowfast_patches.extras.hub.card import (
     run_of,
     start_argument,
 )
-from slowfast_patches.models.weights.files import WEIGHTS_FILE, digest_of
+from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE, digest_of
 from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.errors import UserError, mistake_in, writing
 from slowfast_patches.utils.files import atomic_write, make_folder, write_text

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.weights.files import format_of, local_file, read_weights
 from slowfast_patches.models.weights.names import host_names
+from slowfast_patches.models.weights.weight_files import format_of, local_file, read_weights
 from slowfast_patches.seams import WEIGHT_NAMES
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import shorten_list

@@ -27,7 +27,7 @@ from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.models.weights.files import WEIGHTS_FILE, check_no_program
+from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE, check_no_program
 from slowfast_patches.registry import TASKS
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import checkpoint_of, load

@@ -7,7 +7,7 @@ import pytest
 from slowfast_patches import load_model
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.models.weights.files import SHIPPED, local_file
+from slowfast_patches.models.weights.weight_files import SHIPPED, local_file
 
 
 @pytest.mark.parametrize("name", SHIPPED)

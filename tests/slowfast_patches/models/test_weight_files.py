@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from slowfast_patches.models.weights import check_file, files, load_weights
+from slowfast_patches.models.weights import check_file, load_weights, weight_files
 from slowfast_patches.utils.errors import UserError
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from slowfast_patches.models.weights.load import trained_tensors
+from slowfast_patches.models.weights.load_weights import trained_tensors
 
 
 def start_average(model: nn.Module) -> nn.Module:

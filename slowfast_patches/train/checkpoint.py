@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from multigrid import ScheduleStep
 from multigrid.micro_batches import float_buffers
-from slowfast_patches.models.weights.load import trained_tensors
+from slowfast_patches.models.weights.load_weights import trained_tensors
 from slowfast_patches.models.weights.weight_files import SHIPPED, local_file
 from slowfast_patches.train.trainer import Progress, Trainer
 from slowfast_patches.utils.distributed import World, gather_objects

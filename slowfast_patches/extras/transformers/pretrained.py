@@ -14,7 +14,7 @@ import torch
 from slowfast_patches.config.data_keys import Data
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.extras.transformers.keys import HfKeys
-from slowfast_patches.models.weights.load import not_finite
+from slowfast_patches.models.weights.load_weights import not_finite
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.tables import format_list, shorten_list
 

@@ -24,7 +24,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 import multigrid, slowfast_patches
 from slowfast_patches.config import check_recipe, load_recipe
-from slowfast_patches.config.load import CONFIGS
+from slowfast_patches.config.load_recipe import CONFIGS
 from slowfast_patches.seams import import_extras
 
 import_extras()

@@ -72,7 +72,7 @@ if __name__ == "__main__":
     command_line.start_program()
 command_line.answer_help(new_parser)
 
-from slowfast_patches.config.load import recipe_path
+from slowfast_patches.config.load_recipe import recipe_path
 from slowfast_patches.experiments import slurm_jobs
 from slowfast_patches.experiments.beside import train_beside
 from slowfast_patches.experiments.checks import checked

@@ -59,7 +59,7 @@ if __name__ == "__main__":
 command_line.answer_help(new_parser)
 
 from multigrid import PAPER, Cycles
-from slowfast_patches.config.load import load_recipe, recipe_path
+from slowfast_patches.config.load_recipe import load_recipe, recipe_path
 from slowfast_patches.config.schedule import cycles_of
 from slowfast_patches.experiments.checks import check_outputs, checked, report_files
 from slowfast_patches.experiments.runs import Experiment, train

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slowfast_patches import patching
-from slowfast_patches.config.load import load_recipe
+from slowfast_patches.config.load_recipe import load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import without_multigrid

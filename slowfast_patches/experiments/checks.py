@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.config.key_lists import changes_times, describes_test
-from slowfast_patches.config.load import recipe_files
+from slowfast_patches.config.load_recipe import recipe_files
 from slowfast_patches.datasets.lists.dataset_lists import list_path
 from slowfast_patches.experiments.runs import ADVICE, Experiment, with_seed
 from slowfast_patches.experiments.variants import Variant

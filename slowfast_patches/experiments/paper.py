@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.load import CONFIGS
+from slowfast_patches.config.load_recipe import CONFIGS
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.experiments.published import PUBLISHED
 from slowfast_patches.experiments.variants import Seen, Variant, make_variant, with_length

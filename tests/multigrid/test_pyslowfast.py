@@ -25,7 +25,7 @@ from multigrid import (
 from multigrid.integrations.pyslowfast import PySlowFastMultigrid, add_multigrid_config
 from multigrid.integrations.pyslowfast_clips import ConfiguredClips
 from multigrid.integrations.pyslowfast_loop import epoch_ends
-from slowfast_patches.config.load import parse_recipe
+from slowfast_patches.config.load_recipe import parse_recipe
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from tests.multigrid.clips import Clips
 

@@ -18,7 +18,7 @@ from slowfast_patches.experiments.runs import ADVICE, Experiment, with_seed
 from slowfast_patches.experiments.variants import Variant
 from slowfast_patches.models.weights.weight_files import local_file
 from slowfast_patches.plan.facts import splits_of
-from slowfast_patches.plan.identity import (
+from slowfast_patches.plan.run_identity import (
     DATA,
     TRAINING,
     Aspect,

@@ -14,7 +14,7 @@ from slowfast_patches.config.load_recipe import CONFIGS
 from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.experiments.published import PUBLISHED
 from slowfast_patches.experiments.variants import Seen, Variant, make_variant, with_length
-from slowfast_patches.plan.identity import without_weights
+from slowfast_patches.plan.run_identity import without_weights
 from slowfast_patches.utils.tables import Mean
 
 SCRATCH = "scratch"

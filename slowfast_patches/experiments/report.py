@@ -16,7 +16,7 @@ from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.experiments.runs import Experiment, mean
 from slowfast_patches.experiments.score import chance_of
 from slowfast_patches.experiments.variants import Variant
-from slowfast_patches.plan.identity import EXPERIMENT, differences_between
+from slowfast_patches.plan.run_identity import EXPERIMENT, differences_between
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.pictures import save_figure

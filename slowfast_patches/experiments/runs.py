@@ -20,7 +20,7 @@ import pandas as pd
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import stored_keys
 from slowfast_patches.experiments.variants import Variant
-from slowfast_patches.plan.identity import EXPERIMENT, Identity, differences_between
+from slowfast_patches.plan.run_identity import EXPERIMENT, Identity, differences_between
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.processes import end_with_parent

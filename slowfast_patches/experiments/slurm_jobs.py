@@ -25,7 +25,7 @@ from slowfast_patches.experiments.variants import hidden_files
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
 from slowfast_patches.launch.slurm_options import OPTIONS
-from slowfast_patches.plan.identity import run_identity
+from slowfast_patches.plan.run_identity import run_identity
 from slowfast_patches.plan.training_plan import format_plan, plan_of
 from slowfast_patches.train.checkpoint import head_of, last_checkpoint
 from slowfast_patches.train.resume import check_same_run

@@ -13,8 +13,8 @@ from slowfast_patches.config.load import load_unscaled
 from slowfast_patches.datasets.lists.dataset_lists import list_path, load_with_classes, read_list
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.weights.weight_files import format_of, local_file
-from slowfast_patches.plan.identity import Identity, run_identity
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.run_identity import Identity, run_identity
 from slowfast_patches.plan.step_times import measured_timing
 from slowfast_patches.plan.training_plan import dataset_size
 from slowfast_patches.utils.errors import UserError

@@ -31,8 +31,8 @@ from slowfast_patches.plan.evaluations import (
     evaluation_iterations,
     phase_ends,
 )
-from slowfast_patches.plan.identity import Identity, clock_text, run_identity
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.run_identity import Identity, clock_text, run_identity
 from slowfast_patches.seams import used_hooks
 from slowfast_patches.train.checkpoint import Metadata, restore, to_cpu
 from slowfast_patches.train.dry_run import DryRun

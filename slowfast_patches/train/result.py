@@ -16,7 +16,7 @@ from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.overlaps import Overlap
 from slowfast_patches.plan.flops import flops_per_clip
-from slowfast_patches.plan.identity import Identity
+from slowfast_patches.plan.run_identity import Identity
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.files import write_text

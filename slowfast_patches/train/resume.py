@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slowfast_patches.config.recipe import COMMAND_LINE, Recipe, stored_keys, values_by_key
 from slowfast_patches.config.yaml_text import parse_yaml
-from slowfast_patches.plan.identity import (
+from slowfast_patches.plan.run_identity import (
     SCORES,
     TRAINING,
     Identity,

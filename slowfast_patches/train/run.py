@@ -37,8 +37,8 @@ from slowfast_patches.models.weights import check_file, local_file
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.facts import splits_of
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.identity import Identity, run_identity
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.run_identity import Identity, run_identity
 from slowfast_patches.plan.schedule_picture import plot_plan
 from slowfast_patches.plan.training_plan import Plan, format_plan, plan_summary, plan_warnings
 from slowfast_patches.seams import CLIP_TRANSFORMS, used_hooks

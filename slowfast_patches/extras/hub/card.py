@@ -15,7 +15,7 @@ from slowfast_patches.config.key_lists import changes_scores, describes_test
 from slowfast_patches.config.metrics import EMA, format_metrics, metric_names
 from slowfast_patches.config.recipe import Recipe, stored_keys, values_by_key
 from slowfast_patches.config.yaml_text import parse_yaml
-from slowfast_patches.plan.identity import Aspect, Identity, differences_between
+from slowfast_patches.plan.run_identity import Aspect, Identity, differences_between
 from slowfast_patches.train.checkpoint import Checkpoint, head_of, last_checkpoint, load
 from slowfast_patches.utils.errors import UserError, mistake_in
 

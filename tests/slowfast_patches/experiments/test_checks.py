@@ -18,7 +18,7 @@ from slowfast_patches.experiments.paper import PAPER_TABLES, paper_variants
 from slowfast_patches.experiments.report import explain_differences, variant_differences
 from slowfast_patches.experiments.runs import Experiment, with_seed
 from slowfast_patches.experiments.variants import Variant
-from slowfast_patches.plan.identity import WEIGHTS_KEYS
+from slowfast_patches.plan.run_identity import WEIGHTS_KEYS
 from slowfast_patches.seams import SECTIONS
 from slowfast_patches.train import checkpoint as checkpoints
 from tests.slowfast_patches.experiments.test_compare import BASE, DELTA

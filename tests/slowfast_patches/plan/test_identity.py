@@ -10,7 +10,7 @@ import torch
 
 from slowfast_patches.config.recipe import KEYS, Recipe, plain
 from slowfast_patches.plan import facts
-from slowfast_patches.plan.identity import (
+from slowfast_patches.plan.run_identity import (
     EXPERIMENT,
     RESULT,
     TRAINING,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.lists.dataset_lists import list_digest, read_list
-from slowfast_patches.plan.identity import run_identity
+from slowfast_patches.plan.run_identity import run_identity
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import resume
 from slowfast_patches.train.hooks import settle_best

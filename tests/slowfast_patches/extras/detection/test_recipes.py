@@ -3,8 +3,8 @@
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.plan.facts import list_fact
-from slowfast_patches.plan.identity import RESULT, differences_between, run_identity
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.run_identity import RESULT, differences_between, run_identity
 from tests.slowfast_patches.config.test_later_recipes import MULTIGRID, SLOWFAST, load_parts
 from tests.slowfast_patches.plan.test_identity import named_changes, recipe
 

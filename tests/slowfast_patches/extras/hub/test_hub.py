@@ -18,7 +18,7 @@ from slowfast_patches.extras.hub.card import (
 )
 from slowfast_patches.extras.hub.folder import write_hub_folder
 from slowfast_patches.models.build_model import build_model
-from slowfast_patches.plan.identity import run_identity
+from slowfast_patches.plan.run_identity import run_identity
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.predict import Predictor
 from slowfast_patches.utils.errors import UserError

@@ -4,7 +4,7 @@ import pytest
 
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import KEYS
-from slowfast_patches.plan.identity import RESULT, TRAINING, differences_between, run_identity
+from slowfast_patches.plan.run_identity import RESULT, TRAINING, differences_between, run_identity
 from slowfast_patches.registry import TaskSpec, register_task
 from slowfast_patches.tasks.task import Task
 from tests.slowfast_patches.plan.test_identity import named_changes, recipe

@@ -10,7 +10,7 @@ from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.plan.facts import weights_fact
-from slowfast_patches.plan.identity import TRAINING, Identity, differences_between, run_identity
+from slowfast_patches.plan.run_identity import TRAINING, Identity, differences_between, run_identity
 
 VIDEOMAE = "configs/Demo/VIDEOMAE_DEMO.yaml"
 

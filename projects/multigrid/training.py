@@ -22,12 +22,12 @@ from multigrid.contract import CheckedClips, check_dataset, check_options, requi
 from multigrid.cost import cycle_advice, fine_tuning_warnings, rate_rule_advice
 from multigrid.epochs import EpochLoader, divide_epochs
 from multigrid.errors import MultigridError
-from multigrid.identity import describe
 from multigrid.micro_batches import MicroBatch, divide
 from multigrid.positions import check_patches
 from multigrid.prepare import keep_ratios
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, ScheduleStep
+from multigrid.schedule_identity import describe
 from multigrid.shared_memory import fit_workers
 from multigrid.step_state import StepState, scaled_rates
 from multigrid.watch import LoopWatch, check_converted, untrained, unwrap

@@ -1,6 +1,6 @@
 """Measure the reading of clips by PySlowFast and by this package, at every shape of a schedule.
 
-    python benchmarks/loader.py --csv /data/kinetics/val.csv --videos 40
+    python benchmarks/loader_speed.py --csv /data/kinetics/val.csv --videos 40
 
 One core reads clips of the same videos in several ways, in interleaved rounds:
 

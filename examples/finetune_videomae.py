@@ -14,7 +14,7 @@ from transformers import TrainingArguments, VideoMAEForVideoClassification, set_
 import multigrid as mg
 from multigrid.integrations.transformers import MultigridTrainer, processor_colours, video_inputs
 from slowfast_patches.datasets import VideoClips
-from slowfast_patches.extras.transformers.model import parameter_depths
+from slowfast_patches.extras.transformers.transformer_model import parameter_depths
 
 EPOCHS = 20
 RATE = 3e-4

@@ -14,7 +14,7 @@ from torch import nn
 from multigrid import ScheduleStep, Shape, prepare_step
 from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.extras.transformers import model as transformer
+from slowfast_patches.extras.transformers import transformer_model as transformer
 from slowfast_patches.extras.transformers.keys import HfKeys
 from slowfast_patches.models.build_model import build_model, build_on_meta
 from slowfast_patches.models.freeze import freeze

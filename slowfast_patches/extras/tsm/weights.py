@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from slowfast_patches.extras.tsm.model import ShiftedConv3d
+from slowfast_patches.extras.tsm.tsm_model import ShiftedConv3d
 from slowfast_patches.models.weights.names import host_name, without_wrappers
 
 _MARK = "base_model.conv1.weight"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.extras.tsm.model import ShiftedConv3d, temporal_shift
+from slowfast_patches.extras.tsm.tsm_model import ShiftedConv3d, temporal_shift
 from slowfast_patches.models.build_model import build_on_meta
 
 

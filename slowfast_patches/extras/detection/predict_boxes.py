@@ -12,9 +12,9 @@ from slowfast_patches.datasets.reading.decode_errors import UnreadableVideoError
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_file import video_name
 from slowfast_patches.datasets.sampling import sampling_of
+from slowfast_patches.extras.detection.box_scores import BoxScores
 from slowfast_patches.extras.detection.key_frame_clips import KeyFrameClips
 from slowfast_patches.extras.detection.lists import Box, KeyFrame, check_boxes, read_boxes
-from slowfast_patches.extras.detection.scores import BoxScores
 from slowfast_patches.tasks.task import Prediction
 
 

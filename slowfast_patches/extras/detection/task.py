@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe, plain
+from slowfast_patches.extras.detection.box_scores import BoxScores, read_annotations
 from slowfast_patches.extras.detection.key_frame_clips import Targets
 from slowfast_patches.extras.detection.keys import DetectionKeys
 from slowfast_patches.extras.detection.predict_boxes import predict_boxes
-from slowfast_patches.extras.detection.scores import BoxScores, read_annotations
 from slowfast_patches.tasks.task import MultiLabel, Prediction, Transform
 from slowfast_patches.utils.distributed import sum_over_ranks
 from slowfast_patches.utils.errors import UserError

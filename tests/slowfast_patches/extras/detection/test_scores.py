@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.extras.detection.box_scores import BoxScores
 from slowfast_patches.extras.detection.key_frame_clips import Targets, classes_of
 from slowfast_patches.extras.detection.predict_boxes import predict_boxes
-from slowfast_patches.extras.detection.scores import BoxScores
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
 from tests.slowfast_patches.datasets.made_videos import write_jpeg

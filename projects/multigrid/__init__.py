@@ -34,7 +34,7 @@ from multigrid.positions import (
     place_positions,
     set_coverage,
 )
-from multigrid.prepare import MultigridLR, prepare_step
+from multigrid.prepare_step import MultigridLR, prepare_step
 from multigrid.sampler import (
     Batch,
     MultigridBatchSampler,

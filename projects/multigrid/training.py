@@ -24,7 +24,7 @@ from multigrid.epochs import EpochLoader, divide_epochs
 from multigrid.errors import MultigridError
 from multigrid.micro_batches import MicroBatch, divide
 from multigrid.positions import check_patches
-from multigrid.prepare import keep_ratios
+from multigrid.prepare_step import keep_ratios
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.schedule_identity import describe

@@ -30,7 +30,7 @@ from multigrid.contract import require
 from multigrid.errors import MultigridError
 from multigrid.gradient_layout import fix_gradient_layout
 from multigrid.positions import check_transformers
-from multigrid.prepare import MultigridLR
+from multigrid.prepare_step import MultigridLR
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
 from multigrid.training import Training

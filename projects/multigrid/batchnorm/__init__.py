@@ -6,7 +6,7 @@ from multigrid.batchnorm.module import (
     group_order,
     set_group_size,
 )
-from multigrid.batchnorm.processes import (
+from multigrid.batchnorm.process_groups import (
     check_accumulation,
     check_processes,
     form_groups,

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     use_one_core()
     result = measure(*make_sets(args), args.cfg, args.overrides, args.rounds)
     print(format_result(result))
-    write_result(args.output / "loader.json", "loader.py", argv, result)
+    write_result(args.output / "loader.json", "loader_speed.py", argv, result)
     print(f"\nThe result is in {args.output / 'loader.json'}")
     return 0
 

@@ -44,7 +44,7 @@ RUNS = [
     ("lightning_demo.py", [], 1, r"(?s)Epoch 3/3 .* 4/4 .*accuracy: [01]\.\d+"),
     ("transformers_demo.py", [], 1, r"'eval_accuracy': '?0\.\d+"),
     ("finetune_videomae.py", ["out"], 1, r"'eval_accuracy': '?0\.\d+"),
-    ("pyslowfast_loop.py", KEYS, 2, r'"_type": "val_epoch", "epoch": "(\d)/\1"'),
+    ("pyslowfast_demo.py", KEYS, 2, r'"_type": "val_epoch", "epoch": "(\d)/\1"'),
 ]
 
 
@@ -80,7 +80,7 @@ def run_as_rank(rank: int, name: str, arguments: list[str], folder: Path) -> Non
     os.chdir(folder)
     sys.argv = [name, *arguments]
     with Path(f"said_{rank}").open("w") as said, contextlib.redirect_stdout(said):
-        shutil.copy(EXAMPLES / "pyslowfast_loop.yaml", f"{rank}_pyslowfast_loop.yaml")
+        shutil.copy(EXAMPLES / "pyslowfast_demo.yaml", f"{rank}_pyslowfast_loop.yaml")
         program = Path(f"{rank}_{name}")
         text = (EXAMPLES / name).read_text()
         program.write_text(text.replace("EPOCHS = 20", "EPOCHS = 4"))

@@ -33,7 +33,7 @@ from slowfast_patches.plan.recipe_schedule import schedule_of
 
 LATER = Path(__file__).parent / "later_release"
 TOOLS = LATER / "tools"
-RECIPE = Path(__file__).parents[1] / "examples" / "pyslowfast_loop.yaml"
+RECIPE = Path(__file__).parents[1] / "examples" / "pyslowfast_demo.yaml"
 VIDEOS = 8
 BOTH = (
     *("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True),

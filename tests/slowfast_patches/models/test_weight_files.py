@@ -75,7 +75,7 @@ class Answer(io.BytesIO):
 def test_a_broken_download_is_not_kept(content, missing, said, tmp_path, monkeypatch):
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path))
     answers = [Answer(content, len(content) + missing)]
-    monkeypatch.setattr(files, "urlopen", lambda *_, **__: answers.pop())
+    monkeypatch.setattr(weight_files, "urlopen", lambda *_, **__: answers.pop())
     with pytest.raises(UserError, match=f"^https://host/w.pyth cannot be downloaded: .*{said}"):
         check_file("https://host/w.pyth")
     assert not list(tmp_path.iterdir())
@@ -89,8 +89,8 @@ def test_a_server_that_sends_too_slowly_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path))
     times = itertools.count(0, 50)
     monkeypatch.setattr(files.time, "monotonic", lambda: next(times))
-    monkeypatch.setattr(files, "urlopen", lambda *_, **__: Answer(bytes(20_000)))
-    monkeypatch.setattr(files, "_BLOCK", 100)
+    monkeypatch.setattr(weight_files, "urlopen", lambda *_, **__: Answer(bytes(20_000)))
+    monkeypatch.setattr(weight_files, "_BLOCK", 100)
     with pytest.raises(UserError, match="the server sent only 200 bytes in 100 s"):
         check_file("https://host/w.pyth")
     assert not list(tmp_path.iterdir())
@@ -114,7 +114,7 @@ def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeyp
         fetched.append(address)
         return Answer(torch_bytes(nn.Linear(2, 2).state_dict()))
 
-    monkeypatch.setattr(files, "urlopen", fetch)
+    monkeypatch.setattr(weight_files, "urlopen", fetch)
     for path in ("a/../../../b.pyth", "..", 300 * "x") * 2:
         load_weights(nn.Linear(2, 2), f"https://host/{path}")
     assert len(list(cache.iterdir())) == len(fetched) == len(set(fetched)) == 3

@@ -1,6 +1,6 @@
 """Train with multigrid in the loop of PySlowFast 1.0, on a CPU.
 
-python examples/pyslowfast_loop.py DATA [KEY VALUE ...]     # or torchrun --nproc_per_node 2 ...
+python examples/pyslowfast_demo.py DATA [KEY VALUE ...]     # or torchrun --nproc_per_node 2 ...
 """
 
 import sys

@@ -25,8 +25,8 @@ from multigrid import Shape
 from multigrid.cost import SecondsPerIteration
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe_cycles import check_world_size, without_multigrid
 from slowfast_patches.config.scale import scale_to_world_size
-from slowfast_patches.config.schedule import check_world_size, without_multigrid
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build_model import build_on_meta

@@ -22,7 +22,7 @@ from torch import nn
 
 from multigrid import GENTLE, Shape
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.config.recipe_cycles import cycles_of
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from tests.conftest import one_block
 

@@ -60,7 +60,7 @@ command_line.answer_help(new_parser)
 
 from multigrid import PAPER, Cycles
 from slowfast_patches.config.load_recipe import load_recipe, recipe_path
-from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.config.recipe_cycles import cycles_of
 from slowfast_patches.experiments.checks import check_outputs, checked, report_files
 from slowfast_patches.experiments.runs import Experiment, train
 from slowfast_patches.extras.pilot.pilot_experiment import (

@@ -60,7 +60,7 @@ command_line.answer_help(new_parser)
 from multigrid import Schedule
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import changed_keys, learning_rate_of, recipe_at
+from slowfast_patches.config.recipe_cycles import changed_keys, learning_rate_of, recipe_at
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.plan.clips_picture import clips_figure

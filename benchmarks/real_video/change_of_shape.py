@@ -32,7 +32,7 @@ from slowfast_patches import patching
 from slowfast_patches.config.load_recipe import load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import without_multigrid
+from slowfast_patches.config.recipe_cycles import without_multigrid
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.launch.device import process_device, set_up_device
 from slowfast_patches.launch.stopping import StopRequest

@@ -15,7 +15,7 @@ from multigrid import Batch, Shape
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.key_lists import speed_switches
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size
+from slowfast_patches.config.recipe_cycles import check_world_size
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of

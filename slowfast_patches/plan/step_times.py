@@ -10,7 +10,7 @@ from pathlib import Path
 from multigrid import Shape
 from multigrid.cost import SecondsPerIteration, iteration_flops
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import without_multigrid
+from slowfast_patches.config.recipe_cycles import without_multigrid
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_time_file import MisfitError, StepTimes, read_step_times

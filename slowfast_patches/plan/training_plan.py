@@ -19,7 +19,7 @@ from multigrid.cost import (
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size
+from slowfast_patches.config.recipe_cycles import check_world_size
 from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip

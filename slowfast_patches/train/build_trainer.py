@@ -14,7 +14,7 @@ import torch
 from multigrid import Batch, Schedule, ScheduleStep, form_bn_process_groups, form_groups
 from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import recipe_at
+from slowfast_patches.config.recipe_cycles import recipe_at
 from slowfast_patches.datasets.lists.dataset_lists import label_counts
 from slowfast_patches.datasets.loader import (
     build_dataset,

@@ -15,7 +15,7 @@ from typing import Any
 from multigrid import MultigridError
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size, learning_rate_of
+from slowfast_patches.config.recipe_cycles import check_world_size, learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     list_digest,

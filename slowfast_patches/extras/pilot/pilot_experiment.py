@@ -20,8 +20,8 @@ import torch
 from multigrid import GENTLE, PAPER, MultigridError, Shape
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_names
+from slowfast_patches.config.recipe_cycles import check_world_size, cycle_keys
 from slowfast_patches.config.scale import as_overrides
-from slowfast_patches.config.schedule import check_world_size, cycle_keys
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.variants import (

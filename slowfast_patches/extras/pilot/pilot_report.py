@@ -18,7 +18,7 @@ import yaml
 from multigrid import Cycles
 from multigrid.cost import MIN_FINAL_ITERATIONS, final_iterations
 from slowfast_patches.config.metrics import metric_names
-from slowfast_patches.config.schedule import cycle_keys
+from slowfast_patches.config.recipe_cycles import cycle_keys
 from slowfast_patches.experiments.report import (
     Report,
     experiment_json,

@@ -17,7 +17,7 @@ from torch import Tensor
 from multigrid import ScheduleStep
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import changed_keys
+from slowfast_patches.config.recipe_cycles import changed_keys
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.hooks import is_due
 from slowfast_patches.train.step import Outcome

@@ -13,7 +13,7 @@ from multigrid import PAPER as PAPERS_CYCLES
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.key_lists import speed_keys
 from slowfast_patches.config.recipe import Recipe, values_by_key
-from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.config.recipe_cycles import cycles_of
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of
 

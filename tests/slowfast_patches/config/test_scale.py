@@ -4,8 +4,8 @@ import pytest
 
 from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe_cycles import learning_rate_of
 from slowfast_patches.config.scale import scale_to_world_size
-from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.launch.launch import resolve
 
 # 8 clips on each of 8 GPUs.

@@ -7,7 +7,7 @@ import pytest
 from multigrid import Cycles, Schedule, Shape, make_schedule
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import learning_rate_of, recipe_at
+from slowfast_patches.config.recipe_cycles import learning_rate_of, recipe_at
 from slowfast_patches.plan.recipe_schedule import schedule_of
 
 RECIPE = ["TRAIN.BATCH_SIZE", 8, "DATA.NUM_FRAMES", 16, "DATA.TRAIN_CROP_SIZE", 64]

@@ -68,7 +68,7 @@ def test_a_table_that_contradicts_itself_or_other_keys_is_refused(overrides, wor
 
 
 def test_the_baseline_of_a_recipe_with_stages_has_none():
-    from slowfast_patches.config.schedule import without_multigrid
+    from slowfast_patches.config.recipe_cycles import without_multigrid
 
     recipe = load_recipe(RECIPE)
     assert recipe.uses_multigrid

@@ -13,7 +13,7 @@ import pytest
 
 from multigrid.cost import final_iterations
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.schedule import cycles_of
+from slowfast_patches.config.recipe_cycles import cycles_of
 from slowfast_patches.experiments.report import Report
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.score import score_of

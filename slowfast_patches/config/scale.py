@@ -7,7 +7,7 @@ from typing import Any
 
 from multigrid import batch_rate_factor
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.stages import scaled_rows
+from slowfast_patches.config.recipe_stages import scaled_rows
 from slowfast_patches.utils.errors import UserError
 
 _DIGITS = 6

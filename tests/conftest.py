@@ -206,7 +206,7 @@ def one_block() -> Iterator[None]:
 def small_runs() -> Iterator[None]:
     """In the body, runs train one block per stage and draw no pictures."""
     from slowfast_patches.train import run
-    from slowfast_patches.train.record import tables
+    from slowfast_patches.train.record import result_tables
 
     pictures = mock.patch.object(run, "plot_plan"), mock.patch.object(tables, "_plot_confusion")
     with kept_logging(), one_block(), pictures[0], pictures[1]:

@@ -114,7 +114,7 @@ from slowfast_patches.tasks.task import Prediction
 from slowfast_patches.train.checkpoint import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.predict.predictor import require_clip_scores
-from slowfast_patches.train.record.tables import names_of_data, write_predictions
+from slowfast_patches.train.record.result_tables import names_of_data, write_predictions
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import check_output
 from slowfast_patches.utils.tables import format_list

@@ -49,7 +49,7 @@ from slowfast_patches.train.hooks import (
 from slowfast_patches.train.record.log import shows_bars
 from slowfast_patches.train.record.log_metrics import LogMetrics
 from slowfast_patches.train.record.progress_bar import ProgressBar
-from slowfast_patches.train.record.tables import names_of_data
+from slowfast_patches.train.record.result_tables import names_of_data
 from slowfast_patches.train.resume import Resumable, note_clock
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.trainer import Hook, Trainer

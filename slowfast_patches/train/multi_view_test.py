@@ -20,7 +20,11 @@ from slowfast_patches.models.weights import load_weights
 from slowfast_patches.tasks.scores import Evaluation
 from slowfast_patches.train.checkpoint import last_checkpoint
 from slowfast_patches.train.evaluate import evaluate
-from slowfast_patches.train.record.tables import names_of_data, write_predictions, write_tables
+from slowfast_patches.train.record.result_tables import (
+    names_of_data,
+    write_predictions,
+    write_tables,
+)
 from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World, broadcast_from_main
 from slowfast_patches.utils.errors import UserError

@@ -31,7 +31,7 @@ from slowfast_patches.models.weights.weight_files import WEIGHTS_FILE, check_no_
 from slowfast_patches.registry import TASKS
 from slowfast_patches.tasks import task_of
 from slowfast_patches.train.checkpoint import checkpoint_of, load
-from slowfast_patches.train.record.tables import names_of_data
+from slowfast_patches.train.record.result_tables import names_of_data
 from slowfast_patches.train.resume import check_same_scores
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import Status

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from slowfast_patches.tasks.scores import Evaluation
-from slowfast_patches.train.record.tables import write_predictions, write_tables
+from slowfast_patches.train.record.result_tables import write_predictions, write_tables
 
 NAMES = ("run, fast", "$\\no_$", "$")
 """Of which two look like mathematics, which matplotlib would draw."""

@@ -54,11 +54,11 @@ from multigrid.sampling import (
     plan_test,
     plan_train,
 )
+from multigrid.sampling_weights import balanced_weights
 from multigrid.schedule import Phase, Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest, Shape, scale_shape
 from multigrid.stages import Stage
 from multigrid.training import Training
-from multigrid.weights import balanced_weights
 
 __all__ = [
     "GENTLE",

@@ -18,9 +18,9 @@ from torch.utils.data import Sampler, get_worker_info
 
 from multigrid.batchnorm import check_processes, group_order
 from multigrid.errors import MultigridError
+from multigrid.sampling_weights import WeightedStream
 from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.shapes import ClipRequest
-from multigrid.weights import WeightedStream
 
 
 class Batch(TypedDict):

@@ -22,7 +22,7 @@ from multigrid import (
     collate,
     make_schedule,
 )
-from multigrid.weights import WeightedStream
+from multigrid.sampling_weights import WeightedStream
 
 VIDEOS = 40
 BASE = Shape(4, 4, 16)

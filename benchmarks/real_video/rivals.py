@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multigrid import Cycles, LearningRate, Schedule, Shape, keys, scale_shape
+from multigrid import Cycles, LearningRate, Schedule, Shape, config_values, scale_shape
 from multigrid.learning_rate import batch_rate_factor
 from multigrid.phases import make_schedule
 from multigrid.schedule import Phase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multigrid import Cycles, LearningRate, MultigridError, Schedule, check_processes
 from multigrid.batchnorm import check_accumulation
-from multigrid.keys import cycles_from, phase_keys, rate_from
+from multigrid.config_values import cycles_from, phase_keys, rate_from
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.errors import UserError
 

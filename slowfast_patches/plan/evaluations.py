@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from multigrid import Schedule, schedule_cost
+from multigrid.config_values import phase_evaluations
 from multigrid.cost import FlopsPerClip
-from multigrid.keys import phase_evaluations
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.flops import TRAINING_FACTOR

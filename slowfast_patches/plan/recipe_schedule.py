@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multigrid import Schedule, make_schedule
-from multigrid.keys import schedule_from
+from multigrid.config_values import schedule_from
 from multigrid.shapes import CostPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.recipe_cycles import learning_rate_of

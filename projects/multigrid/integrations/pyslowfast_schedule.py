@@ -9,6 +9,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
+from multigrid.config_values import base_shape, rate_from, schedule_from
 from multigrid.errors import MultigridError
 from multigrid.integrations.pyslowfast_checks import check_config
 from multigrid.integrations.pyslowfast_keys import (
@@ -17,7 +18,6 @@ from multigrid.integrations.pyslowfast_keys import (
     has_cycles,
     uses_multigrid,
 )
-from multigrid.keys import base_shape, rate_from, schedule_from
 from multigrid.learning_rate import LearningRate
 from multigrid.phases import make_schedule
 from multigrid.schedule import Schedule

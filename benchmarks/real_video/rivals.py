@@ -78,4 +78,4 @@ def _odds(window: int) -> NDArray[np.float64]:
 
 
 # A recipe cannot name a schedule of another kind.
-keys.make_schedule = scheduled_sampling  # type: ignore[attr-defined, assignment]
+config_values.make_schedule = scheduled_sampling  # type: ignore[attr-defined, assignment]

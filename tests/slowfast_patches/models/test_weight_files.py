@@ -88,7 +88,7 @@ def test_a_broken_download_is_not_kept(content, missing, said, tmp_path, monkeyp
 def test_a_server_that_sends_too_slowly_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path))
     times = itertools.count(0, 50)
-    monkeypatch.setattr(files.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(weight_files.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(weight_files, "urlopen", lambda *_, **__: Answer(bytes(20_000)))
     monkeypatch.setattr(weight_files, "_BLOCK", 100)
     with pytest.raises(UserError, match="the server sent only 200 bytes in 100 s"):

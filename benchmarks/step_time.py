@@ -50,8 +50,8 @@ import torch
 from common import new_parser, write_result
 from steps.case import checked_recipe
 from steps.measure import measure
+from steps.step_variants import NAMES
 from steps.text import format_result
-from steps.variants import NAMES
 
 from slowfast_patches import patching
 from slowfast_patches.utils.command_line import above_zero, add_option, split_pairs, tool

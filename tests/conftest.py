@@ -208,8 +208,9 @@ def small_runs() -> Iterator[None]:
     from slowfast_patches.train import run
     from slowfast_patches.train.record import result_tables
 
-    pictures = mock.patch.object(run, "plot_plan"), mock.patch.object(result_tables, "_plot_confusion")
-    with kept_logging(), one_block(), pictures[0], pictures[1]:
+    pictures = ((run, "plot_plan"), (result_tables, "_plot_confusion"))
+    plan, confusion = (mock.patch.object(*picture) for picture in pictures)
+    with kept_logging(), one_block(), plan, confusion:
         yield
 
 

@@ -1,7 +1,7 @@
 """Sizes drawn from a moving window, for the recipes recipes/rivals/scheduled_sampling.yaml.
 
     export PYTHONPATH=benchmarks/real_video
-    python benchmarks/real_video/study.py words_rivals --words data/words --seeds 0 1 2
+    python benchmarks/real_video/experiments.py words_rivals --words data/words --seeds 0 1 2
 
 The recipes name this module in IMPORTS. A recipe with one phase for each of `RUNGS` then has the
 schedule of `scheduled_sampling`.

@@ -23,7 +23,7 @@ from steps.rates import (
     recommend,
     totals,
 )
-from steps.variants import EACH, HOST, Variant, build_variants
+from steps.step_variants import EACH, HOST, Variant, build_variants
 
 
 def measure(

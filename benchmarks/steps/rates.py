@@ -16,7 +16,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import MANY_VIDEOS
-from steps.variants import SWITCHES
+from steps.step_variants import SWITCHES
 
 REFERENCES = ("plain", "host")
 """Names of the variants with which all other variants are compared."""

@@ -55,7 +55,7 @@ def train_beside(experiment: Experiment, run_net: Path, jobs: int) -> Iterator[p
     `runs.train`.
 
     Args:
-        experiment: Study whose missing runs are trained. It has step times.
+        experiment: Experiment whose missing runs are trained. It has step times.
         run_net: Path of the training program, run_net.py.
         jobs: Number of runs to train at the same time.
 

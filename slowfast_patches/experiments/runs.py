@@ -224,7 +224,7 @@ def train(experiment: Experiment, run_net: Path) -> Iterator[pd.DataFrame]:
     run ends as well.
 
     Args:
-        experiment: Study whose missing runs are trained.
+        experiment: Experiment whose missing runs are trained.
         run_net: Path of the training program, run_net.py.
 
     Yields:

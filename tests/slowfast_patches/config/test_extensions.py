@@ -61,7 +61,7 @@ def test_a_module_that_cannot_be_imported_is_a_mistake_of_the_user(text: str, sa
         load_recipe(None, ["IMPORTS", "mine"])
 
 
-def test_modules_reach_the_runs_of_a_study_and_the_stored_recipe():
+def test_modules_reach_the_runs_of_an_experiment_and_the_stored_recipe():
     write("import torch; register_model('net')(lambda recipe: torch.nn.Linear(3, 8))")
     pairs = ("IMPORTS", "mine", "MODEL.ARCH", "net", "DATA.NUM_TRAIN_VIDEOS", "64")
     variant = make_variant("a", Path("configs/Demo/SLOWFAST_DEMO.yaml"), pairs)

@@ -69,7 +69,7 @@ CHANGES: dict[str, Callable[[Path], tuple[object, ...]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_study_repeated_with_a_change_is_refused_before_anything_is_done(
+def test_an_experiment_repeated_with_a_change_is_refused_before_anything_is_done(
     folder, write_run, change, finished
 ):
     """Three of four runs, drawn at random, have started or finished before the change."""
@@ -237,7 +237,7 @@ def test_two_recipes_do_not_share_a_folder(folder, one, other):
         checked(Experiment(variants, [0], folder / "out"), trains=False)
 
 
-def test_a_study_does_not_write_where_it_reads(folder):
+def test_an_experiment_does_not_write_where_it_reads(folder):
     """Start weights in the folder of one of its runs, and step times that are its report."""
     experiment = experiment_in(folder)
     weights = start(experiment, experiment.variants[1], 1)

@@ -407,7 +407,7 @@ def wait_for(path: Path, seconds: float = 60) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
-def test_a_training_ends_with_the_study_however_it_ends(tmp_path, number):
+def test_a_training_ends_with_the_experiment_however_it_ends(tmp_path, number):
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)
     command = [sys.executable, "-c", PARENT, sys.executable, str(script), str(tmp_path)]

@@ -42,7 +42,7 @@ if "other" in " ".join(sys.argv) and os.environ.get("SLURM_RESTART_COUNT", "0") 
 """
 
 
-def test_a_study_is_queued_once_and_a_run_that_is_warned_starts_again(
+def test_an_experiment_is_queued_once_and_a_run_that_is_warned_starts_again(
     cluster, tiny_recipe, tmp_path
 ):
     """A job that SLURM rejects is not taken for queued."""

@@ -1,11 +1,11 @@
-"""Tests of the lists of some words, the studies' recipes, and the commands that train them."""
+"""Tests of the lists of some words, the experiments' recipes, and the commands that train them."""
 
 import argparse
 from pathlib import Path
 
+import experiments
 import numpy as np
 import pytest
-import study
 from subset import DIGITS, make_subset
 
 from slowfast_patches.config import load_recipe
@@ -42,9 +42,9 @@ def test_digits_are_the_clips_of_numbers_labelled_by_them(words: Path, tmp_path:
     assert (folder / "classes.txt").read_text().split()[:2] == ["zero", "one"]
 
 
-@pytest.mark.parametrize("name", study.STUDIES)
-def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str) -> None:
-    found = study.STUDIES[name]
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_every_recipe_of_an_experiment_loads_and_its_command_names_them_all(name: str) -> None:
+    found = experiments.EXPERIMENTS[name]
     for recipe in found.recipes:
         load_recipe(recipe)
     args = argparse.Namespace(
@@ -53,7 +53,7 @@ def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str)
     args.output = Path("out")
     args.step_times = None
     args.overrides = ["NUM_GPUS", "0"]
-    words = study.command(name, args)
+    words = experiments.command(name, args)
     assert words.count("--cfg") == len(found.recipes) >= 2
     seeds = ["0", "1", "2"][: found.most_seeds]
     start = words.index("--seeds") + 1

@@ -1,11 +1,11 @@
 r"""Run the trainings for the curves and tables of README.md with multigrid-compare.
 
-    python benchmarks/real_video/study.py words digits --words data/words --seeds 0 1 2
-    python benchmarks/real_video/study.py all --words data/words --digits data/digits \
+    python benchmarks/real_video/experiments.py words digits --words data/words --seeds 0 1 2
+    python benchmarks/real_video/experiments.py all --words data/words --digits data/digits \
         --faces data/faces --demo data/demo
 
-Reports and runs are written to runs/real_video/NAME. To continue an interrupted study, repeat the
-command. Finished runs are not repeated.
+Reports and runs are written to runs/real_video/NAME. To continue an interrupted experiment, repeat
+the command. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMED = (0.25, 1.0, 4.0)
 
 
 @dataclass(frozen=True)
-class Study:
+class ExperimentSpec:
     """Recipes to compare on one data set.
 
     Attributes:
@@ -68,62 +68,64 @@ FACES = recipes("SLOWFAST_FACES", "SLOWFAST_FACES_MULTIGRID")
 TRANSFORMER = recipes("VIDEOMAE_WORDS", "VIDEOMAE_WORDS_MULTIGRID")
 (START,) = recipes("SLOWFAST_WORDS_START")
 DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
-STUDIES = {
-    "words": Study("words", WORDS, (*CURVE, 2.0, 4.0), most_seeds=3),
-    "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
-    "words_rivals": Study("words", (*WORDS, *WORDS_RIVALS), (0.5, 1.0), 3),
-    "digits_rivals": Study("digits", (*DIGITS, *DIGITS_RIVALS), (0.5, 1.0), 3),
-    "words_prepared": Study(
+EXPERIMENTS = {
+    "words": ExperimentSpec("words", WORDS, (*CURVE, 2.0, 4.0), most_seeds=3),
+    "words_controls": ExperimentSpec(
+        "words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)
+    ),
+    "words_rivals": ExperimentSpec("words", (*WORDS, *WORDS_RIVALS), (0.5, 1.0), 3),
+    "digits_rivals": ExperimentSpec("digits", (*DIGITS, *DIGITS_RIVALS), (0.5, 1.0), 3),
+    "words_prepared": ExperimentSpec(
         "words",
         recipes(*(f"words_prepared/{name}" for name in PREPARED)),
         (0.5,),
         8,
         names_data=True,
     ),
-    "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
-    "digits": Study("digits", DIGITS, CURVE, most_seeds=3),
-    "cycles_words": Study("words", (WORDS[1], *recipes("cycles/WORDS_PAPER")), NAMED),
-    "cycles_digits": Study("digits", (DIGITS[1], *recipes("cycles/DIGITS_PAPER")), NAMED),
-    "cycles_demo": Study("demo", (*recipes("cycles/DEMO_GENTLE"), DEMO_PAIR[1]), NAMED),
-    "carry_over": Study("words", variants("carry_over"), (1.0,)),
-    "faces": Study("faces", (*FACES, *variants("faces_ablation")), (0.5,), 3, START),
-    "faces_curve": Study("faces", FACES, (0.25, 0.5, 1.0, 2.0), 3, START),
-    "faces_controls": Study(
+    "words_ablation": ExperimentSpec("words", (*WORDS, *variants("words_ablation")), (0.5,)),
+    "digits": ExperimentSpec("digits", DIGITS, CURVE, most_seeds=3),
+    "cycles_words": ExperimentSpec("words", (WORDS[1], *recipes("cycles/WORDS_PAPER")), NAMED),
+    "cycles_digits": ExperimentSpec("digits", (DIGITS[1], *recipes("cycles/DIGITS_PAPER")), NAMED),
+    "cycles_demo": ExperimentSpec("demo", (*recipes("cycles/DEMO_GENTLE"), DEMO_PAIR[1]), NAMED),
+    "carry_over": ExperimentSpec("words", variants("carry_over"), (1.0,)),
+    "faces": ExperimentSpec("faces", (*FACES, *variants("faces_ablation")), (0.5,), 3, START),
+    "faces_curve": ExperimentSpec("faces", FACES, (0.25, 0.5, 1.0, 2.0), 3, START),
+    "faces_controls": ExperimentSpec(
         "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.5), start=START
     ),
-    "demo_ablation": Study("demo", (*DEMO_PAIR, *variants("demo_ablation")), (0.5,)),
+    "demo_ablation": ExperimentSpec("demo", (*DEMO_PAIR, *variants("demo_ablation")), (0.5,)),
 }
 if TRANSFORMER[0].is_file():  # else the extra has been deleted
-    STUDIES["transformer"] = Study("words", TRANSFORMER, (0.125, 0.25, 0.5))
+    EXPERIMENTS["transformer"] = ExperimentSpec("words", TRANSFORMER, (0.125, 0.25, 0.5))
 
 
 def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
-    """Return the multigrid-compare command line of a study.
+    """Return the multigrid-compare command line of an experiment.
 
     Args:
-        name: Name of the study.
+        name: Name of the experiment.
         args: Parsed command line.
         more: Additional config keys and values, alternating.
     """
-    study = STUDIES[name]
-    options: list[object] = [word for recipe in study.recipes for word in ("--cfg", recipe)]
-    options += ["--lengths", *study.lengths, "--seeds", *args.seeds[: study.most_seeds]]
+    experiment = EXPERIMENTS[name]
+    options: list[object] = [word for recipe in experiment.recipes for word in ("--cfg", recipe)]
+    options += ["--lengths", *experiment.lengths, "--seeds", *args.seeds[: experiment.most_seeds]]
     options += ["--output", args.output / name]
     if args.step_times:
         options += ["--step-times", args.step_times]
-    data = ["DATA.PATH_TO_DATA_DIR", getattr(args, study.data).resolve()]
-    pairs = [*([] if study.names_data else data), *more, *args.overrides]
+    data = ["DATA.PATH_TO_DATA_DIR", getattr(args, experiment.data).resolve()]
+    pairs = [*([] if experiment.names_data else data), *more, *args.overrides]
     return ["multigrid-compare", *map(str, [*options, *pairs])]
 
 
 def run(name: str, args: argparse.Namespace) -> None:
-    """Run a study. If the study has a `start` recipe, train its weights first.
+    """Run an experiment. If it has a `start` recipe, train its weights first.
 
     Raises:
         CalledProcessError: A training or the comparison failed.
     """
     more = list[object]()
-    if recipe := STUDIES[name].start:
+    if recipe := EXPERIMENTS[name].start:
         pairs = ["DATA.PATH_TO_DATA_DIR", args.words.resolve()]
         pairs += ["OUTPUT_DIR", args.output / recipe.stem, *args.overrides]
         # If the weights have already been trained, this only tests them.
@@ -137,7 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", choices=[*STUDIES, "all"], metavar="NAME")
+    parser.add_argument("names", nargs="+", choices=[*EXPERIMENTS, "all"], metavar="NAME")
     for data in ("words", "digits", "faces", "demo"):
         parser.add_argument(
             f"--{data}", type=Path, metavar="DIR", help=f"folder with the lists of the {data} data"
@@ -148,12 +150,12 @@ def main() -> int:
     parser.add_argument("--step-times", type=Path, metavar="FILE", help=text)
     parser.add_argument("--set", dest="overrides", nargs="+", default=[], metavar="KEY VALUE")
     args = parser.parse_args()
-    names = list(STUDIES) if "all" in args.names else args.names
+    names = list(EXPERIMENTS) if "all" in args.names else args.names
     for name in names:
-        needed = [STUDIES[name].data, *(["words"] if STUDIES[name].start else [])]
+        needed = [EXPERIMENTS[name].data, *(["words"] if EXPERIMENTS[name].start else [])]
         for data in needed:
             if getattr(args, data) is None:
-                parser.error(f"the study {name} requires --{data} DIR")
+                parser.error(f"the experiment {name} requires --{data} DIR")
     try:
         for name in names:
             run(name, args)

@@ -35,7 +35,7 @@ from common import (
     take_turns,
     write_result,
 )
-from loader import make_sets, new_source_parser
+from loader_speed import make_sets, new_source_parser
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe

@@ -8,7 +8,7 @@ import pytest
 import torch
 from common import CPU
 from steps import case as cases
-from steps import variants
+from steps import step_variants
 from torch import nn
 
 from multigrid import GroupedBatchNorm3d
@@ -31,17 +31,17 @@ def step_time(load_program):
 
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch):
-    monkeypatch.setattr(variants, "compiler_problem", lambda device: "no compiler")
+    monkeypatch.setattr(step_variants, "compiler_problem", lambda device: "no compiler")
 
 
 def test_a_switch_alone_leaves_the_others_off_and_all_is_what_the_device_can(tiny_recipe):
     """A CPU has no TF32 and no cuDNN, and the fixture takes away its compiler."""
     on = ["TRAIN.MIXED_PRECISION", True, "SOLVER.FUSED", True, "MULTIGRID.SIZE_DIVISOR", 16]
     cfg = load_recipe(tiny_recipe, on)
-    assert variants.with_switches(cfg, "recipe", CPU) == (cfg, {})
+    assert step_variants.with_switches(cfg, "recipe", CPU) == (cfg, {})
     could = ["MODEL.CHANNELS_LAST", "SOLVER.FUSED", "TRAIN.MIXED_PRECISION"]
     for name, expected in (("plain", []), ("channels_last", could[:1]), ("all", could)):
-        changed, keys = variants.with_switches(cfg, name, CPU)
+        changed, keys = step_variants.with_switches(cfg, name, CPU)
         assert sorted(key for key, value in keys.items() if value is True) == expected
         assert changed.train.mixed_precision == (name == "all")
 
@@ -51,7 +51,7 @@ def test_the_hosts_code_is_untouched_and_trains_at_every_shape(cfg):
 
     The clips are the same as for this package's model.
     """
-    plain, host = variants.build_variants(cfg, ["plain", "host"], CPU)
+    plain, host = step_variants.build_variants(cfg, ["plain", "host"], CPU)
     for ours, case in zip(plain.cases, host.cases, strict=True):
         assert ours.batch is case.batch
         model, _ = case.bench.model_and_optimizer(case.step)
@@ -90,7 +90,7 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
 
 
 def test_the_commands_of_make_gpu_are_accepted(step_time):
-    """KEY VALUE pairs may follow the names of variants."""
+    """KEY VALUE pairs may follow the names of step_variants."""
     parts = [f"benchmarks/results/gpu_{name}.md" for name in ("host", "layout", "sizes")]
     words = ["make", "--dry-run", "--always-make", *parts]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout

@@ -49,10 +49,10 @@ register_task(
         },
         multi_label=True,
         metrics=("map",),
-        check=Lazy(f"{__name__}.task:check_feature_map"),
+        check=Lazy(f"{__name__}.detection_task:check_feature_map"),
         scores_clips=False,
     ),
-)(Lazy(f"{__name__}.task:Detection"))
+)(Lazy(f"{__name__}.detection_task:Detection"))
 register_dataset(
     "ava",
     DatasetSpec(

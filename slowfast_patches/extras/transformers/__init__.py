@@ -44,9 +44,9 @@ register_model(
             "MODEL.CHANNELS_LAST": "which computes on tokens instead of feature maps",
             "MODEL.DROPOUT_RATE": "whose dropout rates are in HF.CONFIG, e.g. hidden_dropout_prob",
         },
-        depths=Lazy(f"{__name__}.model:parameter_depths"),
+        depths=Lazy(f"{__name__}.transformer_model:parameter_depths"),
         weight_files=Lazy(f"{__name__}.pretrained:weight_files"),
         of_folder=Lazy(f"{__name__}.pretrained:of_folder"),
         published=Lazy(f"{__name__}.hub:published"),
     ),
-)(Lazy(f"{__name__}.model:build_transformer"))
+)(Lazy(f"{__name__}.transformer_model:build_transformer"))

@@ -18,8 +18,8 @@ FILES = (
 register_section("TSM", TsmKeys, scores=True)
 register_model(
     "tsm",
-    ModelSpec(is_resnet=True, is_cast=True, check=Lazy(f"{__name__}.model:check_frames")),
-)(Lazy(f"{__name__}.model:build_tsm"))
+    ModelSpec(is_resnet=True, is_cast=True, check=Lazy(f"{__name__}.tsm_model:check_frames")),
+)(Lazy(f"{__name__}.tsm_model:build_tsm"))
 register_weight_names(
-    Lazy(f"{__name__}.weights:torchvision_names"), Lazy(f"{__name__}.weights:shift_problems")
+    Lazy(f"{__name__}.tsm_weights:torchvision_names"), Lazy(f"{__name__}.weights:shift_problems")
 )

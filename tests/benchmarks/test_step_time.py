@@ -90,7 +90,7 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
 
 
 def test_the_commands_of_make_gpu_are_accepted(step_time):
-    """KEY VALUE pairs may follow the names of step_variants."""
+    """KEY VALUE pairs may follow the names of variants."""
     parts = [f"benchmarks/results/gpu_{name}.md" for name in ("host", "layout", "sizes")]
     words = ["make", "--dry-run", "--always-make", *parts]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout

@@ -21,5 +21,6 @@ register_model(
     ModelSpec(is_resnet=True, is_cast=True, check=Lazy(f"{__name__}.tsm_model:check_frames")),
 )(Lazy(f"{__name__}.tsm_model:build_tsm"))
 register_weight_names(
-    Lazy(f"{__name__}.tsm_weights:torchvision_names"), Lazy(f"{__name__}.weights:shift_problems")
+    Lazy(f"{__name__}.tsm_weights:torchvision_names"),
+    Lazy(f"{__name__}.tsm_weights:shift_problems"),
 )

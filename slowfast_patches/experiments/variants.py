@@ -9,7 +9,7 @@ from typing import Any
 
 from multigrid import MultigridError, Schedule, schedule_cost
 from slowfast_patches.config import Recipe, check_recipe
-from slowfast_patches.config.load import load_unscaled
+from slowfast_patches.config.load_recipe import load_unscaled
 from slowfast_patches.datasets.lists.dataset_lists import list_path, load_with_classes, read_list
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.weights.weight_files import format_of, local_file

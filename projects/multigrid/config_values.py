@@ -1,7 +1,7 @@
 """What the values of PySlowFast's config keys mean: schedule, cycles and learning rate.
 
-The functions take values, not a config object. A `value_of` returns the value of a full key, such
-as "DATA.NUM_FRAMES".
+The functions take values, not a config object. Their argument `value_of` is a function that returns
+the value of a key, such as "DATA.NUM_FRAMES".
 """
 
 from __future__ import annotations
@@ -135,6 +135,6 @@ def phase_keys(phase: Phase, num_shards: int, value_of: Callable[[str], Any]) ->
 
 
 def phase_evaluations(phase: Phase, times: int) -> set[int]:
-    """Return when a phase has one of `times` evaluations, as numbers of finished iterations."""
+    """Return the numbers of iterations after which a phase is evaluated, `times` in all."""
     parts = (phase.iterations * (k + 1) / times for k in range(times))
     return {phase.start + max(1, round(part)) for part in parts}

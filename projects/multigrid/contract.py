@@ -68,7 +68,7 @@ class CheckedClips(Dataset[Any]):
 
     @contextmanager
     def _explained(self, dataset: Any, request: ClipRequest) -> Iterator[None]:
-        """Context manager: explain an error of a data set that does not know `ClipRequest`."""
+        """Explain errors that occur because a data set does not accept `ClipRequest`."""
         try:
             yield
         except (TypeError, LookupError, AttributeError) as error:
@@ -120,9 +120,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     given = [name for name in _OF_SAMPLER if options.get(name) is not None]
     require(
         not given,
-        f"leave out {', '.join(given)}, because the schedule sets the size of the mini-batches and "
-        "the seed their order. To draw some videos more often, as with WeightedRandomSampler, use "
-        "Training(..., weights=...)",
+        f"leave out {', '.join(given)}, because the schedule sets the size of the mini-batches, "
+        "and the seed sets their order. To draw some videos more often, as with "
+        "WeightedRandomSampler, use Training(..., weights=...)",
     )
     require(
         options.get("in_order") is not False,
@@ -132,7 +132,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_dataset(dataset: Any, num_videos: int) -> None:
-    """Raise ValueError if a data set has no index, or another number of videos than expected."""
+    """Raise ValueError if a data set cannot be indexed, or does not have `num_videos` videos."""
     require(
         not isinstance(dataset, IterableDataset),
         f"{type(dataset).__name__} is an IterableDataset, but the schedule reads videos by their "

@@ -90,7 +90,7 @@ def _cost(
     flops_per_clip: FlopsPerClip | None,
     seconds_per_iteration: SecondsPerIteration | None,
 ) -> Cost:
-    """Return the cost of numbers of iterations at some shapes."""
+    """Return the cost of a given number of iterations at each shape."""
     clips = sum(count * shape.batch for shape, count in counts)
     flops = seconds = None
     if flops_per_clip is not None:
@@ -130,8 +130,9 @@ def fine_tuning_warnings(schedule: Schedule) -> tuple[str, ...]:
 def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
     """Return advice to use other cycles if the cycles of a schedule do not fit its length.
 
-    `GENTLE` is recommended instead of cycles whose batch grows by Equation 1, and `PAPER` instead
-    of the long cycle of `GENTLE` alone. Nothing is recommended for the baseline.
+    For short trainings, `GENTLE` is recommended in place of cycles whose batch grows by Equation 1.
+    For long trainings, `PAPER` is recommended in place of the long cycle of `GENTLE` without a
+    short cycle. Nothing is recommended for the baseline.
 
     Args:
         schedule: The schedule to check.

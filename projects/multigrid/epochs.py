@@ -14,7 +14,7 @@ from multigrid.schedule import Schedule
 
 
 class Progress(Protocol):
-    """What a loader must know of its training. `Training` has it."""
+    """Protocol with the attributes of `Training` that a loader needs."""
 
     schedule: Schedule
     seed: int
@@ -38,7 +38,7 @@ def divide_epochs(schedule: Schedule) -> tuple[int, int]:
 
 
 class EpochLoader(DataLoader[Batch]):
-    """Data loader of which one `iter()` is one epoch of a training.
+    """Data loader whose `iter()` yields the mini-batches of one epoch of a training.
 
     An epoch starts at the iteration that the training has reached, so a resumed epoch is shorter.
     The worker processes continue from one epoch to the next. They are only restarted if the loop

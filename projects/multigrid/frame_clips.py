@@ -28,7 +28,7 @@ class FrameClips(Dataset[dict[str, Any]]):
 
     This loader requests clips by `ClipRequest`, and gets random clips of the requested shape. For
     validation, index the data set with integers, and pass `collate_fn=multigrid.collate` to the
-    DataLoader. Item i is then the centre clip of video i, of the baseline's shape.
+    DataLoader. Item i is then the centre clip of video i at the baseline's shape.
 
     Args:
         dataset: A data set with a length. The frames of an item are (T, H, W, 3) or (T, 3, H, W)

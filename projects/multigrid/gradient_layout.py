@@ -39,7 +39,7 @@ def fix_gradient_layout(network: nn.Module) -> None:
     if not isinstance(network, DistributedDataParallel):
         return
     if network.static_graph:
-        # In its first iteration, such a network finds out which parameters have gradients.
+        # Such a network detects in its first iteration which parameters have gradients.
         warn(
             "DistributedDataParallel was created with static_graph=True, so a resumed training on "
             "three or more processes differs from an uninterrupted one by rounding errors. Leave "
@@ -81,7 +81,7 @@ class _ZeroGradients(nn.Module):
         self._model = model  # has the buffers that DDP may broadcast before a forward pass
 
     def forward(self, total: Tensor) -> Tensor:
-        """Return 0. Autograd goes back from the newest operation to the oldest."""
+        """Return 0. The backward pass visits the operations from the newest to the oldest."""
         for parameter in self._model.parameters():
             if parameter.requires_grad:
                 total = total + 0 * parameter.sum()

@@ -35,14 +35,14 @@ def batch_rate_factor(growth: float, rule: str = "linear") -> float:
 
 
 def is_adaptive(optimizer: str) -> bool:
-    """Return whether the rule "sqrt" suits an optimizer, such as Adam, by the name of its class."""
+    """Return whether a class of optimizers is adaptive, like Adam, judged by its name."""
     return any(name in optimizer.lower() for name in ("ada", "lamb", "lion", "rmsprop"))
 
 
 def suits_linear_rule(optimizer: type) -> bool:
-    """Return whether the rule "linear" suits a class of optimizers, by its name.
+    """Return whether a class of optimizers is a kind of SGD, judged by its name.
 
-    These are the forms of SGD. The size of their step is proportional to the gradient.
+    The step of such an optimizer is proportional to the gradient, so the rule "linear" suits it.
     """
     name = optimizer.__name__.lower()
     return any(part in name for part in ("sgd", "lars", "momentum", "nesterov"))

@@ -16,10 +16,10 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         batch: The mini-batch of some of the clips.
-        weight: Share of the clips that are in this part. Multiply the loss by it if the loss is a
-            mean. The losses then add up to the mean over the mini-batch.
-        is_last: Whether this is the last part. Until then, `DistributedDataParallel.no_sync` saves
-            time.
+        weight: Fraction of the clips that are in this micro-batch. If the loss is a mean, multiply
+            it by this weight. The losses then add up to the mean over the mini-batch.
+        is_last: Whether this is the last micro-batch. Until then, `DistributedDataParallel.no_sync`
+            saves time.
         clips: Indices of the clips in the mini-batch.
     """
 
@@ -43,8 +43,9 @@ def divide(
     checks that there are enough groups.
 
     Each micro-batch starts from the running statistics before the mini-batch. After the last one,
-    set the running statistics to the mean of those of the micro-batches, weighted by clips. Buffers
-    that a forward does not change, such as constants of a layer, keep their exact values.
+    set the running statistics to their mean over the micro-batches, weighted by the number of
+    clips. Buffers that a forward does not change, such as constants of a layer, keep their exact
+    values.
 
     Args:
         batch: The mini-batch. Tensors with one row per clip are divided.

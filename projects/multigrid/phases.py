@@ -236,7 +236,7 @@ def _shares(drafts: Sequence[Phase], equal_time: bool) -> list[Fraction]:
 
     The numbers of iterations are in proportion to the baseline's epochs of the phases. With
     `equal_time`, the numbers of pixels are in proportion instead. The computation uses fractions,
-    because sums of floats depend on the Python version and could break a tie either way.
+    because sums of floats depend on the Python version, and ties could then be rounded up or down.
     """
     weights = list[Fraction]()
     for draft in drafts:

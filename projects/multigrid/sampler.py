@@ -45,8 +45,9 @@ class Batch(TypedDict):
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, num_videos: int) -> NDArray[np.int64]:
-    # NumPy ignores zeros at the end of a seed, so the clip of video 0 has the same generator, for
-    # other purposes. Another seed would change the order of the videos in all trainings.
+    # NumPy ignores zeros at the end of a seed, so this generator equals that of the clip of video
+    # 0, which draws other things. A different seed would change the order of the videos in all
+    # trainings.
     return np.random.default_rng((seed, epoch)).permutation(num_videos)
 
 
@@ -154,10 +155,10 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
 
     @property
     def batch_size(self) -> NoReturn:
-        """Raise ValueError, because the size changes.
+        """Raise ValueError, because mini-batches have no fixed size.
 
-        Frameworks read this attribute in order to divide the mini-batches over the processes, but
-        these mini-batches are already divided.
+        Frameworks read this attribute to divide mini-batches over the processes, but these
+        mini-batches are already divided.
         """
         raise MultigridError(
             "the mini-batches of MultigridBatchSampler have no fixed size, and they are already "
@@ -178,8 +179,8 @@ def empty_clips(count: int, frames: int, crop: int) -> Tensor:
 def _shared(clips: Tensor) -> Tensor:
     """Move a tensor to shared memory in a data-loader worker.
 
-    A worker would do so later in a thread. If /dev/shm is full, the error would be lost there, and
-    the training would wait forever.
+    Otherwise, the worker would do this later in a thread. If /dev/shm is full, the error would be
+    lost in the thread, and the training would wait forever.
     """
     if get_worker_info() is not None:
         clips.share_memory_()  # type: ignore[no-untyped-call]
@@ -243,7 +244,7 @@ def network_input(
             f"flips, but got {sorted(map(str, batch))}. Pass no collate_fn to the loader, or "
             "normalise the clips in your loop"
         )
-    # Contiguous, so that `GroupedBatchNorm3d` need not copy.
+    # Make it contiguous, so that `GroupedBatchNorm3d` need not copy it.
     clips = batch["clips"].permute(0, 4, 1, 2, 3).contiguous()
     flips = batch["flips"].to(clips.device).view(-1, 1, 1, 1, 1)
     away, by = (torch.tensor(n, device=clips.device).view(-1, 1, 1, 1) for n in (mean, std))

@@ -90,7 +90,7 @@ class ScheduleStep(NamedTuple):
         bn_size: Clips per BN group. None means that each process normalises its clips together.
         first_clip: Number of clips trained before the iteration.
         epoch: Number of epochs trained before the iteration, `first_clip` / number of videos.
-        lr_scale: Factor in `lr` by which the batch size multiplies the learning rate.
+        lr_scale: Factor by which the batch size multiplies the learning rate. Included in `lr`.
         growth: Batch size of the long-cycle shape as a multiple of the baseline's.
     """
 
@@ -196,7 +196,7 @@ class Schedule:
         return (self.at(i) for i in range(start, self.iterations if stop is None else stop))
 
     def phase_lines(self) -> tuple[str, ...]:
-        """Describe each phase by a line of text. Two schedules can be compared by these lines."""
+        """Describe each phase by a line of text, to compare two schedules."""
         return tuple(
             f"iterations {phase.start} to {phase.stop}: {', '.join(map(str, phase.shapes))}"
             for phase in self.phases

@@ -12,13 +12,13 @@ _MOST_RATES = 1000
 
 
 def describe(schedule: Schedule, weights: Sequence[float] | None = None) -> dict[str, int | str]:
-    """Describe everything of a schedule and of sampling weights that determines the result.
+    """Describe all properties of a schedule and of sampling weights that determine a result.
 
     Returns:
         A value for each aspect. Checksums stand for long values.
     """
     every = max(1, schedule.iterations // _MOST_RATES)
-    # Six digits, because the last ones depend on the C library.
+    # Keep six digits, because the last digits depend on the C library.
     rates = "\n".join(f"{step.lr:.6g}" for step in map(schedule.at, _spread(schedule, every)))
     groups = "\n".join(str(phase.bn_sizes) for phase in schedule.phases)
     return {

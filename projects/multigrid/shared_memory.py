@@ -1,4 +1,4 @@
-"""Room for mini-batches in /dev/shm, through which data loader workers pass them on."""
+"""Size of /dev/shm, the shared memory through which data loader workers pass mini-batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fit_workers(
 
     Returns:
         (fitting, text). `fitting` is a number from 0 to `workers`. 0 workers need no shared memory.
-        `text` describes the shortage and how to end it, and is "" if all workers fit.
+        `text` describes the shortage and how to fix it. It is "" if all workers fit.
     """
     try:
         status = os.statvfs("/dev/shm")

@@ -30,7 +30,7 @@ def stages_from_rows(
     Args:
         rows: The rows.
         machines: Number of machines. The shapes of the rows have the clips of one machine.
-        bn_size: BN group size of rows without one. 0 stands for the clips of each process. None
+        bn_size: BN group size of rows without one. 0 means all clips of a process. None
             means that the model has no batch normalisation, so the rows' sizes have no effect.
         end: SOLVER.MAX_EPOCH.
         has_cycles: Whether a cycle is on.
@@ -77,7 +77,7 @@ def row_shapes(row: Row) -> list[Any]:
 
 
 def are_rows(rows: Any) -> bool:
-    """Return whether a value of MULTIGRID.STAGES is valid: ROWS_FORM says which values are."""
+    """Return whether a value of MULTIGRID.STAGES has the form that ROWS_FORM describes."""
     if not is_list(rows) or not all(isinstance(row, Mapping) and _is_row(row) for row in rows):
         return False
     return all(a < b for a, b in pairwise([0, *(row["until"] for row in rows)]))

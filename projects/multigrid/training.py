@@ -110,7 +110,7 @@ class Training:
 
     @property
     def epoch(self) -> int:
-        """Index of the epoch that the next iteration belongs to, `epochs` after the last one."""
+        """Index of the epoch of the next iteration, or `epochs` after the last iteration."""
         return self.epochs if self.is_complete else self.iteration // self.epoch_iterations
 
     @property
@@ -176,7 +176,7 @@ class Training:
         )
         if shortage:
             warnings.warn(f"{shortage}, or reduce num_workers", stacklevel=2)
-        # Its own generator, because the loader would otherwise change torch's random numbers.
+        # Give it a generator, because the loader would otherwise change torch's random numbers.
         options = {"collate_fn": collate, "generator": torch.Generator(), **options}
         clips = CheckedClips(dataset, is_collated=options["collate_fn"] is collate)
         made = loader(clips, batch_sampler=sampler, **options)
@@ -256,7 +256,7 @@ class Training:
         return step
 
     def skip(self) -> None:
-        """Say that the loop skips the optimizer step of the iteration that began last.
+        """Report that the loop skips the optimizer step of the iteration that began last.
 
         Call this if the state may be saved before the next `begin`. The saved state then counts the
         iteration as trained. You need not call it if gradients are set to None or zero instead of
@@ -336,8 +336,8 @@ class Training:
     def state_dict(self) -> dict[str, int | str]:
         """Return the state to resume from.
 
-        Before the optimizer step of an iteration, this is the state after the iteration before, so
-        that a resumed training trains the iteration again.
+        Before the optimizer step of an iteration, this is the state after the previous iteration,
+        so that a resumed training repeats the iteration.
         """
         trained = self.iteration if self._watch.is_over() else self.iteration - 1
         return {"iteration": trained, **self._identity()}
@@ -377,7 +377,7 @@ def iteration_of(batch: Any) -> int:
     """Return the index of the iteration of a mini-batch, which may also be the index itself.
 
     Raises:
-        ValueError: There is no index.
+        ValueError: The mini-batch contains no index.
     """
     found: Any = batch.get("iteration") if isinstance(batch, Mapping) else batch
     if isinstance(found, Tensor) and found.ndim == 1 and len(set(found.tolist())) == 1:

@@ -176,7 +176,7 @@ class LoopWatch:
                 "accumulation_steps out"
             )
         self._check_rates(self._rates)
-        # The root alone is quick to check, and shows that train() is missing after an evaluation.
+        # Checking only the root module is fast, and detects a missing train() after an evaluation.
         if optimizer in self._ever_stepped and self._model.training:
             return
         if names := _trained_in_eval(self._model, optimizer):
@@ -328,7 +328,7 @@ def _trained_in_eval(model: nn.Module, optimizer: Optimizer) -> list[str]:
 
 
 def untrained(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[str, ...]:
-    """Return a warning if no optimizer has some of the parameters that require gradients.
+    """Return a warning if some parameters that require gradients are in no optimizer.
 
     Returns:
         A tuple of one message, or an empty tuple.

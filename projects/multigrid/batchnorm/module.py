@@ -5,9 +5,9 @@ and regularise less. The statistics are therefore always computed over groups of
 whatever the batch size and the number of processes. k is 8, or 16 and 32 where the short cycle
 enlarges the batch.
 
-`GroupedBatchNorm3d` is an `nn.BatchNorm3d` with a group size, which the layers of a model have in
-common. Call `convert_batchnorm` once, after building a model, to replace every `nn.BatchNorm3d` by
-it. Then `set_group_size` changes k from iteration to iteration.
+`GroupedBatchNorm3d` is an `nn.BatchNorm3d` with a group size. All layers of a model have the same
+group size. Call `convert_batchnorm` once, after building a model, to convert every
+`nn.BatchNorm3d`. Then `set_group_size` changes k from iteration to iteration.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GroupedBatchNorm3d(ReadsStep, nn.BatchNorm3d):
       their process groups first, with `form_groups` or `form_bn_process_groups`.
 
     With None, statistics cover the clips of one process, so results depend on the number of
-    processes. With a group size they do not.
+    processes. With a group size, results do not depend on it.
 
     A group has every G-th clip so that (N, C, T, H, W) can be viewed as (k, G·C, T, H, W), where
     each channel belongs to one group. One call of torch's kernel then normalises all groups without
@@ -111,9 +111,9 @@ class GroupedBatchNorm3d(ReadsStep, nn.BatchNorm3d):
     ) -> Tensor:
         """Normalise each local group by its own statistics.
 
-        The groups are folded into the channels, and torch's kernel updates running statistics that
-        start at zero with a momentum of 1/G. It leaves 1/G of each group's statistics, whose sum is
-        their average.
+        The groups are folded into the channels. torch's kernel updates `stats` as running
+        statistics with a momentum of 1/G. `stats` then contains 1/G of the statistics of each
+        group, so their sum over the groups is the average.
 
         Args:
             x: The input.
@@ -143,7 +143,7 @@ class GroupedBatchNorm3d(ReadsStep, nn.BatchNorm3d):
         return unfolded
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scale and shift, in float32 at least."""
+        """Return scale and shift, in float32 or float64."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         if self.weight is None:
             weight = torch.ones(self.num_features, dtype=dtype, device=x.device)
@@ -187,7 +187,7 @@ def _is_channels_last(x: Tensor) -> bool:
 def _repeat_per_group(vector: Tensor, groups: int) -> Tensor:
     """Repeat a vector (C,) once per group, (G·C,); faster than `Tensor.repeat` on the CPU."""
     if vector.device.type != "cpu" or torch.compiler.is_compiling():
-        # Other devices sum the gradient of an index in no fixed order.
+        # On other devices, the backward pass of indexing sums gradients in a random order.
         return vector.expand(groups, -1).contiguous().view(-1)
     return vector.index_select(0, _repeat_index(len(vector), groups))
 

@@ -19,7 +19,7 @@ def check_processes(schedule: Schedule, processes: int) -> None:
     all the clips of several neighbouring processes.
 
     Raises:
-        ValueError: They cannot. The message lists the numbers of processes that can.
+        ValueError: The processes cannot train the schedule. The message lists numbers that can.
     """
     for shape, bn_size in _batches(schedule):
         if _ranks_per_group(shape, bn_size, processes) is None:
@@ -42,7 +42,7 @@ def possible_processes(schedule: Schedule) -> list[int]:
 def check_accumulation(
     schedule: Schedule, processes: int, steps: int, has_batchnorm: bool = True
 ) -> None:
-    """Check that each mini-batch of a process has a BN group for each of `steps` micro-batches.
+    """Check that a process has at least `steps` BN groups in each mini-batch, one per micro-batch.
 
     Args:
         schedule: The schedule to train.
@@ -51,7 +51,7 @@ def check_accumulation(
         has_batchnorm: Whether the model has batch normalisation. Otherwise a clip is a group.
 
     Raises:
-        ValueError: There are fewer groups. The message says what to change.
+        ValueError: A mini-batch has fewer groups. The message says what to change.
     """
     for shape, size in _batches(schedule):
         clips = shape.batch // processes

@@ -1,4 +1,4 @@
-"""Batch statistics that processes share, for groups with more clips than a process has."""
+"""Batch statistics over several processes, for groups with more clips than one process has."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def form_bn_process_groups(ranks_per_group: int, timeout: timedelta | None = Non
     """Form the process groups of neighbouring ranks that share BN statistics.
 
     Every process must call this before the first forward, with the same sizes in the same order.
-    Existing groups are kept. A new group is formed even if all ranks share statistics. In the
-    default group, the statistics would wait for the gradients of later layers.
+    Existing groups are kept. A new group is formed even if all ranks share statistics, because in
+    the default group, the exchange of statistics would wait for the gradients of later layers.
 
     Args:
         ranks_per_group: The number of neighbouring ranks in a group.

@@ -1,8 +1,8 @@
 """The small operations of all BN layers of a model, done for all layers at once.
 
 A layer can do everything alone: repeat scale and shift for its groups, average the statistics of
-the groups, and update its running statistics. These are many operations on few values each, which
-take as long as launching them. `NormsTogether` does them for all layers at once.
+the groups, and update its running statistics. These are many operations on few values each, so most
+of their time is spent on launching them. `NormsTogether` does them for all layers at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NormsTogether:
         ...                             # backward
         norms.end()
 
-    The results are those of the layers alone, up to rounding in sums over groups. Layers in
+    The results equal those of layers that work alone, up to rounding in sums over groups. Layers in
     evaluation mode are left out. Layers without scale or running statistics work alone, and so do
     layers with a cumulative average (momentum None).
 
@@ -88,7 +88,7 @@ class NormsTogether:
     def after_forward(self) -> None:
         """Update the counters and running statistics of the layers that were called.
 
-        The backward pass may call layers again, to recompute activations. This is not counted.
+        The backward pass may call layers again, to recompute activations. These calls do not count.
         """
         for number in count():
             places = self._places.items()
@@ -147,9 +147,9 @@ class NormsTogether:
 
 
 def _can_join(norm: GroupedBatchNorm3d) -> bool:
-    """Return whether a layer is in training mode, and has everything that the others have.
+    """Return whether a layer is in training mode, and has all that `NormsTogether` handles.
 
-    Statistics in half precision stay out, because they are computed in float32.
+    Layers in half precision are left out, because their statistics are computed in float32.
     """
     weight, running = norm._parameters["weight"], norm._buffers["running_mean"]
     return (
@@ -165,7 +165,7 @@ def _can_join(norm: GroupedBatchNorm3d) -> bool:
 
 
 def _buffer(norm: GroupedBatchNorm3d, name: str) -> Tensor:
-    """Return a buffer of a layer, faster than as an attribute."""
+    """Return a buffer of a layer. This is faster than reading it as an attribute."""
     buffer = norm._buffers[name]
     assert buffer is not None
     return buffer

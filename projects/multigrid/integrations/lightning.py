@@ -39,8 +39,8 @@ _DEFAULT_EPOCHS = 1000
 class _LightningLoader(EpochLoader):
     """Data loader that Lightning can resume within an epoch.
 
-    Lightning requires a state for this. The loader's is empty, because the callback saves the
-    iteration.
+    For this, Lightning requires that the loader has a state. The state is empty, because the
+    callback saves the iteration.
     """
 
     training: Training
@@ -72,11 +72,11 @@ class MultigridCallback(Callback):
         ).fit(module)
 
     The epochs are those of `Training`: equal shares of the iterations, about as long as a pass over
-    the data. Callbacks and settings by epochs or by steps work as usual. A training can be stopped
-    at any time and resumed from Lightning's checkpoints, also within an epoch. The callback sets
-    the learning rates, so `configure_optimizers` must not return a scheduler. It saves the last
-    iteration if the Trainer saves checkpoints. It averages the running
-    statistics of BN over the devices in each iteration.
+    the data. Callbacks and settings that count epochs or steps work as usual. A training can be
+    stopped at any time and resumed from Lightning's checkpoints, also within an epoch. The callback
+    sets the learning rates, so `configure_optimizers` must not return a scheduler. If the Trainer
+    saves checkpoints, the callback also saves one after the last iteration. In each iteration, it
+    averages the running statistics of BN over the devices.
 
     Args:
         schedule: The schedule to train.
@@ -178,9 +178,10 @@ class MultigridCallback(Callback):
     ) -> None:
         """End the iteration, average the running statistics of BN, and stop after the last one.
 
-        The module may have skipped the optimizer step. The model is right whenever it is evaluated
-        or saved. DDP's broadcast of the buffers of rank 0 changes nothing, because they are equal
-        on all ranks. After a stop, Lightning validates, for any val_check_interval.
+        The module may have skipped the optimizer step. Because the statistics are averaged in each
+        iteration, the model can be evaluated or saved at any time, and DDP's broadcast of the
+        buffers of rank 0 has no effect. After the stop, Lightning validates, whatever
+        val_check_interval is.
         """
         self.training.skip()
         average_running_stats(pl_module)

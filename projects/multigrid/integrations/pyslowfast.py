@@ -34,7 +34,7 @@ _SCRIPT = "MULTIGRID_SCRIPT"
 
 
 def _take_script() -> None:
-    """Make the first argument of this program the script, as `python SCRIPT` does."""
+    """Change sys.argv and sys.path as if Python had been started with the script."""
     usage = "usage: python -m multigrid.integrations.pyslowfast SCRIPT [ARGUMENT ...]"
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         sys.exit(f"{usage}\nSCRIPT is tools/run_net.py or tools/train_net.py of your PySlowFast")

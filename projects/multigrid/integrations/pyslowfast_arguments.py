@@ -20,7 +20,7 @@ NO_CYCLE = (
 
 
 def check_arguments(arguments: Any) -> None:
-    """Check that the parser of PySlowFast took the keys of a command line for keys.
+    """Check that PySlowFast's parser did not read config keys as names of config files.
 
     Args:
         arguments: Result of `parse_args` of PySlowFast. In later releases, `cfg_files` has all
@@ -28,7 +28,7 @@ def check_arguments(arguments: Any) -> None:
             all words after FILE in --cfg FILE.
 
     Raises:
-        ValueError: It took keys for config files. The message has the right command line.
+        ValueError: The parser did so. The message contains the correct command line.
     """
     files = list(getattr(arguments, "cfg_files", None) or ())
     options = list(getattr(arguments, "opts", None) or ())
@@ -44,7 +44,7 @@ def check_arguments(arguments: Any) -> None:
 
 @contextmanager
 def explained_options(words: Sequence[str]) -> Iterator[None]:
-    """Context manager for a parser: if it ends the program, explain --opts.
+    """Explain --opts if the parser in the body ends the program.
 
     Args:
         words: Words of the command line.

@@ -95,7 +95,7 @@ _RULES = (
 
 
 def refused_keys(cfg: Any) -> dict[str, str]:
-    """Return the keys with which multigrid cannot train, with their values, by the reason."""
+    """Return the keys and values with which multigrid cannot train, grouped by reason."""
     found = dict[str, list[str]]()
     for rule in _RULES:
         value = find_key(cfg, rule.key)
@@ -108,7 +108,7 @@ def check_config(cfg: Any) -> None:
     """Check that multigrid can train with a config. Without a cycle, check nothing.
 
     Raises:
-        ValueError: It cannot. The message names each key, its value, and what to write instead.
+        ValueError: A key is refused. The message names each key, its value, and what to write.
     """
     if uses_multigrid(cfg) and (refused := refused_keys(cfg)):
         problems = [f"{keys}: {reason}" for reason, keys in refused.items()]

@@ -134,7 +134,7 @@ class _Fork:
     def _enter(self, cfg: Any) -> bool:
         """Check a config that a function was called with, and return whether it uses multigrid.
 
-        A config that only tests is not checked. A config without a cycle ends the training of an
+        A config without training is not checked. A config without a cycle ends the training of an
         earlier config, which may have run in this process before.
         """
         is_on = uses_multigrid(cfg)
@@ -236,8 +236,8 @@ class _Run:
     def schedule(self) -> list[tuple[int, list[int], int]]:
         """For each phase: learning-rate stage, [batch size, frames, crop], epochs until its end.
 
-        The batch size is over all machines. Of the phases that end in one epoch, the first is
-        listed.
+        The batch size is over all machines. If several phases end in the same epoch, only the first
+        is listed.
         """
         phases = dict[int, tuple[int, list[int], int]]()
         for phase in self.multigrid.schedule.phases:
@@ -334,7 +334,7 @@ def _find(name: str) -> Callable[..., Any] | None:
 
 
 def _places(name: str) -> list[Any]:
-    """Return the objects on which to replace `name`.
+    """Return the objects whose attribute `name` may have to be replaced.
 
     For a method, this is its class. For a function, these are all modules that are imported.
     """

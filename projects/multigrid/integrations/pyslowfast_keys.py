@@ -112,7 +112,7 @@ def uses_multigrid(cfg: Any) -> bool:
 
 
 def has_cycles(cfg: Any) -> bool:
-    """Return whether a cycle changes shapes. After `start_stages`, none does."""
+    """Return whether a cycle changes shapes. After `start_stages`, no cycle does."""
     long_cycle = get_key(cfg, "MULTIGRID.LONG_CYCLE")
     has_factors = bool(get_key(cfg, "MULTIGRID.LONG_CYCLE_FACTORS"))
     return bool((long_cycle and has_factors) or get_key(cfg, "MULTIGRID.SHORT_CYCLE"))
@@ -121,14 +121,15 @@ def has_cycles(cfg: Any) -> bool:
 def start_stages(cfg: Any) -> None:
     """Let PySlowFast's script train the stages of a config, if it has stages and no cycle.
 
-    The script starts multigrid only if a cycle is on. A long cycle without factors has no shapes.
+    The script starts multigrid only if a cycle is on. So turn on a long cycle without factors,
+    which has no shapes.
     """
     if get_key(cfg, "MULTIGRID.STAGES") and not has_cycles(cfg):
         set_keys(cfg, {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.LONG_CYCLE_FACTORS": []})
 
 
 def use_plain_batchnorm(cfg: Any) -> None:
-    """Set BN.NORM_TYPE batchnorm, the layers that multigrid converts, and log a change."""
+    """Set BN.NORM_TYPE to batchnorm, whose layers multigrid converts, and log the change."""
     norm = find_key(cfg, "BN.NORM_TYPE", "batchnorm")
     if norm != "batchnorm":
         logger.warning(

@@ -186,7 +186,7 @@ class PySlowFastMultigrid:
 
     @property
     def longest_epoch(self) -> int:
-        """Number of iterations in the longest epoch, for meters that need one number for all."""
+        """Number of iterations in the longest epoch, for meters that need a single number."""
         return max(end - start for start, end in pairwise((0, *self.epoch_ends)))
 
     def epochs(self, loader: DataLoader[Any]) -> Iterator[tuple[int, Epoch]]:
@@ -256,9 +256,9 @@ class _Loader(DataLoader[Any]):
 def _seed_generators(seed: int, iteration: int, rank: int) -> None:
     """Seed the global random generators of Python, NumPy and PyTorch for an iteration.
 
-    What the loop draws in the iteration, such as the masks of dropout and the pairs of mixup, then
-    depends on the seed, the iteration and the rank alone. A resumed training therefore draws the
-    same numbers as an uninterrupted one.
+    The random numbers of an iteration, such as dropout masks and mixup pairs, then depend only on
+    the seed, the iteration and the rank. A resumed training therefore draws the same numbers as an
+    uninterrupted one.
     """
     seeds = np.random.SeedSequence((seed, iteration, rank, _LOOP_STREAM)).generate_state(3)
     python, numpy, pytorch = seeds.tolist()

@@ -74,7 +74,7 @@ def _keys_of_model(cfg: Any) -> dict[str, Any]:
     An MViT has no batch normalisation. Its crops must be multiples of `_crop_divisor`.
 
     Raises:
-        ValueError: MULTIGRID.SIZE_DIVISOR is no such multiple.
+        ValueError: MULTIGRID.SIZE_DIVISOR is not a multiple of `_crop_divisor`.
     """
     if not _is_mvit(cfg):
         return {}
@@ -99,10 +99,10 @@ def _is_mvit(cfg: Any) -> bool:
 
 
 def _crop_divisor(mvit: Any) -> int:
-    """Return the number of pixels that divides a crop into patches and the patches into pools.
+    """Return the number of pixels that must divide each crop, for its patches and all pools.
 
-    The pools of the queries shrink the map for the following layers. The pools of keys and values
-    shrink it for the attention of their layer only.
+    A pool of the queries shrinks the feature map for all following layers. A pool of keys and
+    values shrinks it only for the attention in its own layer.
     """
     *_, patch = _numbers(mvit.PATCH_STRIDE)
     queries, keys = dict[int, int](), dict[int, int]()

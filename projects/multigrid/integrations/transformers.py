@@ -157,8 +157,8 @@ class MultigridTrainer(Trainer):
     arguments for these, such as num_train_epochs and learning_rate, have no effect. The epochs are
     those of `Training.epochs`, so evaluate, save and log by epochs or by steps. A training can be
     resumed from the Trainer's checkpoints, also within an epoch, without reading earlier clips
-    again. The weights are restored whole, or an error is raised. The running statistics of BN are
-    averaged over the processes in each step.
+    again. When resuming, all weights are restored, or an error is raised. The running statistics of
+    BN are averaged over the processes in each step.
 
     Args:
         schedule: The schedule to train.
@@ -256,7 +256,7 @@ class MultigridTrainer(Trainer):
             fix_gradient_layout(model)
         self.training.begin({name: inputs.pop(name) for name in _KEYS_OF_BEGIN if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
-        # The model is then right whenever it is evaluated or saved, also if DDP broadcasts buffers.
+        # The model can then be evaluated or saved at any time, also if DDP broadcasts buffers.
         average_running_stats(model)
         return loss
 
@@ -285,7 +285,7 @@ class MultigridTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        """Load the weights of a checkpoint whole.
+        """Load all weights of a checkpoint.
 
         For some models, such as VideoMAE and ViViT, save_pretrained writes older names of tensors.
         from_pretrained translates these names. The Trainer of transformers 5.23 does not: it only
@@ -311,7 +311,7 @@ class MultigridTrainer(Trainer):
             lost = [name for name in kept if name in missing] or kept
             raise MultigridError(
                 f"{resume_from_checkpoint} does not contain {len(lost)} trained weights of the "
-                f"model, such as {lost[0]}. The model would go on with other weights for them. "
+                f"model, such as {lost[0]}. The model would keep its current values for them. "
                 "Resume with the model that was saved, from a folder that is complete"
             )
 
@@ -362,6 +362,6 @@ def _load_pretrained(model: Any, folder: str, missing: list[str]) -> bool:
 
 
 def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return a value for each trained parameter that changes when it is loaded."""
+    """Return the identity and version of each trained parameter, which loading changes."""
     trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
     return {name: (id(one), one._version) for name, one in trained}

@@ -93,7 +93,7 @@ def place_positions(
 def place_patches(
     base: Patches, patches: Patches, coverage: Tensor | None, device: torch.device
 ) -> list[Tensor]:
-    """Compute the positions of patches in time, height and width, as indices of the baseline's.
+    """Compute the positions of patches in time, height and width, as baseline patch indices.
 
     Args:
         base: Number of patches of the baseline clip.

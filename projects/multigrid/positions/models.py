@@ -71,11 +71,10 @@ class _Following(ReadsStep):
         in_time, in_space = self.size
         if frames % in_time or crop % in_space:
             raise MultigridError(
-                f"the number of frames must be a multiple of {in_time}, the frames of a patch, but "
-                f"is {frames}, and the crop a multiple of {in_space}, the pixels of a patch, but "
-                f"is {crop}. Change DATA.NUM_FRAMES, DATA.TRAIN_CROP_SIZE or the long-cycle "
-                f"factors. For smaller crops, use make_schedule(..., size_divisor={in_space}) or "
-                f"MULTIGRID.SIZE_DIVISOR {in_space}"
+                f"clips of {frames} frames of {crop}² pixels cannot be divided into patches of "
+                f"{in_time} frames of {in_space}² pixels. Change DATA.NUM_FRAMES, "
+                "DATA.TRAIN_CROP_SIZE or the long-cycle factors. For smaller crops, use "
+                f"make_schedule(..., size_divisor={in_space}) or MULTIGRID.SIZE_DIVISOR {in_space}"
             )
         return Patches(frames // in_time, crop // in_space, crop // in_space)
 

@@ -2,7 +2,8 @@
 
 The model of a later PySlowFast release resizes its relative positions to the map of each layer. Its
 absolute positions, and the numbers of patches that its forward expects, fit one shape of clips.
-This module does not import PySlowFast. It knows the model by the names of its class and attributes.
+This module does not import PySlowFast. It recognises the model by the names of its class and
+attributes.
 """
 
 from __future__ import annotations
@@ -67,15 +68,14 @@ class _FollowingMViT(nn.Module):
         in_time, in_height, in_width = self.patch_stride
         if frames % in_time or crop % in_height or crop % in_width:
             raise MultigridError(
-                f"the number of frames must be a multiple of {in_time}, the frames of a patch, but "
-                f"is {frames}, and the crop a multiple of {in_height}, the pixels of a patch, but "
-                f"is {crop}. Change DATA.NUM_FRAMES, DATA.TRAIN_CROP_SIZE or the factors of the "
-                "cycles in MULTIGRID"
+                f"clips of {frames} frames of {crop}² pixels cannot be divided into patches of "
+                f"{in_time} frames of {in_height}×{in_width} pixels. Change DATA.NUM_FRAMES, "
+                "DATA.TRAIN_CROP_SIZE or the factors of the cycles in MULTIGRID"
             )
         return Patches(frames // in_time, crop // in_height, crop // in_width)
 
     def set_coverage(self, coverage: Tensor | None) -> None:
-        """Do nothing, because the clips of PySlowFast do not tell their coverage."""
+        """Do nothing, because the clips of PySlowFast have no coverage."""
 
     def forward(self: Any, x: list[Tensor], *args: Any, **options: Any) -> Any:
         """Run the model on clips [(N, C, T, H, W)] of any shape."""

@@ -65,9 +65,8 @@ def _warn(recipe: Recipe) -> None:
             logger.warning(f"{name} {value} has no effect {reason}. Remove it, or set {default}.")
     if recipe.train.enable and recipe.test.enable and recipe.train.dataset != recipe.test.dataset:
         logger.warning(
-            f"The test reads its list as TEST.DATASET {recipe.test.dataset}, but TRAIN.DATASET is "
-            f"{recipe.train.dataset}. Set TEST.DATASET {recipe.train.dataset} if both lists are "
-            "alike."
+            f"TEST.DATASET is {recipe.test.dataset}, but TRAIN.DATASET is {recipe.train.dataset}. "
+            f"Set TEST.DATASET {recipe.train.dataset} if both lists have the same format."
         )
     batch = recipe.base_shape.batch
     if recipe.bn_size > batch:

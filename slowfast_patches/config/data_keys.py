@@ -83,9 +83,9 @@ class Multigrid:
     )
     batch_by: str = key(
         "pixels",
-        "What an iteration has the same amount of at every shape: pixels, as in the paper, flops "
-        "of training, or seconds, if this is a file of benchmarks/step_time.py (.json). Batch "
-        "sizes are rounded to BN groups, and to 8 clips without BN.",
+        "Quantity that is the same for the iterations of all shapes: pixels (as in the paper), "
+        "flops (FLOPs of training), or a file of benchmarks/step_time.py (.json) for the step "
+        "time. Batch sizes are rounded to BN groups, and to 8 clips without BN.",
         Check(
             lambda value: value in ("pixels", "flops") or value.endswith(".json"),
             "pixels, flops, or a .json file",

@@ -40,7 +40,8 @@ class Key(NamedTuple):
         machine: Whether the value may differ between the machines of a run.
         only_training: Whether the value does not affect how a trained model scores a video.
         private: Whether the value is a path on the machine, which is not published with a model.
-        needs: Function that returns why the key has no effect with a recipe, or None if it has one.
+        needs: Function that returns why the key has no effect in a recipe. None if it has an
+            effect.
         later: How a value of another PySlowFast release is translated: a note for docs/keys.md, and
             a function that takes all values and returns the values to set.
         kind: Type of the value, as in the annotation of the field.

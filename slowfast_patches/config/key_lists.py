@@ -44,7 +44,7 @@ def describes_evaluations(name: str) -> bool:
 
 
 def changes_times(name: str) -> bool:
-    """Return whether a key changes the times of a run, and its result by rounding at most."""
+    """Return whether a key changes the times of a run, but its result at most by rounding."""
     key = KEYS[name]
     return name in _TIMES or (key.may_differ and (key.speed or key.switch))
 

@@ -1,11 +1,10 @@
 """Recipes as frozen dataclasses.
 
-Each section of the config is a dataclass in model_keys.py, data_keys.py or training_keys.py, or
-in keys.py of an extra. Each field is a key in lower case: DATA.NUM_FRAMES is
-`recipe.data.num_frames`. To add a key, add a field with a call of `key`, which has all facts of the
-key: default, help, check, flags, when it has no effect, and how other releases write it (see
-`fields.Key`). Loading, warnings, docs/keys.md and the comparison with checkpoints then include the
-new key.
+Each section of the config is a dataclass in model_keys.py, data_keys.py or training_keys.py, or in
+keys.py of an extra. Each field is a key in lower case: DATA.NUM_FRAMES is `recipe.data.num_frames`.
+To add a key, add a field with a call of `key`, which states everything about the key: default,
+help, check, flags, when it has no effect, and how other releases write it (see `fields.Key`).
+Loading, warnings, docs/keys.md and the comparison with checkpoints then include the new key.
 """
 
 from __future__ import annotations
@@ -154,7 +153,8 @@ class Recipe:
     def _uses(self, section: str) -> bool:
         """Return whether the recipe uses a section of an extra, and must store its values.
 
-        This is so if a value is no default, or if a key that depends on other keys has an effect.
+        A section is used if a value differs from its default, or if a key that depends on other
+        keys has an effect.
         """
         if SECTIONS[section].keys.of(self) not in default_recipe().extras:
             return True

@@ -88,7 +88,7 @@ def changed_keys(recipe: Recipe, schedule: Schedule, iteration: int, before: int
     Args:
         recipe: The recipe.
         schedule: The schedule of the recipe.
-        iteration: The iteration whose values are named.
+        iteration: The iteration whose values are returned.
         before: The iteration to compare with, or None for the recipe itself.
     """
     now = recipe_at(recipe, schedule, iteration)

@@ -236,9 +236,9 @@ RULES = (
     ),
     Rule(
         lambda r: r.train.compile and (not r.model.spec.compiles or r.model.act_checkpoint),
-        "TRAIN.COMPILE {TRAIN.COMPILE} is not possible with MODEL.ARCH {MODEL.ARCH} if the model "
-        "does not compile to a single graph, nor with MODEL.ACT_CHECKPOINT True, because "
-        "torch.compile decides which activations to store. Set TRAIN.COMPILE False.",
+        "TRAIN.COMPILE {TRAIN.COMPILE} needs a model that compiles to a single graph (MODEL.ARCH "
+        "is {MODEL.ARCH}), and MODEL.ACT_CHECKPOINT False, because torch.compile decides which "
+        "activations to store. Set TRAIN.COMPILE False.",
     ),
 )
 """The first broken rule is reported, so general rules come before special ones."""

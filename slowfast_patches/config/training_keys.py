@@ -145,9 +145,9 @@ class Solver:
         1,
         "Gradient accumulation (Ott et al., 2018): split the mini-batch of a process into this "
         "many micro-batches to save memory. The batch size and the learning rates stay the same. "
-        "The result stays the same, unless random numbers are drawn for a whole micro-batch, as by "
-        "the dropout of a transformer. A run resumes with another value if the result stays the "
-        "same.",
+        "The result stays the same, unless random numbers are drawn for a whole micro-batch, as "
+        "by the dropout of a transformer. A run may be resumed with another value if the result "
+        "stays the same.",
         AT_LEAST_ONE,
         speed=True,
     )

@@ -23,10 +23,10 @@ _MOST_NODES = 100_000
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
-    """Loader that refuses what is probably a mistake.
+    """Loader that refuses likely mistakes.
 
-    This is a mapping with the same key twice, of which PyYAML would take the last value, and
-    numbers of YAML 1.1 that look like other numbers.
+    These are a key that occurs twice in a mapping, where PyYAML would use the last value, and
+    numbers that YAML 1.1 reads as other numbers.
     """
 
     def construct_number(self, node: Any) -> Any:

@@ -341,7 +341,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
         Args:
             index: Index of the video in the list.
-            clips: Function (video, centre) that draws the plan, and output array of each clip.
+            clips: For each clip, the function (video, centre) that draws its plan, and its output
+                array.
 
         Raises:
             UnreadableVideoError: One of the clips cannot be read.

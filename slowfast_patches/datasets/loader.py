@@ -74,7 +74,7 @@ def limit_workers(recipe: Recipe, batch_bytes: int) -> Recipe:
 
 
 def training_bytes(schedule: Schedule, world_size: int) -> int:
-    """Return the bytes of the largest training mini-batch and a validation mini-batch of a process.
+    """Return the bytes of the largest training mini-batch plus a validation mini-batch.
 
     During a validation, both kinds are in memory: the training workers keep the mini-batches that
     they have loaded in advance.
@@ -142,7 +142,7 @@ def evaluation_loader(
 def evaluation_rounds(
     recipe: Recipe, dataset: VideoDataset, batch_size: int, world_size: int
 ) -> int:
-    """Return the number of mini-batches of the rank that has most of them in an evaluation."""
+    """Return the largest number of mini-batches that a rank has in an evaluation."""
     return len(_evaluation_batches(recipe, dataset, batch_size, 0, world_size))
 
 

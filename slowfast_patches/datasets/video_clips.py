@@ -161,7 +161,7 @@ def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
             )
         return file, read_csv(file)
     try:
-        # A data set is read by index, because it need not end an iteration.
+        # Read a data set by index, because an iteration over it may never end.
         by_index = hasattr(videos, "__len__")
         pairs = [videos[i] for i in range(len(videos))] if by_index else [*iter(videos)]
         if not pairs:

@@ -1,7 +1,7 @@
-"""Train the missing runs of an experiment beside each other, with one progress bar for all of them.
+"""Train the missing runs of an experiment at the same time, with one progress bar for all of them.
 
-Runs that share a machine slow each other down, so their wall-clock times say nothing. Speed-ups of
-such an experiment are computed from step times that were measured alone.
+Runs that share a machine slow each other down, so their wall-clock times cannot be compared.
+Speed-ups of such an experiment are computed from step times that were measured alone.
 
 The longest run of a seed starts first and has priority over the others, because the experiment
 takes at least as long as this run does.
@@ -64,7 +64,7 @@ def train_beside(experiment: Experiment, run_net: Path, jobs: int) -> Iterator[p
         run.
 
     Raises:
-        ValueError: A result is damaged, or was computed from something else.
+        ValueError: A result is damaged, or is from a run with other settings.
     """
     yield experiment.runs()
     waiting = _longest_first(experiment)
@@ -100,7 +100,7 @@ def train_beside(experiment: Experiment, run_net: Path, jobs: int) -> Iterator[p
 
 
 def _longest_first(experiment: Experiment) -> list[tuple[Variant, int]]:
-    """Return the missing runs, those of each seed in the order of their training times."""
+    """Return the missing runs, seed by seed, with the longest run of each seed first."""
     assert experiment.step_seconds is not None, "Runs beside each other need step times."
     seconds, seeds = experiment.step_seconds, list(experiment.seeds)
     return sorted(
@@ -109,7 +109,7 @@ def _longest_first(experiment: Experiment) -> list[tuple[Variant, int]]:
 
 
 def _announcement(experiment: Experiment, runs: Sequence[tuple[Variant, int]], jobs: int) -> str:
-    """Say how many runs are trained, and how long this takes."""
+    """Return a message with the number of runs and the estimated time."""
     assert experiment.step_seconds is not None
     seconds = [experiment.step_seconds[variant.name] for variant, _ in runs]
     cores = os.cpu_count() or 1
@@ -127,7 +127,7 @@ def _start(
         variant: Variant to train.
         seed: Random seed.
         run_net: Path of the training program, run_net.py.
-        nicer: By how much the run and its workers are nicer than this process.
+        nicer: Increment of the nice value of the run and its workers.
     """
     folder = experiment.folder(variant, seed)
     make_folder(folder)
@@ -149,7 +149,7 @@ def _start(
 
 
 def _iterations(folder: Path) -> int:
-    """Return the number of finished iterations of a run, as its metrics say."""
+    """Return the number of finished iterations of a run, according to its metrics.jsonl."""
     with suppress(OSError), (folder / "metrics.jsonl").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         for line in reversed(file.read().splitlines()):

@@ -1,7 +1,7 @@
 """Checks of an experiment before anything is trained, submitted or written.
 
-What a finished or an interrupted run was computed from must be what its variant says now. The
-variants must be scored alike. An experiment must not write where it reads.
+A finished or interrupted run must have the same recipe, lists, videos and weights as its variant
+has now. All variants must be scored in the same way. An experiment must not overwrite its inputs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def checked(
     trains: bool,
     writes: Iterable[str] = report_files("report"),
 ) -> Experiment:
-    """Check an experiment, and return it with the videos of its variants looked at.
+    """Check an experiment, and return a copy whose variants describe their videos too.
 
     Args:
         experiment: The experiment.
@@ -59,7 +59,7 @@ def checked(
         writes: Names of the files that the command writes to --output, beside the folders of runs.
 
     Raises:
-        ValueError: The experiment must not go on as it is. The message names the differences.
+        ValueError: The experiment must not continue. The message names the differences.
     """
     check_folders(experiment)
     check_outputs(experiment, inputs, writes)
@@ -157,7 +157,7 @@ def check_alike(experiment: Experiment) -> None:
     """Check that the variants have the same labels, and are tested in the same way.
 
     Raises:
-        ValueError: They are not, and --accept-change does not name the difference.
+        ValueError: They differ, and --accept-change does not name the difference.
     """
     variants = {variant.name: variant for variant in experiment.variants}
     for variant in experiment.variants:
@@ -165,17 +165,17 @@ def check_alike(experiment: Experiment) -> None:
         differing = unlike(baseline.identity, variant.identity)
         if texts := [text for name, text in differing.items() if name not in experiment.accepted]:
             raise UserError(
-                f"{variant.name} cannot be compared with {baseline.name} (there): "
+                f"{variant.name} (here) cannot be compared with {baseline.name} (there): "
                 f"{'; '.join(texts)}. Use the same lists and the same test for all configs. If the "
                 f"difference is wanted, add --accept-change {' --accept-change '.join(differing)}."
             )
 
 
 def unlike(baseline: Identity, variant: Identity) -> dict[str, str]:
-    """Describe why the scores of two variants cannot be compared, by the name of the difference.
+    """Return the differences because of which two variants cannot be compared, by name.
 
     Lists may name other files, such as prepared ones, if the labels are the same in the same order.
-    Other video files, weights and keys are what an experiment compares.
+    Experiments may compare different video files, weights and keys.
     """
     differing = differences_between(baseline, variant, SCORING)
     differing.pop("TEST.CHECKPOINT_FILE_PATH", None)

@@ -108,8 +108,8 @@ def compare(
         experiment: Variants and seeds.
         runs: Table returned by `Experiment.runs`.
         command: Command line that reproduces the report.
-        step_times: Where the step times are from that `Experiment.step_seconds` is computed from.
-            None if speed-ups are computed from wall-clock times.
+        step_times: Source of the step times in `Experiment.step_seconds`. None if speed-ups are
+            computed from wall-clock times.
     """
     first = experiment.variants[0]
     metrics = metric_names(first.recipe)
@@ -199,7 +199,7 @@ def _verdict(
 
 
 def _speeds(runs: pd.DataFrame, variant: Variant, step_times: str | None) -> list[str]:
-    """Return a sentence for each clock that says how fast a variant is beside its baseline."""
+    """Return a sentence on the speed-up of a variant for each way of measuring time."""
     speed_up, total = (mean(runs, variant.name, n) for n in ("speed_up", "total_speed_up"))
     texts = list[str]()
     if step_times and speed_up:

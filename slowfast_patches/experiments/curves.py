@@ -84,7 +84,7 @@ def levels_table(curves: Curves, title: str) -> Table:
         cells = [name, f"{accuracy:.1f}", _format_reach(before, is_bound)]
         for label in others:
             after, at_least = reach(curves[label], accuracy)
-            # Two upper bounds have no known ratio.
+            # The ratio of two upper bounds is unknown.
             known = after < math.inf and not is_bound
             ratio = f"{'≥ ' * at_least}{before / after:.2f}×" if known else "–"
             cells += [_format_reach(after, at_least), ratio]

@@ -96,12 +96,12 @@ class Experiment:
             - seed: Random seed.
             - iterations, epochs, clips, flops: Totals of the training. FLOPs include forward and
               backward passes.
-            - seconds: Wall-clock training time, including data loading. It is nan, as all times of
-              the run, if the run was resumed on another machine or with other settings.
+            - seconds: Wall-clock training time, including data loading. If the run was resumed on
+              another machine or with other settings, this and all other times are nan.
             - loading: Share of `seconds` spent waiting for data.
             - total: Sum of `seconds` and the wall-clock time of the evaluations and the test.
             - machine, versions: Hardware and package versions.
-            - beside: Whether the run was trained beside others.
+            - beside: Whether other runs were trained at the same time on the same machine.
             - result: Content of result.json.
             - One column per metric, in per cent.
             - clock: Time that speed-ups are computed from: `step_seconds` of the variant if given,
@@ -109,11 +109,11 @@ class Experiment:
             - speed_up, total_speed_up, iteration_factor: `clock`, `total` and `iterations` of the
               baseline, divided by `clock`, `total` and `iterations` of this run. The baseline's run
               has the same seed. The value is nan if that run has not finished. Factors of
-              wall-clock times are also nan if that run was trained on another machine, or one of
-              both was trained beside others.
+              wall-clock times are also nan if the two runs were trained on different machines, or
+              if one of them was trained beside others.
 
         Raises:
-            ValueError: A result is damaged, or was computed from something else.
+            ValueError: A result is damaged, or is from a run with other settings.
         """
         metrics = dict.fromkeys(
             name for variant in self.variants for name in metric_names(variant.recipe)
@@ -204,7 +204,7 @@ def _read(path: Path, experiment: Experiment, variant: Variant, seed: int) -> di
     if texts := [text for name, text in differing.items() if name not in experiment.accepted]:
         options = "".join(f" --accept-change {name}" for name in differing)
         raise UserError(
-            f"{path} was computed from something else than this command asks for "
+            f"{path} is the result of a run with other settings than this command has "
             f"({shorten_list(texts, 5)}). {ADVICE} To use the result nevertheless, add{options}."
         )
     return row
@@ -232,7 +232,7 @@ def train(experiment: Experiment, run_net: Path) -> Iterator[pd.DataFrame]:
         run.
 
     Raises:
-        ValueError: A result is damaged, or was computed from something else.
+        ValueError: A result is damaged, or is from a run with other settings.
     """
     make_folder(experiment.output, "--output")
     yield experiment.runs()

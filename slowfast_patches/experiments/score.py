@@ -34,8 +34,8 @@ def score_of(runs: pd.DataFrame, variant: str, metric: str) -> NormalDist:
     """Return the score of a variant that has finished runs.
 
     The error has two sources: the finite number of videos, and the finite number of seeds. The
-    variance over seeds is the average of that of the model `SPREAD` and of the sample variance,
-    weighted by `_WEIGHT` and by the number of seeds minus 1.
+    variance over seeds is a weighted average of the variance according to `SPREAD`, with the weight
+    `_WEIGHT`, and of the sample variance, with the number of seeds minus 1 as weight.
 
     Args:
         runs: Table returned by `Experiment.runs`.
@@ -49,7 +49,8 @@ def score_of(runs: pd.DataFrame, variant: str, metric: str) -> NormalDist:
     own = runs[runs["variant"] == variant]
     mean = float(own[metric].mean())
     videos = scored_videos(own["result"])
-    # If no or all videos are correct, assume one, because the formulas would give 0.
+    # If all or none of the videos are correct, assume one error or one hit. The formulas give 0
+    # otherwise.
     least = 1 / videos if videos else _LEAST
     part = min(max(mean / 100, least), 1 - least)
     of_videos = 100 * math.sqrt(part * (1 - part) / videos) if metric == "top1" and videos else 0.0

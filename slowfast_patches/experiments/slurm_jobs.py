@@ -168,7 +168,7 @@ def submit(
     active = _run("squeue", "--all", "--noheader", "-o%i").split() if known else []
     missing = [path for path in (logs, *logs.parents) if not path.exists()]
     make_folder(logs)  # SLURM does not create the folder of a log.
-    # sbatch would pass variables of the job in which this process may run to the new job.
+    # If this process runs in a job, sbatch would pass the variables of this job to the new job.
     inherited = {
         name: value
         for name, value in os.environ.items()

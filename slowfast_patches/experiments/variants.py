@@ -32,7 +32,7 @@ class Variant:
         schedule: Schedule of the recipe.
         label: Name shared by all variants that train the same recipe for different lengths.
         baseline: Name of the variant that speed-ups are relative to.
-        identity: What a run of the variant is computed from, without the videos.
+        identity: Everything that determines the result of a run, without the videos.
         length: Length of the training as a multiple of the recipe's own length.
     """
 
@@ -69,7 +69,7 @@ def make_variant(
         name: Name of the variant.
         cfg_file: Config file of the recipe.
         overrides: Alternating config keys and values that override the config file.
-        seen: Facts about lists that other variants have found.
+        seen: Cache of facts about lists, which the variants share.
 
     Raises:
         ValueError: The recipe cannot be trained. The message starts with the name of the variant.

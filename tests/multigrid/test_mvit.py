@@ -164,7 +164,7 @@ def test_convert_prepares_an_mvit_for_every_shape_and_refuses_half_patches():
         assert model([clips(shape.frames, shape.crop)]).shape == (2, 5)
     odd = PySlowFastMultigrid(new_config("MULTIGRID.LONG_CYCLE_FACTORS", [[0.2, 1.0]]), 1000)
     assert Shape(20, 3, 32) in odd.schedule.shapes
-    with pytest.raises(ValueError, match=r"frames must be a multiple of 2.* but is 3"):
+    with pytest.raises(ValueError, match=r"clips of 3 frames .* patches of 2 frames"):
         odd.convert(new_model(new_config()))
 
 

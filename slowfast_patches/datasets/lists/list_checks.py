@@ -58,7 +58,7 @@ def _real(path: str) -> str:
 def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
     """Return warnings about the videos that a csv file lists more than once.
 
-    One warning is about those with different labels, and one about the others.
+    One warning lists the videos with different labels, and one lists the others.
     """
     listed = [video for video in videos if isinstance(video, LabelledVideo)]
     resolved = map_files(_real, list({video.path for video in listed}))
@@ -80,7 +80,7 @@ def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
         )
     if again:
         texts.append(
-            f"{csv}: {len(again)} video(s) are listed more than once and are used as often per "
-            f"epoch: {shorten_list(again)}"
+            f"{csv}: {len(again)} video(s) are listed more than once, so they are used more than "
+            f"once per epoch: {shorten_list(again)}"
         )
     return texts

@@ -128,7 +128,7 @@ def _find_copies(
 def _looked(
     look: Callable[[Sequence[str]], object], files_of: Callable[[_Key], Sequence[str]], key: _Key
 ) -> object:
-    """Call `look`, and return the key if a file cannot be read, so that it has no copies."""
+    """Call `look`. If a file cannot be read, return the key, so that the video has no copies."""
     try:
         return look(files_of(key))
     except (OSError, ValueError, IndexError):  # missing, no valid file name, an empty folder
@@ -138,7 +138,7 @@ def _looked(
 def _size(files: Sequence[str]) -> object:
     """Return the number of files of a video, and the size of the first.
 
-    For an empty file, which has no copies, return the path instead of the size.
+    Empty files do not count as copies, so return the path of an empty file instead of its size.
     """
     return (len(files), os.path.getsize(files[0]) or files[0])
 

@@ -1,4 +1,4 @@
-"""The output folder of multigrid-prepare: whether it may be used, and the lists that it gets."""
+"""Check the output folder of multigrid-prepare, and write the new lists to it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def new_rows(
 ) -> dict[str, list[tuple[str, int]]]:
     """Return the (path, label) pairs of each new list, by the name of the list.
 
-    Warn about classes of which no video can be read.
+    Warn about classes without a readable video.
 
     Args:
         lists: The original lists.

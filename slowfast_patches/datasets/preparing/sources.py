@@ -1,7 +1,7 @@
 """Find the source files of a data set, and those that must be prepared again.
 
-A record in the output folder, sources.jsonl, says from what each prepared file was made: the size
-and the version of the source, and the size of the prepared file.
+The file sources.jsonl in the output folder records how each prepared file was made: the size and
+the version of the source, and the size of the prepared file.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def find_sources(listed: Iterable[str], root: str) -> dict[str, Source]:
 
 
 def local_form(path: str) -> str:
-    """Return an absolute path, in which the scheme of a remote path has become a folder."""
+    """Return an absolute local path. The scheme of a remote path becomes a folder in it."""
     return "/" + path.replace("://", "/", 1) if is_remote(path) else path
 
 
@@ -98,7 +98,7 @@ def check_apart(out: Path, sources: Sequence[Source]) -> None:
 
 
 def check_unclaimed(out: Path, sources: Sequence[Source]) -> None:
-    """Check that an output folder that multigrid-prepare does not know contains no target.
+    """Check that a folder without a record of multigrid-prepare contains none of the targets.
 
     Raises:
         ValueError: A file would be overwritten.
@@ -133,7 +133,7 @@ def not_prepared(out: Path, sources: Sequence[Source]) -> list[Source]:
 
 @contextmanager
 def recorded(out: Path) -> Iterator[Recorder]:
-    """Context manager: yield a recorder of prepared files. On a disk, each is recorded at once."""
+    """Yield a recorder of prepared files. On a disk, it writes each record at once."""
     if is_remote(out):
         recorder = Recorder(out, None)
         try:
@@ -149,7 +149,7 @@ def recorded(out: Path) -> Iterator[Recorder]:
 
 
 class Recorder:
-    """Records from what each prepared file was made."""
+    """Writer of the record that says how each prepared file was made."""
 
     def __init__(self, out: Path, file: IO[str] | None) -> None:
         self._out = out

@@ -34,11 +34,11 @@ _CHUNK = 1024
 
 
 class Header(NamedTuple):
-    """What the first bytes of a video file seem to say.
+    """Properties of a video file that its first bytes suggest.
 
     Attributes:
         is_mp4: Whether the file is an MP4 or MOV file.
-        crops: Whether the container crops the pictures. If so, `crop_of` tells for sure.
+        crops: Whether the container may crop the pictures. `crop_of` returns the exact crop.
     """
 
     is_mp4: bool = False

@@ -62,7 +62,7 @@ def looks_whole(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
 
 
 def has_swallowed(packet: Packet[VideoStream]) -> bool:
-    """Return whether a GIF picture contains later pictures, because the data between are damaged.
+    """Return whether a damaged GIF picture has absorbed the data of later pictures.
 
     Each picture of an animation begins with a graphic control extension (GIF89a, 23).
     """
@@ -144,7 +144,7 @@ def forget_damage(path: str) -> None:
 
 
 def _others_last(file: VideoFile, seconds: float) -> bool:
-    """Return whether the stated duration is that of another stream, which lasts that long.
+    """Return whether another stream lasts as long as the stated duration.
 
     Most headers state only the duration of the longest stream. If that is sound, a video that ends
     earlier may be complete. This reads the file again, so it is only called in doubt.
@@ -164,9 +164,9 @@ def _others_last(file: VideoFile, seconds: float) -> bool:
 
 
 def _begin(file: VideoFile, found: Survey) -> float:
-    """Return the time in seconds at which the duration that the header states begins.
+    """Return the time in seconds from which the stated duration is counted.
 
-    The duration of an mp4 stream begins with its first frame, that of a container with time 0.
+    The duration of an mp4 stream counts from its first frame, and that of a container from time 0.
     """
     if file.format != _MP4:
         return 0

@@ -1,6 +1,6 @@
 """The error for a video that cannot be read, and the errors of libraries that it replaces.
 
-The errors that FFmpeg only logs are often the only sign of damage inside pictures.
+FFmpeg only logs some errors. These are often the only sign of damage inside pictures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Decode frames of a video file by their indices.
 
-The container tells where to seek and which packets to skip. If a wanted frame does not come this
-way, the video is decoded from the beginning, and then also for all later clips of this process.
+The container tells where to seek and which packets to skip. If seeking does not find a wanted
+frame, the video is decoded from the beginning, for this clip and for all later clips of this
+process.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _unreliable = set[str]()
 
 
 def is_reliable(path: str) -> bool:
-    """Return whether all wanted frames of a file came after seeks so far."""
+    """Return whether seeking has found all wanted frames of a file so far."""
     return path not in _unreliable
 
 
@@ -194,7 +195,7 @@ def decode_from(path: str, scanned: ScannedVideo, entry: int) -> Frames:
 
 
 def _numbers(scanned: ScannedVideo) -> dict[int, int]:
-    """Return the index of each frame by its timestamp, or by its place if there are none."""
+    """Return the index of each frame by its timestamp, or by its position without timestamps."""
     if scanned.timestamps is None:
         return {number: number for number in range(scanned.video.frames)}
     return dict(zip(scanned.timestamps.tolist(), count(), strict=False))

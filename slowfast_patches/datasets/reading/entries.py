@@ -28,9 +28,9 @@ def find_entries(
 
     Args:
         path: The video file.
-        scanned: The result of the scan, but for the field `keys`.
+        scanned: The result of the scan, except for the field `keys`.
         found: The survey of the file.
-        is_known: Whether the decoder tells which frames are key frames, or all frames are.
+        is_known: Whether the decoder marks key frames, or all frames are key frames.
         is_trusted: Whether the survey checked the key frames.
     """
     timestamps = scanned.timestamps
@@ -84,9 +84,9 @@ def _is_entry(file: VideoFile, timestamp: int) -> bool:
 
 
 def _equal_entries(path: str, scanned: ScannedVideo, marked: Sequence[int]) -> list[int]:
-    """Return the marked frames from which on decoding gives the same frames as from the beginning.
+    """Return the marked frames at which decoding can start without changing the frames.
 
-    Compare the frames up to the next marked frame.
+    Compare the frames up to the next marked frame with those decoded from the beginning.
     """
     later = [number for number in marked if number]
     if not later:

@@ -133,5 +133,5 @@ def _split_alike(
 
 
 def _join(texts: Sequence[str], numbers: Sequence[str]) -> str:
-    """Return the file name, or the name of a series, from its texts and the numbers between."""
+    """Join texts, and the numbers between them, to the name of a file or of a series."""
     return "".join(part for pair in zip(texts, (*numbers, ""), strict=True) for part in pair)

@@ -1,4 +1,4 @@
-"""Index of a list of videos: each video, scanned once, in a file.
+"""Index of a list of videos: a file with the properties of each video, which is scanned once.
 
 The index file is compressed JSON. It lies beside the list, or in the user's cache folder if the
 folder of the list is remote or not writable. An index file that is damaged or has another version
@@ -153,7 +153,7 @@ class VideoIndex:
         return scanned if seeks else replace(scanned, keys=np.zeros(1, np.int64))
 
     def note_unseekable(self, path: str) -> None:
-        """Note that a video must be read from its beginning, for the next opening of the index."""
+        """Record for the next `open_index` that a video must be read from its beginning."""
         if path in self._noted:
             return
         self._noted.add(path)
@@ -234,7 +234,7 @@ def _scan_new(csv: Path, path_of: Mapping[str, str], workers: int | None) -> dic
 
 
 def _take_unseekable(csv: Path) -> set[str]:
-    """Return the names of the videos that readers have noted, and delete the notes."""
+    """Return the names of the videos that `note_unseekable` has recorded, and delete the record."""
     names = set[str]()
     for file in filterfalse(is_remote, index_files(csv, _UNSEEKABLE)):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Read JPEG files. Everything that a file announces is bounded before the picture is decoded."""
+"""Read JPEG files. All sizes that a file announces are checked before the picture is decoded."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def read_jpeg(folder: str, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[n
     """
     content, header = _read(folder, name)
     if not header.has_end:
-        # Zeros may fill the place of what could not be copied.
+        # Zeros may stand for parts of the file that could not be copied.
         if not header.is_refined or not _is_complete(content.rstrip(b"\0")):
             raise _incomplete(name)
         content += _END
-    # OpenCV would take the orientation from other places than `jpeg_size`.
+    # OpenCV would read the orientation from other places of the file than `jpeg_size` does.
     mode |= cv2.IMREAD_IGNORE_ORIENTATION
     image = cv2.imdecode(np.frombuffer(content, np.uint8), mode)
     # An end marker may also follow truncated data. OpenCV then fills a part of the picture.
@@ -110,7 +110,7 @@ class _Header:
         orientation: How to show the stored picture.
         scans: Number of scans.
         components: The colour components of the picture.
-        refined: The components of which a scan has the last bit.
+        refined: The components whose last bit is in one of the scans.
         has_end: Whether the picture has an end marker.
     """
 
@@ -200,7 +200,7 @@ def _orientation(exif: bytes) -> Orientation:
 
 
 def _ends_flat(image: MatLike, header: _Header) -> bool:
-    """Return whether the last pixels are equal, as where OpenCV has filled a missing part."""
+    """Return whether the last pixels are equal. OpenCV may then have filled a missing part."""
     rows = max(1, _CORNER * image.shape[0] // header.height)  # fewer if the size is reduced
     corner = image[-rows:, -_CORNER:]
     return bool((corner == corner[0, 0]).all())

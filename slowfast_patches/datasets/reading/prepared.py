@@ -89,7 +89,7 @@ def split_group(data: bytes) -> list[Picture]:
     anchors = [order for order, (is_reference, _, _) in enumerate(units) if is_reference]
     if anchors[:1] != [0]:
         raise UnreadableVideoError("cannot be decoded: a group does not begin with an anchor")
-    # The pictures between two anchors are decoded after the first one but displayed before it.
+    # The pictures that follow an anchor in the stream are displayed before it.
     following = dict(pairwise([*anchors, len(units)]))
     return [Picture(following.get(order, order) - 1, *unit) for order, unit in enumerate(units)]
 

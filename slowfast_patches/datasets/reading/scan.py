@@ -91,7 +91,7 @@ def scan_each(
 
     Args:
         paths: The videos.
-        workers: Number of processes. None stands for one per core.
+        workers: Number of processes. None means one per core.
 
     Yields:
         The path of a video, and either the scanned video or the reason why it cannot be read.

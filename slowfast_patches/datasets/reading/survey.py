@@ -67,7 +67,7 @@ class Survey:
 
     Args:
         file: The file, from which nothing was read yet.
-        log: The log since before the file was opened.
+        log: The `ErrorLog`, which was created before the file was opened.
         full: Whether to decode all frames.
         checks_keys: Whether to check the frames that are marked as key frames.
 
@@ -84,11 +84,10 @@ class Survey:
         places: Decoding timestamp and position in the file of each packet.
         palettes: Number of packets with a new palette.
         failed: Number of packets that do not decode.
-        damaged: FULL: the same, plus the number of damaged frames.
+        damaged: FULL: `failed`, plus the number of damaged frames.
         begins_with_key: Whether the first packet is marked as a key frame.
         has_doubts: Whether something contradicts the container.
-        has_false_keys: Whether there are frames that are wrongly marked as key frames in a stream
-            in which all frames are marked.
+        has_false_keys: Whether all frames are marked as key frames, but some of them are none.
         overlaps: Whether a packet that is not shown has the timestamp of another packet, as in mp4
             files with several edits.
         error: The latest error that FFmpeg has logged, or "".
@@ -119,7 +118,7 @@ class Survey:
         self._is_whole = None if full else looks_whole(file.stream)
         self._is_field = None if full else field_test(file.stream)
         self._has_palettes = 0 < file.stream.bits_per_coded_sample <= PALETTE_BITS
-        # Only whether pictures decode matters here, not how they look.
+        # Only whether pictures can be decoded matters here, not how they look.
         self._decoder.options = self._decoder.options | {"skip_loop_filter": "all"}
         self._is_gif = full and file.codec == "gif"
         self._all_keys = True
@@ -206,7 +205,7 @@ class Survey:
             self.has_doubts = True
 
     def _see_key(self, packet: Packet[VideoStream], time: int) -> None:
-        """Check a packet that is marked as a key frame, or put it off if all packets are."""
+        """Check a packet that is marked as a key frame. If all packets are marked, check later."""
         number = len(self.packets) - 1
         if self._all_keys and number > _FIRST_CHECKED and number & (number - 1):
             self._unchecked.add(time)

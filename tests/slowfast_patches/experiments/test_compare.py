@@ -439,7 +439,7 @@ def test_a_run_of_another_config_is_refused(configs, experiment, write_run):
 def test_a_damaged_result_and_one_of_several_rates_are_refused(experiment, write_run):
     baseline = experiment.variants[0]
     write_run(experiment, baseline, 0, 100, top1=80.0, changes=["after iteration 6: BASE_LR 1"])
-    with pytest.raises(ValueError, match=r"something else .*after iteration 6"):
+    with pytest.raises(ValueError, match=r"other settings .*after iteration 6"):
         experiment.runs()
     path = experiment.folder(baseline, 0) / "result.json"
     path.write_text(path.read_text()[:-20])

@@ -230,6 +230,33 @@ def train(tiny_config: Callable[..., Recipe]) -> Callable[..., Path]:
     return run_here
 
 
+# The tiny recipe with one pathway, the short cycle alone and two epochs: 5 iterations of 16, 8, 4,
+# 16 and 8 clips in three phases (the first epoch, the second, fine-tuning), instead of 12 of 4.
+SMALL: tuple[object, ...] = (
+    *("MODEL.ARCH", "c2d", "DATA.INPUT_CHANNEL_NUM", [3], "MULTIGRID.LONG_CYCLE", False),
+    *("MULTIGRID.EPOCH_FACTOR", 1, "SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1]),
+    *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4),
+    *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
+    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1]] * 4),
+)
+
+
+@pytest.fixture(scope="session")
+def run_small(tiny_config: Callable[..., Recipe]) -> Callable[..., Folder]:
+    """Return `run_small(output, "KEY", value, ..., hooks=())`, which returns a `Folder`.
+
+    It runs the tiny recipe with the keys `SMALL` in this process, in less than a second.
+    """
+    from slowfast_patches.train.run import run
+
+    def run_here(output: Path, *overrides: object, hooks: Sequence[Hook] = ()) -> Folder:
+        with small_runs():
+            run(tiny_config(output, *SMALL, *overrides), hooks=hooks)
+        return Folder(output)
+
+    return run_here
+
+
 @pytest.fixture(scope="session")
 def multigrid_run(train: Callable[..., Path], made_once: Callable[..., Path]) -> Path:
     """Return the folder of a finished run of the tiny recipe. Tests must not write to it."""

@@ -1,4 +1,4 @@
-"""Measure the reading of clips from a bucket, beside local files.
+"""Measure how fast clips are read from a bucket, compared with local files.
 
     python benchmarks/bucket.py --csv /data/kinetics/val.csv --videos 40 --latency 20
 
@@ -137,7 +137,7 @@ def read_all(dataset: ClipDataset, shape: Shape, traffic: Traffic) -> tuple[floa
 
 @contextmanager
 def serve(latency: float) -> Iterator[Traffic]:
-    """Context manager: run an S3 server with the bucket s3://data in another process."""
+    """Run an S3 server with the bucket s3://data in another process, in a `with` statement."""
     context = multiprocessing.get_context("spawn")
     traffic = Traffic(context.Value("q", 0), context.Value("q", 0))
     receiver, sender = context.Pipe(duplex=False)

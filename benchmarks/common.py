@@ -145,7 +145,7 @@ def write_result(
     Args:
         path: The file to write.
         program: File name of the benchmark, such as "step_time.py".
-        argv: Arguments of the benchmark. None stands for `sys.argv[1:]`.
+        argv: Arguments of the benchmark. None means `sys.argv[1:]`.
         result: The result, plain data.
     """
     if path is None:

@@ -1,4 +1,4 @@
-"""Tell which recipes of a PySlowFast checkout train with multigrid, as a table.
+"""Print a table of the recipes of a PySlowFast checkout that train with multigrid.
 
     python benchmarks/fork_recipes.py SlowFast/configs [--list] [KEY VALUE ...]
 
@@ -33,7 +33,7 @@ recipes train, unless a phase would have no iteration."""
 
 
 class RecipeResult(NamedTuple):
-    """What happens to a recipe.
+    """Whether a recipe trains with multigrid, and why not.
 
     Attributes:
         name: Path of the recipe in the folder.
@@ -69,7 +69,7 @@ def _merge(node: Any, values: dict[str, Any]) -> None:
 
 
 def compute_metrics(path: Path, name: str, pairs: list[str]) -> RecipeResult:
-    """Find out what happens to a recipe."""
+    """Return whether a recipe trains with multigrid, and why not."""
     try:
         cfg = load(path, pairs)
         if not cfg.TRAIN.ENABLE:
@@ -91,7 +91,7 @@ def compute_metrics(path: Path, name: str, pairs: list[str]) -> RecipeResult:
 
 
 def judge_all(folder: Path, pairs: list[str]) -> Iterator[RecipeResult]:
-    """Judge the recipes of a folder, in alphabetical order."""
+    """Return the results of all recipes of a folder, in alphabetical order."""
     for path in sorted(folder.rglob("*.yaml")):
         yield compute_metrics(path, str(path.relative_to(folder)), pairs)
 

@@ -1,4 +1,4 @@
-"""Measure the reading of clips by PySlowFast and by this package, at every shape of a schedule.
+"""Measure how fast PySlowFast and this package read clips, at every shape of a schedule.
 
     python benchmarks/loader_speed.py --csv /data/kinetics/val.csv --videos 40
 

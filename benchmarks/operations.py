@@ -3,17 +3,17 @@ r"""Count the operations that a training step dispatches, at every shape of a re
     python benchmarks/operations.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --output operations.json NUM_GPUS 0 TRAIN.BATCH_SIZE 8
 
-The host dispatches one operation after another. A step of short operations takes as long as the
-host needs. The program counts operations on meta tensors, on the path of the code for GPUs, so it
-needs no GPU. Views and allocations are not counted. An operation can launch several kernels.
+The CPU dispatches one operation after another. If the operations are short, a step takes as long as
+the CPU needs to dispatch them. The program counts operations on meta tensors, on the code path for
+GPUs, so it needs no GPU. Views and allocations are not counted. An operation can launch several
+kernels.
 
 The first table shows the operations of the recipe by shape and by part of the step, beside those of
-PySlowFast's own model and loop in float32, which has no groups. The second table shows the names of
-the operations at the first and at the last shape. With --most N, the exit status is 1 if a step has
-more than N operations.
+PySlowFast's own model and loop in float32, which has no BN groups. The second table shows the names
+of the operations at the first and at the last shape. With --most N, the exit status is 1 if a step
+has more than N operations.
 
-The keys TRAIN.MIXED_PRECISION and SOLVER.FUSED are set to True, as for a GPU. Set them to change
-this.
+By default, TRAIN.MIXED_PRECISION and SOLVER.FUSED are True, as for a GPU.
 """
 
 from __future__ import annotations

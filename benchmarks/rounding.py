@@ -1,4 +1,4 @@
-"""Measure how far a training with other processes, threads or instructions differs by rounding.
+"""Measure how much rounding changes a training on other processes, threads or processors.
 
     python benchmarks/rounding.py --output runs/rounding
 
@@ -13,8 +13,8 @@ statistics and the state of the optimizer. It has the relative difference |a - b
 weights and statistics together, after the first phase and at the end, and that of the training loss
 in the first and in the worst iteration. The last column is the accuracy of the test.
 
-A variant that was trained before in the folder is not trained again. Keys of the recipe may follow,
-except TRAIN.BATCH_SIZE, which the program sets.
+If the folder has a finished variant, it is not trained again. KEY VALUE pairs of the recipe may
+follow the options, except for TRAIN.BATCH_SIZE, which the program sets.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def train(variant: Variant, folder: Path, data: Path, keys: Sequence[object]) ->
         processes.append(subprocess.Popen(command, env=environment, stdout=sys.stderr))
     statuses = [process.wait() for process in processes]
     if any(statuses):
-        raise RunError(f"the training of {variant.name} failed, as its messages explain")
+        raise RunError(f"the training of {variant.name} failed. See its messages above")
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     data = args.output / "data"
     if not data.exists():
-        # Lazy: this is an extra, and the tests of this file do without.
+        # Import lazily, because this is an extra that the tests of this file do not need.
         from slowfast_patches.extras.demo.spec import DemoSpec
         from slowfast_patches.extras.demo.synthetic import make_demo_data
 

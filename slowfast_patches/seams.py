@@ -26,7 +26,7 @@ def import_extras() -> None:
 
 @dataclass(frozen=True)
 class Lazy:
-    """Function that imports another one when it is called, and calls it.
+    """Function that, when it is called, imports another function and calls it.
 
     Attributes:
         path: Module and name of the function, such as "package.module:function". The name may be

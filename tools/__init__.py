@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _reason(given: str) -> str:
-    """Say why there is no program for a command."""
+    """Return the reason why there is no program for a command."""
     prefix, _, name = given.partition("-")
     if prefix != "multigrid" or not name:
         return f"{sys.argv[0]} was renamed. The name must be that of a command."

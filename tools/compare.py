@@ -92,7 +92,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args.slurm = slurm_jobs.slurm_of(parser, args)
     if args.jobs > 1 and (args.slurm or not args.step_times):
         parser.error(
-            "--jobs trains runs beside each other, which changes their wall-clock times. Give "
+            "--jobs trains runs at the same time, which changes their wall-clock times. Add "
             "--step-times, and leave out --slurm"
         )
     return args

@@ -38,7 +38,7 @@ def scheduled_sampling(
     cycles: Cycles | None,
     **options: Any,
 ) -> Schedule:
-    """Make a schedule whose shapes are drawn from a Gaussian window over sizes, as timm's sampler.
+    """Make a schedule whose shapes are drawn from a Gaussian window over sizes, as in timm.
 
     The window moves from the smallest size to the largest. Other recipes have their usual schedule.
     """

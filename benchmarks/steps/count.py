@@ -1,8 +1,8 @@
 """Count the operations that a training step dispatches, on meta tensors.
 
-The host dispatches each operation of a step, and the device computes it. If the operations are
-short, a step takes as long as the host needs. Meta tensors have no data, so steps of any size are
-counted in seconds without a GPU. They take the path of the code for GPUs.
+The CPU dispatches each operation of a step, and the device computes it. If the operations are
+short, a step takes as long as the CPU needs to dispatch them. Meta tensors have no data, so steps
+of any size are counted in seconds without a GPU. They take the code path for GPUs.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _raise(value: Any) -> Any:
 
 
 class _LastOutput(torch.autograd.Function):
-    """Identity whose output is in channels_last_3d."""
+    """Identity function whose output is in channels_last_3d."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class _LastOutput(torch.autograd.Function):
 
 
 class _LastGradient(torch.autograd.Function):
-    """Identity whose gradient is in channels_last_3d."""
+    """Identity function whose gradient is in channels_last_3d."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def count_operations(steps: Steps, step: ScheduleStep, batch: Batch) -> Counts:
 
 
 def total(counts: Counts, place: str | None = None) -> int:
-    """Return the number of operations, of all places or of one."""
+    """Return the number of operations in all stages of a step, or in one stage."""
     return sum(n for (where, _), n in counts.items() if place in (None, where))
 
 

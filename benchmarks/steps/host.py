@@ -70,9 +70,10 @@ class HostBench(Steps):
 
         config = pyslowfast_config(self.recipe)
         config.DATA.NUM_FRAMES = shape.frames
-        # Strided convolutions round the size of feature maps up, but PySlowFast rounds the window
-        # of the head down. For example, the last feature map is 5 pixels wide for crops of 158 and
-        # of 160, so build the head for 160 in both cases.
+        # Convolutions with a stride round the size of feature maps up.
+        # PySlowFast rounds the window of the head down.
+        # For crops of 158 and of 160, the last feature map is 5 pixels wide.
+        # So build the head for 160 in both cases.
         config.DATA.CROP_SIZE = -(-shape.crop // _STRIDE) * _STRIDE
         model = _MODEL_TYPES[_builder_name(self.recipe)](config).to(self.device).train()
         return model, construct_optimizer(model, config)

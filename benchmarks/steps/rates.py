@@ -150,8 +150,7 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
     schedule = schedule_of(recipe, num_videos or MANY_VIDEOS)
     sums = list[tuple[float, ...]]()
     for seconds in zip(*(row["seconds"]["rounds"] for row in rows), strict=True):
-        # If the shape of the baseline occurs twice, `dict` keeps the last one, which has the BN of
-        # the multigrid schedule.
+        # If the baseline's shape occurs twice, `dict` keeps the last one, with the BN of multigrid.
         times = dict(zip(shapes, seconds, strict=True))
         ours = schedule_cost(schedule, None, times.__getitem__).seconds
         baseline = baseline_cost(schedule, None, {shapes[0]: seconds[0]}.__getitem__).seconds

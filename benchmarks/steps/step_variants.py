@@ -29,8 +29,8 @@ Keys = Mapping[str, object]
 SWITCHES = {key.partition(".")[2].lower(): key for key in speed_switches()}
 """Maps the name of a variant to its switch, a config key that may make steps faster if True."""
 
-# These variants set one key each. The variant `all` sets only the keys in SWITCHES. It leaves out
-# keys that save memory or change the shapes.
+# These variants set one key each. The variant `all` sets only the keys in SWITCHES.
+# It leaves out keys that save memory or change the shapes.
 _ALONE: dict[str, dict[str, object]] = {
     **{name: {key: True} for name, key in SWITCHES.items()},
     "act_checkpoint": {"MODEL.ACT_CHECKPOINT": True},

@@ -50,7 +50,7 @@ class WeightedStream:
         return int(videos[place]), epoch * self._most + int(repeats[place])
 
     def _draw_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draw the videos of an epoch, and count how often each has appeared before in it."""
+        """Draw the videos of an epoch, and count the earlier appearances of each in the epoch."""
         rng = np.random.default_rng((self.seed, epoch))
         count = len(self._shares)
         order = rng.permutation(count)

@@ -267,8 +267,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Read consecutive evaluation clips of one video in one pass.
         """
         if torch.utils.data.get_worker_info() is not None:
-            # Use one thread, as torch does in a worker. With 1 instead of 0, OpenCV would wait in a
-            # fork for threads that only the parent process has.
+            # Use one thread, as torch does in a worker.
+            # With 1 instead of 0, OpenCV in a fork would wait for threads of the parent process.
             cv2.setNumThreads(0)
         both: Any = list(zip(requests, outs, strict=True))
         if isinstance(requests[0], ClipRequest):

@@ -258,7 +258,7 @@ def note_failure(folder: Path, name: str, process: subprocess.Popen[bytes]) -> N
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that, by default, would end this process without a `finally` block."""
+    """Return the signals that would end this process without running its `finally` blocks."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as it is after nohup
     return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
 

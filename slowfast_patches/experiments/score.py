@@ -49,8 +49,8 @@ def score_of(runs: pd.DataFrame, variant: str, metric: str) -> NormalDist:
     own = runs[runs["variant"] == variant]
     mean = float(own[metric].mean())
     videos = scored_videos(own["result"])
-    # If all or none of the videos are correct, assume one error or one hit. The formulas give 0
-    # otherwise.
+    # If no video is right, assume that one is. If all are right, assume that one is wrong.
+    # Otherwise, the standard error would be 0.
     least = 1 / videos if videos else _LEAST
     part = min(max(mean / 100, least), 1 - least)
     of_videos = 100 * math.sqrt(part * (1 - part) / videos) if metric == "top1" and videos else 0.0

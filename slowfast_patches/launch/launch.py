@@ -95,8 +95,8 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
     """
     placement = find_placement(recipe, os.environ, init_method)
     recipe = resolve(recipe, placement)
-    # Rank 0 opens a file for each process, and data loader workers open a file for each tensor in
-    # shared memory. The soft limit is often 1024 files.
+    # Rank 0 opens a file for each process. The soft limit is often 1024 files.
+    # Data loader workers open a file for each tensor in shared memory.
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     with interruptible():
@@ -128,8 +128,8 @@ def _start_ranks(placement: Placement, recipe: Recipe, main: Main) -> None:
     received = list[int]()
 
     def forward(number: int, frame: FrameType | None) -> None:
-        # A terminal also sends the SIGINT of Ctrl-C to the ranks. A second SIGINT would end them
-        # without saving, so forward it as SIGTERM.
+        # A terminal also sends the SIGINT of Ctrl-C to the ranks.
+        # A second SIGINT would end them without saving, so forward it as SIGTERM.
         received.append(number)
         again = received.count(signal.SIGINT) > 1
         for rank in multiprocessing.active_children():
@@ -201,8 +201,8 @@ def _work(
         except TrainingInterruptedError:
             wait_for_all(patience)
             raise
-        # Wait, because launchers kill the other ranks soon after some ranks have ended. The other
-        # ranks may still save a checkpoint or write results.
+        # Wait, because launchers kill the other ranks soon after some ranks have ended.
+        # The other ranks may still save a checkpoint or write results.
         wait_for_all(patience)
         dist.destroy_process_group()
     except BaseException as error:

@@ -30,8 +30,8 @@ _EARLY_SECONDS = 60
 _LEFT_SECONDS = _EARLY_SECONDS + 60
 """Minimum difference between the time limit and the warning time."""
 
-# After a task has failed, srun lets the others end by themselves for 60 s. With
-# --kill-on-bad-exit=1, it would send them SIGTERM, so they would seem to be interrupted.
+# After a task has failed, srun lets the other tasks end by themselves for 60 s.
+# With --kill-on-bad-exit=1, it would send them SIGTERM, so they would seem to be interrupted.
 _BATCH_FILE = """\
 #!/bin/bash
 {directives}

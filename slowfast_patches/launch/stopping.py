@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class StopRequest:
-    """Context manager: find out whether any process of a run was asked to stop.
+    """Context manager that finds out whether any process of a run was asked to stop.
 
     Stop requests are the signals SIGINT, SIGTERM and SIGUSR1. In the body, the first signal only
     sets `asked`. A second SIGINT ends the process immediately. Signals are received in the main
@@ -72,7 +72,7 @@ class StopRequest:
             )
 
     def agreed(self) -> bool:
-        """Return in all processes whether any had been asked to stop when it last called `ask`."""
+        """Return whether any process had been asked to stop at its last call of `ask`."""
         if self._work is not None:
             self._work.wait()
             self._work = None

@@ -49,8 +49,8 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
             f"{type(model).__name__}"
         )
     if not spec.is_resnet:
-        # In evaluation, the model returns scores. With `mask_seed`, `seed_dropout` seeds torch's
-        # generator, so that a resumed run draws the same numbers.
+        # In evaluation, the model returns scores.
+        # With `mask_seed`, a resumed run draws the same numbers, as `seed_dropout` seeds torch.
         model.mask_seed = recipe.rng_seed  # type: ignore[assignment]
         model.register_forward_hook(partial(_return_scores, act=recipe.model.head_act))
     if not spec.has_batchnorm:

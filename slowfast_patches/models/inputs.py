@@ -105,8 +105,8 @@ class InputTransform:
         layout = torch.channels_last_3d if self.channels_last else torch.contiguous_format
         shape = (n, channels, t, h, w)
         frames = torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
-        # One clip at a time fits into a CPU's cache, which is up to 3 times as fast. A GPU converts
-        # all clips at once, because launching a kernel takes longer than converting a clip.
+        # A CPU converts one clip at a time. It fits into the cache, which is up to 3 times as fast.
+        # A GPU converts all clips together, because launching a kernel takes longer than a clip.
         size = 1 if self.device.type == "cpu" else n
         for start in range(0, n, size):
             part = slice(start, start + size)
@@ -190,6 +190,6 @@ def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _starts(tensors: Sequence[Tensor]) -> list[int]:
-    """Return the first byte of each tensor in `pack`, and the number of all bytes."""
+    """Return the offset of each tensor in the result of `pack`, and the size of the result."""
     sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
     return [0, *itertools.accumulate(sizes)]

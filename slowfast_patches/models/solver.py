@@ -22,8 +22,8 @@ def build_optimizer(
 
     The weight decay is BN.WEIGHT_DECAY for parameters with "bn" in their names, as in PySlowFast,
     and SOLVER.WEIGHT_DECAY for other parameters. With SOLVER.ZERO_WD_1D_PARAM, the weight decay is
-    0 for one-dimensional parameters such as biases, and for what else `ModelSpec.undecayed_axes`
-    names.
+    0 for one-dimensional parameters such as biases, and for the other parameters that
+    `ModelSpec.undecayed_axes` selects.
 
     With SOLVER.LAYER_DECAY, each layer has separate parameter groups.
     `multigrid.prepare_step` multiplies the learning rate of a group by its "lr_scale". Frozen

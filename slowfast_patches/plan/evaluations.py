@@ -13,7 +13,7 @@ from slowfast_patches.plan.flops import TRAINING_FACTOR
 
 
 def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> list[int]:
-    """Return when to evaluate, as numbers of finished iterations in ascending order.
+    """Return the numbers of finished iterations after which to evaluate, in ascending order.
 
     With a long cycle or stages, each phase has MULTIGRID.EVAL_FREQ evaluations. Without them, or if
     MULTIGRID.EVAL_FREQ is 0, there is an evaluation after every TRAIN.EVAL_PERIOD epochs and at the
@@ -26,7 +26,7 @@ def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> list[int]:
 
 
 def epoch_ends(epochs: int, schedule: Schedule) -> list[int]:
-    """Return when every `epochs` epochs end, as numbers of finished iterations.
+    """Return the numbers of finished iterations after each `epochs` epochs.
 
     The end of the training is always included.
     """
@@ -36,7 +36,7 @@ def epoch_ends(epochs: int, schedule: Schedule) -> list[int]:
 
 
 def checkpoint_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
-    """Return when to save checkpoints, as numbers of finished iterations.
+    """Return the numbers of finished iterations after which to save checkpoints.
 
     Checkpoints are saved after every TRAIN.CHECKPOINT_PERIOD epochs and at the end of each phase.
     """
@@ -44,7 +44,7 @@ def checkpoint_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
 
 
 def phase_ends(schedule: Schedule) -> frozenset[int]:
-    """Return when the phases end, as numbers of finished iterations."""
+    """Return the numbers of finished iterations at the ends of the phases."""
     return frozenset(phase.stop for phase in schedule.phases)
 
 

@@ -103,8 +103,8 @@ def _looked_at(schedule: Schedule) -> Iterator[int]:
 def division_of(recipe: Recipe) -> Fact | None:
     """Return how a mini-batch is divided, or None if the division does not change the result.
 
-    The division matters if the statistics of BN, a change of mini-batches, or the random numbers of
-    dropout are those of a process or of a micro-batch.
+    The division matters if BN statistics, changes of mini-batches, or the random numbers of dropout
+    are computed for a process or for a micro-batch.
     """
     matters = recipe.model.has_batchnorm and not recipe.groups_batchnorm
     matters |= any(recipe[t.switch] and t.is_divided(recipe) for t in BATCH_TRANSFORMS)
@@ -130,7 +130,7 @@ def _draws_together(model: nn.Module) -> bool:
 
 
 def weights_fact(recipe: Recipe) -> Fact | None:
-    """Return the content of the weights that a run starts from or tests, or None if it is unknown.
+    """Return a digest of the weights that a run starts from or tests. None if it is unknown.
 
     A run from random weights has an empty fact.
     """

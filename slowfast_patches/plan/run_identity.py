@@ -1,8 +1,8 @@
-"""What a result was computed from: one value for runs, checkpoints, experiments and predictions.
+"""Identity of a result: all inputs that determine it, for runs, checkpoints and experiments.
 
 `run_identity` makes the value of a run. It is stored in each checkpoint and in result.json.
-`differences_between` compares two values in words. Nothing is reused because a name, a time stamp
-or a count agrees.
+`differences_between` compares two values in words. A result is never reused only because a name, a
+time stamp or a count agrees.
 """
 
 from __future__ import annotations
@@ -219,14 +219,13 @@ def run_identity(
     seen: MutableMapping[object, dict[str, Any]] | None = None,
     clips: bool = True,
 ) -> Identity:
-    """Return what the result of a run is computed from.
+    """Return the `Identity` of a run: everything that determines its result.
 
     Args:
         recipe: The resolved recipe.
         datasets: The data sets of the run by split. By default, they are built from the lists that
             exist on this machine. Lists that do not exist are unknown.
-        seen: Facts about lists and videos that another call has found. The runs of an experiment
-            share their lists.
+        seen: Cache of facts about lists and videos. The runs of an experiment share their lists.
         clips: Whether to look at the video files. Without `datasets`, the lists alone are read.
     """
     facts = dict[str, Fact]()

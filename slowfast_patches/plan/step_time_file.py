@@ -168,7 +168,7 @@ def device_name(device: str) -> str:
 
 
 def clock_of(device: str, name: str, threads: int | None, torch_version: str | None) -> str:
-    """Return the text that names what step times were measured with."""
+    """Return a text with the device, the number of threads and the version of torch."""
     used = [f"{name} ({device})"]
     if device == "cpu":
         used.append(f"{threads} threads" if threads else "an unknown number of threads")
@@ -176,7 +176,7 @@ def clock_of(device: str, name: str, threads: int | None, torch_version: str | N
 
 
 def clock_here(device: str) -> str:
-    """Return the text that names what step times would be measured with in this process."""
+    """Return a text with the device, the threads and the torch version of this process."""
     return clock_of(device, device_name(device), machine()["threads"], versions()["torch"])
 
 

@@ -80,7 +80,7 @@ def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) ->
     Args:
         recipe: The recipe.
         seconds: Seconds per iteration at the baseline's shape, from which the times at the other
-            shapes are estimated by their training FLOPs. None reads the files instead.
+            shapes are estimated by their training FLOPs. If None, the files are read instead.
         files: Files of step times.
 
     Raises:
@@ -107,9 +107,9 @@ def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) ->
 def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
     """Return (shape, BN size) for the baseline and each shape of a recipe's schedule.
 
-    The BN size is the number of clips that share BN statistics. None stands for the clips of a
-    process. The first entry is the baseline's shape with None. If the schedule has several BN sizes
-    for a shape, only the smallest BN size is returned, which has the most groups.
+    The BN size is the number of clips that share BN statistics. None means all clips of a process.
+    The first entry is the baseline's shape with None. If the schedule has several BN sizes for a
+    shape, only the smallest BN size is returned, which has the most groups.
     """
     schedule = schedule_of(recipe, MANY_VIDEOS)
     sizes: dict[Shape, int | None] = {}

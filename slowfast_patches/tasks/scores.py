@@ -145,7 +145,7 @@ def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, floa
 
     Raises:
         RunError: No video can be read, or the share of unreadable videos exceeds
-            DATA.MAX_BAD_FRACTION. Videos of which some clips can be read do not count.
+            DATA.MAX_BAD_FRACTION. Partly readable videos do not count.
     """
     videos = len(clips)
     unreadable = int((clips == 0).sum())
@@ -169,7 +169,7 @@ _ROUNDED = 1e-4
 def label_loss(probabilities: Tensor, labels: Tensor) -> float | None:
     """Return the mean negative log-likelihood of class indices (V,), given probabilities (V, C).
 
-    Scores of another kind, such as the logits of a user's network, have no likelihood: None.
+    Return None for scores that are no probabilities, such as the logits of a user's network.
     """
     if not _are_probabilities(probabilities):
         return None
@@ -178,7 +178,7 @@ def label_loss(probabilities: Tensor, labels: Tensor) -> float | None:
 
 
 def multi_label_loss(probabilities: Tensor, labels: Tensor) -> float | None:
-    """Return the mean binary cross entropy of multi-hot labels (V, C), or None as `label_loss`."""
+    """Return the mean binary cross entropy of multi-hot labels (V, C), or None (`label_loss`)."""
     if not _are_probabilities(probabilities):
         return None
     return float(binary_cross_entropy(probabilities.double().clamp(0, 1), labels.double()))
@@ -191,8 +191,8 @@ def _are_probabilities(scores: Tensor) -> bool:
 def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
     """Return the percentage of rows whose label is among the classes with the k highest scores.
 
-    Of n classes with equal scores, of which m are among the k highest, each counts as m / n. If all
-    scores are equal, the result is thus that of guessing, whatever the order of the classes.
+    If n classes have equal scores, and only m of them fit into the k highest, each counts as m / n.
+    If all scores are equal, the result is thus that of random guessing.
     """
     own = scores.gather(1, labels.view(-1, 1))
     higher = (scores > own).sum(1)

@@ -174,7 +174,7 @@ class Task:
     ),
 )
 class MultiLabel(Task):
-    """Task with several labels for each clip, trained by binary cross entropy and judged by mAP.
+    """Task with several labels per clip, trained by binary cross entropy and evaluated by mAP.
 
     The labels of a clip are multi-hot, (C,).
     """

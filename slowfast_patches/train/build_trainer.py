@@ -78,8 +78,8 @@ def build_trainer(
         stop: Stop requests of all processes.
         resumable: The checkpoint to resume from, or None. Only the main process needs it.
         hooks: Hooks of the user.
-        identity: What the run is computed from. Only the main process needs it. By default, the
-            videos are not looked at.
+        identity: The identity of the run. Only the main process needs it. By default, it does not
+            include the video files.
         datasets: The data sets of the splits that have been read.
 
     Raises:

@@ -61,7 +61,7 @@ class Checkpoint(Progress):
         running_stats: BN running statistics of each rank, (world size, N), or None if the
             statistics in `model_state` are already averaged over the ranks.
         world_size: Number of processes.
-        identity: What the run is computed from, from `Identity.to_json`.
+        identity: Result of `Identity.to_json` for the run.
         num_videos: Number of training videos.
         averaged: Whether `model_state` is the average of the weights (MODEL.EMA_DECAY). Only in the
             best checkpoint.

@@ -120,7 +120,7 @@ def _position(trainer: Trainer) -> tuple[int, int]:
 
 
 class Agree(Hook):
-    """Save, and end the training, in all processes if a hook of any process has asked for it.
+    """Let all processes save or end the training if a hook in any process has asked for it.
 
     This follows the hooks of the user, and precedes all hooks that save, validate or log.
     """

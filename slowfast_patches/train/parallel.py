@@ -65,7 +65,7 @@ def check_gradients(model: nn.Module) -> None:
 
 @contextmanager
 def gradient_exchange(network: DistributedDataParallel, *, is_last: bool) -> Iterator[None]:
-    """Let DDP exchange the gradients in the last micro-batch of an iteration only.
+    """Let DDP exchange the gradients only in the last micro-batch of an iteration.
 
     Convert DDP's error about parameters that the last micro-batch did not use to RunError.
     """

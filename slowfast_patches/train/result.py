@@ -39,7 +39,7 @@ def write_result(
     Args:
         recipe: The recipe of the run.
         world: Rank, world size and device of this process.
-        identity: What the result is computed from.
+        identity: The identity of the run.
         trainer: The finished training, or None after a test without training.
         metrics: The metrics of the test. If empty, those of the last validation are written.
         overlaps: Videos that several lists have in common.

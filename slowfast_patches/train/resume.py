@@ -77,7 +77,7 @@ def find_resumable(recipe: Recipe, identity: Identity) -> Resumable | None:
 
     Args:
         recipe: The recipe of this run.
-        identity: What this run is computed from.
+        identity: The identity of this run.
 
     Raises:
         ValueError: All checkpoints are damaged, or the newest undamaged checkpoint differs from
@@ -134,7 +134,7 @@ def check_same_run(
 
     Args:
         checkpoint: The checkpoint.
-        identity: What the run is computed from.
+        identity: The identity of this run.
         recipe: The recipe of the run, whose TRAIN.ACCEPT_CHANGES names accepted differences.
         path: The file of the checkpoint, for error messages.
         rates_may_differ: Accept other learning rates that the recipe sets.
@@ -191,6 +191,6 @@ def check_same_scores(recipe: Recipe, path: Path) -> None:
 
 
 def note_clock(progress: Progress, clock: str) -> None:
-    """Note how the seconds from now on are measured, unless this is the last entry."""
+    """Record how the following seconds are measured, unless the last entry is the same."""
     if progress.clocks[-1:] != [clock]:
         progress.clocks.append(clock)

@@ -81,7 +81,7 @@ def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = 
     launch(recipe, init_method, partial(_main, hooks=hooks), _check)
 
 
-# Before any process trains.
+# Checks and preparations before any process trains.
 
 
 def _check(recipe: Recipe, placement: Placement) -> None:
@@ -148,11 +148,10 @@ def _count_videos(recipe: Recipe, split: str) -> int:
     """Return the number of videos in the list of a split.
 
     Raises:
-        ValueError: The list cannot be parsed, or none of the videos exists, of which some are
-            looked up.
+        ValueError: The list cannot be parsed, or none of the videos that are looked up exists.
     """
     videos = read_list(recipe, split)
-    # The key frames of a video are beside each other, and so are the videos of a class.
+    # Look up videos from the whole list, because neighbours often have the same video or class.
     step = max(1, len(videos) // _LOOKED_AT)
     looked_at = (videos[number] for number in range(0, len(videos), step))
     paths = [*dict.fromkeys(video.path for video in looked_at if hasattr(video, "path"))]
@@ -294,7 +293,7 @@ def _write_plan(recipe: Recipe, trainer: Trainer, folder: Path) -> None:
 
 @contextmanager
 def _last_checkpoint_named(recipe: Recipe) -> Iterator[None]:
-    """Name the last checkpoint in errors that end a training, except bugs and wrong keys.
+    """Add the last checkpoint to errors that end a training, except to bugs and wrong keys.
 
     torch reports a killed worker by a RuntimeError in a signal handler, which can interrupt any
     statement. If the connection to the worker breaks first, multiprocessing raises a

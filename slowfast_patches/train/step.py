@@ -108,7 +108,7 @@ class Stepper:
         self.models = nn.ModuleList(filter(None, [model, self.average]))
         if recipe.model.act_checkpoint:
             checkpoint_blocks(model)
-        # A compiler fuses casts.
+        # A compiled model casts its weights itself, because the compiler fuses the casts.
         casts = is_mixed(recipe) and recipe.model.spec.is_cast and not recipe.train.compile
         self._lowered = LoweredWeights(self.state.modules if casts else (), half_type(device))
         self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
@@ -286,9 +286,10 @@ class Stepper:
 
 
 class _GradientSum:
-    """Sum of the gradients of micro-batches, which are added all at once.
+    """Sum of the gradients of micro-batches. One operation adds all gradients of a micro-batch.
 
-    Autograd would add them one by one. DDP needs this, because it exchanges the sum of its own.
+    Autograd would add them one by one. With DDP, autograd must do so, because DDP exchanges the
+    sums that autograd computes.
 
     Args:
         optimizer: The optimizer of the parameters.

@@ -126,7 +126,7 @@ def timed_step(shape: Shape, clips: int, bn_size: int | None) -> ScheduleStep:
     Args:
         shape: Shape of the global mini-batch.
         clips: Number of clips of this process.
-        bn_size: Number of clips of a BN group. None stands for the whole batch of the process.
+        bn_size: Number of clips of a BN group. None means the whole batch of the process.
     """
     return ScheduleStep(
         0, 0, shape, _RATE, None if bn_size is None else min(bn_size, clips), 0, 0.0

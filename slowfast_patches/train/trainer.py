@@ -17,9 +17,10 @@ from slowfast_patches.utils.distributed import World
 class Hook:
     """Base class of code that the trainer calls in every process.
 
-    Override the methods that you need. To end the training early as a complete one, set
-    `trainer.should_stop` in `after_step`. To end it without a result, raise `RunError` in all
-    processes at the same iteration. The same command then resumes from the last checkpoint.
+    Override the methods that you need. To end the training early, but still validate, test and
+    write results, set `trainer.should_stop` in `after_step`. To end it without a result, raise
+    `RunError` in all processes at the same iteration. The same command then resumes from the last
+    checkpoint.
     """
 
     def before_train(self, trainer: Trainer) -> None:

@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 def register_role(kind: str, name: str, entry: object) -> None:
-    """Remember what a registered function or class is, or what the functions of a dataclass are.
+    """Remember the kind and name of a registered function, class or dataclass with functions.
 
     Args:
         kind: Noun for the entry, such as "augmentation".

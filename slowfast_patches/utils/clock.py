@@ -39,7 +39,7 @@ class Clock:
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
-        """Context manager: add the time spent in the body to the total of `activity`.
+        """Add the time of the body of the `with` statement to the total of `activity`.
 
         If the body measures another activity, that time is added only to the other activity.
         """
@@ -51,7 +51,7 @@ class Clock:
 
     @contextmanager
     def wait(self, device: torch.device) -> Iterator[None]:
-        """Context manager: add the time spent in the body to the total of "loading".
+        """Add the time of the body of the `with` statement to the total of "loading".
 
         On a GPU, the time in which the GPU still executes kernels that were queued before the body
         is counted as training instead.

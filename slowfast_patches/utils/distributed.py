@@ -100,7 +100,7 @@ def broadcast_from_main(make: Callable[[], T]) -> T:
 
 @contextmanager
 def _temporary_group(timeout: timedelta) -> Iterator[dist.ProcessGroup]:
-    """Context manager: create a gloo group of all processes.
+    """Create a gloo group of all processes for the `with` statement.
 
     All processes must call this. If the body raises an error, the group is not destroyed. The other
     processes would otherwise report a closed connection before this process reports its error.

@@ -120,7 +120,7 @@ def printable(text: str) -> str:
 
 @contextmanager
 def mistake_in(what: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Context manager: convert exceptions of a library in the body to UserError.
+    """Convert exceptions that a library raises in the `with` statement to UserError.
 
     The message is one line, and starts with `what`. Faults of the machine are not converted.
 
@@ -149,10 +149,10 @@ def _reason(error: Exception, what: str) -> str:
 
 @contextmanager
 def writing(path: str | os.PathLike[str], option: str = "") -> Iterator[None]:
-    """Context manager: convert the OSError of a file or a folder that cannot be written.
+    """Convert OSErrors about a file or folder that cannot be written.
 
-    It becomes a RunError, except for faults of the machine. These get the name of the file, which
-    errors of a full disk lack.
+    Errors in the `with` statement become RunErrors, except for faults of the machine. These get the
+    name of the file, which errors of a full disk lack.
 
     Args:
         path: The file or the folder.

@@ -28,12 +28,12 @@ _THREADS = 32
 
 @contextmanager
 def atomic_write(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """Context manager: write a local or remote file atomically.
+    """Write a local or remote file atomically, in a `with` statement.
 
-    The body writes to a temporary file in the same folder. After the body, the temporary file is
-    synced to disk and renamed to `path`. Even if the process is killed, `path` is either the
-    previous file or the complete new file. If the body raises an error, the temporary file is
-    deleted. The temporary file of a remote file is local, and is uploaded after the body.
+    The body of the statement writes to a temporary file in the same folder. After the body, the
+    temporary file is synced to disk and renamed to `path`. Even if the process is killed, `path` is
+    either the previous file or the complete new file. If the body raises an error, the temporary
+    file is deleted. The temporary file of a remote file is local, and is uploaded after the body.
 
     Args:
         path: File to write.

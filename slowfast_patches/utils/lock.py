@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
-    """Context manager: create a folder if needed, and lock it.
+    """Create a folder if needed, and hold its lock during the `with` statement.
 
     The lock is a POSIX record lock on the file run.lock in the folder. The kernel releases the lock
     when the process ends, even if the process is killed. Record locks work over NFS. They are not

@@ -117,7 +117,7 @@ def _work(
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Context manager: Python processes that are started do not import files of the current folder.
+    """Prevent new Python processes from importing files of the current folder.
 
     multiprocessing starts Python with the option -c. It would import a random.py or a queue.py that
     lies beside the user's videos in place of Python's own module.

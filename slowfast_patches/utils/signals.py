@@ -54,7 +54,7 @@ def stop_if_asked(when: str) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Context manager: raise TrainingInterruptedError on SIGTERM and SIGUSR1.
+    """Raise TrainingInterruptedError on SIGTERM and SIGUSR1 during the `with` statement.
 
     Use this while a run is set up. During the training, use `StopRequest`, so that a checkpoint is
     saved. The signals have no effect once the run has `finished`.
@@ -72,7 +72,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def users_handlers() -> Iterator[None]:
-    """Context manager: call the user's signal handlers beside ours in the body, then restore them.
+    """Call the user's signal handlers as well as ours in the `with` statement, then restore them.
 
     Use this around a whole run, in the process in which the user's program calls it.
     """
@@ -103,7 +103,7 @@ def call_users_handler(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handle_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Context manager: use these signal handlers in the body.
+    """Set signal handlers for the `with` statement, and restore the previous ones after it.
 
     Outside the main thread, where Python does not allow signal handlers, this does nothing.
     """
@@ -122,7 +122,7 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals,
 
 @contextmanager
 def block_signals(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """Context manager: block signals in this thread.
+    """Block signals in this thread during the `with` statement.
 
     Processes started in the body inherit the blocked signals and keep them blocked.
     """

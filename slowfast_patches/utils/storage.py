@@ -1,8 +1,8 @@
 """Read and write files in buckets and on other remote file systems, through fsspec.
 
 A remote path is an address such as `s3://bucket/videos/a.mp4`. Its scheme is one that fsspec knows.
-Credentials and endpoints are those that the library of the file system finds, such as s3fs. These
-libraries also retry requests that fail.
+The library of the file system, such as s3fs, finds the credentials and the endpoint. It also
+retries failed requests.
 
 A file that does not exist raises FileNotFoundError, as on a local disk. All other errors become a
 `RunError`, because they also affect all other files.
@@ -215,9 +215,9 @@ def read_range(path: str, begin: int, end: int | None) -> bytes:
 
 @contextmanager
 def open_file(path: str) -> Iterator[BinaryIO]:
-    """Context manager: open a local or remote file for reading bytes.
+    """Open a local or remote file for reading bytes, in a `with` statement.
 
-    Of a remote file, only the blocks that are read are requested.
+    For a remote file, only the blocks that are read are requested.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -283,7 +283,7 @@ def _status(info: dict[str, Any]) -> Status:
 
 @contextmanager
 def _translate_errors(path: str, done: str = "read") -> Iterator[tuple[Any, str]]:
-    """Context manager: yield the file system of a path and the path there, and translate errors."""
+    """Yield the file system of a path and the path in this file system, and translate errors."""
     scheme = path.partition("://")[0]
     try:
         yield url_to_fs(path)  # the file system of this process, which fsspec caches

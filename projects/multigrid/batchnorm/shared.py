@@ -90,8 +90,8 @@ class SharedBatchNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, invstd = ctx.saved_tensors
-        # Parameter gradients stay local, because DDP averages them. The input's gradient needs the
-        # sums over all clips of the group.
+        # Parameter gradients stay local, because DDP averages them.
+        # The gradient of the input needs the sums over all clips of the group.
         _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad, x, weight, None, None, mean, invstd, True, 0.0, [False, True, True]
         )

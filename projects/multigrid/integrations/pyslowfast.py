@@ -55,16 +55,16 @@ def _enable_or_exit() -> None:
 
 
 def _mistake_in(error: Exception) -> str | None:
-    """Return the message of a `MultigridError`, which a spawned process may have raised."""
+    """Return the message of a `MultigridError`, also of a spawned process, or None."""
     if isinstance(error, MultigridError):
         return str(error)
     _, is_mistake, message = str(error).rpartition("multigrid.errors.MultigridError: ")
     return message.strip() if is_mistake else None
 
 
-# A process that the script spawns imports this module as __mp_main__. It needs the same names as
-# its parent, and multigrid enabled. tools/train_net.py only defines functions, so a process imports
-# it when it needs them.
+# A process that the script spawns imports this module as __mp_main__.
+# Such a process needs the same names as its parent, and must enable multigrid.
+# It imports tools/train_net.py only when needed, because that file only defines functions.
 if __name__ == "__main__":
     _take_script()
 if __name__ in ("__main__", "__mp_main__"):

@@ -44,7 +44,7 @@ def check_arguments(arguments: Any) -> None:
 
 @contextmanager
 def explained_options(words: Sequence[str]) -> Iterator[None]:
-    """Explain --opts if the parser in the body ends the program.
+    """Explain --opts if the parser in the `with` statement ends the program.
 
     Args:
         words: Words of the command line.

@@ -84,7 +84,7 @@ class _Following(ReadsStep):
 
     @property
     def current_coverage(self) -> Tensor | None:
-        """Coverage of the current mini-batch. None, which means 1, in evaluation mode."""
+        """Coverage of the current mini-batch. In evaluation mode, it is None, which means 1."""
         return self.step_values.coverage if self.training else None
 
     def embed(self: Any, pixel_values: Tensor, table: Tensor) -> Tensor:

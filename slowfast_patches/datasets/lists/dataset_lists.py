@@ -175,8 +175,8 @@ def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> 
     path = list_path(recipe, split)
     root = os.path.join(str(as_path(recipe.data.path_prefix or path.parent)), "")
     for video in videos:
-        # Prefer the name of a video, because it does not depend on folders. The videos of a user's
-        # data set may be plain integers, which have neither a name nor a path.
+        # Prefer the name of a video, because it does not depend on folders.
+        # In a user's data set, videos may be plain integers without a name or a path.
         if (name := getattr(video, "name", None)) is None:
             where = str(getattr(video, "path", video))
             # A json file gives ids, not paths, so the videos may lie in any folder.

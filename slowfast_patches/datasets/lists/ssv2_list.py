@@ -1,6 +1,6 @@
 """Read the lists of Something-Something V2.
 
-Three formats are recognized by the file train.csv:
+There are three formats, which differ in the file train.csv:
 
     train.csv with the header of a frame list    JPEG frames; the json files give the classes
     train.csv with lines "path label"            video files, as written by multigrid-prepare

@@ -52,9 +52,9 @@ X264 = {
     # Spend bits where they raise the PSNR.
     "psy": 0,
     "aq-mode": 0,
-    # Write the same file in every run and on every CPU. Without "cpu-independent", x264 distributes
-    # the bits by code that depends on the CPU. On a busy virtual machine, the AVX-512 version of
-    # this code gave other results in 1 of 50 runs.
+    # Write the same file in every run and on every CPU.
+    # Without "cpu-independent", x264 distributes the bits by code that depends on the CPU.
+    # With AVX-512 on a busy virtual machine, 1 of 50 runs gave another result.
     "threads": 1,
     "lookahead-threads": 1,
     "cpu-independent": 1,

@@ -218,8 +218,8 @@ def _decode_from_here(
     by_count = scanned.timestamps is None
     numbers = _numbers(scanned)
     stamps: Sequence[int] = list(numbers)
-    # In AVI files with B-frames, packet timestamps are in decoding order, so they do not ascend in
-    # display order. The timestamp of a packet then does not tell which frames will follow.
+    # In AVI files with B-frames, packet timestamps are in decoding order.
+    # The timestamp of a packet then does not show which frames will follow.
     ordered = not by_count and scanned.is_in_step and all(map(lt, stamps, stamps[1:]))
     skips = decoder.name in CAN_SKIP and ordered
     due = {stamps[number] for number in wanted}
@@ -227,8 +227,8 @@ def _decode_from_here(
     missing = set(wanted)
     began = False
     log = ErrorLog()
-    # After a seek, frames before the first key frame may depend on frames before the seek. FFmpeg
-    # reports errors for them, but they are not wanted.
+    # After a seek, frames before the first key frame may lack their reference frames.
+    # FFmpeg reports errors for such frames, but they are not wanted.
     begin = None if entry else min(stamps)
     latest = -1
     for packet in packets:

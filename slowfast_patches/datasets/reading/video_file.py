@@ -218,14 +218,14 @@ def open_video(path: str, *, probes: bool = True) -> Iterator[VideoFile]:
     check_regular(path)
     bound = {"max_pixels": str(MAX_PIXELS)}
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(_FORMATS)}
-    # These options affect only how FFmpeg probes the streams. It then reads few packets, parses
-    # only headers, and assumes the maximum if an H.264 header does not limit the reordering.
+    # These options affect only how FFmpeg probes the streams.
+    # With them, FFmpeg reads few packets, and parses only headers.
+    # If an H.264 header does not limit the reordering, FFmpeg assumes the maximum.
     probing = {} if probes else {"skip_frame": "all", "strict": "1", "analyzeduration": "1"}
     log = ErrorLog()
     with contextlib.ExitStack() as stack:
         try:
-            # Without the prefix "file:", FFmpeg would take the part of a file name before a colon
-            # for a protocol.
+            # Without the prefix "file:", FFmpeg would read `a` in the file name `a:b` as protocol.
             file = stack.enter_context(open_file(path)) if is_remote(path) else f"file:{path}"
             opened = av.open(file, options=allowed | bound | probing, **_LENIENT)
             container = stack.enter_context(opened)
@@ -248,8 +248,8 @@ def open_video(path: str, *, probes: bool = True) -> Iterator[VideoFile]:
         check_pixels(stream.width, stream.height)
         stream.codec_context.thread_count = 1
         if stream.codec_context.name == "h264":
-            # If the header does not say how far frames are reordered, assume the maximum. FFmpeg
-            # would otherwise learn the distance while it decodes, and lose frames meanwhile.
+            # If the header does not limit the reordering of frames, assume the maximum.
+            # Otherwise, FFmpeg would learn the limit while it decodes, and lose frames meanwhile.
             bound |= {"strict": "1"}
         stream.codec_context.options = bound
         reorders = bool(stream.codec_context.has_b_frames)

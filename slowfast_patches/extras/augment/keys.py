@@ -94,7 +94,7 @@ RULES = (
     ),
     Rule(
         _of_boxes,
-        "AUG.ENABLE True is not possible with a task whose targets are not those of whole clips: "
-        "augmentations do not transform boxes. Set AUG.ENABLE False.",
+        "AUG.ENABLE True needs a task whose targets are for whole clips, because augmentations "
+        "do not transform boxes. Set AUG.ENABLE False.",
     ),
 )

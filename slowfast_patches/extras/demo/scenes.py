@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 Image = NDArray[np.float32]
 Clip = NDArray[np.uint8]
 
-# Maps each class to the signs of the changes of (x, y, angle, size). The y axis points down, so an
-# increasing angle is a clockwise rotation.
+# Maps each class to the signs of the changes of (x, y, angle, size).
+# The y axis points down, so an increasing angle is a clockwise rotation.
 MOTIONS: dict[str, tuple[int, int, int, int]] = {
     "left": (-1, 0, 0, 0),
     "right": (1, 0, 0, 0),
@@ -30,9 +30,9 @@ MOTIONS: dict[str, tuple[int, int, int, int]] = {
 }
 CLASSES = tuple(MOTIONS)
 
-# Lengths are in units of 1/80 of the short side of the frame. A clip has a stride of 8 frames, so
-# between consecutive frames of a clip an object moves by at most 24 units, rotates by at most 64
-# degrees, or passes through at most a quarter of the size cycle.
+# Lengths are in units of 1/80 of the short side of the frame. A clip has a stride of 8 frames.
+# Between two frames of a clip, an object moves by at most 24 units.
+# If it rotates or changes its size, it does so by at most 64 degrees or a quarter of the cycle.
 UNITS = 80.0
 RADII = (14.0, 36.0)  # smallest and largest radius in units
 SPEED = (1.5, 3.0)  # units per frame
@@ -40,8 +40,8 @@ TURN = (np.deg2rad(4.0), np.deg2rad(8.0))  # radians per frame
 ZOOM = (0.015, 0.03)  # size cycles per frame
 SHAKE = 0.3  # standard deviation in units
 
-# Textures: range of the mean colour, and range of the standard deviation, both in [0, 1]. Objects
-# are bright and the background is dark, so that a small network can find the objects easily.
+# Textures: range of the mean colour, and range of the standard deviation, both in [0, 1].
+# Objects are bright and the background is dark, so that a small network finds the objects.
 GROUND = ((0.05, 0.3), (0.02, 0.05))
 THING = ((0.5, 0.9), (0.15, 0.3))
 SPRITE = 64  # width and height in pixels of the picture of an object
@@ -78,8 +78,9 @@ def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -
     """Return a random scene for a video of `frames` frames with `width` × `height` pixels."""
     unit = min(width, height) / UNITS
     count = int(rng.integers(2, 4))
-    # Spread out the positions and sizes of the objects. They stay spread out, because all objects
-    # change at the same rates. A crop therefore always shows some clearly visible objects.
+    # Spread out the positions and sizes of the objects.
+    # They stay spread out, because all objects change at the same rates.
+    # A crop therefore always shows some clearly visible objects.
     start = rng.random(3) + np.outer(np.arange(count), (0.7549, 0.5698, 1 / count))
     places = (start % 1.0) * (width, height, 1.0)
     speed = rng.uniform(*SPEED) * unit
@@ -138,8 +139,8 @@ def texture(
     directions = rng.standard_normal((2, 3))
     directions *= rng.uniform(*contrast) / np.linalg.norm(directions, axis=1, keepdims=True)
     colour = rng.uniform(*level, 3) + np.einsum("fhw,fc->hwc", fields, directions)
-    # The last bits of a sum of products depend on the memory layout of the operands. Round, so that
-    # the bytes of a file are reproducible.
+    # The last bits of a sum of products depend on the memory layout of the operands.
+    # Round the values, so that the bytes of a file are reproducible.
     return np.asarray(np.clip(colour, 0.0, 1.0).round(4), np.float32)
 
 

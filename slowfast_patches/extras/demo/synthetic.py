@@ -24,10 +24,11 @@ MANIFEST = "demo_data.json"
 VERSION = 1  # increase when the pictures or the encoding change; `claim` then rejects old folders
 FPS = 30
 
-# Options that make decoding fast, because decoding is part of the cost of training: no loop filter
-# and no arithmetic coding (fastdecode), no B-frames, no partitions of macroblocks, one reference
-# frame, and a key frame every 8 frames. With a single thread and "cpu-independent", a video has the
-# same bytes in every run and on every machine.
+# Options for fast decoding, because decoding is part of the cost of training.
+# The tune "fastdecode" turns off the loop filter and arithmetic coding.
+# There are no B-frames, no partitions of macroblocks, and one reference frame.
+# Every 8th frame is a key frame.
+# With one thread and "cpu-independent", a video has the same bytes in every run and on every CPU.
 ENCODER = {
     "preset": "medium",
     "tune": "fastdecode",

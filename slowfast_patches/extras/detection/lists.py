@@ -100,7 +100,7 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
         if (found := boxes.get((name, second)))
     )
     if not key_frames:
-        raise UserError(f"no key frame of {split} has a box. Check the files of boxes, keys AVA.*")
+        raise UserError(f"no key frame of {split} has a box. Check the files of boxes (keys AVA.*)")
     return key_frames
 
 
@@ -200,7 +200,8 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
 
     Returns:
         The names in the order of the class indices, or None if the file does not exist. Classes
-        that the file omits get their id as name. Equal names of several classes get their ids.
+        that the file omits get their id as name. If several classes have the same name, their ids
+        are appended to it.
 
     Raises:
         ValueError: An id is not from 1 to MODEL.NUM_CLASSES or occurs twice, or the file names no

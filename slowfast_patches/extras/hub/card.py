@@ -1,4 +1,4 @@
-"""The model card of a folder for the Hub: facts about the weights that are in the folder."""
+"""The model card of a folder for the Hub: facts about the weights in the folder."""
 
 from __future__ import annotations
 

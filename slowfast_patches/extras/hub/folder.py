@@ -95,10 +95,10 @@ def _check_own(folder: Path) -> None:
 
 
 def _check_folder(folder: Path, digest: str) -> None:
-    """Check that a folder has no other model, and no card that describes another one.
+    """Check that a folder has neither another model nor a card that describes another model.
 
     Raises:
-        ValueError: It has.
+        ValueError: The folder has one of them.
     """
     there = [name for name in (*_OWN, "README.md") if (folder / name).exists()]
     if not there:

@@ -72,7 +72,7 @@ RULES = (
     ),
     Rule(
         _of_boxes,
-        "MIXUP.ENABLE True is not possible with a task whose targets are not those of whole clips, "
-        "such as boxes, which cannot be blended. Set MIXUP.ENABLE False.",
+        "MIXUP.ENABLE True needs a task whose targets are for whole clips, because boxes cannot "
+        "be blended. Set MIXUP.ENABLE False.",
     ),
 )

@@ -171,9 +171,9 @@ def measured_seconds(variants: Sequence[Variant], files: Sequence[Path], output:
     Args:
         variants: Full-length variants, the baseline first.
         files: Step-time files of benchmarks/step_time.py. If there are none, step times are
-            measured on this machine. The measured times are stored in step_times.json, and reused
-            when the pilot is repeated with the same processor or GPU, threads and torch, as long
-            as there are runs of the pilot or for a day.
+            measured on this machine. The measured times are stored in step_times.json. A repeated
+            pilot with the same processor or GPU, threads and torch reuses them for a day, or for as
+            long as there are runs of the pilot.
         output: Folder of step_times.json.
 
     Raises:
@@ -210,7 +210,8 @@ def _is_usable(stored: Path, baseline: Variant, output: Path) -> bool:
     """Return whether step times that an earlier pilot has stored are those of this machine.
 
     Raises:
-        ValueError: They are not, but there are runs whose lengths follow from them.
+        ValueError: They are from another machine, but there are runs whose lengths follow from
+            them.
     """
     if not stored.is_file():
         return False
@@ -226,8 +227,8 @@ def _is_usable(stored: Path, baseline: Variant, output: Path) -> bool:
         return has_runs or age < timedelta(days=1)
     if has_runs:
         raise UserError(
-            f"{stored} was measured with {times.clock}, but this is {here}. The runs in {output} "
-            "are as long as those times say. Choose another --output."
+            f"{stored} was measured with {times.clock}, but this is {here}. The lengths of the "
+            f"runs in {output} follow from those times. Choose another --output."
         )
     return False
 

@@ -47,7 +47,7 @@ _COLUMNS = ("iterations", "clips", "clock", "seconds", "total", "loading")
 
 @dataclass(frozen=True)
 class PilotResult:
-    """PilotResult of a pilot, whose variants were trained for equal times.
+    """Result of a pilot, whose variants were trained for equal times.
 
     Attributes:
         scores: Maps the label of each variant to its score and standard error.
@@ -78,7 +78,7 @@ class PilotResult:
 
 
 def evaluate_pilot(experiment: Experiment, runs: pd.DataFrame) -> PilotResult:
-    """Return the outcome of a pilot.
+    """Compute the result of a pilot.
 
     Args:
         experiment: Variants and seeds, the baseline first.
@@ -125,7 +125,7 @@ def report_pilot(
     Args:
         experiment: Variants and seeds, the baseline first.
         runs: Table returned by `Experiment.runs`.
-        outcome: PilotResult of the pilot.
+        outcome: Result of the pilot.
         command: Command line that reproduces the report.
         baseline_seconds: Time of all training steps of the full-length baseline, in seconds.
     """

@@ -92,7 +92,7 @@ class Tracker(Hook):
         self._send()
 
     def _advice(self, error: BaseException, stored: Mapping[str, Any]) -> str:
-        """Say what to do about an error of the tracker's package."""
+        """Return advice on what to do about an error of the tracker's package."""
         name = TrackerKeys.of(self._recipe).name
         if _is_unreachable(error):
             return (
@@ -141,7 +141,11 @@ class Tracker(Hook):
             if finished is not None:
                 self._run.close(finished)
         except Exception as error:
-            logger.warning("TRACKER.NAME: sending metrics failed, and is tried again: %s", error)
+            logger.warning(
+                "TRACKER.NAME: metrics could not be sent, and are sent again after the next "
+                "checkpoint: %s",
+                error,
+            )
         content = {"run": self._run.id, "training": self._training, "sent": self._sent}
         write_text(self._file, json.dumps(content))
 
@@ -173,7 +177,7 @@ _PATIENCE = 20
 
 
 def _is_unreachable(error: BaseException | None) -> bool:
-    """Return whether an error, or an error that caused it, is one of the network."""
+    """Return whether an error, or one of its causes, is a network error."""
     while error is not None:
         # wandb has an error class of its own, which does not name its cause.
         if isinstance(error, OSError) or type(error).__name__ == "CommError":
@@ -183,8 +187,8 @@ def _is_unreachable(error: BaseException | None) -> bool:
 
 
 def _start_mlflow(recipe: Recipe, run_id: str | None) -> _Run:
-    # What cannot be sent is sent after the next checkpoint. MLflow itself would retry for minutes,
-    # in which the training waits.
+    # Values that cannot be sent are sent after the next checkpoint.
+    # MLflow itself would retry for minutes, and the training would wait.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_PATIENCE))
     import mlflow

@@ -1,4 +1,4 @@
-"""What a folder for the Hugging Face Hub needs so that the package transformers loads a model."""
+"""Files in a folder for the Hugging Face Hub, so that the package transformers can load a model."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def check_frames(recipe: Recipe) -> None:
     if TsmKeys.of(recipe).shift_div and fewest_frames(recipe) < 2:
         raise UserError(
             "MODEL.ARCH tsm needs clips of 2 frames or more, because the shift replaces channels "
-            "of a single frame by 0. A shape of the schedule has 1 of DATA.NUM_FRAMES "
-            f"{recipe.data.num_frames} frames. Increase DATA.NUM_FRAMES, or change "
+            f"of a single frame by 0. DATA.NUM_FRAMES is {recipe.data.num_frames}, but a shape of "
+            "the schedule has only 1 frame. Increase DATA.NUM_FRAMES, or change "
             "MULTIGRID.LONG_CYCLE_FACTORS."
         )
 

@@ -1,7 +1,7 @@
 """Weight files of the authors of TSM.
 
-A ResNet is in the module base_model. A convolution is called "net" inside a module that shifts its
-input.
+In these files, the ResNet is the module base_model. A convolution with a shifted input is named
+"net" inside the module that shifts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
 
 
 def torchvision_names(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Rename the tensors of such a file to the names of torchvision's ResNets.
+    """Rename the tensors of a TSM file to the names of torchvision's ResNets.
 
     The kernels get an axis for time, because TSM applies 2-D kernels to single frames. So the file
     needs no TRAIN.CHECKPOINT_INFLATE.
@@ -36,7 +36,7 @@ def _renamed(name: str) -> str:
 
 
 def shift_problems(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, str]:
-    """Compare where the file and the model shift channels. A shift has no parameters."""
+    """Return a problem if the file and the model shift channels in different blocks."""
     named = without_wrappers(tensors)
     if _MARK not in named:
         return {}

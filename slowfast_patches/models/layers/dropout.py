@@ -69,7 +69,7 @@ class ClipDropout(ReadsStep, nn.Dropout):
 
 
 class _Drop(torch.autograd.Function):
-    """Product of an input, a mask and a factor, in one operation. Its backward pass is the same."""
+    """Product of an input, a mask and a factor, in one operation. So is its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, kept: Tensor, factor: float) -> Tensor:
@@ -108,8 +108,8 @@ def seed_dropout(
 def seed_masks(model: nn.Module, clip: int) -> None:
     """Seed torch's global generator with the index of a clip in the data stream.
 
-    Transformers and registered models draw their masks from it. They have the attribute
-    `mask_seed`. Other models do not, and this function does nothing.
+    Transformers and registered models draw their masks from this generator. They have the attribute
+    `mask_seed`. For a model without it, this function does nothing.
     """
     mask_seed = getattr(model, "mask_seed", None)
     if mask_seed is not None:

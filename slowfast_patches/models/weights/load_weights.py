@@ -110,7 +110,7 @@ def _problem(fit: Fit, model: nn.Module, inflate: bool, complete: bool) -> str:
 
 
 def _too_few(fit: Fit, model: nn.Module, least: float) -> str:
-    """Return that a file fills less than a share of a model without its head, or ""."""
+    """Return an error text if a file fills too little of a model without its head, or ""."""
     sizes = {
         name: value.numel()
         for name, value in trained_tensors(model).items()
@@ -162,7 +162,7 @@ class Fit:
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and the BN running statistics of a model.
 
-    Other buffers are constants. They may be infinite, as the mask of an attention.
+    Other buffers are constants. They may be infinite, such as an attention mask.
     """
     statistics = {name: value for name, value in model.named_buffers() if "running_" in name}
     return {**dict(model.named_parameters()), **statistics}

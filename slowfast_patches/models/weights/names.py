@@ -37,8 +37,8 @@ def host_names(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[st
 
     Args:
         tensors: Tensors under the names in the file.
-        known: Names of the tensors in the model. If the file has some of these names, it needs no
-            other names: a registered model may itself use torchvision's names, for example.
+        known: Names of the tensors in the model. If the file has some of these names, nothing is
+            renamed. For example, a registered model may itself use torchvision's names.
 
     Raises:
         ValueError: The file has a ResNet of basic blocks (18 or 34 layers).
@@ -93,8 +93,8 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     inner = tuple(f"{layer}.{part}." for layer in layers for part in ("bn", "split_bn"))
     plain = {name: value for name, value in tensors.items() if not name.startswith(inner)}
     for layer in layers:
-        # Combine the n splits, which have equal size. By the law of total variance, the variance of
-        # the layer is the mean of the variances plus the variance of the means.
+        # Combine the n splits, which have equal size, by the law of total variance.
+        # The variance of the layer is the mean of the variances plus the variance of the means.
         shape = (-1, tensors[f"{layer}.weight"].numel())
         means = tensors[layer + mean].reshape(shape)
         variances = tensors[f"{layer}.split_bn.running_var"].reshape(shape)

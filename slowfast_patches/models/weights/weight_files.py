@@ -197,7 +197,7 @@ def _check_digest(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Check weights against the hash in the config.json beside them, if there is one.
 
     Raises:
-        UserError: The hash is another one.
+        UserError: The hashes differ.
     """
     config = None
     with suppress(OSError, ValueError):

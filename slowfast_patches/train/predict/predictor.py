@@ -65,7 +65,7 @@ def require_clip_scores(recipe: Recipe, path: Path) -> None:
     """Check that the model of a checkpoint takes only clips as input.
 
     Raises:
-        ValueError: The task of the model is one with other inputs.
+        ValueError: The network of the task needs other inputs than clips.
     """
     if not TASKS[recipe.task].scores_clips:
         raise UserError(

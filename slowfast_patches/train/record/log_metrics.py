@@ -303,7 +303,7 @@ def record_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Delete the entries of metrics.jsonl after an iteration, and damaged lines with a warning.
+    """Delete damaged lines of metrics.jsonl, and all entries after an iteration.
 
     Args:
         path: The file metrics.jsonl, which need not exist.

@@ -18,8 +18,8 @@ class ProgressBar(Hook):
 
     Args:
         metrics: The hook that logs the loss and the learning rate.
-        closes_after: Numbers of finished iterations that a validation follows, which shows a bar of
-            its own. The next iteration opens the bar of the training again.
+        closes_after: Numbers of finished iterations after which a validation runs, which shows its
+            own bar. The next iteration opens the bar of the training again.
     """
 
     def __init__(self, metrics: LogMetrics, closes_after: Collection[int]) -> None:

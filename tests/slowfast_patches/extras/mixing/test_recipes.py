@@ -25,7 +25,7 @@ def test_without_both_alphas_it_is_refused():
 def test_targets_of_parts_of_clips_are_not_blended(own_folder):
     register_task("boxes", TaskSpec("boxes", scores_clips=False))(Task)
     keys = load_recipe(None, [*ON, "DATA.TASK", "boxes"])
-    with pytest.raises(ValueError, match="such as boxes, which cannot be blended"):
+    with pytest.raises(ValueError, match="because boxes cannot be blended"):
         check_recipe(keys)
     check_recipe(keys.replaced({"MIXUP.ENABLE": False}))
     check_recipe(keys.replaced({"DATA.TASK": ""}))

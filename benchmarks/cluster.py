@@ -26,7 +26,7 @@ from multigrid.cost import SecondsPerIteration
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.recipe_cycles import check_world_size, without_multigrid
-from slowfast_patches.config.scale import scale_to_world_size
+from slowfast_patches.config.scale import scale_rates
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build_model import build_on_meta
@@ -37,6 +37,7 @@ from slowfast_patches.plan.training_plan import dataset_size
 from slowfast_patches.utils import command_line
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.command_line import above_zero, at_least_one
+from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import format_table
 
 _BACKWARD = 2 / 3
@@ -121,15 +122,31 @@ class Cluster:
 
 
 def on_cluster(recipe: Recipe, nodes: int, gpus_of_node: int) -> Recipe:
-    """Scale a recipe to a cluster. Each GPU keeps the same number of clips."""
+    """Scale a recipe to a cluster. Each GPU keeps the same number of clips.
+
+    Raises:
+        ValueError: The recipe has stages, or its GPUs have different numbers of clips.
+    """
+    if recipe.multigrid.stages:
+        raise UserError(
+            "MULTIGRID.STAGES has batch sizes for one number of GPUs, which this program cannot "
+            "scale to a cluster. Give a recipe with cycles."
+        )
+    if recipe.base_shape.batch % recipe.world_size:
+        raise UserError(
+            f"The {recipe.base_shape.batch} clips of a mini-batch cannot be divided among "
+            f"{recipe.world_size} GPUs. Set another TRAIN.BATCH_SIZE or NUM_GPUS."
+        )
+    clips = recipe.base_shape.batch // recipe.world_size
     changes: dict[str, object] = {
         "NUM_SHARDS": nodes,
         "SHARD_ID": 0,
-        "SOLVER.REFERENCE_WORLD_SIZE": max(1, recipe.num_gpus),
+        "TRAIN.BATCH_SIZE": clips * gpus_of_node,
+        "SOLVER.REFERENCE_BATCH_SIZE": recipe.base_shape.batch,
         "NUM_GPUS": gpus_of_node if recipe.num_gpus else 0,
         "PROCESSES_PER_MACHINE": gpus_of_node,
     }
-    return scale_to_world_size(recipe.replaced(changes))
+    return scale_rates(recipe.replaced(changes))
 
 
 def estimate(

@@ -21,7 +21,7 @@ Train as SLURM jobs:
 To continue after an interruption, repeat the command. Finished runs are not repeated. The reports
 are written to the folder given as --output: NAME.md, NAME.json and, for figures, NAME.png. KEY
 VALUE pairs after the options apply to every recipe, for example NUM_GPUS 4
-SOLVER.REFERENCE_WORLD_SIZE 8.
+SOLVER.ACCUMULATION_STEPS 2.
 """
 
 import argparse

@@ -7,7 +7,7 @@ files that exist on this machine are checked. Example:
 
     multigrid-submit --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --partition gpu --hours 24 --option account=vision NUM_SHARDS 16 NUM_GPUS 8 \
-        DATA.PATH_TO_DATA_DIR /data/kinetics OUTPUT_DIR runs/k400 SOLVER.REFERENCE_WORLD_SIZE 8
+        DATA.PATH_TO_DATA_DIR /data/kinetics OUTPUT_DIR runs/k400 SOLVER.REFERENCE_BATCH_SIZE 64
 
 With --dry-run, the batch file is printed but not submitted. To resume a job that failed or was
 cancelled, repeat the command. KEY VALUE pairs after the options replace keys of the recipe.

@@ -72,6 +72,21 @@ class Ignored(NamedTuple):
     usual: tuple[object, ...] = ()
 
 
+class Translated(NamedTuple):
+    """Key of another release that is translated to keys of this package.
+
+    Attributes:
+        kind: Type of the value.
+        note: Text for docs/keys.md that says what the key becomes.
+        translate: Function that takes the value of the key and all values of this package's keys,
+            and returns the values to set.
+    """
+
+    kind: type
+    note: str
+    translate: Callable[[Any, Values], dict[str, Any]]
+
+
 class Rule(NamedTuple):
     """Rule for the values of several keys.
 

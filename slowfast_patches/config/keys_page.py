@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from slowfast_patches.config.later_releases import ignored_keys
+from slowfast_patches.config.later_releases import TRANSLATED, ignored_keys
 from slowfast_patches.config.recipe import KEYS, default_recipe, values_by_key
 
 _COMMON = (
@@ -24,8 +24,8 @@ _COMMON = (
     "MULTIGRID.EPOCH_FACTOR",
     "NUM_GPUS",
     "TRAIN.BATCH_SIZE",
-    "SOLVER.REFERENCE_WORLD_SIZE",
     "SOLVER.BASE_LR",
+    "SOLVER.REFERENCE_BATCH_SIZE",
     "SOLVER.LENGTH",
     "TRAIN.MIXED_PRECISION",
     "DATA_LOADER.NUM_WORKERS",
@@ -76,7 +76,8 @@ def format_keys() -> str:
         section = name.partition(".")[0] if "." in name else "Machines and files"
         sections[section].append(name)
     later = [(f"`{name}`", key.later[0]) for name, key in KEYS.items() if key.later]
-    later += [(f"`{name}`", note) for name, (note, _) in ignored_keys().items()]
+    later += [(f"`{name}`", row.note) for name, row in TRANSLATED.items()]
+    later += [(f"`{name}`", row.note) for name, row in ignored_keys().items()]
     parts = [f"\n## {section}\n\n{_format_rows(names)}" for section, names in sections.items()]
     return "\n".join(
         [_HEADER, *parts, _LATER, _format_table(("key", "what happens"), later), _FOOTER]

@@ -1,11 +1,11 @@
-"""Keys of other PySlowFast releases: those without effect, and translations of values."""
+"""Keys of other PySlowFast releases: those without effect, and those that are translated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from slowfast_patches.config.fields import Ignored, Values
+from slowfast_patches.config.fields import Ignored, Translated, Values
 from slowfast_patches.seams import SECTIONS
 from slowfast_patches.utils.errors import UserError
 
@@ -24,13 +24,8 @@ def ignored_keys() -> dict[str, Ignored]:
     return found
 
 
-def rates_of_one_machine(values: Values) -> dict[str, Any]:
-    """Replace SOLVER.BASE_LR_SCALE_NUM_SHARDS by SOLVER.REFERENCE_BATCH_SIZE.
-
-    Raises:
-        ValueError: Both are set.
-    """
-    if not values["SOLVER.BASE_LR_SCALE_NUM_SHARDS"]:
+def _rates_of_one_machine(scales: bool, values: Values) -> dict[str, Any]:
+    if not scales:
         return {}
     if values["SOLVER.REFERENCE_BATCH_SIZE"]:
         raise UserError(
@@ -38,11 +33,18 @@ def rates_of_one_machine(values: Values) -> dict[str, Any]:
             "scale the learning rates. Set SOLVER.BASE_LR_SCALE_NUM_SHARDS False or "
             "SOLVER.REFERENCE_BATCH_SIZE 0."
         )
-    return {
-        "SOLVER.REFERENCE_BATCH_SIZE": values["TRAIN.BATCH_SIZE"],
-        "SOLVER.BASE_LR_SCALE_NUM_SHARDS": False,
-    }
+    return {"SOLVER.REFERENCE_BATCH_SIZE": values["TRAIN.BATCH_SIZE"]}
 
+
+TRANSLATED: Mapping[str, Translated] = {
+    "SOLVER.BASE_LR_SCALE_NUM_SHARDS": Translated(
+        bool,
+        "True sets SOLVER.REFERENCE_BATCH_SIZE to the value of TRAIN.BATCH_SIZE, so that all "
+        "learning rates are multiplied by NUM_SHARDS.",
+        _rates_of_one_machine,
+    ),
+}
+"""Keys of PySlowFast's later releases that other keys replace."""
 
 _BN_GROUPS = (
     "Set the number of clips that share BN statistics: MULTIGRID.BN_BASE_SIZE with a long or short "

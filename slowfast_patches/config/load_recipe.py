@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from slowfast.config import defaults as host_defaults
 
 from slowfast_patches.config.imports import import_modules, require_imported
-from slowfast_patches.config.later_releases import ignored_key
+from slowfast_patches.config.later_releases import TRANSLATED, ignored_key
 from slowfast_patches.config.recipe import (
     COMMAND_LINE,
     KEYS,
@@ -31,7 +31,7 @@ from slowfast_patches.config.recipe import (
     default_recipe,
     plain,
 )
-from slowfast_patches.config.scale import scale_epochs, scale_to_world_size
+from slowfast_patches.config.scale import scale_epochs, scale_rates
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 from slowfast_patches.registry import TASKS, task_name
 from slowfast_patches.seams import MAPPINGS
@@ -67,8 +67,8 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
 
     Each value is converted to the type of its key. For example, "1e-4" and 1 are valid floats, and
     a list becomes a tuple. Keys of other PySlowFast releases are translated, or ignored with a
-    warning (later_releases.py). Epochs, batch size and learning rates are scaled to the values to
-    train with (`scale_epochs`, `scale_to_world_size`).
+    warning (later_releases.py). Epochs and learning rates are scaled to the values to train with
+    (`scale_epochs`, `scale_rates`).
 
     Args:
         path: YAML file, or None for the defaults. `_BASE_` in the file names one or more recipes,
@@ -86,7 +86,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
 
 
 def load_unscaled(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
-    """Load a recipe as written: SOLVER.LENGTH and the reference keys have not been applied.
+    """Load a recipe as written: SOLVER.LENGTH and REFERENCE_BATCH_SIZE have not been applied.
 
     See `load_recipe`, which is for all other uses.
     """
@@ -95,7 +95,7 @@ def load_unscaled(path: str | Path | None, overrides: Sequence[object] = ()) -> 
 
 
 def _scaled(recipe: Recipe) -> Recipe:
-    return scale_to_world_size(scale_epochs(recipe))
+    return scale_rates(scale_epochs(recipe))
 
 
 def recipe_files(path: str | Path) -> list[Path]:
@@ -155,6 +155,11 @@ def _make(layers: Sequence[_Layer]) -> Recipe:
         for name, value in layer.values.items():
             _set(values, given, name, value, layer.source)
     import_modules(values["IMPORTS"])
+    for name in [*filter(values.__contains__, TRANSLATED)]:
+        source = given.pop(name)
+        replacing = TRANSLATED[name].translate(values.pop(name), values)
+        values |= replacing
+        given |= dict.fromkeys(replacing, source)
     for name, key in KEYS.items():
         values |= key.later[1](values) if key.later else {}
         if key.check and not key.check.passes(values[name]):
@@ -216,9 +221,9 @@ def _set(values: dict[str, Any], given: dict[str, str], name: str, value: Any, s
     if (name, value) == _COUNTED_CLASSES:
         values[name] = default_recipe()[name]
         given.pop(name, None)
-    elif name in KEYS:
+    elif name in KEYS or name in TRANSLATED:
         try:
-            new = _adapt(value, KEYS[name].kind)
+            new = _adapt(value, (KEYS.get(name) or TRANSLATED[name]).kind)
         except TypeError as wanted:
             raise _wrong_value(name, wanted, value) from None
         values[name] = {**values[name], **new} if isinstance(new, Mapping) else new

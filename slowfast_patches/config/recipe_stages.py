@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multigrid import Stage
-from multigrid.stage_rows import Row, is_list, row_shapes, stages_from_rows
+from multigrid.stage_rows import Row, is_list, stages_from_rows
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.utils.errors import UserError
 
 
 def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
@@ -25,28 +24,13 @@ def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
     )
 
 
-def scaled_rows(
-    rows: Sequence[Row], *, epochs: float = 1.0, clips: float = 1.0, rate: float = 1.0
-) -> list[Row]:
-    """Return the rows of MULTIGRID.STAGES with scaled epochs, batch sizes and learning rates.
-
-    Raises:
-        ValueError: A scaled batch size is not a whole number.
-    """
-    return [_scaled(row, epochs, clips, rate) for row in rows]
+def scaled_rows(rows: Sequence[Row], *, epochs: float = 1.0, rate: float = 1.0) -> list[Row]:
+    """Return the rows of MULTIGRID.STAGES with scaled epochs and learning rates."""
+    return [_scaled(row, epochs, rate) for row in rows]
 
 
-def _scaled(row: Row, epochs: float, clips: float, rate: float) -> Row:
-    shapes = [[size * clips, *shape] for size, *shape in row_shapes(row)]
-    if any(size % 1 for size, *_ in shapes):
-        raise UserError(
-            f"the batch sizes of the row {dict(row)} of MULTIGRID.STAGES cannot be scaled to the "
-            f"processes: times {clips:g}, they are not whole numbers. Set "
-            "SOLVER.REFERENCE_WORLD_SIZE to the number of GPUs that they were written for."
-        )
-    whole = [[int(size), *shape] for size, *shape in shapes]
-    scaled = {**row, "shape": whole if is_list(row["shape"][0]) else whole[0]}
-    scaled["until"] = round(row["until"] * epochs, 6)
+def _scaled(row: Row, epochs: float, rate: float) -> Row:
+    scaled = {**row, "until": round(row["until"] * epochs, 6)}
     if (given := row.get("rate")) is not None:
         scaled["rate"] = [x * rate for x in given] if is_list(given) else given * rate
     return scaled

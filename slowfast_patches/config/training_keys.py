@@ -26,7 +26,6 @@ from slowfast_patches.config.fields import (
     with_layers,
     with_steps,
 )
-from slowfast_patches.config.later_releases import rates_of_one_machine
 from slowfast_patches.utils.tables import format_list
 
 
@@ -82,26 +81,10 @@ class Solver:
     reference_batch_size: int = free_key(
         0,
         "Global batch size for which BASE_LR, WARMUP_START_LR and COSINE_END_LR are given. When a "
-        "recipe is loaded, BATCH_RATE_RULE scales these learning rates to the actual global batch "
-        "size, and this key is set to that size. 0 means no scaling.",
+        "recipe is loaded, BATCH_RATE_RULE scales these learning rates to the global batch size, "
+        "which is TRAIN.BATCH_SIZE times NUM_SHARDS, and this key is set to that size. 0 means no "
+        "scaling.",
         FROM_ZERO,
-    )
-    reference_world_size: int = free_key(
-        0,
-        "Number of GPUs of one machine for which TRAIN.BATCH_SIZE is given. With another number of "
-        "GPUs, each GPU still has the same number of clips, and BATCH_RATE_RULE scales the "
-        "learning rates. 0 means no scaling.",
-        FROM_ZERO,
-    )
-    base_lr_scale_num_shards: bool = key(
-        False,
-        "Multiply the learning rates by NUM_SHARDS, as in later releases of PySlowFast. Loading a "
-        "recipe replaces this key by REFERENCE_BATCH_SIZE.",
-        later=(
-            "True sets SOLVER.REFERENCE_BATCH_SIZE to the value of TRAIN.BATCH_SIZE, so that all "
-            "learning rates are multiplied by NUM_SHARDS.",
-            rates_of_one_machine,
-        ),
     )
     optimizing_method: str = speed_key(
         "sgd",

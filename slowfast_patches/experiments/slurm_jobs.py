@@ -87,9 +87,8 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
     if batch != own_batch and recipe.solver.base_lr == written.solver.base_lr:
         warnings.append(
             f"the recipe's learning rates are for {own_batch} clips per iteration, but this job "
-            f"has {batch}. To scale the batch size and the learning rates, set "
-            "SOLVER.REFERENCE_WORLD_SIZE to the number of GPUs that the recipe was written for. To "
-            f"scale only the learning rates, set SOLVER.REFERENCE_BATCH_SIZE {own_batch}"
+            f"has {batch}. To scale them, set SOLVER.REFERENCE_BATCH_SIZE {own_batch}. "
+            "TRAIN.BATCH_SIZE is the number of clips of one machine"
         )
     has_length = list_path(recipe, "train").is_file() or recipe.data.num_train_videos > 0
     if recipe.train.enable and has_length:

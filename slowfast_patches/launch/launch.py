@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from slowfast_patches.config.imports import import_modules
 from slowfast_patches.config.recipe import KEYS, Recipe, differences, values_by_key
-from slowfast_patches.config.scale import scale_to_world_size
+from slowfast_patches.config.scale import scale_rates
 from slowfast_patches.launch.device import process_device, with_precision
 from slowfast_patches.launch.placement import Placement, find_placement
 from slowfast_patches.utils.distributed import World, gather_objects, wait_for_all
@@ -57,11 +57,11 @@ _MARGIN = 5.0
 def resolve(recipe: Recipe, placement: Placement | None = None) -> Recipe:
     """Return a copy of a recipe in which all machine-dependent values are filled in.
 
-    These are the numbers of machines and processes, the batch size and learning rates scaled to
-    them (see `scale_to_world_size`), and TRAIN.MIXED_PRECISION in place of auto.
+    These are the numbers of machines and processes, the learning rates (see `scale_rates`), and
+    TRAIN.MIXED_PRECISION in place of auto.
 
     Raises:
-        ValueError: The launcher contradicts the recipe, or the recipe cannot be scaled.
+        ValueError: The launcher contradicts the recipe.
     """
     placement = placement or find_placement(recipe, os.environ)
     values = {
@@ -69,7 +69,7 @@ def resolve(recipe: Recipe, placement: Placement | None = None) -> Recipe:
         "SHARD_ID": placement.machine,
         "PROCESSES_PER_MACHINE": placement.per_machine,
     }
-    return scale_to_world_size(with_precision(recipe.replaced(values), recipe.num_gpus > 0))
+    return scale_rates(with_precision(recipe.replaced(values), recipe.num_gpus > 0))
 
 
 @users_handlers()

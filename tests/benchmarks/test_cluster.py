@@ -7,6 +7,9 @@ import cluster as tool
 import pytest
 from cluster import Cluster
 
+from slowfast_patches.config import load_recipe
+from slowfast_patches.utils.errors import UserError
+
 ROOT = Path(__file__).parents[2]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
 SUMMIT = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU_MULTIGRID.yaml"
@@ -67,3 +70,9 @@ def test_the_examples_are_what_the_document_shows(capsys, command):
     assert tool.main(command.split()) == 0
     table = capsys.readouterr().out.split("\n\n")[0].splitlines()
     assert "\n".join(f"    {line.rstrip()}" for line in table) in document
+
+
+def test_a_recipe_with_stages_is_refused():
+    """The batch sizes of its rows are for one number of GPUs."""
+    with pytest.raises(UserError, match=r"MULTIGRID\.STAGES .* a recipe with cycles"):
+        tool.on_cluster(load_recipe("configs/Demo/STAGES_COOLDOWN.yaml"), 2, 8)

@@ -68,7 +68,7 @@ class TestPaper:
         assert len(trainings) == len({row.folder for row in rows})
 
 
-EIGHT_ON_FOUR = ("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8")
+EIGHT_ON_FOUR = ("NUM_GPUS", "4", "TRAIN.BATCH_SIZE", "8", "SOLVER.REFERENCE_BATCH_SIZE", "16")
 
 
 class TestArms:

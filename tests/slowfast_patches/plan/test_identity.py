@@ -25,8 +25,8 @@ from slowfast_patches.seams import SECTIONS, BatchTransform
 FREE = {
     # Places. What lies there is compared by content.
     *("OUTPUT_DIR", "DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX", "IMPORTS"),
-    # The loaded recipe has the scaled batch size and rates.
-    *("NUM_SHARDS", "SHARD_ID", "SOLVER.REFERENCE_BATCH_SIZE", "SOLVER.REFERENCE_WORLD_SIZE"),
+    # The loaded recipe has the scaled rates.
+    *("NUM_SHARDS", "SHARD_ID", "SOLVER.REFERENCE_BATCH_SIZE"),
     # The schedule is compared instead.
     "DATA.NUM_TRAIN_VIDEOS",
     # Logs, checkpoints and trackers

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from multigrid.agreement import differences
 from multigrid.batchnorm import GroupedBatchNorm3d, check_accumulation, form_groups
 from multigrid.batchnorm.shared import is_distributed
+from multigrid.compiled import check_cuda_graphs
 from multigrid.contract import CheckedClips, check_dataset, check_options, require
 from multigrid.cost import cycle_advice, fine_tuning_warnings, rate_rule_advice
 from multigrid.epochs import EpochLoader, divide_epochs
@@ -214,7 +215,8 @@ class Training:
             ValueError: The mini-batch has no "iteration", or is not the next one because
                 mini-batches were skipped or repeated. Or there is no model or optimizer. The first
                 call also raises ValueError if the model does not accept all shapes
-                (`check_patches`), or if its BN layers were not converted by `convert_batchnorm`.
+                (`check_patches`), if it is compiled with CUDA graphs, or if its BN layers were not
+                converted by `convert_batchnorm`.
         """
         iteration = iteration_of(batch)
         require(
@@ -314,6 +316,7 @@ class Training:
 
     def _check_parts(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Check that a model and its optimizers suit the schedule."""
+        check_cuda_graphs(model)
         check_patches(model, self.schedule.shapes)
         if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
             check_converted(model)

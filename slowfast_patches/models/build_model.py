@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from multigrid import convert_batchnorm
+from multigrid.compiled import check_cuda_graphs
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, pyslowfast_config
 from slowfast_patches.models.layers.convolution import convert_convolutions
@@ -48,6 +49,7 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
             f"the builder of MODEL.ARCH {recipe.model.arch} must return a torch.nn.Module, not a "
             f"{type(model).__name__}"
         )
+    check_cuda_graphs(model)
     if not spec.is_resnet:
         # In evaluation, the model returns scores.
         # With `mask_seed`, a resumed run draws the same numbers, as `seed_dropout` seeds torch.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multigrid import Batch, ScheduleStep
+from multigrid.compiled import check_cuda_graphs
 from multigrid.micro_batches import MicroBatch, divide
 from multigrid.step_state import StepState
 from slowfast_patches.config.recipe import Recipe
@@ -327,9 +328,14 @@ def compiled(model: nn.Module, mode: bool | str) -> nn.Module:
     Args:
         model: The model.
         mode: Name of a mode of torch.compile, or True for the mode "default".
+
+    Raises:
+        ValueError: The mode, or a setting of torch's compiler, would replay CUDA graphs.
     """
     name = mode if isinstance(mode, str) else "default"
-    return cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True, mode=name))
+    network = cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True, mode=name))
+    check_cuda_graphs(network)
+    return network
 
 
 def expect_graphs(count: int) -> None:

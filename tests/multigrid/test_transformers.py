@@ -170,6 +170,7 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
     [
         ({"gradient_accumulation_steps": 2}, "[Ll]eave it out"),
         ({"max_steps": 3}, "max_steps differs from the 18 iterations of the schedule"),
+        ({"torch_compile_mode": "reduce-overhead"}, "CUDA graphs are not supported"),
     ],
 )
 def test_arguments_that_would_train_something_else_are_refused(tmp_path, options, message):

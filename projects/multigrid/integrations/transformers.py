@@ -26,6 +26,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from multigrid.batchnorm import average_running_stats
+from multigrid.compiled import GRAPH_MODES, REMEDY
 from multigrid.contract import require
 from multigrid.errors import MultigridError
 from multigrid.gradient_layout import fix_gradient_layout
@@ -196,6 +197,10 @@ class MultigridTrainer(Trainer):
             (options.get("optimizers") or (None, None))[1] is None,
             "the schedule sets the learning rates, so a scheduler would have no effect. Pass "
             "optimizers=(optimizer, None), and the learning rate to make_schedule",
+        )
+        require(
+            args.torch_compile_mode not in GRAPH_MODES,
+            f"torch_compile_mode is {args.torch_compile_mode}. {REMEDY}",
         )
         defaults = {field.name: field.default for field in fields(TrainingArguments)}
         if unused := [name for name in _NO_EFFECT if getattr(args, name) != defaults[name]]:

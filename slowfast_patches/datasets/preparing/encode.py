@@ -18,10 +18,7 @@ from multigrid import Video
 from multigrid.sampling import frames_at
 from slowfast_patches.datasets.preparing.quality import CRF
 from slowfast_patches.datasets.reading.damage import warn_of_damage
-from slowfast_patches.datasets.reading.decode_errors import (
-    UnreadableVideoError,
-    translate_decode_errors,
-)
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.decoding import decode_all
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.jpeg import read_jpeg

@@ -49,7 +49,7 @@ from slowfast_patches.datasets.preparing.sources import (
     recorded,
 )
 from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv
-from slowfast_patches.datasets.reading.decode_errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import open_index, publish_index
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan

@@ -22,7 +22,7 @@ from slowfast_patches.datasets.lists.csv_list import (
     split_lines,
 )
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
-from slowfast_patches.datasets.reading.video_file import video_files
+from slowfast_patches.datasets.reading.formats import video_files
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import absolute
 from slowfast_patches.utils.tables import shorten_list

@@ -10,7 +10,7 @@ import av
 import numpy as np
 from av.video.frame import VideoFrame
 
-from slowfast_patches.datasets.reading.decode_errors import DEMUX_ERRORS
+from slowfast_patches.datasets.reading.video_file import DEMUX_ERRORS
 from slowfast_patches.datasets.reading.decoding import decode_from
 from slowfast_patches.datasets.reading.scanned_video import Ints, ScannedVideo
 from slowfast_patches.datasets.reading.survey import Survey, new_decoder

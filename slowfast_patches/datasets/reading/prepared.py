@@ -34,7 +34,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.damage import warn_of_damage
-from slowfast_patches.datasets.reading.decode_errors import ErrorLog, UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError
 from slowfast_patches.datasets.reading.h264 import field_test
 from slowfast_patches.datasets.reading.scanned_video import Ints, ScannedVideo
 from slowfast_patches.datasets.reading.video_file import check_regular

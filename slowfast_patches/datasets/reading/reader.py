@@ -22,10 +22,7 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan
-from slowfast_patches.datasets.reading.decode_errors import (
-    UnreadableVideoError,
-    translate_decode_errors,
-)
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.decoding import decode_video
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.jpeg import read_jpeg

@@ -22,11 +22,7 @@ from slowfast_patches.datasets.reading.damage import (
     describe_error,
     describe_truncation,
 )
-from slowfast_patches.datasets.reading.decode_errors import (
-    ErrorLog,
-    UnreadableVideoError,
-    translate_decode_errors,
-)
+from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.entries import find_entries
 from slowfast_patches.datasets.reading.frames import frame_files, is_frames
 from slowfast_patches.datasets.reading.jpeg import read_jpeg

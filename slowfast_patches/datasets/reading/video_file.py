@@ -1,11 +1,16 @@
-"""Video files: which formats are opened, and how a file is opened and decoded."""
+"""Open a video file, and decode its packets.
+
+The errors that FFmpeg only logs are often the only sign of damage inside pictures.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,55 +18,17 @@ from itertools import chain
 from typing import Any, cast
 
 import av
+import cv2
 from av.container import InputContainer
 from av.packet import Packet
 from av.stream import Discard, Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.decode_errors import (
-    DEMUX_ERRORS,
-    ErrorLog,
-    UnreadableVideoError,
-    reason_of,
-)
-from slowfast_patches.utils.errors import RunError
+from slowfast_patches.datasets.reading.formats import FORMATS
+from slowfast_patches.utils.errors import RunError, UserError
 from slowfast_patches.utils.storage import is_remote, open_file
 
-_FORMATS = {
-    "mov": (".mp4", ".m4v", ".mov", ".qt", ".3gp", ".3g2", ".f4v"),
-    "matroska": (".mkv", ".webm"),
-    "avi": (".avi", ".divx"),
-    "mpeg": (".mpg", ".mpeg", ".vob"),
-    "mpegts": (".ts", ".mts", ".m2t", ".m2ts"),
-    "asf": (".wmv", ".asf"),
-    "flv": (".flv",),
-    "ogg": (".ogv", ".ogg", ".ogm"),
-    "mxf": (".mxf",),
-    "gxf": (".gxf",),
-    "nut": (".nut",),
-    "rm": (".rm", ".rmvb"),
-    "wtv": (".wtv",),
-    "dv": (".dv", ".dif"),
-    "ivf": (".ivf",),
-    "obu": (".obu",),
-    "gif": (".gif",),
-    "mjpeg": (".mjpeg", ".mjpg"),
-    "mpegvideo": (".m1v", ".m2v"),
-    "m4v": (".m4v",),
-    "h264": (".h264", ".264", ".avc"),
-    "hevc": (".hevc", ".h265", ".265"),
-    "vc1": (".vc1",),
-    "yuv4mpegpipe": (".y4m",),
-}
-"""Suffixes of files by the name of FFmpeg's demuxer. docs/data.md lists the same suffixes.
-
-FFmpeg opens files with these demuxers only. All of them read a single self-contained file. Other
-demuxers may open other files through a playlist, render text as pictures, or interpret the file
-name as a pattern.
-"""
-SUFFIXES = tuple(dict.fromkeys(chain(*_FORMATS.values())))
-"""Suffixes of video files, in lower case."""
 _LENIENT: dict[str, Any] = (
     {"metadata_errors": "replace"} if av.__version__.startswith("18.") else {}
 )
@@ -85,33 +52,41 @@ _THEORA_HEADER = 0x80
 """The first bytes of a VP8 header, and a bit of the first byte of a Theora header, in Ogg files."""
 _VP8_SHOWN = 0x10
 """Bit of the first byte of a VP8 frame that tells whether the frame is shown (RFC 6386, 9.1)."""
+_DECODE_ERRORS = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
+"""Error types that a damaged file can cause. All other errors, such as TypeError, are bugs and end
+the run."""
 
 
-def is_video_name(path: str) -> bool:
-    """Return whether a path ends with the suffix of a video file, in upper or lower case."""
-    return path.lower().endswith(SUFFIXES)
+DEMUX_ERRORS = (av.InvalidDataError, IndexError)
+"""Errors of `demux` at the damaged end of a file. PyAV raises IndexError for a packet of a stream
+that begins within the file, as damage in an MPEG transport stream can seem to show."""
+_MAX_KEPT = 4096
+"""Number of errors from which on older ones are dropped when a new `ErrorLog` begins."""
+_TOO_LARGE = "max pixel count"
+_UNSEEN = logging.CRITICAL + 1
+
+_thread = threading.local()
 
 
-def video_name(path: str) -> str:
-    """Return the file name without its video suffixes: `a.webm.mp4` becomes `a`.
-
-    For frames, return the name of their folder: `a/` and `a/img_*.jpg` become `a`.
-    """
-    folder, name = os.path.split(path.rstrip("/") if is_remote(path) else os.path.abspath(path))
-    if "*" in name:
-        name = os.path.basename(folder)
-    while is_video_name(name) and (stem := os.path.splitext(name)[0]) != name:
-        name = stem
-    return name
+class UnreadableVideoError(UserError):
+    """Error raised when a video is missing or cannot be decoded. The message gives the reason."""
 
 
-def video_files(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the sorted paths of the video files in a folder, chosen by their suffixes.
+@contextlib.contextmanager
+def translate_decode_errors() -> Iterator[None]:
+    """Re-raise errors of PyAV, OpenCV and the operating system as `UnreadableVideoError`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UnreadableVideoError(f"cannot be opened: {reason_of(error)}") from error
+    except _DECODE_ERRORS as error:
+        raise UnreadableVideoError(f"cannot be decoded: {reason_of(error)}") from error
 
-    Hidden files, such as macOS's ._a.mp4, are ignored.
-    """
-    names = (name for name in os.listdir(folder) if name[0] != "." and is_video_name(name))
-    return sorted(os.path.join(folder, name) for name in names)
+
+def reason_of(error: Exception) -> str:
+    """Return an error message on one line, without the error number and the path."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(reason.split())
 
 
 @dataclass(frozen=True)
@@ -217,10 +192,9 @@ def open_video(path: str, *, probes: bool = True) -> Iterator[VideoFile]:
     """
     check_regular(path)
     bound = {"max_pixels": str(MAX_PIXELS)}
-    allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(_FORMATS)}
-    # These options affect only how FFmpeg probes the streams.
-    # With them, FFmpeg reads few packets, and parses only headers.
-    # If an H.264 header does not limit the reordering, FFmpeg assumes the maximum.
+    allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(FORMATS)}
+    # These options affect only how FFmpeg probes the streams. It then reads few packets, parses
+    # only headers, and assumes the maximum if an H.264 header does not limit the reordering.
     probing = {} if probes else {"skip_frame": "all", "strict": "1", "analyzeduration": "1"}
     log = ErrorLog()
     with contextlib.ExitStack() as stack:
@@ -303,3 +277,45 @@ def check_pixels(width: int, height: int) -> None:
         raise UnreadableVideoError(
             f"has frames of {width}×{height} pixels, more than the maximum of {MAX_PIXELS}"
         )
+
+
+class ErrorLog:
+    """Errors that FFmpeg logs from now on in the calling thread.
+
+    FFmpeg decodes in the calling thread, because all decoders have `thread_count` 1. If several
+    threads read videos, each sees only the errors of its own videos.
+    """
+
+    def __init__(self) -> None:
+        self._errors = _errors_of_thread()
+        self._seen = len(self._errors)
+
+    def new(self) -> str:
+        """Return the latest error since the last call, or "" if there is none.
+
+        Prefer an error about the size of the pictures, because others follow from it.
+        """
+        seen, self._seen = self._seen, len(self._errors)
+        errors = self._errors[seen:]
+        if not errors:
+            return ""
+        sizes = (error for error in errors if _TOO_LARGE in error[2])
+        _, name, message = next(sizes, errors[-1])
+        return " ".join(f"{name}: {message}".split())
+
+
+def _errors_of_thread() -> list[tuple[int, str, str]]:
+    """Return the list to which PyAV adds the errors of this thread."""
+    level = av.logging.get_level()
+    if level is None or level < av.logging.ERROR:
+        if level is None:  # PyAV shows nothing, so it shows nothing of other threads either
+            logging.getLogger("libav").setLevel(_UNSEEN)
+        av.logging.set_level(av.logging.ERROR)
+    if av.logging.get_skip_repeated():  # the same error in two files counts twice
+        av.logging.set_skip_repeated(False)
+    errors: list[tuple[int, str, str]] | None = getattr(_thread, "errors", None)
+    if errors is None:
+        errors = _thread.errors = av.logging.Capture().__enter__()
+    if len(errors) > _MAX_KEPT:
+        errors.clear()
+    return errors

@@ -12,7 +12,7 @@ from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import damage, decoding
 from slowfast_patches.datasets.reading import scan as scanning
-from slowfast_patches.datasets.reading.decode_errors import ErrorLog, UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError
 from slowfast_patches.datasets.reading.entries import find_entries
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan

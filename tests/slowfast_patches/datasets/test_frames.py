@@ -9,7 +9,7 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.decode_errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.index import open_index

@@ -11,7 +11,7 @@ import pytest
 
 from multigrid import plan_test
 from slowfast_patches.datasets.reading import jpeg
-from slowfast_patches.datasets.reading.decode_errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.jpeg import jpeg_size, read_jpeg
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan

@@ -8,7 +8,7 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.decode_errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from tests.slowfast_patches.datasets.public_reports.boxes import set_aperture, set_crop

@@ -54,7 +54,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.pixels import Cropper
+from slowfast_patches.datasets.reading.reader import Cropper
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.utils.command_line import add_option, tool

@@ -104,9 +104,9 @@ from torch import Tensor
 
 from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
-from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.formats import is_video_name, video_files
+from slowfast_patches.datasets.reading.frames import frame_files
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.registry import TASKS
 from slowfast_patches.seams import Lazy
 from slowfast_patches.tasks import task_of

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.reading import pixels
+from slowfast_patches.datasets.reading import reader
 
 _AXES = (0, 1)
-_usual_resize = pixels._resize
+_usual_resize = reader._resize
 
 
 def resize(samples: NDArray[Any], out: NDArray[Any]) -> None:
@@ -41,4 +41,4 @@ def low_frequencies(samples: NDArray[Any], height: int, width: int) -> NDArray[n
 
 
 # The reader has no option for another resizing.
-pixels._resize = resize
+reader._resize = resize

@@ -42,7 +42,7 @@ from tqdm.contrib.concurrent import thread_map
 
 from multigrid import Window
 from slowfast_patches.datasets.preparing.clip_file import write_clip
-from slowfast_patches.datasets.reading.pixels import Cropper
+from slowfast_patches.datasets.reading.reader import Cropper
 from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils import command_line
 from slowfast_patches.utils.errors import mistake_in

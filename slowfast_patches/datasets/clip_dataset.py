@@ -28,11 +28,11 @@ from multigrid.errors import MultigridError
 from multigrid.sampler import stack_labels
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.decoding import is_reliable
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.reader import read_clips
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.registry import TASKS
 from slowfast_patches.seams import CLIP_TRANSFORMS

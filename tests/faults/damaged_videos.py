@@ -32,10 +32,9 @@ from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import damage, decoding
 from slowfast_patches.datasets.reading import scan as scanning
-from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_file import _LENIENT
+from slowfast_patches.datasets.reading.video_file import _LENIENT, ErrorLog, UnreadableVideoError
 from tests.slowfast_patches.datasets.public_reports.numbered import FRAMES, SIDE, noisy, write
 
 Images = list[NDArray[np.uint8]]

@@ -18,13 +18,15 @@ from multigrid import Video
 from multigrid.sampling import frames_at
 from slowfast_patches.datasets.preparing.quality import CRF
 from slowfast_patches.datasets.reading.damage import warn_of_damage
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.decoding import decode_all
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.jpeg import read_jpeg
-from slowfast_patches.datasets.reading.pixels import UPRIGHT, WHOLE
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
-from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
+from slowfast_patches.datasets.reading.scanned_video import UPRIGHT, WHOLE, Kind, ScannedVideo
+from slowfast_patches.datasets.reading.video_file import (
+    UnreadableVideoError,
+    translate_decode_errors,
+)
 from slowfast_patches.utils.files import atomic_write
 
 Picture = NDArray[np.uint8]

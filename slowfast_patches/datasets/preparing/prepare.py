@@ -49,10 +49,10 @@ from slowfast_patches.datasets.preparing.sources import (
     recorded,
 )
 from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import open_index, publish_index
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.utils.errors import UserError, writing
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import locked

@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
-from slowfast_patches.datasets.reading.video_file import check_regular
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, check_regular
 from slowfast_patches.utils.storage import is_remote, open_file
 
 MAX_SAMPLES = 1 << 22

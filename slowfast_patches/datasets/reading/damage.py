@@ -13,8 +13,7 @@ from av.packet import Packet
 from av.stream import Discard
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.video_file import DEMUX_ERRORS
-from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
+from slowfast_patches.datasets.reading.video_file import DEMUX_ERRORS, VideoFile, open_video
 
 if TYPE_CHECKING:
     from slowfast_patches.datasets.reading.survey import Survey

@@ -20,9 +20,15 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.damage import warn_of_damage
-from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.datasets.reading.video_file import CAN_SKIP, PALETTE_BITS, VideoFile, open_video
+from slowfast_patches.datasets.reading.video_file import (
+    CAN_SKIP,
+    PALETTE_BITS,
+    ErrorLog,
+    UnreadableVideoError,
+    VideoFile,
+    open_video,
+)
 
 Frames = Iterator[tuple[int, VideoFrame]]
 """Yields each frame with its index in the video."""

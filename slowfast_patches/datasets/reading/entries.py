@@ -10,11 +10,10 @@ import av
 import numpy as np
 from av.video.frame import VideoFrame
 
-from slowfast_patches.datasets.reading.video_file import DEMUX_ERRORS
 from slowfast_patches.datasets.reading.decoding import decode_from
 from slowfast_patches.datasets.reading.scanned_video import Ints, ScannedVideo
 from slowfast_patches.datasets.reading.survey import Survey, new_decoder
-from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
+from slowfast_patches.datasets.reading.video_file import DEMUX_ERRORS, VideoFile, open_video
 
 _INDEXED = {"avi", "mxf"}
 """Names of the containers whose packets have no timestamps. After a seek, timestamps depend on the

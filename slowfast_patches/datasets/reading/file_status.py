@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Iterable
 from functools import cache
 
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.frames import frame_files, is_frames
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.utils.files import map_files
 from slowfast_patches.utils.storage import Status, is_remote, list_files, list_folders, list_status
 

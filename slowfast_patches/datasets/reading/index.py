@@ -32,10 +32,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import atomic_write

@@ -16,9 +16,14 @@ from cv2.typing import MatLike
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError
-from slowfast_patches.datasets.reading.pixels import UPRIGHT, Orientation
-from slowfast_patches.datasets.reading.video_file import MAX_PIXELS, check_pixels, check_regular
+from slowfast_patches.datasets.reading.scanned_video import UPRIGHT, Orientation
+from slowfast_patches.datasets.reading.video_file import (
+    MAX_PIXELS,
+    ErrorLog,
+    UnreadableVideoError,
+    check_pixels,
+    check_regular,
+)
 from slowfast_patches.utils.storage import read_range
 
 MAX_BYTES = 1 << 28

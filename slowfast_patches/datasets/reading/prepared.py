@@ -34,10 +34,13 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.damage import warn_of_damage
-from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError
 from slowfast_patches.datasets.reading.h264 import field_test
 from slowfast_patches.datasets.reading.scanned_video import Ints, ScannedVideo
-from slowfast_patches.datasets.reading.video_file import check_regular
+from slowfast_patches.datasets.reading.video_file import (
+    ErrorLog,
+    UnreadableVideoError,
+    check_regular,
+)
 from slowfast_patches.utils.storage import is_remote, read_range
 
 GROUP = 48

@@ -6,7 +6,11 @@ A clip is read in four steps:
 2. Seek to the last key frame at or before the first position. Seek again wherever many frames in a
    row are not needed.
 3. Decode only the packets that the wanted frames depend on.
-4. Crop the planes of the decoded frames, resize the crops, and convert them to RGB.
+4. Crop the planes of the decoded frames, resize the crops, and only then convert them to RGB.
+
+    decoded frame             Y  ▒▒▒▒▒▒▒▒   U ▒▒▒▒  V ▒▒▒▒     planes as the codec stores them
+    crop and resize planes       ▒[████]▒     ▒[██]   ▒[██]    OpenCV, on views of decoder memory
+    convert to RGB            RGB (S, S, 3)                    swscale, for all YUV formats
 
 The reader needs the timestamps of the frames and the positions of the key frames. `scan` collects
 them once per video in a `ScannedVideo`, which the index stores.
@@ -15,26 +19,45 @@ them once per video in a `ScannedVideo`, which the index stores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import cv2
 import numpy as np
 from av.video.frame import VideoFrame
+from av.video.plane import VideoPlane
+from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
-from multigrid import ClipPlan
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, translate_decode_errors
+from multigrid import ClipPlan, Window
 from slowfast_patches.datasets.reading.decoding import decode_video
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.jpeg import read_jpeg
-from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
-from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
-from slowfast_patches.datasets.reading.video_file import check_pixels
+from slowfast_patches.datasets.reading.scanned_video import (
+    UPRIGHT,
+    WHOLE,
+    Image,
+    Kind,
+    Orientation,
+    Part,
+    ScannedVideo,
+)
+from slowfast_patches.datasets.reading.video_file import (
+    UnreadableVideoError,
+    check_pixels,
+    translate_decode_errors,
+)
 
 Clip = NDArray[np.uint8]
 _Frames = Iterator[tuple[int, VideoFrame | Clip]]
 """Yields each frame with its index in the video, in any order."""
 
+_Region = tuple[slice, slice]
+"""Slice of rows and slice of columns of a plane."""
+
+_AVERAGED = 2.0
+"""Minimum downscaling factor for which areas are averaged. At such factors, bilinear interpolation
+would skip samples."""
 _REDUCED = {
     8: cv2.IMREAD_REDUCED_COLOR_8,
     4: cv2.IMREAD_REDUCED_COLOR_4,
@@ -135,3 +158,141 @@ def _decode_files(path: str, scanned: ScannedVideo, wanted: list[int], shrinks: 
     mode = next((m for by, m in _REDUCED.items() if shrinks >= by), cv2.IMREAD_COLOR)
     for number in wanted:
         yield number, read_jpeg("", files[number], mode)
+
+
+class Cropper:
+    """Crops a window from frames and resizes the crop to (size, size, 3) uint8 RGB.
+
+    The window is rounded to whole samples of the chroma planes. Luma and chroma thus stay aligned.
+    If the frame size changes within a stream, the window keeps its position relative to the frame.
+    Downscaling by a factor of 2 or more averages areas. All other resizing is bilinear.
+
+    Args:
+        window: The window in pixels of the displayed picture.
+        shown: Width and height of the displayed picture in pixels.
+        size: Side of the output in pixels.
+        orientation: How the stored picture is shown.
+        crop: The part of the stored picture that is shown.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        shown: tuple[int, int],
+        size: int,
+        orientation: Orientation = UPRIGHT,
+        crop: Part = WHOLE,
+    ) -> None:
+        width, height = shown
+        part = Window(
+            window.x / width, window.y / height, window.width / width, window.height / height
+        )
+        self._size = size
+        self._orientation = orientation
+        self._part = crop.within(orientation.stored(part))
+        self.shrinks = min(window.width, window.height) / size
+        """Downscaling factor: the shorter side of the window divided by the side of the output."""
+        self._source: tuple[str, int, int, int, int] | None = None
+        self._crops = list[tuple[_Region, NDArray[Any]]]()
+        self._reformatter = VideoReformatter()
+
+    def __call__(self, frame: VideoFrame | Image, out: Image) -> None:
+        """Crop and resize a decoded frame into `out`, (size, size, 3) RGB.
+
+        The frame may also be a picture (H, W, 3) BGR, which is neither rotated nor mirrored.
+        """
+        if isinstance(frame, np.ndarray):
+            self.image(frame, out)
+            out[:] = out[..., ::-1]
+            return
+        source = (frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range)
+        if source != self._source:
+            self._adapt(frame)
+            self._source = source
+        if self._crops:
+            for plane, (region, target) in zip(frame.planes, self._crops, strict=True):
+                _resize(_samples(plane, target.dtype)[region], target)
+            image = self._to_rgb(self._small)
+        else:
+            image = np.empty((self._size, self._size, 3), np.uint8)
+            self.image(self._to_rgb(frame), image)
+        out[:] = self._orientation.shown(image)
+
+    def image(self, image: Image, out: Image) -> None:
+        """Crop and resize a picture (H, W, 3) into `out`, (size, size, 3).
+
+        The order of the channels stays the same. The picture is neither rotated nor mirrored.
+        """
+        _resize(image[_region(self._part, (image.shape[1], image.shape[0]), (1, 1))], out)
+
+    def _to_rgb(self, frame: VideoFrame) -> Image:
+        # One thread, because a thread pool per frame costs several times the conversion.
+        rgb = self._reformatter.reformat(frame, format="rgb24", threads=1)
+        return cast(Image, rgb.to_ndarray())
+
+    def _adapt(self, frame: VideoFrame) -> None:
+        """Compute the crop of each plane and allocate the resized planes, for frames like `frame`.
+
+        Frames are alike if they have the same size, pixel format and colour space. Frames without
+        planes Y, U and V have no crops.
+        """
+        fmt = frame.format
+        self._crops = []
+        if [part.plane for part in fmt.components] != [0, 1, 2] or fmt.is_rgb or fmt.is_big_endian:
+            return
+        sides = (frame.width, frame.height)
+        steps = [(round(sides[0] / c.width), round(sides[1] / c.height)) for c in fmt.components]
+        luma = _region(self._part, sides, max(steps))
+        self._small = VideoFrame(self._size, self._size, fmt.name)
+        self._small.colorspace = frame.colorspace
+        self._small.color_range = frame.color_range
+        depth = np.dtype(np.uint8 if fmt.components[0].bits == 8 else np.uint16)
+        for step, plane in zip(steps, self._small.planes, strict=True):
+            self._crops.append((_subsample(luma, step), _samples(plane, depth)))
+
+
+def _region(part: Window, sides: tuple[int, int], step: tuple[int, int]) -> _Region:
+    """Return the slices of a plane that contain a window.
+
+    Args:
+        part: The window, in coordinates from 0 to 1 relative to the width and height of the plane.
+        sides: Width and height of the plane.
+        step: Alignment (columns, rows). Each slice starts at a multiple of its step, and is at
+            least one step long.
+    """
+    columns = _range(part.x, part.width, sides[0], step[0])
+    return _range(part.y, part.height, sides[1], step[1]), columns
+
+
+def _range(start: float, length: float, side: int, step: int) -> slice:
+    last = max(0, (side - 1) // step) * step
+    first = min(max(0, round(start * side / step) * step), last)
+    count = max(1, round(length * side / step))
+    return slice(first, min(first + count * step, side))
+
+
+def _subsample(region: _Region, step: tuple[int, int]) -> _Region:
+    """Convert a region of the luma plane to the region of a plane subsampled by `step`.
+
+    The luma region must start at multiples of `step` (columns, rows).
+    """
+    rows, columns = (
+        slice(part.start // by, -(-part.stop // by))
+        for part, by in zip(region, reversed(step), strict=True)
+    )
+    return rows, columns
+
+
+def _samples(plane: VideoPlane, depth: np.dtype[Any]) -> NDArray[Any]:
+    """Return the samples of a plane as an array (height, width) that shares its memory."""
+    rows: NDArray[Any] = np.frombuffer(memoryview(plane), depth).reshape(
+        -1, plane.line_size // depth.itemsize
+    )
+    return rows[: plane.height, : plane.width]
+
+
+def _resize(samples: NDArray[Any], out: NDArray[Any]) -> None:
+    height, width = out.shape[:2]
+    shrinks = max(samples.shape[0] / height, samples.shape[1] / width) >= _AVERAGED
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    cv2.resize(samples, (width, height), dst=out, interpolation=interpolation)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
+import struct
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import gt
-from typing import cast
+from typing import Any, cast
 
 import av
 import numpy as np
@@ -22,13 +25,19 @@ from slowfast_patches.datasets.reading.damage import (
     describe_error,
     describe_truncation,
 )
-from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError, translate_decode_errors
 from slowfast_patches.datasets.reading.entries import find_entries
 from slowfast_patches.datasets.reading.frames import frame_files, is_frames
 from slowfast_patches.datasets.reading.jpeg import read_jpeg
-from slowfast_patches.datasets.reading.pixels import WHOLE, crop_of, orientation_of
 from slowfast_patches.datasets.reading.prepared import TAG, group_offsets
-from slowfast_patches.datasets.reading.scanned_video import Ints, Kind, ScannedVideo
+from slowfast_patches.datasets.reading.scanned_video import (
+    UPRIGHT,
+    WHOLE,
+    Ints,
+    Kind,
+    Orientation,
+    Part,
+    ScannedVideo,
+)
 from slowfast_patches.datasets.reading.survey import MARKS_KEYS, Stamp, Survey
 from slowfast_patches.datasets.reading.timing import (
     JOINABLE,
@@ -37,7 +46,13 @@ from slowfast_patches.datasets.reading.timing import (
     moments_of,
     timing_of,
 )
-from slowfast_patches.datasets.reading.video_file import VideoFile, open_video
+from slowfast_patches.datasets.reading.video_file import (
+    ErrorLog,
+    UnreadableVideoError,
+    VideoFile,
+    open_video,
+    translate_decode_errors,
+)
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
@@ -58,6 +73,8 @@ FULLY_DECODED = 1 << 21
 about 10 ms."""
 _FRAMES_PER_SECOND = 30.0
 """Assumed frame rate of a folder of JPEG files, which is that of Something-Something V2."""
+_CROPPING = re.compile(r"Frame Cropping: (\d+)/(\d+)/(\d+)/(\d+)")
+"""Left, right, top and bottom margin, in FFmpeg's description of a stream."""
 
 
 def scan(path: str) -> ScannedVideo:
@@ -283,3 +300,42 @@ def _scan_folder(path: str) -> ScannedVideo:
     files = frame_files(path)
     height, width = read_jpeg("", files[0]).shape[:2]
     return ScannedVideo(Kind.FRAMES, Video(len(files), _FRAMES_PER_SECOND, width, height))
+
+
+def orientation_of(frame: VideoFrame) -> Orientation:
+    """Return the orientation in the display matrix of a frame.
+
+    The matrix (a b u, c d v, x y w) moves a stored point (p, q) to (ap + cq + x, bp + dq + y). Its
+    rotation is rounded to a multiple of 90 degrees.
+    """
+    matrix: Any = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return UPRIGHT
+    a, b, _, c, d = struct.unpack_from("=5i", matrix)
+    mirrored = a * d < b * c
+    sign = -1 if mirrored else 1
+    return Orientation(round(math.atan2(-sign * b, sign * a) / (math.pi / 2)) % 4, mirrored)
+
+
+def crop_of(file: VideoFile, frame: VideoFrame) -> Part:
+    """Return the part of the stored picture that the container says is shown.
+
+    mp4 files have a clean aperture, and Matroska files have a crop. PyAV gives access to them only
+    through FFmpeg's description of the file.
+    """
+    level = av.logging.get_level()
+    av.logging.set_level(av.logging.INFO)
+    try:
+        container: Any = file.container  # PyAV's type stubs lack this method
+        text = container.dumps_format()
+    finally:
+        av.logging.set_level(level)
+    _, _, described = text.partition(f"Stream #0:{file.stream.index}")
+    margins = _CROPPING.search(described.partition("Stream #")[0])
+    if margins is None:
+        return WHOLE
+    left, right, top, bottom = map(int, margins.groups())
+    width, height = frame.width - left - right, frame.height - top - bottom
+    if width <= 0 or height <= 0:
+        return WHOLE
+    return Part(left / frame.width, top / frame.height, width / frame.width, height / frame.height)

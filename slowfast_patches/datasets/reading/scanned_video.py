@@ -7,14 +7,15 @@ import json
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multigrid import Video
-from slowfast_patches.datasets.reading.pixels import UPRIGHT, WHOLE, Orientation, Part
+from multigrid import Video, Window
 from slowfast_patches.datasets.reading.timing import moments_of
 
+Image = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
@@ -24,6 +25,67 @@ class Kind(IntEnum):
     VIDEO = 0  # an ordinary video file
     PREPARED = 1  # a video file written by multigrid-prepare, as described in `prepared.py`
     FRAMES = 2  # JPEG files, either all files of a folder in the order of their names, or listed
+
+
+class Orientation(NamedTuple):
+    """How to show a stored picture: mirror it left to right if `mirrored`, and then rotate it."""
+
+    turns: int = 0  # quarter turns counterclockwise
+    mirrored: bool = False
+
+    def shown(self, image: Image) -> Image:
+        """Rotate and mirror a stored picture (H, W, ...) for display. The result is a view."""
+        if not any(self):  # np.rot90 is slow
+            return image
+        return np.rot90(image[:, ::-1] if self.mirrored else image, self.turns)
+
+    def turned_size(self, width: int, height: int) -> tuple[int, int]:
+        """Swap the width and height if a rotation swaps them."""
+        return (height, width) if self.turns % 2 else (width, height)
+
+    def stored(self, window: Window) -> Window:
+        """Transform a window from the shown to the stored picture.
+
+        Both windows are in coordinates from 0 to 1 relative to the sides of the picture.
+        """
+        x, y, w, h = window.x, window.y, window.width, window.height
+        for _ in range(self.turns):
+            x, y, w, h = 1 - y - h, x, h, w
+        return Window(1 - x - w if self.mirrored else x, y, w, h)
+
+
+UPRIGHT = Orientation()
+
+
+class Part(NamedTuple):
+    """Part of a stored picture, in coordinates from 0 to 1 relative to the sides of the picture."""
+
+    x: float = 0.0
+    y: float = 0.0
+    width: float = 1.0
+    height: float = 1.0
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Return the width and height in pixels of the part of a picture."""
+        return max(1, round(self.width * width)), max(1, round(self.height * height))
+
+    def slices(self, width: int, height: int) -> tuple[slice, slice]:
+        """Return the rows and the columns of the part of a picture."""
+        columns, rows = self.size(width, height)
+        left, top = round(self.x * width), round(self.y * height)
+        return slice(top, top + rows), slice(left, left + columns)
+
+    def within(self, window: Window) -> Window:
+        """Convert a window of the part, in coordinates from 0 to 1, to the whole picture."""
+        return Window(
+            self.x + window.x * self.width,
+            self.y + window.y * self.height,
+            window.width * self.width,
+            window.height * self.height,
+        )
+
+
+WHOLE = Part()
 
 
 @dataclass(frozen=True, eq=False)

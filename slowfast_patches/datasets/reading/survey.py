@@ -26,9 +26,15 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.damage import has_swallowed, looks_whole
-from slowfast_patches.datasets.reading.video_file import DEMUX_ERRORS, ErrorLog, UnreadableVideoError
 from slowfast_patches.datasets.reading.h264 import field_test
-from slowfast_patches.datasets.reading.video_file import CAN_SKIP, PALETTE_BITS, VideoFile
+from slowfast_patches.datasets.reading.video_file import (
+    CAN_SKIP,
+    DEMUX_ERRORS,
+    PALETTE_BITS,
+    ErrorLog,
+    UnreadableVideoError,
+    VideoFile,
+)
 
 _H26X = {"h264", "hevc", "h261", "h263", "h263i", "h263p"}
 _MPEG = {"mpeg1video", "mpeg2video", "mpeg4", "msmpeg4v1", "msmpeg4v2", "msmpeg4"}

@@ -18,8 +18,8 @@ from torch import Tensor
 from multigrid import ClipPlan, Video
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clip_dataset import ClipDataset, Draw
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.extras.detection.lists import FIRST_SECOND, KeyFrame, read_sources
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
-from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.formats import video_name
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.extras.detection.box_scores import BoxScores
 from slowfast_patches.extras.detection.key_frame_clips import KeyFrameClips

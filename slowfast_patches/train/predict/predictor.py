@@ -17,10 +17,10 @@ from slowfast_patches.config.yaml_text import dump_yaml
 from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.damage import damage_found, forget_damage
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build_model import build_model

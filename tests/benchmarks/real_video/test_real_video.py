@@ -9,7 +9,7 @@ import pytest
 from subset import DIGITS, make_subset
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.reading import pixels
+from slowfast_patches.datasets.reading import reader
 
 WORDS = ("bin", *sorted(DIGITS))
 
@@ -17,7 +17,7 @@ WORDS = ("bin", *sorted(DIGITS))
 @pytest.fixture(autouse=True)
 def usual_resize(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore the reader's resizing, which the import of low_frequency replaces."""
-    monkeypatch.setattr(pixels, "_resize", pixels._resize)
+    monkeypatch.setattr(reader, "_resize", reader._resize)
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.reading import reader
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_file import VideoFile
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, VideoFile
 from tests.slowfast_patches.datasets.made_videos import (
     SAMPLES,
     needs_samples,

@@ -12,12 +12,11 @@ from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import damage, decoding
 from slowfast_patches.datasets.reading import scan as scanning
-from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError
 from slowfast_patches.datasets.reading.entries import find_entries
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.survey import Survey
-from slowfast_patches.datasets.reading.video_file import open_video
+from slowfast_patches.datasets.reading.video_file import ErrorLog, UnreadableVideoError, open_video
 from tests.slowfast_patches.datasets.public_reports.numbered import (
     FRAMES,
     SIDE,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from multigrid import Video
 from slowfast_patches.datasets.preparing.encode import X264, write_prepared
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_video
 
 FRAMES = 100

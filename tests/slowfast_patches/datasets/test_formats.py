@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.formats import SUFFIXES, video_files, video_name
+from slowfast_patches.datasets.reading.scan import scan
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
 
 DATA_PAGE = Path(__file__).parents[3] / "docs" / "data.md"

@@ -9,12 +9,12 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.frames import frame_files
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
 
 

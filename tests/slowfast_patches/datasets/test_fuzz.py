@@ -8,9 +8,9 @@ import pytest
 
 from multigrid import Shape, make_grid, plan_train
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import noise as moving
 from tests.slowfast_patches.datasets.made_videos import write_video
 

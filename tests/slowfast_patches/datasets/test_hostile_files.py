@@ -11,9 +11,9 @@ from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import bounds, video_file
 from slowfast_patches.datasets.reading.bounds import check_header
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import grey, write_jpeg, write_video
 from tests.slowfast_patches.datasets.public_reports.boxes import box
 

@@ -15,10 +15,10 @@ from multigrid import Shape
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import decoding
 from slowfast_patches.datasets.reading import scan as scanning
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.index import index_files, open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import Kind
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.video_clips import VideoClips
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World

@@ -11,10 +11,10 @@ import pytest
 
 from multigrid import plan_test
 from slowfast_patches.datasets.reading import jpeg
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.jpeg import jpeg_size, read_jpeg
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 
 END = b"\xff\xd9"
 PROGRESSIVE = [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]

@@ -8,9 +8,8 @@ import pytest
 
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.bounds import Header
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.scan import scan, scan_each
-from slowfast_patches.datasets.reading.video_file import open_video
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, open_video
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
 
 # Made files.

@@ -8,9 +8,9 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from tests.slowfast_patches.datasets.public_reports.boxes import set_aperture, set_crop
 from tests.slowfast_patches.datasets.public_reports.numbered import (
     FRAMES,

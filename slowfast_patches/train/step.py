@@ -19,9 +19,9 @@ from slowfast_patches.models.average import AverageUpdate, start_average
 from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.inputs import InputTransform, send_together
 from slowfast_patches.models.layers.dropout import ClipDropout, seed_masks
-from slowfast_patches.models.lowered import LoweredWeights
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
+    LoweredWeights,
     autocast,
     build_optimizer,
     clip_gradients,

@@ -43,20 +43,21 @@ class World:
         return self.rank == 0
 
 
-def _alone() -> bool:
+def is_alone() -> bool:
+    """Return whether this is the only process of the run."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
     """Sum a tensor over all processes, in place, and return it."""
-    if not _alone():
+    if not is_alone():
         dist.all_reduce(values)
     return values
 
 
 def max_over_ranks(values: Tensor) -> Tensor:
     """Take the element-wise maximum of a tensor over all processes, in place, and return it."""
-    if not _alone():
+    if not is_alone():
         dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
 
@@ -67,7 +68,7 @@ def gather_objects(content: T) -> list[T]:
     Returns:
         The objects in rank order. All processes get this list.
     """
-    if _alone():
+    if is_alone():
         return [content]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, content)
@@ -83,7 +84,7 @@ def broadcast_from_main(make: Callable[[], T]) -> T:
     Raises:
         TrainingInterruptedError: `make()` raised this error. All processes raise it.
     """
-    if _alone():
+    if is_alone():
         return make()
     with _temporary_group(_PATIENCE) as group:
         made: list[T | TrainingInterruptedError | None] = [None]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models import lowered
-from slowfast_patches.models.lowered import LoweredWeights
+from slowfast_patches.models import solver
+from slowfast_patches.models.solver import LoweredWeights
 
 
 class Net(nn.Module):
@@ -43,8 +43,8 @@ def take(model: nn.Module, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_two_micro_batches_have_the_outputs_and_gradients_of_autocast(world, monkeypatch):
-    monkeypatch.setattr(lowered, "is_distributed", lambda: world > 1)
-    monkeypatch.setattr(lowered, "_WEIGHTS_AT_ONCE", 2)
+    monkeypatch.setattr(solver, "is_alone", lambda: world == 1)
+    monkeypatch.setattr(solver, "_WEIGHTS_AT_ONCE", 2)
     plain, ours = net(), net()
     weights = LoweredWeights(list(ours.modules()), torch.bfloat16)
     for start in (0, 2):  # the weights change between the steps

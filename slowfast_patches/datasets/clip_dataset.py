@@ -29,9 +29,9 @@ from multigrid.sampler import stack_labels
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
 from slowfast_patches.datasets.reading.decoding import is_reliable
-from slowfast_patches.datasets.reading.index import VideoIndex, open_index
+from slowfast_patches.datasets.reading.index import note_unseekable, open_index
 from slowfast_patches.datasets.reading.reader import read_clips
-from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
+from slowfast_patches.datasets.reading.scanned_video import ScannedVideo, ScannedVideos
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.sampling import sampling_of
 from slowfast_patches.registry import TASKS
@@ -127,7 +127,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(
         self,
         videos: Sequence[Any],
-        index: VideoIndex | None,
+        index: ScannedVideos | None,
         sampling: Sampling,
         *,
         seed: int,
@@ -359,7 +359,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         path = self.videos[index].path
         read_clips(path, scanned, plans, [out for _, out in clips])
         if self.index is not None and scanned.can_seek and not is_reliable(path):
-            self.index.note_unseekable(path)
+            note_unseekable(self.index.csv, path)
         return [
             targets
             | {"flip": plan.flip, "video": index, "coverage": plan.coverage}

@@ -15,13 +15,13 @@ from multigrid import convert_batchnorm
 from multigrid.compiled import check_cuda_graphs
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, pyslowfast_config
-from slowfast_patches.models.layers.convolution import convert_convolutions
-from slowfast_patches.models.layers.dropout import ClipDropout
-from slowfast_patches.models.layers.pooling import (
+from slowfast_patches.models.layers.conv_and_pool import (
     MeanOverFrames,
     TrainingGlobalPool3d,
+    convert_convolutions,
     convert_pools,
 )
+from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.registry import ModelSpec, register_model
 from slowfast_patches.utils.errors import UserError
 

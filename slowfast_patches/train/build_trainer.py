@@ -37,12 +37,13 @@ from slowfast_patches.seams import used_hooks
 from slowfast_patches.train.checkpoint import Metadata, restore, to_cpu
 from slowfast_patches.train.dry_run import DryRun
 from slowfast_patches.train.evaluate import Validation
-from slowfast_patches.train.guards import LossGuard, UnreadableGuard
 from slowfast_patches.train.hooks import (
     Agree,
     KeepBest,
+    LossGuard,
     SaveCheckpoint,
     StopOnSignal,
+    UnreadableGuard,
     Validate,
     WrapInDDP,
 )

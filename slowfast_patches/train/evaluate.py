@@ -33,7 +33,7 @@ from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
-from slowfast_patches.train.guards import log_unreadable
+from slowfast_patches.train.hooks import log_unreadable
 from slowfast_patches.train.record.log import terminal_bar
 from slowfast_patches.utils.distributed import World, gather_objects, sum_over_ranks
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.layers.pooling import TrainingGlobalPool3d, convert_pools
+from slowfast_patches.models.layers.conv_and_pool import TrainingGlobalPool3d, convert_pools
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.reading.formats import is_video_name
-from slowfast_patches.datasets.reading.index import SharedList
+from slowfast_patches.datasets.reading.scanned_video import SharedList
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path, is_remote, join
 

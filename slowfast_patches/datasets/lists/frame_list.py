@@ -23,9 +23,8 @@ from typing import TextIO
 from multigrid import Video
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import SPACES, check_labels, check_list
-from slowfast_patches.datasets.reading.index import SharedList
 from slowfast_patches.datasets.reading.jpeg import jpeg_size
-from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo, SharedList
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import is_remote
 

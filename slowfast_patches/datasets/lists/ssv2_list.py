@@ -29,7 +29,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     is_frame_list,
     read_charades,
 )
-from slowfast_patches.datasets.reading.index import SharedList
+from slowfast_patches.datasets.reading.scanned_video import SharedList
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path
 from slowfast_patches.utils.tables import shorten_list

@@ -18,24 +18,20 @@ import hashlib
 import json
 import logging
 import os
-import pickle
 import time
 import zlib
-from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, filterfalse
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
 from tqdm import tqdm
 
 from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
-from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
+from slowfast_patches.datasets.reading.scanned_video import ScannedVideo, ScannedVideos
 from slowfast_patches.utils.distributed import broadcast_from_main
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import atomic_write
@@ -43,7 +39,6 @@ from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.storage import absolute, is_remote, upload
 from slowfast_patches.utils.tables import shorten_list
 
-T = TypeVar("T", covariant=True)
 logger = logging.getLogger(__name__)
 
 _VERSION = 8
@@ -109,64 +104,7 @@ class Entry(NamedTuple):
             return False
 
 
-class VideoIndex:
-    """The scanned videos of a list, by the index of the video in the list.
-
-    Attributes:
-        unreadable: (path, reason) of each unreadable video.
-        content: Hash of the size and of the scan of each video, which stays the same if the videos
-            are copied.
-        times: Hash of the modification times of all videos.
-    """
-
-    def __init__(self, csv: Path, entries: Sequence[Entry], paths: Sequence[str]) -> None:
-        self._csv = csv
-        self._noted = set[str]()
-        self._entries = SharedList((entry.scanned, entry.reason, entry.seeks) for entry in entries)
-        both = zip(paths, entries, strict=True)
-        self.unreadable = [(path, entry.reason) for path, entry in both if entry.reason]
-        content, times = hashlib.sha256(), hashlib.sha256()
-        for entry in entries:
-            content.update(entry.content)
-            times.update(f"{entry.modified}\n".encode())
-        self.content = content.hexdigest()[:16]
-        self.times = times.hexdigest()[:16]
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __getitem__(self, number: int) -> ScannedVideo:
-        """Return a scanned video.
-
-        Raises:
-            UnreadableVideoError: The video could not be scanned.
-        """
-        packed, reason, seeks = self._entries[number]
-        if reason:
-            raise UnreadableVideoError(reason)
-        try:
-            scanned = ScannedVideo.unpacked(packed)
-        except (ValueError, TypeError, zlib.error) as error:
-            raise UnreadableVideoError(
-                "has a damaged entry in the index. Delete the index, and the next run scans again"
-            ) from error
-        return scanned if seeks else replace(scanned, keys=np.zeros(1, np.int64))
-
-    def note_unseekable(self, path: str) -> None:
-        """Record for the next `open_index` that a video must be read from its beginning."""
-        if path in self._noted:
-            return
-        self._noted.add(path)
-        (name,) = _names(self._csv, [path])
-        for file in filterfalse(is_remote, index_files(self._csv, _UNSEEKABLE)):
-            with contextlib.suppress(OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with open(file, "a", encoding="utf-8", errors="surrogateescape") as stream:
-                    stream.write(f"{json.dumps(name)}\n")
-                return
-
-
-def open_index(csv: Path, paths: Sequence[str], *, workers: int | None = None) -> VideoIndex:
+def open_index(csv: Path, paths: Sequence[str], *, workers: int | None = None) -> ScannedVideos:
     """Load the index of a list of videos, scan videos without a valid entry, and save the index.
 
     In a distributed run, all processes must call this function. Rank 0 scans the videos and sends
@@ -182,14 +120,41 @@ def open_index(csv: Path, paths: Sequence[str], *, workers: int | None = None) -
         workers: Number of processes that scan videos. By default one per core.
     """
 
-    def open_here() -> VideoIndex:
+    def open_here() -> ScannedVideos:
         names = _names(csv, paths)
         entries = _scan_new(csv, dict(zip(names, paths, strict=True)), workers)
         listed = [entries[name] for name in names]
         _report(csv, dict(zip(paths, listed, strict=True)))
-        return VideoIndex(csv, listed, paths)
+        return _in_memory(csv, listed, paths)
 
     return broadcast_from_main(open_here)
+
+
+def _in_memory(csv: Path, entries: Sequence[Entry], paths: Sequence[str]) -> ScannedVideos:
+    content, times = hashlib.sha256(), hashlib.sha256()
+    for entry in entries:
+        content.update(entry.content)
+        times.update(f"{entry.modified}\n".encode())
+    both = zip(paths, entries, strict=True)
+    return ScannedVideos(
+        csv,
+        ((entry.scanned, entry.reason, entry.seeks) for entry in entries),
+        [(path, entry.reason) for path, entry in both if entry.reason],
+        content.hexdigest()[:16],
+        times.hexdigest()[:16],
+    )
+
+
+@cache
+def note_unseekable(csv: Path, path: str) -> None:
+    """Note, once, that a video must be read from its beginning, for the next `open_index`."""
+    (name,) = _names(csv, [path])
+    for file in filterfalse(is_remote, index_files(csv, _UNSEEKABLE)):
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with open(file, "a", encoding="utf-8", errors="surrogateescape") as stream:
+                stream.write(f"{json.dumps(name)}\n")
+            return
 
 
 def _names(csv: Path, paths: Sequence[str]) -> list[str]:
@@ -346,30 +311,3 @@ def _report(csv: Path, entries: Mapping[str, Entry]) -> None:
         found = (len(videos), len(entries), csv, problem, shorten_list(videos))
         where = file or "no file, because no folder is writable"
         logger.warning("%d of the %d videos of %s %s: %s. All are listed in %s", *found, where)
-
-
-class SharedList(Sequence[T]):
-    """Read-only list that stores all its items, pickled, in one byte array.
-
-    If a forked worker reads an ordinary Python list, the reference counts of the items change, so
-    the operating system copies the memory pages for each worker. Lists of videos may have millions
-    of items, so the copies would need too much memory.
-    """
-
-    def __init__(self, items: Iterable[T]) -> None:
-        data = bytearray()
-        ends = array("q", [0])
-        for item in items:
-            data += pickle.dumps(item)
-            ends.append(len(data))
-        self._ends = np.frombuffer(ends, np.int64)
-        self._data = np.frombuffer(data, np.uint8)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, number: Any) -> Any:
-        row = range(len(self))[number]
-        if isinstance(row, range):  # `number` is a slice
-            return [self[each] for each in row]
-        return pickle.loads(self._data[self._ends[row] : self._ends[row + 1]].data)

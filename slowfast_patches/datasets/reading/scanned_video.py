@@ -1,19 +1,26 @@
-"""A scanned video: the properties of a video that are needed to read clips from it."""
+"""Scanned videos: what is known of one video and of all videos of a list before a clip is read."""
 
 from __future__ import annotations
 
 import base64
 import json
+import pickle
 import zlib
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import Video, Window
 from slowfast_patches.datasets.reading.timing import moments_of
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
+
+T = TypeVar("T", covariant=True)
 
 Image = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -167,3 +174,78 @@ class ScannedVideo:
             crop=Part(*crop),
             is_in_step=is_in_step,
         )
+
+
+class ScannedVideos:
+    """The scanned videos of a list, by the index of the video in the list.
+
+    Args:
+        csv: The path of the list.
+        rows: For each video, `ScannedVideo.packed()`, the reason why it is unreadable or "", and
+            whether seeks work.
+        unreadable: (path, reason) of each unreadable video.
+        content: Hash of the size and of the scan of each video, which stays the same if the videos
+            are copied.
+        times: Hash of the modification times of all videos.
+    """
+
+    def __init__(
+        self,
+        csv: Path,
+        rows: Iterable[tuple[str, str, bool]],
+        unreadable: Sequence[tuple[str, str]],
+        content: str,
+        times: str,
+    ) -> None:
+        self.csv = csv
+        self.unreadable = unreadable
+        self.content = content
+        self.times = times
+        self._rows = SharedList(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> ScannedVideo:
+        """Return a scanned video.
+
+        Raises:
+            UnreadableVideoError: The video could not be scanned.
+        """
+        packed, reason, seeks = self._rows[number]
+        if reason:
+            raise UnreadableVideoError(reason)
+        try:
+            scanned = ScannedVideo.unpacked(packed)
+        except (ValueError, TypeError, zlib.error) as error:
+            raise UnreadableVideoError(
+                "has a damaged entry in the index. Delete the index, and the next run scans again"
+            ) from error
+        return scanned if seeks else replace(scanned, keys=np.zeros(1, np.int64))
+
+
+class SharedList(Sequence[T]):
+    """Read-only list that stores all its items, pickled, in one byte array.
+
+    If a forked worker reads an ordinary Python list, the reference counts of the items change, so
+    the operating system copies the memory pages for each worker. Lists of videos may have millions
+    of items, so the copies would need too much memory.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        data = bytearray()
+        ends = array("q", [0])
+        for item in items:
+            data += pickle.dumps(item)
+            ends.append(len(data))
+        self._ends = np.frombuffer(ends, np.int64)
+        self._data = np.frombuffer(data, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        row = range(len(self))[number]
+        if isinstance(row, range):  # `number` is a slice
+            return [self[each] for each in row]
+        return pickle.loads(self._data[self._ends[row] : self._ends[row + 1]].data)

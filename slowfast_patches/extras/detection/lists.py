@@ -27,7 +27,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, check_list, read_csv
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
 from slowfast_patches.datasets.reading.formats import video_name
-from slowfast_patches.datasets.reading.index import SharedList
+from slowfast_patches.datasets.reading.scanned_video import SharedList
 from slowfast_patches.extras.detection.keys import AvaKeys
 from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.storage import as_path, is_remote

@@ -15,7 +15,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.rules import fewest_frames
 from slowfast_patches.extras.tsm.keys import TsmKeys
 from slowfast_patches.models.build_model import build_resnet
-from slowfast_patches.models.layers.convolution import AdoptingConv3d
+from slowfast_patches.models.layers.conv_and_pool import AdoptingConv3d
 from slowfast_patches.utils.errors import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.layers.convolution import convert_convolutions
+from slowfast_patches.models.layers.conv_and_pool import convert_convolutions
 
 # Convolutions of PySlowFast's models: (channels in, out), kernel, stride. Padding keeps the size.
 PLANAR = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.layers.pooling import TrainingGlobalPool3d, convert_pools
+from slowfast_patches.models.layers.conv_and_pool import TrainingGlobalPool3d, convert_pools
 
 FORMATS = [torch.contiguous_format, torch.channels_last_3d]
 both_formats = pytest.mark.parametrize("memory_format", FORMATS, ids=["contiguous", "last"])

@@ -9,7 +9,7 @@ import pytest
 from multigrid import GENTLE, PAPER, ClipRequest, Shape, SteppedRate, make_schedule, stream
 from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.tasks.scores import check_count
-from slowfast_patches.train.guards import count_unreadable, epochs_of
+from slowfast_patches.train.hooks import count_unreadable, epochs_of
 from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.datasets.made_videos import noise, write_video
 from tests.slowfast_patches.datasets.recipes import recipe_of

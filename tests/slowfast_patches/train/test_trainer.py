@@ -15,8 +15,15 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.checkpoint import restore
 from slowfast_patches.train.dry_run import made_up_batch
-from slowfast_patches.train.guards import LossGuard, UnreadableGuard
-from slowfast_patches.train.hooks import Agree, KeepBest, SaveCheckpoint, StopOnSignal, Validate
+from slowfast_patches.train.hooks import (
+    Agree,
+    KeepBest,
+    LossGuard,
+    SaveCheckpoint,
+    StopOnSignal,
+    UnreadableGuard,
+    Validate,
+)
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.errors import RunError
 from tests.conftest import assert_same_bits

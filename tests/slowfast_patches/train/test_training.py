@@ -11,7 +11,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_recipe, pyslowfast_config
 from slowfast_patches.config.recipe import Recipe, values_by_key
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.models.layers.convolution import convert_convolutions
+from slowfast_patches.models.layers.conv_and_pool import convert_convolutions
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from tests.conftest import Folder
 from tests.slowfast_patches.train.conftest import At, die

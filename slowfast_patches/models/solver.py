@@ -141,8 +141,8 @@ class LoweredWeights:
     Parameters keep their names and types, except within `lowered`.
 
     Args:
-        modules: All modules of the model. Only `forward` of the layers themselves, or functions
-            that autocast casts for, may use the weights of linear layers and convolutions.
+        modules: All modules of the model. The weights of linear layers and convolutions may only be
+            used by the layers' own `forward`, or by functions for which autocast casts.
         dtype: Data type of the weights within `lowered`.
     """
 
@@ -160,7 +160,7 @@ class LoweredWeights:
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
-        """Replace the weights by copies in half precision, whose gradients reach the weights."""
+        """Replace the weights by half-precision copies. Their gradients reach the weights."""
         given = [module._parameters[name] for module, name in self._places]
         weights: list[Any] = list(dict.fromkeys(given))  # a tied weight is cast once
         if [id(weight) for weight in weights] != [id(weight) for weight in self._weights]:

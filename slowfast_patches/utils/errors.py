@@ -17,6 +17,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from multigrid.errors import MultigridError
 from slowfast_patches.utils.blame import where_to_look
@@ -149,27 +150,33 @@ def _reason(error: Exception, what: str) -> str:
 
 @contextmanager
 def writing(path: str | os.PathLike[str], option: str = "") -> Iterator[None]:
-    """Convert OSErrors about a file or folder that cannot be written.
-
-    Errors in the `with` statement become RunErrors, except for faults of the machine. These get the
-    name of the file, which errors of a full disk lack.
-
-    Args:
-        path: The file or the folder.
-        option: Command-line option or config key that sets the path.
-    """
+    """Context manager: pass an OSError to `raise_unwritable`."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = os.fspath(path)
-        if explain_machine_error(error):
-            raise
-        text = f"{option} {os.fspath(path)} cannot be written".lstrip()
-        reason = _reason(error, text)
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            reason = "a file is in the place of a folder"
-        raise RunError(f"{text}: {reason}. Choose another path, or make it writable.") from error
+        raise_unwritable(error, path, option)
+
+
+def raise_unwritable(error: OSError, path: str | os.PathLike[str], option: str = "") -> NoReturn:
+    """Raise the error of a file or a folder that cannot be written.
+
+    It is a RunError, except for faults of the machine. These get the name of the file, which
+    errors of a full disk lack.
+
+    Args:
+        error: The error of the operating system.
+        path: The file or the folder.
+        option: Command-line option or config key that sets the path.
+    """
+    if error.filename is None:
+        error.filename = os.fspath(path)
+    if explain_machine_error(error):
+        raise error
+    text = f"{option} {os.fspath(path)} cannot be written".lstrip()
+    reason = _reason(error, text)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        reason = "a file is in the place of a folder"
+    raise RunError(f"{text}: {reason}. Choose another path, or make it writable.") from error
 
 
 _LOST_RANK = r"Dist\w*Error|/gloo/transport/"  # NCCL and the store, gloo

@@ -147,7 +147,7 @@ def _in_memory(csv: Path, entries: Sequence[Entry], paths: Sequence[str]) -> Sca
 
 @cache
 def note_unseekable(csv: Path, path: str) -> None:
-    """Note, once, that a video must be read from its beginning, for the next `open_index`."""
+    """Record once for the next `open_index` that a video must be read from its beginning."""
     (name,) = _names(csv, [path])
     for file in filterfalse(is_remote, index_files(csv, _UNSEEKABLE)):
         with contextlib.suppress(OSError):

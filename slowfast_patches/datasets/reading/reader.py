@@ -226,7 +226,7 @@ class Cropper:
         _resize(image[_region(self._part, (image.shape[1], image.shape[0]), (1, 1))], out)
 
     def _to_rgb(self, frame: VideoFrame) -> Image:
-        # One thread, because a thread pool per frame costs several times the conversion.
+        # Use one thread, because a thread pool per frame takes several times as long.
         rgb = self._reformatter.reformat(frame, format="rgb24", threads=1)
         return cast(Image, rgb.to_ndarray())
 

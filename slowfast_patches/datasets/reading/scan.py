@@ -318,7 +318,7 @@ def orientation_of(frame: VideoFrame) -> Orientation:
 
 
 def crop_of(file: VideoFile, frame: VideoFrame) -> Part:
-    """Return the part of the stored picture that the container says is shown.
+    """Return the part of the stored picture that is shown according to the container.
 
     mp4 files have a clean aperture, and Matroska files have a crop. PyAV gives access to them only
     through FFmpeg's description of the file.

@@ -1,6 +1,6 @@
 """Open a video file, and decode its packets.
 
-The errors that FFmpeg only logs are often the only sign of damage inside pictures.
+FFmpeg only logs some errors. These are often the only sign of damage inside pictures.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ def open_video(path: str, *, probes: bool = True) -> Iterator[VideoFile]:
     check_regular(path)
     bound = {"max_pixels": str(MAX_PIXELS)}
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(FORMATS)}
-    # These options affect only how FFmpeg probes the streams. It then reads few packets, parses
-    # only headers, and assumes the maximum if an H.264 header does not limit the reordering.
+    # These options affect only how FFmpeg probes the streams.
+    # With them, FFmpeg reads few packets, and parses only headers.
+    # If an H.264 header does not limit the reordering, FFmpeg assumes the maximum.
     probing = {} if probes else {"skip_frame": "all", "strict": "1", "analyzeduration": "1"}
     log = ErrorLog()
     with contextlib.ExitStack() as stack:

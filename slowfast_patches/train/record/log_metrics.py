@@ -24,7 +24,7 @@ from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
-from slowfast_patches.utils.errors import writing
+from slowfast_patches.utils.errors import raise_unwritable, writing
 from slowfast_patches.utils.files import write_text
 
 if TYPE_CHECKING:
@@ -277,9 +277,11 @@ class LogMetrics(Hook):
         if self._files is None:
             return
         lines, events = self._files
-        with writing(self._path):
+        try:
             lines.write(json.dumps(record) + "\n")
             lines.flush()
+        except OSError as error:
+            raise_unwritable(error, self._path)
         for name, value in curves(record).items():
             # Pass the training time as wall time. TensorBoard shows it as relative time.
             events.add_scalar(name, value, record["iteration"], record["seconds"])

@@ -15,7 +15,7 @@ FOLDERS = {
     "multigrid": ROOT / "projects" / "multigrid",
     "slowfast_patches": ROOT / "slowfast_patches",
 }
-MOST = 32
+MOST = 28
 """Number of files that an iteration may run through."""
 ORDINARY = (
     *("DATA_LOADER.NUM_WORKERS", 0, "MULTIGRID.LONG_CYCLE", False, "SOLVER.STEPS", [0, 4]),

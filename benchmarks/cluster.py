@@ -32,7 +32,7 @@ from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build_model import build_on_meta
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_times import find_timing
+from slowfast_patches.plan.recipe_times import find_times
 from slowfast_patches.plan.training_plan import dataset_size
 from slowfast_patches.utils import command_line
 from slowfast_patches.utils.clock import format_duration
@@ -269,16 +269,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         node_network=1e9 * args.node_network,
         latency=1e-6 * args.latency,
     )
-    timing = find_timing(on_cluster(recipe, 1, 1), args.step_seconds, args.step_times)
-    trainings = {"multigrid": (recipe, timing.ours)} if recipe.uses_multigrid else {}
-    trainings["baseline"] = (without_multigrid(recipe), timing.baseline)
+    times = find_times(on_cluster(recipe, 1, 1), args.step_seconds, args.step_times)
+    trainings = {"multigrid": (recipe, times.ours)} if recipe.uses_multigrid else {}
+    trainings["baseline"] = (without_multigrid(recipe), times.baseline)
     videos = dataset_size(recipe, args.dataset_size)
     rows = list[dict[str, Any]]()
     for name, (each, seconds) in trainings.items():
         assert seconds is not None, "--step-times or --step-seconds is required."
         fitted = on_cluster(each, *places)
         rows.append({"training": name, **estimate(fitted, cluster, videos, seconds, args.loader)})
-    print(json.dumps(rows, indent=2) if args.json else format_estimates(rows, timing.source))
+    print(json.dumps(rows, indent=2) if args.json else format_estimates(rows, times.source))
     return 0
 
 

@@ -31,7 +31,7 @@ from steps.host import HostBench, host_problem
 from multigrid import Shape
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.plan.step_times import shapes_to_measure
+from slowfast_patches.plan.recipe_times import shapes_to_measure
 from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step_timer import timed_step
 from slowfast_patches.utils.command_line import add_option, at_least_one, tool

@@ -100,9 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"({error})"
         ) from error
     print(format_result(result))
-    # multigrid-plan expects the times of the unchanged recipe at the top level of the file.
-    recipe_rows = [v for v in result["variants"] if v["name"] == "recipe"]
-    result["shapes"] = recipe_rows[0].pop("shapes") if recipe_rows else []
+    # The times of the unchanged recipe are at the top level of the file, where multigrid-plan
+    # expects them.
+    for variant in result["variants"]:
+        if variant["name"] == "recipe":
+            del variant["shapes"]
     write_result(args.output, "step_time.py", argv, result)
     return 0
 

@@ -64,8 +64,8 @@ from slowfast_patches.config.recipe_cycles import changed_keys, learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.plan.clips_picture import clips_figure
+from slowfast_patches.plan.recipe_times import find_times
 from slowfast_patches.plan.schedule_picture import plot_plan
-from slowfast_patches.plan.step_times import find_timing
 from slowfast_patches.plan.training_plan import format_plan, plan_of
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.files import check_output
@@ -87,7 +87,7 @@ def show_plan(args: argparse.Namespace) -> str:
     if recipe.data.path_to_data_dir:
         class_names(recipe)  # raises an error if the number of names is not MODEL.NUM_CLASSES
     plan = plan_of(
-        recipe, args.dataset_size, find_timing(recipe, args.step_seconds, args.step_times)
+        recipe, args.dataset_size, find_times(recipe, args.step_seconds, args.step_times)
     )
     if args.at is not None:
         return config_at(recipe, plan.schedule, args.at)

@@ -22,7 +22,7 @@ from slowfast_patches.datasets import load_with_classes
 from slowfast_patches.launch.device import keep_memory_whole, process_device, set_up_device
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.build_model import build_model
-from slowfast_patches.plan.step_time_file import device_of
+from slowfast_patches.plan.step_times import device_of
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.train.step_timer import Mark, Timed, time_step, timed_step
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common import provenance
-
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.step_time_file import FORMAT, model_of
-from slowfast_patches.plan.step_times import shapes_to_measure
+from slowfast_patches.plan.recipe_times import shapes_to_measure
+from slowfast_patches.plan.step_times import step_times_content, time_row
 from slowfast_patches.plan.training_plan import dataset_size
 from steps.case import Case, prepare_device, time_in_turns
 from steps.rates import (
@@ -44,7 +42,8 @@ def measure(
         num_videos: Number of training videos. By default taken from the recipe.
 
     Returns:
-        The result as plain data. For a variant that is not supported, "failure" is the reason.
+        The result as plain data: the step times of the recipe (`step_times_content`), and the
+        variants. For a variant that is not supported, "failure" is the reason.
 
     Raises:
         ValueError: The model does not support a shape, or no variant is supported.
@@ -67,12 +66,11 @@ def measure(
     rows = [_variant_row(variant, rates, flops, videos) for variant in variants]
     for name in REFERENCES:
         add_relative(name, rows)
+    own = next((row for row in rows if row["name"] == "recipe"), None)
     return {
-        "format": FORMAT,
-        "precision": next((row["precision"] for row in rows if row["name"] == "recipe"), None),
+        **step_times_content(recipe, device, own["shapes"] if own else []),
+        "precision": own["precision"] if own else None,
         "processes": recipe.world_size,
-        **provenance(device),
-        "model": model_of(recipe),
         "matrix_rates": rates,
         "num_videos": videos,
         "variants": rows,
@@ -100,9 +98,6 @@ def _variant_row(
 
 
 def _shape_row(variant: Variant, case: Case) -> Row:
-    return {
-        "shape": [case.shape.batch, case.shape.frames, case.shape.crop],
-        "local_clips": case.clips,
-        "bn_size": None if variant.name in HOST else case.bn_size,
-        **case.to_json(),
-    }
+    bn_size = None if variant.name in HOST else case.bn_size
+    measured = case.to_json()
+    return time_row(variant.recipe, case.shape, bn_size, measured.pop("seconds")) | measured

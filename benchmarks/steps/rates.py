@@ -15,7 +15,7 @@ from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_times import MANY_VIDEOS
+from slowfast_patches.plan.recipe_times import MANY_VIDEOS
 from steps.step_variants import SWITCHES
 
 REFERENCES = ("plain", "host")

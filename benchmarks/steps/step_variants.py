@@ -19,7 +19,7 @@ from slowfast_patches.config.recipe_cycles import check_world_size
 from slowfast_patches.models.solver import autocast
 from slowfast_patches.plan.flops import check_shapes
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
+from slowfast_patches.plan.recipe_times import MANY_VIDEOS, shapes_to_measure
 from slowfast_patches.train.dry_run import made_up_batch
 from steps.case import Bench, Case, Steps
 from steps.host import HostBench, host_problem

@@ -31,8 +31,8 @@ from slowfast_patches.experiments.report import (
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.variants import Variant, hidden_files
 from slowfast_patches.plan.flops import flops_per_clip
-from slowfast_patches.plan.step_time_file import MisfitError
-from slowfast_patches.plan.step_times import UNTIMED, measured_timing
+from slowfast_patches.plan.recipe_times import UNTIMED, measured_times
+from slowfast_patches.plan.step_times import MisfitError
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure
 
@@ -59,12 +59,12 @@ def costs_of(variants: Mapping[str, Variant], step_times: Sequence[Path]) -> dic
         model = repr([recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_])
         if model not in counts:
             counts[model] = flops_per_clip(recipe)
-        timing = UNTIMED
+        times = UNTIMED
         try:
-            timing = measured_timing(step_times, recipe) if step_times else UNTIMED
+            times = measured_times(step_times, recipe) if step_times else UNTIMED
         except MisfitError as error:
             print(f"There are no step times for {variant.cfg_file.name}: {error}\n")
-        costs[name] = schedule_cost(variant.schedule, counts[model], timing.ours)
+        costs[name] = schedule_cost(variant.schedule, counts[model], times.ours)
     return costs
 
 

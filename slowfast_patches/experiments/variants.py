@@ -14,8 +14,8 @@ from slowfast_patches.datasets.lists.dataset_lists import list_path, load_with_c
 from slowfast_patches.launch.launch import resolve
 from slowfast_patches.models.weights.weight_files import format_of, local_file
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.plan.recipe_times import measured_times
 from slowfast_patches.plan.run_identity import Identity, run_identity
-from slowfast_patches.plan.step_times import measured_timing
 from slowfast_patches.plan.training_plan import dataset_size
 from slowfast_patches.utils.errors import UserError
 
@@ -129,7 +129,7 @@ def step_seconds(variant: Variant, files: Sequence[Path]) -> float:
     Raises:
         MisfitError: No file fits the recipe.
     """
-    ours = measured_timing(files, variant.recipe).ours
+    ours = measured_times(files, variant.recipe).ours
     return schedule_cost(variant.schedule, None, ours).seconds or 0.0
 
 
@@ -147,14 +147,14 @@ def step_seconds_of(
         ValueError: The times of the variants were measured on different machines or with different
             numbers of threads or versions, so they cannot be compared.
     """
-    timings = [measured_timing(files, variant.recipe) for variant in variants]
-    if len(clocks := sorted(set().union(*(timing.clocks for timing in timings)))) > 1:
+    found = [measured_times(files, variant.recipe) for variant in variants]
+    if len(clocks := sorted(set().union(*(times.clocks for times in found)))) > 1:
         raise UserError(
             f"The step times of the configs were measured with {' and with '.join(clocks)}, so "
             "they cannot be compared. Measure all of them on one machine."
         )
     seconds = {variant.name: step_seconds(variant, files) for variant in variants}
-    return seconds, "; ".join(dict.fromkeys(timing.source or "" for timing in timings))
+    return seconds, "; ".join(dict.fromkeys(times.source or "" for times in found))
 
 
 def hidden_files(recipe: Recipe) -> list[Path]:

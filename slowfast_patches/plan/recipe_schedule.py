@@ -9,7 +9,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.recipe_cycles import learning_rate_of
 from slowfast_patches.config.recipe_stages import stages_of
 from slowfast_patches.plan.flops import flops_per_clip
-from slowfast_patches.plan.step_time_file import read_step_times
+from slowfast_patches.plan.step_times import read_step_times
 from slowfast_patches.utils.errors import UserError
 
 

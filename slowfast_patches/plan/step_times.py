@@ -1,121 +1,215 @@
-"""Step times of a recipe: measured at every shape, or estimated from the time at one shape."""
+"""Measured step times, and their files.
+
+benchmarks/step_time.py measures how long one process takes for a number of clips, frames and
+pixels. The file with these times applies to all recipes with the same model, precision and device
+type. The number of processes may differ if each process has the same shapes. The times do not
+include communication between processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from multigrid import Shape
-from multigrid.cost import SecondsPerIteration, iteration_flops
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.recipe_cycles import without_multigrid
-from slowfast_patches.plan.flops import flops_per_clip
-from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_time_file import MisfitError, StepTimes, read_step_times
-from slowfast_patches.utils.errors import UserError
+from multigrid.cost import SecondsPerIteration
+from multigrid.shapes import CostPerClip
+from slowfast_patches.config.key_lists import speed_keys
+from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, values_by_key
+from slowfast_patches.utils.errors import UserError, mistake_in
+from slowfast_patches.utils.files import make_folder, write_text
+from slowfast_patches.utils.machine import machine, versions
 
-MANY_VIDEOS = 10**7
-"""Number of videos that is large enough for every phase to use each of its shapes."""
+FORMAT = 1
+"""Version of the file format."""
+
+
+class MisfitError(UserError):
+    """Error raised when a file of step times does not apply to a recipe."""
 
 
 @dataclass(frozen=True)
-class StepTiming:
-    """Seconds per iteration of a recipe and of its baseline.
-
-    At the same shape, the two times differ, because multigrid computes BN over groups of clips. All
-    attributes are None if the times are unknown.
+class StepTimes:
+    """Step times of a model on a device, from a file.
 
     Attributes:
-        ours: Function from a shape to the seconds per iteration of the recipe.
-        baseline: Function from a shape to the seconds per iteration of the baseline.
-        source: Description of where the times come from.
-        clocks: What the times were measured with (`StepTimes.clock`).
+        path: The file.
+        device: Device type: "cpu" or "cuda".
+        where: Name of the device.
+        clock: Text that names the processor or GPU, the number of threads and the version of torch.
+        date: Date of the measurement.
+        model: Values of the keys that affect the times, by full key.
+        seconds: Maps (clips per process, frames, crop, whether BN is grouped) to the seconds per
+            iteration. Shapes that did not fit into memory are missing.
     """
 
-    ours: SecondsPerIteration | None
-    baseline: SecondsPerIteration | None
-    source: str | None
-    clocks: frozenset[str] = frozenset()
+    path: Path
+    device: str
+    where: str
+    clock: str
+    date: str
+    model: Mapping[str, object]
+    seconds: Mapping[tuple[int, int, int, bool], float]
+
+    @property
+    def source(self) -> str:
+        """Text that names the file, the device and the date of the measurement."""
+        return f"{self.path}, measured on {self.clock}, {self.date}"
+
+    def check_model(self, recipe: Recipe) -> None:
+        """Raise MisfitError if the file is for another model, precision or device type."""
+        # A key that is missing in the file is newer than the file and had its default value.
+        measured = {"device": self.device, **model_of(default_recipe()), **self.model}
+        wanted = {"device": device_of(recipe), **model_of(recipe)}
+        if differing := differences(measured, wanted):
+            raise MisfitError(f"{self.path} is for another model: {'; '.join(differing.values())}")
+
+    def of_recipe(self, recipe: Recipe) -> SecondsPerIteration:
+        """Return a function from a shape to the seconds per iteration of a recipe.
+
+        The returned function raises MisfitError for a shape that was not measured.
+
+        Raises:
+            MisfitError: The file is for another model, precision or device type.
+        """
+        self.check_model(recipe)
+
+        def look_up(shape: Shape) -> float:
+            clips = shape.batch // recipe.world_size
+            key = (clips, shape.frames, shape.crop, recipe.groups_batchnorm)
+            if key not in self.seconds:
+                raise MisfitError(
+                    f"{self.path} has no time for {shape}, of which a process has {clips} clips"
+                )
+            return self.seconds[key]
+
+        return look_up
+
+    def seconds_per_clip(self, recipe: Recipe) -> CostPerClip:
+        """Return a function from (frames, crop) to the seconds per clip.
+
+        If several steps with these frames and this crop were measured, the one with the most clips
+        is used. The function raises MisfitError if there is none.
+
+        Raises:
+            MisfitError: The file is for another model, precision or device type.
+        """
+        self.check_model(recipe)
+
+        def look_up(frames: int, crop: int) -> float:
+            wanted = [frames, crop, recipe.groups_batchnorm]
+            found = {clips: time for (clips, *key), time in self.seconds.items() if key == wanted}
+            if not found:
+                raise MisfitError(f"{self.path} has no time for {frames} frames of {crop}² pixels")
+            return found[max(found)] / max(found)
+
+        return look_up
 
 
-UNTIMED = StepTiming(None, None, None)
-"""StepTiming of a recipe whose step times are unknown."""
+def model_of(recipe: Recipe) -> dict[str, object]:
+    """Return the values of the keys that affect the step times of a recipe, by full key."""
+    values = values_by_key(recipe)
+    without_effect = {name for name, key in KEYS.items() if key.needs and key.needs(recipe)}
+    return {name: values[name] for name in sorted({*speed_keys()} - without_effect)}
 
 
-def measured_timing(files: Sequence[Path], recipe: Recipe) -> StepTiming:
-    """Return the times of a recipe and of its baseline, each from the first file that applies.
-
-    Raises:
-        MisfitError: No file applies. The message gives the reason for each file.
-        ValueError: A file is not a file of step times.
-    """
-    contents = list(map(read_step_times, files))
-    own, ours = _first_fit(contents, recipe)
-    other, baseline = _first_fit(contents, without_multigrid(recipe))
-    sources = list(dict.fromkeys([own.source, other.source]))
-    if (processes := recipe.world_size) > 1:
-        sources.append(f"without communication between the {processes} processes")
-    return StepTiming(ours, baseline, "; ".join(sources), frozenset((own.clock, other.clock)))
+def device_of(recipe: Recipe) -> str:
+    """Return the type of the device that a recipe trains on: "cuda" or "cpu"."""
+    return "cuda" if recipe.num_gpus > 0 else "cpu"
 
 
-def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, SecondsPerIteration]:
-    reasons = list[str]()
-    for times in files:
-        try:
-            look_up = times.of_recipe(recipe)
-            for shape, bn_size in shapes_to_measure(recipe):
-                if (bn_size is not None) == recipe.groups_batchnorm:
-                    look_up(shape)
-            return times, look_up
-        except MisfitError as error:
-            reasons.append(str(error))
-    raise MisfitError("; ".join(reasons))
-
-
-def find_timing(recipe: Recipe, seconds: float | None, files: Sequence[Path]) -> StepTiming:
-    """Return the times of a recipe and of its baseline, or `UNTIMED` without `seconds` and `files`.
+def time_row(
+    recipe: Recipe, shape: Shape, bn_size: int | None, seconds: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the row of one shape in a file of step times.
 
     Args:
-        recipe: The recipe.
-        seconds: Seconds per iteration at the baseline's shape, from which the times at the other
-            shapes are estimated by their training FLOPs. If None, the files are read instead.
-        files: Files of step times.
+        recipe: The recipe whose steps were timed.
+        shape: Shape of the global mini-batch.
+        bn_size: Number of clips that share BN statistics, or None for the clips of a process.
+        seconds: Seconds per step, at least their "median". None if the shape could not be timed.
+    """
+    return {
+        "shape": [shape.batch, shape.frames, shape.crop],
+        "local_clips": shape.batch // recipe.world_size,
+        "bn_size": bn_size,
+        "seconds": seconds,
+    }
+
+
+def step_times_content(
+    recipe: Recipe, device: torch.device, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the content of a file of step times, which `read_step_times` reads.
+
+    Args:
+        recipe: The recipe whose steps were timed.
+        device: Device on which the steps were timed.
+        rows: A `time_row` for each shape. A row may have more entries.
+    """
+    return {
+        "format": FORMAT,
+        "device": {"type": device.type, "name": device_name(device.type)},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "model": model_of(recipe),
+        "shapes": list(rows),
+    }
+
+
+def write_step_times(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the content of a file of step times, and create its folder if necessary."""
+    make_folder(path.parent)
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def device_name(device: str) -> str:
+    """Return the name of the processor or of the first GPU of this machine."""
+    here = machine()
+    return str(here["gpus"][0] if device == "cuda" else here["processor"])
+
+
+def clock_of(device: str, name: str, threads: int | None, torch_version: str | None) -> str:
+    """Return a text with the device, the number of threads and the version of torch."""
+    used = [f"{name} ({device})"]
+    if device == "cpu":
+        used.append(f"{threads} threads" if threads else "an unknown number of threads")
+    return ", ".join([*used, f"torch {torch_version}" if torch_version else "unknown torch"])
+
+
+def clock_here(device: str) -> str:
+    """Return a text with the device, the threads and the torch version of this process."""
+    return clock_of(device, device_name(device), machine()["threads"], versions()["torch"])
+
+
+def read_step_times(path: str | Path) -> StepTimes:
+    """Read a file with `step_times_content`.
 
     Raises:
-        ValueError: No file applies to the recipe.
+        ValueError: The file cannot be read, or has another format.
     """
-    if seconds is not None:
-        work = partial(iteration_flops, flops_per_clip=flops_per_clip(recipe))
-        rate = seconds / work(recipe.base_shape)
-        source = f"an estimate, from {seconds:g} s at the baseline's shape and the training FLOPs"
-
-        def estimate(shape: Shape) -> float:
-            return rate * work(shape)
-
-        return StepTiming(estimate, estimate, source)
-    try:
-        return measured_timing(files, recipe) if files else UNTIMED
-    except MisfitError as error:
-        raise UserError(
-            f"{error}. Measure the step times of this recipe (docs/performance.md), or estimate "
-            "them with --step-seconds S."
-        ) from error
-
-
-def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
-    """Return (shape, BN size) for the baseline and each shape of a recipe's schedule.
-
-    The BN size is the number of clips that share BN statistics. None means all clips of a process.
-    The first entry is the baseline's shape with None. If the schedule has several BN sizes for a
-    shape, only the smallest BN size is returned, which has the most groups.
-    """
-    schedule = schedule_of(recipe, MANY_VIDEOS)
-    sizes: dict[Shape, int | None] = {}
-    for phase in schedule.phases:
-        for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
-            known = sizes.setdefault(shape, size)
-            if size is not None and known is not None:
-                sizes[shape] = min(size, known)
-    return list(dict.fromkeys([(schedule.base, None), *sizes.items()]))
+    path = Path(path)
+    wrong = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+    with mistake_in(f"{path} is not a file of step times", *wrong):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT or not content["shapes"]:
+            raise UserError("it has no shapes. Measure them with --variants recipe")
+        device = content["device"]
+        seconds = {
+            (row["local_clips"], *row["shape"][1:], row["bn_size"] is not None): time["median"]
+            for row in content["shapes"]
+            if (time := row["seconds"])
+        }
+        model = dict(content["model"])
+        threads = content.get("machine", {}).get("threads")
+        torch_version = content.get("versions", {}).get("torch")
+        clock = clock_of(device["type"], device["name"], threads, torch_version)
+        date = content["date"]
+        return StepTimes(path, device["type"], device["name"], clock, date, model, seconds)

@@ -24,7 +24,7 @@ from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_times import UNTIMED, StepTiming
+from slowfast_patches.plan.recipe_times import UNTIMED, RecipeTimes
 from slowfast_patches.seams import length_advice
 from slowfast_patches.utils.clock import format_duration
 from slowfast_patches.utils.errors import UserError
@@ -45,24 +45,24 @@ class Plan:
     Attributes:
         schedule: The schedule.
         flops_per_clip: Function from (frames, crop) to the training FLOPs of one clip.
-        timing: Seconds per iteration, or `UNTIMED` if they are unknown.
+        times: Seconds per iteration, or `UNTIMED` if they are unknown.
         evaluations: Result of `evaluation_share`.
     """
 
     schedule: Schedule
     flops_per_clip: FlopsPerClip
-    timing: StepTiming = UNTIMED
+    times: RecipeTimes = UNTIMED
     evaluations: tuple[int, float] = (0, 0.0)
 
     @cached_property
     def cost(self) -> Cost:
         """Cost of the training. The seconds exclude data loading and evaluation."""
-        return schedule_cost(self.schedule, self.flops_per_clip, self.timing.ours)
+        return schedule_cost(self.schedule, self.flops_per_clip, self.times.ours)
 
     @cached_property
     def baseline(self) -> Cost:
         """Cost of training the baseline."""
-        return baseline_cost(self.schedule, self.flops_per_clip, self.timing.baseline)
+        return baseline_cost(self.schedule, self.flops_per_clip, self.times.baseline)
 
     @property
     def speed_up(self) -> float | None:
@@ -83,7 +83,7 @@ class Plan:
                 "fine_tuning": phase.fine_tuning,
                 "shapes": [asdict(shape) for shape in phase.shapes],
                 "start": phase.start,
-                **asdict(schedule_cost(schedule, self.flops_per_clip, self.timing.ours, [phase])),
+                **asdict(schedule_cost(schedule, self.flops_per_clip, self.times.ours, [phase])),
                 "relative_flops": [flops(shape) / flops(schedule.base) for shape in phase.shapes],
                 "lr": (schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
                 "bn_sizes": phase.bn_sizes,
@@ -101,7 +101,7 @@ class Plan:
             "baseline": asdict(self.baseline),
             "iteration_factor": self.baseline.iterations / self.cost.iterations,
             "speed_up": self.speed_up,
-            "seconds_source": self.timing.source,
+            "seconds_source": self.times.source,
             "base_shape": asdict(self.schedule.base),
             "num_videos": self.schedule.num_videos,
             "evaluations": self.evaluations[0],
@@ -135,13 +135,13 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     return int(size)
 
 
-def plan_of(recipe: Recipe, num_videos: int | None = None, timing: StepTiming = UNTIMED) -> Plan:
+def plan_of(recipe: Recipe, num_videos: int | None = None, times: RecipeTimes = UNTIMED) -> Plan:
     """Return the plan of a recipe, and check that its model and processes can train the schedule.
 
     Args:
         recipe: The recipe.
         num_videos: Number of training videos, or None to call `dataset_size`.
-        timing: Seconds per iteration.
+        times: Seconds per iteration.
 
     Raises:
         ValueError: The number of videos is unknown. Or the model does not accept a shape of the
@@ -151,7 +151,7 @@ def plan_of(recipe: Recipe, num_videos: int | None = None, timing: StepTiming = 
     check_shapes(recipe, schedule.shapes)
     check_world_size(recipe, schedule)
     flops = flops_per_clip(recipe)
-    return Plan(schedule, flops, timing, evaluation_share(recipe, schedule, flops))
+    return Plan(schedule, flops, times, evaluation_share(recipe, schedule, flops))
 
 
 def plan_warnings(schedule: Schedule) -> list[str]:
@@ -208,7 +208,7 @@ def format_plan(plan: Plan) -> str:
     if plan.speed_up is not None:
         notes.append(
             f"Wall-clock speed-up: {plan.speed_up:.2f}×, not counting data loading and evaluation. "
-            f"Source of the times: {plan.timing.source}."
+            f"Source of the times: {plan.times.source}."
         )
     tables = [format_table(headers, [_cells(row) for row in plan.phases], left=3)]
     tables += [format_table(["", "this plan", "baseline", "factor"], totals)]

@@ -38,13 +38,15 @@ from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.plan.evaluations import evaluation_share
 from slowfast_patches.plan.flops import check_shapes
-from slowfast_patches.plan.step_time_file import (
+from slowfast_patches.plan.recipe_times import shapes_to_measure
+from slowfast_patches.plan.step_times import (
     MisfitError,
     clock_here,
     read_step_times,
+    step_times_content,
+    time_row,
     write_step_times,
 )
-from slowfast_patches.plan.step_times import shapes_to_measure
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.train.step_timer import time_steps
 from slowfast_patches.utils.clock import format_duration
@@ -247,9 +249,7 @@ def _measure(variants: Sequence[Variant], stored: Path) -> dict[str, str]:
     of_variants = {variant.name: shapes_to_measure(variant.recipe) for variant in variants}
     kinds = list(dict.fromkeys(kind for shapes in of_variants.values() for kind in shapes))
     reasons = dict[Kind, str]()
-    text = (
-        f"StepTiming a few training steps at each of {len(kinds)} shapes, to choose the lengths ..."
-    )
+    text = f"Timing a few training steps at each of {len(kinds)} shapes, to choose the lengths ..."
     print(text, file=sys.stderr, flush=True)
     try:
         times = time_steps(stepper, kinds)
@@ -261,7 +261,8 @@ def _measure(variants: Sequence[Variant], stored: Path) -> dict[str, str]:
                 reasons[kind] = str(error)
                 torch.cuda.empty_cache()
         times = time_steps(stepper, [kind for kind in kinds if kind not in reasons])
-    write_step_times(stored, recipe, device, times)
+    rows = [time_row(recipe, *kind, {"median": seconds}) for kind, seconds in times.items()]
+    write_step_times(stored, step_times_content(recipe, device, rows))
     del stepper
     torch.cuda.empty_cache()  # The runs are other processes and need the memory.
     failing = {

@@ -7,7 +7,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_time_file import model_of
+from slowfast_patches.plan.step_times import model_of
 
 
 def recipe(*overrides: object) -> Recipe:

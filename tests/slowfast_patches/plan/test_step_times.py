@@ -3,16 +3,28 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from multigrid import Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.experiments.variants import step_seconds_of
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_time_file import MisfitError, model_of, read_step_times
-from slowfast_patches.plan.step_times import measured_timing, shapes_to_measure
+from slowfast_patches.plan.recipe_times import measured_times, shapes_to_measure
+from slowfast_patches.plan.step_times import (
+    MisfitError,
+    clock_here,
+    model_of,
+    read_step_times,
+    step_times_content,
+    time_row,
+    write_step_times,
+)
+from slowfast_patches.utils.errors import UserError
 
 ROWS = [
     ([8, 16, 64], 8, None, 90),
@@ -72,7 +84,7 @@ def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
 def test_a_time_holds_for_every_recipe_whose_processes_have_that_many_clips(recipe, times):
     """Three machines with 8 clips each train on 24, 48 and 96."""
     cfg = load_recipe(recipe, ["NUM_SHARDS", 3])
-    timing = measured_timing([times], cfg)
+    timing = measured_times([times], cfg)
     assert timing.ours(Shape(96, 16, 32)) == 120
     assert timing.ours(Shape(24, 16, 64)) == 105
     assert timing.baseline(Shape(24, 16, 64)) == 90
@@ -114,13 +126,52 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
         write(tmp_path / "baseline.json", content(cfg, ROWS[:1])),
         write(tmp_path / "multigrid.json", content(cfg, ROWS[1:])),
     ]
-    timing = measured_timing(paths, cfg)
+    timing = measured_times(paths, cfg)
     assert (timing.ours(Shape(8, 16, 64)), timing.baseline(Shape(8, 16, 64))) == (105, 90)
     assert re.search(r"multigrid\.json.*baseline\.json", timing.source)
     with pytest.raises(
         MisfitError, match=r"other\.json is for another .*; .*baseline\.json has no"
     ):
-        measured_timing(paths[:2], cfg)
+        measured_times(paths[:2], cfg)
+
+
+def test_what_is_written_is_read(recipe, tmp_path):
+    """The benchmark adds entries to rows and files. A shape that did not fit has no time."""
+    cfg = load_recipe(recipe)
+    rows = [
+        time_row(cfg, Shape(8, 16, 64), None, {"median": 0.5, "rounds": [0.5]}) | {"parts": {}},
+        time_row(cfg, Shape(16, 16, 45), 16, None),
+        time_row(cfg, Shape(32, 16, 32), 32, {"median": 0.25}),
+    ]
+    write_step_times(
+        path := tmp_path / "new" / "times.json",
+        step_times_content(cfg, torch.device("cpu"), rows) | {"command": "x"},
+    )
+    found = read_step_times(path)
+    assert dict(found.seconds) == {(8, 16, 64, False): 0.5, (32, 16, 32, True): 0.25}
+    assert (found.device, found.clock) == ("cpu", clock_here("cpu"))
+    found.check_model(cfg)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"device": {"type": "cpu", "name": "Abacus 10"}},
+        {"machine": {"threads": 2}},
+        {"versions": {"torch": "1.0"}},
+    ],
+)
+def test_times_of_two_machines_are_not_compared(recipe, tmp_path, other):
+    cfg = load_recipe(recipe)
+    paths = [
+        write(tmp_path / "baseline.json", content(cfg, ROWS[:1])),
+        write(tmp_path / "multigrid.json", content(cfg, ROWS[1:]) | other),
+    ]
+    variant = SimpleNamespace(name="multigrid", recipe=cfg)
+    with pytest.raises(
+        UserError, match=r"measured with .* and with .*, so they cannot be compared"
+    ):
+        step_seconds_of([variant], paths)
 
 
 def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config, tmp_path):

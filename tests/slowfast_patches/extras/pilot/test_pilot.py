@@ -28,7 +28,7 @@ from slowfast_patches.extras.pilot.pilot_experiment import (
 )
 from slowfast_patches.extras.pilot.pilot_report import evaluate_pilot, recipe_text, report_pilot
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.step_times import shapes_to_measure
+from slowfast_patches.plan.recipe_times import shapes_to_measure
 from slowfast_patches.plan.training_plan import plan_warnings
 from slowfast_patches.train import step_timer
 from slowfast_patches.utils.errors import RunError, UserError

@@ -1,6 +1,8 @@
 """Features of all command lines: exit status, error messages and help."""
 
+import io
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -10,17 +12,31 @@ from pathlib import Path
 import pytest
 
 from multigrid import MultigridError
+from slowfast_patches.utils import command_line as command_line_module
 from slowfast_patches.utils.command_line import (
     above_zero,
+    add_cfg,
+    add_json,
+    add_output,
     add_overrides,
     add_seeds,
+    add_step_times,
+    answer_help,
     at_least_one,
     command_parser,
+    extra_options,
     from_zero,
+    key_value,
+    more_seeds,
+    option_of,
+    split_pairs,
+    start_program,
     take_numbers,
     tool,
+    with_seeds,
 )
 from slowfast_patches.utils.errors import RunError, UserError
+from slowfast_patches.utils.signals import STOP_SIGNALS, finished
 
 ROOT = Path(__file__).parents[3]
 TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
@@ -177,3 +193,185 @@ def test_whole_numbers_have_only_digits(word):
 
 def test_numbers_of_the_command_line():
     assert (above_zero("1e-3"), at_least_one("10"), from_zero("0")) == (0.001, 10, 0)
+
+
+def test_keys_values_and_seeds_of_a_command_line():
+    assert split_pairs(["A=1", "B", "x=y", "C=", "D", 2]) == ["A", "1", "B", "x=y", "C", "", "D", 2]
+    assert key_value("a=b=c") == ("a", "b=c")
+    with pytest.raises(ArgumentTypeError, match="expected KEY=VALUE, not a"):
+        key_value("a")
+    assert option_of("step_times") == "--step-times"
+    assert more_seeds([0]) == [0, 1, 2]
+    assert more_seeds([2, 0]) == [2, 0, 1]
+    assert more_seeds([5], 2) == [5, 0]
+    assert more_seeds([3, 1, 4, 2]) == [3, 1, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("tool --seeds 0 1 --cfg a b", "tool --seeds 3 4 --cfg a b"),
+        ("tool --cfg 'a b' --seeds 7", "tool --seeds 3 4 --cfg 'a b'"),
+        ("tool A 1", "tool A 1 --seeds 3 4"),
+        ("tool --seeds 0 A 1", "tool A 1 --seeds 3 4"),
+        ("tool --cfg x A 1", "tool --seeds 3 4 --cfg x A 1"),
+    ],
+)
+def test_a_command_gets_other_seeds(command, expected):
+    assert with_seeds(command, [3, 4]) == expected
+
+
+def test_shared_options_are_read_as_they_are_described():
+    parser = command_parser("About\n  a tool.")
+    add_cfg(parser)
+    add_output(parser, "runs/x")
+    add_json(parser, " and no more")
+    add_step_times(parser)
+    add_overrides(parser, "keys")
+    assert "About\n  a tool." in parser.format_help()
+    args = parser.parse_args(["--cfg", "a.yaml", "--import", "m", "--import", "n", "A", "1"])
+    assert (args.cfg, args.output, args.json) == (Path("a.yaml"), Path("runs/x"), False)
+    assert (args.step_times, args.step_seconds) == ([], None)
+    assert args.overrides == ["A", "1", "IMPORTS", "m,n"]
+    found = parser.parse_args(
+        ["--cfg", "a", "--output", "o", "--json", "--step-times", "x", "--step-times", "y"]
+    )
+    assert (found.output, found.json) == (Path("o"), True)
+    assert found.step_times == [Path("x"), Path("y")]
+    for wrong in (["--output", "o"], ["--cfg", "a", "--step-times", "x", "--step-seconds", "1"]):
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args(wrong)
+        assert ended.value.code == 2
+
+
+def test_version_prints_packages_and_the_machine(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_parser("x").parse_args(["--version"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for name in ("torch: ", "pyslowfast: 1.0\n", "cores: ", "gpus: "):
+        assert name in said
+
+
+def test_numbers_before_keys_are_those_of_the_option():
+    parser = command_parser("x")
+    add_seeds(parser)
+    add_overrides(parser, "keys")
+    args = parser.parse_args(["--seeds", "2", "0", "2", "A.B", "3"])
+    take_numbers(args, "seeds", from_zero)
+    assert (args.seeds, args.overrides) == ([2, 0], ["A.B", "3"])
+    args = parser.parse_args(["--seeds", "A", "3"])
+    with pytest.raises(UserError, match="--seeds takes numbers, not A"):
+        take_numbers(args, "seeds", from_zero)
+    args = parser.parse_args(["--seeds", "1.5"])
+    with pytest.raises(UserError, match="--seeds: expected a whole number"):
+        take_numbers(args, "seeds", from_zero)
+
+
+def test_options_of_extras_are_those_of_their_tables():
+    found = {option.name: option for option in extra_options("predict")}
+    tables = [
+        tomllib.loads(path.read_text())
+        for path in (ROOT / "slowfast_patches/extras").glob("*/options.toml")
+    ]
+    assert found.keys() == {name for table in tables for name in table.get("predict", {})}
+    for option in found.values():
+        assert ":" in option.write
+        assert isinstance(option.is_file, bool)
+    assert extra_options("no such command") == []
+
+
+@pytest.mark.parametrize(
+    ("local", "slurm", "first"),
+    [
+        (None, None, True),
+        ("0", None, True),
+        ("1", None, False),
+        (None, "2", False),
+        ("0", "2", True),
+    ],
+)
+def test_the_first_process_of_a_machine_alone_reports(monkeypatch, capsys, local, slurm, first):
+    for name, value in (("LOCAL_RANK", local), ("SLURM_LOCALID", slurm)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+    @tool
+    def main():
+        raise UserError("no such recipe")
+
+    assert main() == 2
+    assert ("no such recipe" in capsys.readouterr().err) == first
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Return `started(resumes)`, which prepares this process as that of a program."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    ends = list[int]()
+    monkeypatch.setattr(command_line_module.os, "_exit", ends.append)
+    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "tools" / "plan.py"), "--help"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    for name in ("LOCAL_RANK", "SLURM_LOCALID", "TORCHELASTIC_MAX_RESTARTS"):
+        monkeypatch.delenv(name, raising=False)
+    finished.clear()
+
+    def start(resumes: bool) -> list[int]:
+        start_program(resumes=resumes)
+        return ends
+
+    yield start
+    finished.clear()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("resumes", "number", "statuses"),
+    [
+        (False, signal.SIGINT, [130]),
+        (True, signal.SIGINT, [130]),
+        (True, signal.SIGTERM, [75]),
+        (True, signal.SIGUSR1, [75]),
+    ],
+)
+def test_a_signal_ends_a_program_that_imports(started, capfd, resumes, number, statuses):
+    ends = started(resumes)
+    os.kill(os.getpid(), number)
+    assert ends == statuses
+    assert capfd.readouterr().err == "interrupted\n"
+    finished.set()
+    os.kill(os.getpid(), number)
+    assert ends == statuses, "after the result is written, a signal has no effect"
+    assert str(ROOT / "tools") not in sys.path
+    assert sys.stdout.errors == "backslashreplace"
+
+
+def test_a_program_that_does_not_resume_leaves_other_signals_alone(started):
+    before = signal.getsignal(signal.SIGTERM)
+    started(False)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_tool_is_interrupted_by_hand_and_ignores_signals_when_it_has_ended(started, capsys):
+    started(True)
+
+    @tool
+    def main():
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0
+
+    assert main() == 130
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == [signal.SIG_IGN] * 3
+
+
+def test_help_is_printed_before_slow_imports_in_a_program_only(started):
+    answer_help(lambda: pytest.fail("not in a process without start_program"))
+    started(False)
+    with pytest.raises(SystemExit) as ended:
+        answer_help(lambda: command_parser("what it does"))
+    assert ended.value.code == 0
+    sys.argv = ["plan.py", "--cfg", "a"]
+    answer_help(lambda: pytest.fail("no help was asked for"))

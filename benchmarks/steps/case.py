@@ -122,7 +122,7 @@ class Case:
     Args:
         bench: The implementation of the training step.
         shape: Shape of the global mini-batch, which all processes share.
-        bn_size: Number of clips per BN group. None stands for the whole batch of the process.
+        bn_size: Number of clips per BN group. None means the whole batch of the process.
         batch: Mini-batch of one process.
     """
 

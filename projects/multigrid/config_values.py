@@ -1,4 +1,4 @@
-"""What the values of PySlowFast's config keys mean: schedule, cycles and learning rate.
+"""Convert values of PySlowFast's config keys to a schedule, cycles and a learning rate.
 
 The functions take values, not a config object. Their argument `value_of` is a function that returns
 the value of a key, such as "DATA.NUM_FRAMES".

@@ -70,7 +70,7 @@ class MultigridLR(LRScheduler):
     def get_lr(self) -> list[float | Tensor]:
         """Return the learning rate of each parameter group for the current iteration.
 
-        PyTorch counts calls of `step()` in `last_epoch`. Here this is the iteration.
+        PyTorch counts the calls of `step()` in `last_epoch`, so `last_epoch` is the iteration.
         """
         step = self.schedule.at(min(self.last_epoch, self.schedule.iterations - 1))
         return list[float | Tensor](scaled_rates(self.optimizer, step))

@@ -46,7 +46,6 @@ class Batch(TypedDict):
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, num_videos: int) -> NDArray[np.int64]:
     # NumPy ignores zeros at the end of a seed, so the clip of video 0 has the same generator.
-    # The clip uses the generator for other draws.
     # Another seed here would change the order of the videos in all trainings.
     return np.random.default_rng((seed, epoch)).permutation(num_videos)
 

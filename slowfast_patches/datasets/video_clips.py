@@ -72,7 +72,7 @@ class VideoClips(ClipDataset):
             before the crop. By default (256, 320), scaled by `base.crop` / 224.
         seed: Seed of the random clips. The order of the videos depends on another seed, that of the
             `Training`.
-        target_fps: Frame rate to which `stride` refers. 0 stands for the frame rate of each video.
+        target_fps: Frame rate to which `stride` refers. 0 means the frame rate of each video.
         sampling: How clips are cut from the videos, usually the `sampling` of the schedule's
             cycles. For example, `dataclasses.replace(multigrid.GENTLE.sampling, flip=False)` turns
             horizontal flips off.

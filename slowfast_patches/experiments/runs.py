@@ -247,7 +247,7 @@ def train(experiment: Experiment, run_net: Path) -> Iterator[pd.DataFrame]:
 
 
 def note_failure(folder: Path, name: str, process: subprocess.Popen[bytes]) -> None:
-    """Write the reason to the folder of a run if its ended process has not written a result."""
+    """If the process of a run has ended without a result, write the reason to the run's folder."""
     if process.returncode == 0 and (folder / "result.json").is_file():
         (folder / _FAILED).unlink(missing_ok=True)
         return

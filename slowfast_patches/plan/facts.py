@@ -1,4 +1,4 @@
-"""What a run reads and starts from, as facts that can be stored and compared: see `Identity`."""
+"""Facts about the lists, videos and weights of a run, to be stored and compared (`Identity`)."""
 
 from __future__ import annotations
 

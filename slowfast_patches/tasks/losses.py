@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 class WeightedCrossEntropy(nn.Module):
     """Cross entropy with class weights, averaged over clips.
 
-    The loss of a clip is multiplied by the weight of the clip's class. For label probabilities, it
-    is multiplied by the class weights averaged with these probabilities.
+    The loss of a clip is multiplied by the weight of the clip's class. If the label is a vector of
+    probabilities, the weight is the mean of the class weights under these probabilities.
 
     `nn.CrossEntropyLoss(weight)` divides by the sum of the weights in the batch instead. The
     influence of a clip would then depend on the other clips in its micro-batch.

@@ -351,8 +351,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
     """Gather the running means and variances of all processes.
 
-    The statistics of the processes differ between scheduled validations and checkpoints, which
-    average them. A checkpoint at another iteration stores the statistics of each process.
+    Scheduled validations and checkpoints average the statistics over the processes. A checkpoint at
+    another iteration stores the different statistics of all processes.
 
     Returns:
         (world size, N) on the CPU, or None if there is a single process or no running statistics.

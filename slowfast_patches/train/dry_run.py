@@ -155,7 +155,7 @@ def _peak(stepper: Stepper, step: ScheduleStep, rank: int, world_size: int) -> f
 
 @contextmanager
 def explain_failures(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
-    """Convert out-of-memory and compiler errors in the body to ValueError."""
+    """Convert out-of-memory and compiler errors in the `with` statement to ValueError."""
     try:
         yield
     except RuntimeError as error:
@@ -177,7 +177,7 @@ def explain_failures(stepper: Stepper, step: ScheduleStep) -> Iterator[None]:
 
 @contextmanager
 def _undone(stepper: Stepper) -> Iterator[None]:
-    """After the body, restore the buffers and torch's generators, and delete the gradients."""
+    """Undo what the `with` statement changes: buffers, gradients and torch's random generators."""
     put_back = keep_buffers(stepper.model.modules())
     try:
         with torch.random.fork_rng([stepper.device] if stepper.device.type == "cuda" else []):

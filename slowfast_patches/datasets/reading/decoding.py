@@ -250,7 +250,7 @@ def _decode_from_here(
         is_before = begin is None or (ordered and packet.pts is not None and packet.pts < begin)
         if error and not is_before:
             warn_of_damage(file.path, f"FFmpeg reports {error!r}")
-        for frame in filter(None, frames):  # None stands for a damaged packet
+        for frame in filter(None, frames):  # None means a damaged packet
             began = True
             stamp = next(counted) if by_count else frame.pts
             if (number := numbers.get(cast(int, stamp))) is not None:

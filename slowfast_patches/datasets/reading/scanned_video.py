@@ -129,7 +129,7 @@ class ScannedVideo:
     """VIDEO: whether each packet holds one frame, whose timestamp is that of the packet. Otherwise
     frames can only be taken as the decoder returns them."""
     files: tuple[str, ...] | None = None
-    """FRAMES: paths of the frames if a list gives them. None stands for all files of a folder."""
+    """FRAMES: paths of the frames if a list gives them. None means all files of a folder."""
     damage: str = ""
     """Description of the part of the video that cannot be read, or "" if the scan found no damage.
     The scan does not decode every frame, so it can miss damage."""

@@ -58,7 +58,7 @@ class ShiftedConv3d(AdoptingConv3d):
 
 
 def check_frames(recipe: Recipe) -> None:
-    """Check that all clips have frames to exchange channels with.
+    """Check that all clips have at least 2 frames, between which channels are shifted.
 
     Raises:
         UserError: A shape of the schedule has a single frame.

@@ -81,7 +81,7 @@ class LogMetrics(Hook):
         self._task = task_of(recipe)
         self._after = after
         self.latest = ""
-        # Of each step since the last report: loss, correct clips, and clips drawn again.
+        # Values of each step since the last report: loss, correct clips, and clips drawn again.
         self._steps = list[tuple[Tensor, Tensor, int]]()
         self._seconds = dict[str, float]()  # the clock at the last iteration
         self._report_spent = _Spent()

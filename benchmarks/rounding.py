@@ -145,8 +145,8 @@ def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> d
     """Compare tensors by name.
 
     Returns:
-        The numbers of tensors that differ and of all, and the relative difference of all weights
-        and BN statistics together.
+        The number of tensors that differ, the number of all tensors, and the relative difference of
+        all weights and BN statistics together.
     """
     assert found.keys() == expected.keys()
     differ = sum(not torch.equal(found[name], expected[name]) for name in found)

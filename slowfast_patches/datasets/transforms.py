@@ -20,7 +20,7 @@ _STREAM = 3
 
 
 class Transforms:
-    """Changes training clips by functions of the user, in their order, in place.
+    """Apply the user's functions to training clips, one after another, in place.
 
     Each clip has its own random generator, seeded by (seed, epoch, video).
     """

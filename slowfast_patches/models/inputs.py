@@ -105,7 +105,7 @@ class InputTransform:
         layout = torch.channels_last_3d if self.channels_last else torch.contiguous_format
         shape = (n, channels, t, h, w)
         frames = torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
-        # A CPU converts one clip at a time. It fits into the cache, which is up to 3 times as fast.
+        # A CPU converts clips one by one, up to 3 times as fast, as a clip fits into the cache.
         # A GPU converts all clips together, because launching a kernel takes longer than a clip.
         size = 1 if self.device.type == "cpu" else n
         for start in range(0, n, size):

@@ -54,9 +54,9 @@ class Status(NamedTuple):
 
 
 class RemotePath(PosixPath):
-    """Path of a remote file. The methods that compute with names are those of `Path`.
+    """Path of a remote file. Methods that only change names work as in `Path`.
 
-    Of the methods that access files, only those below may be used.
+    Of the methods that access files, use only those that this class defines.
     """
 
     def __str__(self) -> str:

@@ -207,7 +207,7 @@ class _Layout:
         return torch.split(values, self.lengths)
 
     def sum(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Sum the repeated vectors in a tensor of `length` over the groups, (C,) each."""
+        """Sum each repeated vector (G·C,) in a tensor of `length` over the groups, to (C,)."""
         total = values.index_select(0, self._order).view(self.groups, -1).sum(0)
         return torch.split(total, self.sizes)
 

@@ -68,8 +68,8 @@ class _FrameNumber(NamedTuple):
 def field_test(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool] | None:
     """Return a function that tells whether a packet of a stream begins with a field.
 
-    A field consists of every other line of a frame. Return None if the stream can have no fields,
-    and for other streams than H.264 in mp4 and Matroska files.
+    A field consists of every other line of a frame. Return None if the stream cannot have fields,
+    or is not H.264 in an mp4 or Matroska file.
     """
     header = stream.codec_context.extradata or b""  # avcC, see ISO 14496-15
     if stream.codec_context.name != "h264" or header[:1] != b"\1" or len(header) < 9:

@@ -32,7 +32,8 @@ CLASSES = tuple(MOTIONS)
 
 # Lengths are in units of 1/80 of the short side of the frame. A clip has a stride of 8 frames.
 # Between two frames of a clip, an object moves by at most 24 units.
-# If it rotates or changes its size, it does so by at most 64 degrees or a quarter of the cycle.
+# A rotating object turns by at most 64 degrees.
+# An object that changes its size passes through at most a quarter of the size cycle.
 UNITS = 80.0
 RADII = (14.0, 36.0)  # smallest and largest radius in units
 SPEED = (1.5, 3.0)  # units per frame

@@ -41,7 +41,7 @@ class Tracker(Hook):
 
     The file tracker.json in OUTPUT_DIR stores the ID of the tracker's run, the training that it
     belongs to, and the last iteration sent of each type of line. A resumed training writes the
-    lines after its checkpoint again. Those of iterations that were sent before are skipped, because
+    lines after its checkpoint again. Lines of iterations that were sent before are skipped, because
     trackers cannot delete points. A training that resumes with other learning rates or other
     accepted changes gets a new run, which has all its points. If sending fails, the log warns, and
     the lines are sent next time.

@@ -36,7 +36,7 @@ def _renamed(name: str) -> str:
 
 
 def shift_problems(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, str]:
-    """Return a problem if the file and the model shift channels in different blocks."""
+    """Describe the difference if the file and the model shift channels in different blocks."""
     named = without_wrappers(tensors)
     if _MARK not in named:
         return {}

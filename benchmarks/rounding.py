@@ -9,9 +9,9 @@ one. "again" repeats the first one, and should not differ. "another seed" shows 
 depends on the seed.
 
 The table has the number of tensors that differ in any bit at the end, among the weights, the BN
-statistics and the state of the optimizer. It has the relative difference |a - b| / |b| of all
-weights and statistics together, after the first phase and at the end, and that of the training loss
-in the first and in the worst iteration. The last column is the accuracy of the test.
+statistics and the state of the optimizer. It also has relative differences |a - b| / |b|: of all
+weights and statistics together, after the first phase and at the end, and of the training loss, in
+the first and in the worst iteration. The last column is the accuracy of the test.
 
 If the folder has a finished variant, it is not trained again. KEY VALUE pairs of the recipe may
 follow the options, except for TRAIN.BATCH_SIZE, which the program sets.

@@ -131,7 +131,7 @@ def test_readme_s_loop_trains(data: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_readme_s_line_switches_on_the_cycles_of_its_loop(tmp_path: Path):
-    (line,) = re.findall(r"`(_BASE_: .*)`", (ROOT / "README.md").read_text())
+    (line,) = re.findall(r"^(_BASE_: .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     (tmp_path / "mine.yaml").write_text(line)
     recipe = load_recipe(tmp_path / "mine.yaml")
     assert cycles_of(recipe) == GENTLE

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def broadcasts_buffers() -> bool:
-    """Return whether the current forward pass is that of a DDP that copies rank 0's buffers."""
+    """Return whether a DDP that copies the buffers of rank 0 runs the current forward pass."""
     wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
     return wrapper is not None and bool(wrapper.broadcast_buffers)
 

@@ -182,7 +182,7 @@ class LoopWatch:
         if names := _trained_in_eval(self._model, optimizer):
             self._warn_once(
                 f"{len(names)} trained modules are in evaluation mode, such as {names[0]}. Their "
-                "BN statistics and dropout are those of evaluation. Call model.train() before the "
+                "BN layers and dropout work as in an evaluation. Call model.train() before the "
                 "loop and after each evaluation. Freeze a part that is not to be trained with "
                 "requires_grad_(False)"
             )

@@ -17,7 +17,7 @@ def ignored_key(name: str) -> Ignored | None:
 
 
 def ignored_keys() -> dict[str, Ignored]:
-    """Return the keys that have no effect, with those of the extras."""
+    """Return the keys that have no effect, including the keys of extras."""
     found = dict(IGNORED)
     for section in SECTIONS.values():
         found |= section.ignored

@@ -26,7 +26,7 @@ _MOST_STRIDE = 8
 
 
 def check_rules(recipe: Recipe) -> None:
-    """Check all rules, and those of the extras.
+    """Check all rules, including the rules of extras.
 
     Raises:
         UserError: A rule is broken. The message says which key to change.

@@ -70,7 +70,7 @@ class VideoClips(ClipDataset):
             `target_fps` frames per second.
         short_sides: Minimum and maximum of the short side in pixels to which frames are resized
             before the crop. By default (256, 320), scaled by `base.crop` / 224.
-        seed: Seed of the random clips. The order of the videos depends on another seed, that of the
+        seed: Seed of the random clips. The order of the videos depends on the seed of the
             `Training`.
         target_fps: Frame rate to which `stride` refers. 0 means the frame rate of each video.
         sampling: How clips are cut from the videos, usually the `sampling` of the schedule's

@@ -172,7 +172,7 @@ def check_alike(experiment: Experiment) -> None:
 
 
 def unlike(baseline: Identity, variant: Identity) -> dict[str, str]:
-    """Return the differences because of which two variants cannot be compared, by name.
+    """Return the differences that make two variants incomparable, by name.
 
     Lists may name other files, such as prepared ones, if the labels are the same in the same order.
     Experiments may compare different video files, weights and keys.

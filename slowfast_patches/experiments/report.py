@@ -178,7 +178,7 @@ def experiment_json(experiment: Experiment, runs: pd.DataFrame, command: str) ->
 
 
 def variant_differences(experiment: Experiment) -> dict[str, list[str]]:
-    """Describe what differs between each variant and its baseline, by the name of the variant."""
+    """Describe the differences between each variant and its baseline, by the variant's name."""
     variants = {variant.name: variant for variant in experiment.variants}
     found = {
         variant.name: differences_between(
@@ -191,7 +191,7 @@ def variant_differences(experiment: Experiment) -> dict[str, list[str]]:
 
 
 def explain_differences(experiment: Experiment) -> list[str]:
-    """Return a paragraph for each variant that says what differs from its baseline (there)."""
+    """Return a paragraph for each variant that lists its differences from the baseline."""
     return [
         f"{name} differs from its baseline in: {'; '.join(texts) or 'nothing'}."
         for name, texts in variant_differences(experiment).items()

@@ -292,7 +292,7 @@ class KeepBest(Hook):
 def settle_best(output_dir: str | Path, progress: Progress, *, keep: bool) -> None:
     """Make the best checkpoint on disk and `progress.best` agree.
 
-    If the file is not that of the best validation of this training, or if TRAIN.KEEP_BEST is
+    If the file does not belong to the best validation of this training, or if TRAIN.KEEP_BEST is
     False, rename the file. The next validation is then the best so far.
 
     Args:
@@ -355,7 +355,7 @@ def count_unreadable(
 
 
 def epochs_of(schedule: Schedule, step: ScheduleStep) -> range:
-    """Return the epochs of which the mini-batch of an iteration has clips."""
+    """Return the epochs to which the clips of an iteration belong."""
     first = step.first_clip // schedule.num_videos
     last = (step.first_clip + step.shape.batch - 1) // schedule.num_videos
     return range(first, last + 1)

@@ -168,7 +168,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def _check_path(name: str, folder: Path) -> None:
-    """Check that a path in a list may be that of a file or folder.
+    """Check that a path in a list may be the path of a file or folder.
 
     Only unusual paths are looked up in the file system, because lists may be long.
 

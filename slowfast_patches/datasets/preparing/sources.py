@@ -113,9 +113,9 @@ def check_unclaimed(out: Path, sources: Sequence[Source]) -> None:
 def not_prepared(out: Path, sources: Sequence[Source]) -> list[Source]:
     """Return the sources without an up-to-date prepared file.
 
-    A prepared file is up to date if its size and those of its source are recorded. In a bucket, a
-    file without a record is up to date if it is newer than its source. A prepared file whose source
-    has been deleted counts as up to date.
+    A prepared file is up to date if the record has its size, and the size and version of its
+    source. In a bucket, a file without a record is up to date if it is newer than its source. A
+    prepared file whose source has been deleted counts as up to date.
     """
     made = list_status(str(out / source.target) for source in sources)
     record = _read_record(out)

@@ -85,7 +85,7 @@ class Survey:
         damaged: FULL: `failed`, plus the number of damaged frames.
         begins_with_key: Whether the first packet is marked as a key frame.
         has_doubts: Whether something contradicts the container.
-        has_false_keys: Whether all frames are marked as key frames, but some of them are none.
+        has_false_keys: Whether all frames are marked as key frames, but some are not key frames.
         overlaps: Whether a packet that is not shown has the timestamp of another packet, as in mp4
             files with several edits.
         error: The latest error that FFmpeg has logged, or "".

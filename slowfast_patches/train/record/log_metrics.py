@@ -177,7 +177,7 @@ class LogMetrics(Hook):
         )
         start = schedule.phases[step.phase].start
         if keys := changed_keys(self._recipe, schedule, start, start - 1 if start else None):
-            logger.info("From here, as keys of a recipe: %s", keys)
+            logger.info("Recipe keys from this iteration on: %s", keys)
 
     def _report(self, trainer: Trainer, step: ScheduleStep) -> None:
         """Reduce and log the metrics since the last report. Every process must call this.

@@ -44,9 +44,9 @@ def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:
 def scale_rates(recipe: Recipe) -> Recipe:
     """Scale the learning rates from SOLVER.REFERENCE_BATCH_SIZE clips to the global batch size.
 
-    SOLVER.BATCH_RATE_RULE says how. The batch size and the number of epochs stay the same. In the
-    returned recipe, SOLVER.REFERENCE_BATCH_SIZE is the global batch size, so that scaling the
-    recipe again changes nothing. Without SOLVER.REFERENCE_BATCH_SIZE, nothing changes.
+    SOLVER.BATCH_RATE_RULE is the scaling rule. The batch size and the number of epochs stay the
+    same. In the returned recipe, SOLVER.REFERENCE_BATCH_SIZE is the global batch size, so that
+    scaling the recipe again changes nothing. Without SOLVER.REFERENCE_BATCH_SIZE, nothing changes.
 
     `load_recipe` calls this function for NUM_SHARDS machines, and `resolve` calls it for the
     machines of a launcher.

@@ -85,7 +85,7 @@ class StepTimes:
             key = (clips, shape.frames, shape.crop, recipe.groups_batchnorm)
             if key not in self.seconds:
                 raise MisfitError(
-                    f"{self.path} has no time for {shape}, of which a process has {clips} clips"
+                    f"{self.path} has no time for {shape} with {clips} clips per process"
                 )
             return self.seconds[key]
 

@@ -136,7 +136,7 @@ def only_with(name: str, *values: object) -> Needs:
 
 
 def all_of(*needs: Needs) -> Needs:
-    """Return `Key.needs` of a key that has several conditions. It gives the first reason."""
+    """Return `Key.needs` of a key with several conditions. It returns the first reason."""
     return lambda recipe: next(filter(None, (reason(recipe) for reason in needs)), None)
 
 

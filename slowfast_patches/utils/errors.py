@@ -150,7 +150,7 @@ def _reason(error: Exception, what: str) -> str:
 
 @contextmanager
 def writing(path: str | os.PathLike[str], option: str = "") -> Iterator[None]:
-    """Context manager: pass an OSError to `raise_unwritable`."""
+    """Pass OSErrors that the `with` statement raises to `raise_unwritable`."""
     try:
         yield
     except OSError as error:

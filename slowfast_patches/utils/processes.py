@@ -133,7 +133,7 @@ def safe_path() -> Iterator[None]:
 
 
 def forget_safe_path() -> None:
-    """In a process that was started in `safe_path`, start other programs as usual."""
+    """Undo `safe_path` in a started process, so that it starts other programs as usual."""
     os.environ.pop(_SAFE_PATH, None)
 
 

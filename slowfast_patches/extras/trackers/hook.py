@@ -122,7 +122,7 @@ class Tracker(Hook):
         """Send the lines that were not sent yet. At the end, also close the tracker's run.
 
         Args:
-            finished: At the end, whether the training is complete.
+            finished: Whether the training is complete. None before the end.
         """
         if self._run is None:
             return

@@ -10,7 +10,9 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -82,6 +84,9 @@ class Judge(Recorder):
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
+        for path in {change.path for change in self.changes}:
+            with suppress(Exception):  # Some are imported late, in the tests that need them.
+                import_module(module_name(path))
         functions = functions_by_file()
         gc.freeze()
         found = []
@@ -114,6 +119,13 @@ class Judge(Recorder):
             said.write_text(self.trace.failed)
         finally:
             os._exit(1)
+
+
+def module_name(path: Path) -> str:
+    """Return the name of a module by its path in the tree."""
+    parts = path.with_suffix("").parts
+    parts = parts[1:] if parts[0] == "projects" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def functions_by_file() -> dict[str, list[FunctionType]]:

@@ -164,14 +164,14 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen_changes(args: argparse.Namespace) -> list[Change]:
+def possible_changes(paths: list[Path]) -> list[Change]:
+    """Return all changes of the files and folders that were given."""
     files = sorted(
         file.relative_to(ROOT)
-        for given in args.paths
+        for given in paths
         for file in ([given.resolve()] if given.is_file() else given.resolve().rglob("*.py"))
     )
-    possible = [change for file in files for change in changes(ROOT, file)]
-    return random.Random(args.seed).sample(possible, min(args.count, len(possible)))
+    return [change for file in files for change in changes(ROOT, file)]
 
 
 def main() -> int:
@@ -179,12 +179,14 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
-    chosen = chosen_changes(args)
+    possible = possible_changes(args.paths)
+    chosen = random.Random(args.seed).sample(possible, min(args.count, len(possible)))
     marker = "not gpu" if args.all else "not gpu and not slow"
     copies = [copied_tree() for _ in range(args.jobs)]
     shares = [chosen[job :: args.jobs] for job in range(args.jobs)]
     try:
-        files = sorted({file for change in chosen for file in tests_of(copies[0], change.path)})
+        paths = {change.path for change in possible}
+        files = sorted({test for path in paths for test in tests_of(copies[0], path)})
         trace = traced(copies[0], files, marker)
         for name in trace.packages:
             with suppress(Exception):

@@ -15,8 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from multigrid import MultigridError, fix_gradient_layout
 from tests.conftest import assert_same_bits
 
-pytestmark = pytest.mark.slow
-
 PROCESSES = 3
 ITERATIONS = 4
 INTERRUPTED = 2
@@ -84,6 +82,7 @@ def resume(rank: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_three_processes_resume_as_if_uninterrupted(run_ranks):
     run_ranks(PROCESSES, resume)
 
@@ -115,9 +114,74 @@ def keep_gradients(rank: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_layout_that_cannot_be_fixed_is_named(run_ranks):
     run_ranks(2, give_layouts)
 
 
+@pytest.mark.slow
 def test_gradients_from_before_are_kept(run_ranks):
     run_ranks(2, keep_gradients)
+
+
+# --- one process, whose gradients need no exchange
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Scale(nn.Module):
+    """One parameter, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(3.0))
+        self.frozen = nn.Parameter(torch.tensor(5.0), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.frozen
+
+
+def has_layout(network) -> bool:
+    """Return whether a network has chosen its layout, which it does in the forward after one."""
+    network(torch.ones(()))
+    return network._has_rebuilt_buckets
+
+
+def test_the_layout_is_chosen_once_and_nothing_else_changes(alone):
+    net = Scale()
+    net.scale.grad = kept = torch.tensor(7.0)
+    network = wrapped(net)
+    assert not has_layout(network)
+    fix_gradient_layout(network)
+    assert network.module is net
+    assert net.scale.grad is kept
+    assert (kept.item(), net.scale.item(), net.frozen.grad) == (7.0, 3.0, None)
+    assert has_layout(network)
+    with pytest.raises(MultigridError, match="directly after the model is wrapped"):
+        fix_gradient_layout(network)
+    assert network.module is net
+    assert net.scale.grad is kept
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_layout_is_chosen_also_where_no_gradients_are_computed(alone, grad):
+    network = wrapped(Scale())
+    with torch.set_grad_enabled(grad):
+        fix_gradient_layout(network)
+    assert has_layout(network)
+
+
+def test_networks_that_choose_no_layout_are_left_alone(alone):
+    fix_gradient_layout(Scale())
+    unused = wrapped(Scale(), find_unused_parameters=True)
+    fix_gradient_layout(unused)
+    assert not has_layout(unused)
+    static = wrapped(Scale(), static_graph=True)
+    with pytest.warns(UserWarning, match="Leave static_graph out"):
+        fix_gradient_layout(static)
+    assert not has_layout(static)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from slowfast.config.defaults import get_cfg
 from slowfast.utils.lr_policy import get_lr_at_epoch
 
-from multigrid import CosineRate, SteppedRate, Warmup
+from multigrid import CosineRate, MultigridError, SteppedRate, Warmup
+from multigrid.learning_rate import batch_rate_factor, is_adaptive, suits_linear_rule
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -63,3 +64,55 @@ def test_cosines_by_hand():
     )
     with pytest.raises(ValueError, match="so no cosine follows"):
         CosineRate(0.1, 10, warmup=Warmup(0.02, 10), after_warmup=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epochs": 0},
+        {"epochs": -1.0},
+        {"cycles": 0},
+        {"fine_tuning": 0.0},
+        {"fine_tuning": 1.0},
+    ],
+)
+def test_cosines_that_are_none_are_refused(options):
+    with pytest.raises(MultigridError, match="cycles at least 1, and fine_tuning"):
+        CosineRate(**{"base": 0.1, "epochs": 1.0} | options)
+    assert CosineRate(0.1, 0.5, cycles=1, fine_tuning=0.5).stage_ends == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("ends", "rates"),
+    [
+        ((), ()),
+        ((1.0,), (0.1, 0.1)),
+        ((0.0,), (0.1,)),
+        ((2.0, 2.0), (0.1, 0.1)),
+        ((2.0, 1.0), (0.1, 0.1)),
+        ((1.0, 2.0), (0.1, -0.1)),
+    ],
+)
+def test_steps_that_are_none_are_refused(ends, rates):
+    with pytest.raises(MultigridError, match="one end for each learning rate"):
+        SteppedRate(ends, rates)
+
+
+def test_policies_of_one_stage():
+    """A rate may be 0, as for weights that are frozen. One stage has no drop to delay."""
+    flat = SteppedRate((5.0,), (0.0,))
+    assert (flat.drops, flat.at(3.0), flat.with_late_last_drop()) == ((), 0.0, flat)
+    cosine = CosineRate(0.1, 10)
+    assert (cosine.drops, cosine.with_late_last_drop()) == ((), cosine)
+
+
+def test_the_rate_of_a_batch_grows_by_a_rule():
+    assert (batch_rate_factor(4.0), batch_rate_factor(4.0, "sqrt")) == (4.0, 2.0)
+    with pytest.raises(MultigridError, match="batch_rate_rule is 'log'"):
+        batch_rate_factor(4.0, "log")
+    for name in ("Adam", "AdamW", "Adagrad", "Lamb", "Lion", "RMSprop"):
+        assert is_adaptive(name)
+        assert not suits_linear_rule(type(name, (), {}))
+    for name in ("SGD", "LARS", "MomentumOptimizer", "Nesterov"):
+        assert not is_adaptive(name)
+        assert suits_linear_rule(type(name, (), {}))

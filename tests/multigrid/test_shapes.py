@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from multigrid import Shape, scale_shape
+from multigrid import MultigridError, Shape, scale_shape
 
 PAPER = Shape(batch=64, frames=32, crop=224)
 HALF = math.sqrt(1 / 2)
@@ -65,3 +65,32 @@ def test_a_constant_cost_by_hand():
     assert scale_shape(base, (0.25, 1.0), **scale) == Shape(84, 4, 64)
     assert scale_shape(base, (0.25, 1.0), batch_exponent=0.0, **scale) == Shape(12, 4, 64)
     assert scale_shape(base, (1.0, 1.0), **scale) == base
+
+
+@pytest.mark.parametrize(
+    ("factors", "options"),
+    [
+        ((0.0, 1.0), {}),
+        ((1.01, 1.0), {}),
+        ((1.0, 0.0), {}),
+        ((1.0, 1.01), {}),
+        ((0.03, 1.0), {}),  # 0.96 frames
+        ((1.0, 1.0), {"size_divisor": 0}),
+        ((1.0, 1.0), {"size_divisor": 225}),
+        ((1.0, 1.0), {"batch_exponent": -0.1}),
+        ((1.0, 1.0), {"batch_exponent": 1.1}),
+    ],
+)
+def test_a_shape_that_is_none_is_refused(factors, options):
+    with pytest.raises(MultigridError, match="do not fit the shape 64×32×224²"):
+        scale_shape(PAPER, factors, **options)
+
+
+def test_limits_of_factors_are_shapes():
+    assert scale_shape(PAPER, (1 / 32, 1.0)) == Shape(2048, 1, 224)
+    assert scale_shape(PAPER, (1.0, 1.0), 224, 0.0) == PAPER
+    for sides in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
+        with pytest.raises(MultigridError, match="must be at least 1"):
+            Shape(*sides)
+    assert Shape(1, 1, 1).volume == 1
+    assert (Shape(2, 3, 5).volume, str(Shape(2, 3, 5))) == (150, "2×3×5²")

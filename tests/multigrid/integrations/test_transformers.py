@@ -24,8 +24,6 @@ from multigrid.integrations.transformers import (
 from multigrid.positions import check_transformers
 from tests.multigrid.clips import Clips
 
-pytestmark = pytest.mark.slow
-
 VIDEOS, SEED = 40, 5
 SCHEDULE = make_schedule(
     Shape(4, 4, 16),
@@ -71,7 +69,7 @@ class Losses(transformers.TrainerCallback):
             self.losses.append(logs["loss"])
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        self.told.append(model.vivit.embeddings.coverage is not None)
+        self.told.append(model.vivit.embeddings.current_coverage is not None)
 
 
 def arguments(folder, **options):
@@ -221,7 +219,9 @@ class Epochs(transformers.TrainerCallback):
         self.epochs.append(state.epoch)
 
 
-@pytest.mark.parametrize(("strategy", "step"), [("epoch", 6), ("steps", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "step"), [pytest.param("epoch", 6, marks=pytest.mark.slow), ("steps", 4)]
+)
 def test_a_training_by_epochs_is_resumed_anywhere(tmp_path, strategy, step):
     """Its epochs have three steps. Dropout shows that the random numbers go on, too."""
 
@@ -265,7 +265,14 @@ def with_adapter(way: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("way", ["get_peft_model", "add_adapter", "inject_adapter_in_model"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "get_peft_model",
+        pytest.param("add_adapter", marks=pytest.mark.slow),
+        pytest.param("inject_adapter_in_model", marks=pytest.mark.slow),
+    ],
+)
 def test_adapters_and_a_trained_head_are_restored_whole(tmp_path, way):
     best = {"load_best_model_at_end": True, "metric_for_best_model": "score"}
 
@@ -320,3 +327,102 @@ def test_a_checkpoint_of_weights_alone_tells_the_seed(tmp_path):
     train(tmp_path, save_only_model=True)
     with pytest.raises(ValueError, match="has seed 5, but this training has seed 6"):
         train(tmp_path, str(tmp_path / f"checkpoint-{LATER}"), seed=6)
+
+
+@pytest.mark.parametrize("way", ["is_fsdp_enabled", "is_deepspeed_enabled"])
+def test_divided_weights_are_loaded_by_the_trainer_alone(tmp_path, monkeypatch, way):
+    trainer = MultigridTrainer(
+        schedule=SCHEDULE, model=new_model(), args=arguments(tmp_path), train_dataset=Clips(VIDEOS)
+    )
+    monkeypatch.setattr(trainer, way, True)
+    called = []
+    for name in ("_load_from_checkpoint", "_load_best_model"):
+        monkeypatch.setattr(
+            transformers.Trainer, name, lambda self, *given, name=name: called.append((name, given))
+        )
+    trainer._load_from_checkpoint(str(tmp_path), None)
+    trainer._load_best_model()
+    assert called == [
+        ("_load_from_checkpoint", (str(tmp_path), None)),
+        ("_load_best_model", ()),
+    ]
+
+
+# What the Trainer takes from its arguments.
+
+
+def trainer_of(folder, **options) -> MultigridTrainer:
+    given = {"model": new_model(), "args": arguments(folder), "train_dataset": Clips(VIDEOS)}
+    return MultigridTrainer(schedule=SCHEDULE, **given | options)
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path):
+    args = arguments(tmp_path)
+    args._n_gpu = 2
+    with pytest.raises(ValueError, match="Start one process per GPU with torchrun"):
+        trainer_of(tmp_path, args=args)
+    args._n_gpu = 1
+    trainer_of(tmp_path, args=args)
+
+
+def test_the_arguments_of_the_caller_stay_and_the_schedule_s_length_may_be_among_them(tmp_path):
+    args = arguments(tmp_path, max_steps=SCHEDULE.iterations)
+    trainer = trainer_of(tmp_path, args=args)
+    assert (args.ignore_data_skip, args.remove_unused_columns) == (False, True)
+    assert (trainer.args.ignore_data_skip, trainer.args.remove_unused_columns) == (True, False)
+    assert trainer_of(tmp_path).args.max_steps == SCHEDULE.iterations
+
+
+def test_the_seed_of_the_clips_is_the_data_s_if_there_is_one(tmp_path):
+    assert trainer_of(tmp_path).training.seed == SEED
+    assert trainer_of(tmp_path, args=arguments(tmp_path, data_seed=0)).training.seed == 0
+
+
+def test_the_loader_has_the_options_of_the_arguments(tmp_path):
+    options = {
+        "dataloader_num_workers": 1,
+        "dataloader_pin_memory": False,
+        "dataloader_persistent_workers": True,
+        "dataloader_prefetch_factor": 3,
+    }
+    loader = trainer_of(tmp_path, args=arguments(tmp_path, **options)).get_train_dataloader()
+    found = {f"dataloader_{name}": getattr(loader, name) for name in LOADER}
+    assert found == options
+
+
+LOADER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+
+
+def test_a_collator_of_the_caller_is_kept_and_the_default_is_imagenet_s(tmp_path):
+    assert trainer_of(tmp_path, data_collator=list).data_collator is list
+    clip = Clips(VIDEOS)[ClipRequest(0, 0, SCHEDULE.base, 7)]
+    inputs = trainer_of(tmp_path).data_collator([clip])
+    black = inputs["pixel_values"][0, 0, :, 0, 0]
+    assert black.tolist() == pytest.approx([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225])
+    assert inputs["pixel_values"].shape == (1, 4, 3, 16, 16)
+    assert int(inputs["iteration"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "mean", "std"),
+    [
+        ({}, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ({"image_mean": [0.5], "image_std": [0.25]}, [0.5], [0.25]),
+        # x / 127.5 - 1 lies in [-1, 1]: 0.5 there is 0.75 in [0, 1].
+        ({"rescale_factor": 1 / 127.5, "image_mean": [0.5], "image_std": [0.5]}, [0.75], [0.25]),
+        # Without the offset, x / 127.5 lies in [0, 2].
+        (
+            {"rescale_factor": 1 / 127.5, "offset": False, "image_mean": [1], "image_std": [0.5]},
+            [0.5],
+            [0.25],
+        ),
+        # A mean of 0 for pixels that are not scaled, x in [0, 255].
+        (
+            {"rescale_factor": 1, "offset": False, "image_mean": [51], "image_std": [255]},
+            [0.2],
+            [1],
+        ),
+    ],
+)
+def test_colours_of_processors_are_for_pixels_from_0_to_1(values, mean, std):
+    assert processor_colours(values) == (pytest.approx(mean), pytest.approx(std))

@@ -19,7 +19,7 @@ from multigrid.integrations.pyslowfast_schedule import schedule_of
 from multigrid.positions import convert_mvit
 
 _spec = spec_from_file_location(
-    "later_mvit", Path(__file__).parents[1] / "later_release" / "slowfast" / "mvit.py"
+    "later_mvit", Path(__file__).parents[2] / "later_release" / "slowfast" / "mvit.py"
 )
 assert _spec is not None
 assert _spec.loader is not None

@@ -5,6 +5,8 @@ tests/test_loops.py checks that it trains the same as a plain loop, on one proce
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
@@ -30,10 +32,16 @@ from multigrid import (
     make_schedule,
     network_input,
 )
-from multigrid.integrations.lightning import MultigridCallback
+from multigrid.integrations.lightning import MultigridCallback, _check_trainer, _place_loops
 from tests.multigrid.clips import Clips
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def slow(*values):
+    """Return a case for the whole suite: the quick tests have one like it."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
 
 VIDEOS, SEED = 40, 5
 SCHEDULE = make_schedule(
@@ -182,12 +190,12 @@ def test_a_trainer_without_the_callback_is_refused():
     ("options", "callbacks"),
     [
         ({"val_check_interval": 2}, []),
-        ({"val_check_interval": 50, "check_val_every_n_epoch": None}, []),
-        ({"check_val_every_n_epoch": 3}, []),
+        slow({"val_check_interval": 50, "check_val_every_n_epoch": None}, []),
+        slow({"check_val_every_n_epoch": 3}, []),
         ({"max_steps": 7, "max_epochs": -1, "val_check_interval": 2}, []),
         ({}, [ModelCheckpoint(every_n_train_steps=50, save_last=True)]),
-        ({}, [ModelCheckpoint(every_n_epochs=4, monitor="score", mode="max")]),
-        ({}, [OnExceptionCheckpoint("unused")]),
+        slow({}, [ModelCheckpoint(every_n_epochs=4, monitor="score", mode="max")]),
+        slow({}, [OnExceptionCheckpoint("unused")]),
         ({}, [EarlyStopping("score", mode="max", patience=1)]),
     ],
 )
@@ -213,12 +221,12 @@ def test_without_checkpoints_nothing_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("way", "stop"),
     [
-        ("should_stop", 1),
+        slow("should_stop", 1),
         ("should_stop", 6),
-        ("should_stop", 17),
+        slow("should_stop", 17),
         ("max_steps", 5),
-        ("max_steps", 6),
-        ("max_epochs", 12),
+        slow("max_steps", 6),
+        slow("max_epochs", 12),
     ],
 )
 def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path, whole, way, stop):
@@ -236,7 +244,7 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path, whole, way, s
     assert rest.validated == [step for step in whole.validated if step > stop]
 
 
-@pytest.mark.parametrize("saver", ["epochs", "steps", "within"])
+@pytest.mark.parametrize("saver", [slow("epochs"), slow("steps"), "within"])
 def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path, whole, saver):
     every = {"save_top_k": -1} | ({"every_n_train_steps": 1} if saver == "steps" else {})
     with pytest.raises(InterruptedError):
@@ -316,3 +324,101 @@ def test_several_optimizers_and_skipped_steps_are_resumed(tmp_path):
     fit(rest, tmp_path / "rest", checkpoint=file)
     assert [*begun.losses, *rest.losses] == whole.losses
     assert equal(rest, whole)
+
+
+# Without a training.
+
+
+def check(max_epochs, max_steps=-1):
+    trainer = SimpleNamespace(callbacks=[], max_epochs=max_epochs, max_steps=max_steps)
+    _check_trainer(trainer, MultigridCallback(SCHEDULE).training)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(EPOCHS, -1), (-1, -1), (None, -1), (1000, -1), (2, 0), (2, 5)]
+)
+def test_lightning_s_default_and_a_number_of_steps_are_no_other_number_of_epochs(epochs, steps):
+    check(epochs, steps)
+
+
+def test_one_epoch_less_stops_early_and_one_more_changes_nothing():
+    with pytest.warns(UserWarning, match="stops the training before the 6 epochs"):
+        check(EPOCHS - 1)
+    with pytest.warns(UserWarning, match="the schedule has 6 epochs, after which"):
+        check(EPOCHS + 1)
+
+
+def progress(*, epoch, ready, batch, iteration):
+    """Return the progress of Lightning's loops: epochs that are over and begun, and batches."""
+    epochs = {"processed": epoch, "completed": epoch, "ready": ready, "started": ready}
+    batches = dict.fromkeys(("ready", "started", "processed", "completed"), batch)
+    total = dict.fromkeys(batches, iteration)
+    return {
+        "epoch_progress": {"total": dict(epochs), "current": dict(epochs)},
+        "epoch_loop.batch_progress": {"total": total, "current": batches, "is_last_batch": True},
+        "epoch_loop.state_dict": {"_batches_that_stepped": -5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("saved", "iteration", "placed"),
+    [
+        # Stopped after 7 iterations: Lightning counts the third epoch as over.
+        (
+            {"epoch": 3, "ready": 3, "batch": 0, "iteration": 9},
+            7,
+            {"epoch": 2, "ready": 3, "batch": 1, "iteration": 7},
+        ),
+        # Stopped at the end of the second epoch.
+        (
+            {"epoch": 2, "ready": 2, "batch": 3, "iteration": 6},
+            6,
+            {"epoch": 2, "ready": 2, "batch": 0, "iteration": 6},
+        ),
+        # One mini-batch more was counted than was trained.
+        (
+            {"epoch": 1, "ready": 2, "batch": 2, "iteration": 5},
+            4,
+            {"epoch": 1, "ready": 2, "batch": 1, "iteration": 4},
+        ),
+    ],
+)
+def test_saved_loops_are_placed_at_the_iteration(saved, iteration, placed):
+    loops = progress(**saved)
+    _place_loops(loops, iteration, MultigridCallback(SCHEDULE).training)
+    expected = progress(**placed)
+    expected["epoch_loop.batch_progress"]["is_last_batch"] = False
+    expected["epoch_loop.state_dict"]["_batches_that_stepped"] = iteration
+    assert loops == expected
+
+
+@pytest.mark.parametrize(
+    ("saved", "iteration"),
+    [
+        ({"epoch": 1, "ready": 2, "batch": 1, "iteration": 4}, 4),  # they agree
+        ({"epoch": 1, "ready": 2, "batch": 3, "iteration": 6}, 6),  # saved before its epoch ends
+        ({"epoch": 6, "ready": 6, "batch": 3, "iteration": WHOLE}, WHOLE),  # complete
+    ],
+)
+def test_loops_that_agree_stay_as_they_were_saved(saved, iteration):
+    loops = progress(**saved)
+    _place_loops(loops, iteration, MultigridCallback(SCHEDULE).training)
+    assert loops == progress(**saved)
+
+
+def test_a_checkpoint_without_the_callback_is_refused_in_a_training_alone():
+    multigrid = MultigridCallback(SCHEDULE)
+    multigrid.on_load_checkpoint(SimpleNamespace(training=False), None, {})
+    for checkpoint in ({}, {"callbacks": {"other": {}}}):
+        with pytest.raises(ValueError, match="was saved without MultigridCallback"):
+            multigrid.on_load_checkpoint(SimpleNamespace(training=True), None, checkpoint)
+
+
+def test_the_last_epoch_is_told_its_length():
+    """18 iterations in epochs of 3. A limit of the user stays."""
+    for epoch, limit, expected in ((0, 3, 3), (5, 3, 3), (5, 100, 3), (4, 100, 6), (5, 2, 2)):
+        loop = SimpleNamespace(max_batches=limit)
+        trainer = SimpleNamespace(current_epoch=epoch, fit_loop=loop)
+        MultigridCallback(SCHEDULE).on_train_epoch_start(trainer, None)
+        assert loop.max_batches == expected

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -45,7 +46,7 @@ from slowfast_patches.datasets.preparing.clip_file import write_clip
 from slowfast_patches.datasets.reading.reader import Cropper
 from slowfast_patches.datasets.reading.video_file import open_video
 from slowfast_patches.utils import command_line
-from slowfast_patches.utils.errors import mistake_in
+from slowfast_patches.utils.errors import UserError, mistake_in
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import available_cores
 
@@ -61,6 +62,7 @@ FRAMES = 20
 ENCODER = {"preset": "fast", "crf": "18", "x264-params": "threads=1:cpu-independent=1"}
 
 _TICKS_PER_FRAME = 25_000 // FPS
+_GIVE = "Give the .align files of the GRID corpus as --alignments."
 _NUM_LOOKS = 50
 """Number of videos used to find the mouth."""
 _SIDE = 112 / 288
@@ -92,18 +94,33 @@ def read_sentence(video: Path, alignments: Path) -> Sentence:
     """Read the alignment of a video.
 
     Raises:
-        ValueError: The alignment does not have six words, or a word that is cut out is unknown.
+        UserError: The alignment is missing or not one of the corpus: a line is not "start end
+            word", the times do not increase, there are not six words, or a word that is cut out is
+            unknown.
     """
     path = alignments / f"{video.stem}.align"
-    words = list[Word]()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        start, end, text = line.split()
-        if text not in ("sil", "sp"):
-            times = (int(start) / _TICKS_PER_FRAME, int(end) / _TICKS_PER_FRAME)
-            words.append(Word(text.lower(), *times))
-    if len(words) != 6 or not {words[n].text for n in PLACES.values()} <= set(CLASSES):
-        raise ValueError(f"{path} is not an alignment of the GRID corpus")
+    with mistake_in(f"the alignment of {video} cannot be read", OSError, UnicodeDecodeError):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    parts = [_read_part(f"{path}, line {number}", line) for number, line in enumerate(lines, 1)]
+    words = [word for word in parts if word.text not in ("sil", "sp")]
+    times = [time for word in words for time in (word.start, word.end)]
+    if times != sorted(times):
+        raise UserError(f"{path}: the words overlap, or are not in the order of time. {_GIVE}")
+    if len(words) != 6:
+        raise UserError(f"{path} has {len(words)} words, but a sentence has six. {_GIVE}")
+    for place, number in PLACES.items():
+        if (text := words[number].text) not in CLASSES:
+            raise UserError(f"{path}: the word {text!r} is no {place} of the corpus. {_GIVE}")
     return Sentence(video, words)
+
+
+def _read_part(where: str, line: str) -> Word:
+    """Read a line "start end word" of an alignment."""
+    match = re.fullmatch(r"(\d+) (\d+) (\S+)", line.strip(), re.ASCII)
+    if match is None or int(match[1]) > int(match[2]):
+        raise UserError(f'{where}: expected "start end word" with times, not {line!r:.80}. {_GIVE}')
+    start, end = (int(match[n]) / _TICKS_PER_FRAME for n in (1, 2))
+    return Word(match[3].lower(), start, end)
 
 
 def decode(video: Path) -> list[VideoFrame]:
@@ -142,7 +159,7 @@ def find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:
 def square_around(mouth: tuple[float, float], side: int, frame: tuple[int, int]) -> Window:
     """Return the square around the mouth, shifted if necessary to lie inside the frame."""
     if side > min(frame):
-        raise ValueError(f"--side {side} is larger than the frames of {frame[0]}×{frame[1]} pixels")
+        raise UserError(f"--side {side} is larger than the frames of {frame[0]}×{frame[1]} pixels")
     left, top = np.clip(np.subtract(mouth, side / 2), 0, np.subtract(frame, side)).tolist()
     return Window(left, top, side, side)
 
@@ -193,12 +210,12 @@ def make_words(args: argparse.Namespace) -> None:
         args: Parsed command line.
 
     Raises:
-        ValueError: There are no videos, or an alignment is invalid.
+        UserError: There are no videos, or an alignment is invalid.
     """
     run = partial(thread_map, max_workers=available_cores(), disable=None)
     videos = sorted(args.videos.glob("*.mpg"))
     if not videos:
-        raise ValueError(f"--videos {args.videos} has no .mpg files")
+        raise UserError(f"--videos {args.videos} has no .mpg files")
     sentences = [read_sentence(video, args.alignments) for video in videos]
     (args.output / "clips").mkdir(parents=True, exist_ok=True)
     chosen = sentences[:: -(-len(sentences) // _NUM_LOOKS)]

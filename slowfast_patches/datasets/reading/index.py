@@ -266,7 +266,7 @@ def _save(csv: Path, entries: Mapping[str, Entry]) -> None:
     """
     if any(entry.is_final for entry in entries.values()):
         content = json.dumps({"version": _VERSION, "videos": entries}).encode()
-        if not _write(csv, ".json.gz", gzip.compress(content, 1)):
+        if not _write(csv, ".json.gz", gzip.compress(content, 1, mtime=0)):
             logger.warning("The index of %s cannot be saved. The next run scans all videos", csv)
 
 

@@ -8,9 +8,10 @@ import av
 import cv2
 import numpy as np
 import pytest
-from make_words import CLASSES, Sentence, main, split
+from make_words import CLASSES, Sentence, main, read_sentence, split
 
 from slowfast_patches.datasets.lists.class_names import named_classes
+from slowfast_patches.utils.errors import UserError
 from tests.slowfast_patches.datasets.made_videos import rows, write_video
 
 # Of 40 frames, a thousand ticks each.
@@ -108,6 +109,51 @@ def test_the_set_has_four_clips_of_each_sentence_in_one_list(made) -> None:
         number = ["command", "color", "", "", "digit", "adverb"].index(place)
         assert CLASSES[label] == SENTENCES[name].split()[number]
         assert (out / path).exists()
+
+
+ALIGNED = (
+    "0 23750 sil\n23750 29500 bin\n29500 34000 blue\n34000 34000 sp\n34000 35500 at\r\n"
+    "35500 41000 f\n41000 47250 two\n47250 53000 now\n53000 74500 sil\n"
+)
+
+
+def test_an_alignment_says_six_words_and_their_frames(tmp_path: Path) -> None:
+    (tmp_path / "bbaf2n.align").write_text(ALIGNED)
+    words = read_sentence(Path("bbaf2n.mpg"), tmp_path).words
+    assert [word.text for word in words] == ["bin", "blue", "at", "f", "two", "now"]
+    assert [word[1:] for word in words[:2]] == [(23.75, 29.5), (29.5, 34)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("29500 34000 blue", "29500 34000 to", r"the word 'to' is no color of the corpus"),
+        ("29500 34000 blue\n", "", "has 5 words, but a sentence has six"),
+        ("41000 47250 two", "41000 47250 two two", 'line 7: expected "start end word"'),
+        ("41000 47250 two", "41000 two", "line 7: expected"),
+        ("41000 47250 two", "", "line 7: expected"),
+        ("23750 29500 bin", "23750 2.9e4 bin", "line 2: expected"),
+        ("23750 29500 bin", "-5 29500 bin", "line 2: expected"),
+        ("23750 29500 bin", "29501 29500 bin", "line 2: expected"),
+        ("23750 29500 bin", "nan inf bin", "line 2: expected"),
+        ("29500 34000 blue", "29000 34000 blue", "the words overlap, or are not in the order"),
+        ("47250 53000 now", "1 2 now", "the words overlap, or are not in the order"),
+        (ALIGNED, "", "has 0 words"),
+    ],
+)
+def test_an_invalid_alignment_is_named_with_its_line(tmp_path: Path, old, new, said) -> None:
+    assert old in ALIGNED
+    (tmp_path / "bbaf2n.align").write_text(ALIGNED.replace(old, new))
+    with pytest.raises(UserError, match=rf"bbaf2n\.align\b.*{said}.*--alignments"):
+        read_sentence(Path("bbaf2n.mpg"), tmp_path)
+
+
+def test_an_alignment_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"alignment of bbaf2n\.mpg cannot be read: .*No such file"):
+        read_sentence(Path("bbaf2n.mpg"), tmp_path)
+    (tmp_path / "bbaf2n.align").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"alignment of bbaf2n\.mpg cannot be read"):
+        read_sentence(Path("bbaf2n.mpg"), tmp_path)
 
 
 def test_a_thousand_sentences_are_split_as_published() -> None:

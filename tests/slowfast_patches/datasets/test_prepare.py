@@ -108,6 +108,22 @@ def test_ssv2_is_prepared_and_trains(run, tmp_path, out):
     assert (item["label"], item["failures"]) == (1, [])
 
 
+def test_preparing_twice_gives_equal_files(run, data, tmp_path):
+    """The order in which videos are prepared, and when, leaves no mark."""
+    files = list[dict[str, bytes]]()
+    for name in ("first", "second"):
+        out = tmp_path / name
+        lists = ("--csv", data / "train.csv", "--csv", data / "val.csv")
+        assert run(*lists, "--output", out, "--short-side", 32)[0] == 0
+        files.append(
+            {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}
+        )
+        (data / "train.csv").touch()
+    first, second = files
+    assert first.keys() == second.keys() >= {*PREPARED, "train.csv", "val.csv"}
+    assert [name for name in first if first[name] != second[name]] == []
+
+
 # Which file becomes which.
 
 

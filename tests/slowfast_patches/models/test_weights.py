@@ -17,8 +17,6 @@ from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import host_names
 
-pytestmark = pytest.mark.slow  # each builds several networks
-
 WIDTH = 8
 THIN = (
     *("RESNET.WIDTH_PER_GROUP", WIDTH, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 64),

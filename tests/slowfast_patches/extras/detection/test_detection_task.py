@@ -11,7 +11,7 @@ import torch
 
 from multigrid import ClipPlan, Video
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.reading.decode_errors import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.extras.detection import box_scores, detection_task, key_frame_clips
 from slowfast_patches.extras.detection.box_scores import BoxScores
 from slowfast_patches.extras.detection.detection_task import check_feature_map

@@ -26,10 +26,10 @@ def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
         path: The image file to write.
     """
     figure, panels = new_figure(rows=4, width=9, height=8, ratios=[1.3, 0.9, 1.1, 1.2])
+    panels[0].set_yscale("log", base=2)  # A change of the scale would reset the ticks.
     for axes, (label, side) in zip(panels, _PANELS.items(), strict=False):
         _draw_shapes(axes, schedule, side)
         axes.set_ylabel(label)
-    panels[0].set_yscale("log", base=2)
     _draw_learning_rate(panels[-1], schedule, baseline)
     for axes in panels:
         for phase in schedule.phases:

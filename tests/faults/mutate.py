@@ -159,6 +159,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, help="changes to test at once (default: 1)")
     parser.add_argument("--wanted", type=float, default=85.0, help="per cent to be noticed")
+    parser.add_argument("--tests", nargs="+", help="test files or folders to run instead")
     parser.add_argument("--quick", action="store_true", help="run no tests but those of the lines")
     parser.add_argument("--all", action="store_true", help="run slow tests as well")
     return parser.parse_args()
@@ -186,7 +187,7 @@ def main() -> int:
     shares = [chosen[job :: args.jobs] for job in range(args.jobs)]
     try:
         paths = {change.path for change in possible}
-        files = sorted({test for path in paths for test in tests_of(copies[0], path)})
+        files = args.tests or sorted({t for path in paths for t in tests_of(copies[0], path)})
         trace = traced(copies[0], files, marker)
         for name in trace.packages:
             with suppress(Exception):

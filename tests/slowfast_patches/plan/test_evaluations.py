@@ -66,3 +66,57 @@ def test_checkpoints_come_after_each_period_of_epochs_and_each_phase(schedule: S
     for epochs, more in ((2, {5, 11}), (5, {19}), (100, set())):
         recipe = config(TRAIN_CHECKPOINT_PERIOD=epochs)
         assert checkpoint_iterations(recipe, schedule) == ends | more
+
+
+def test_stages_evaluate_by_phases_like_the_long_cycle(schedule: Schedule):
+    rows = ({"shape": (8, 16, 64), "until": 6.0, "rate": 0.1},)
+    staged = config(MULTIGRID_LONG_CYCLE=False, MULTIGRID_STAGES=rows, MULTIGRID_EVAL_FREQ=1)
+    assert evaluation_iterations(staged, schedule) == [6, 12, 18, 24, 30, 36]
+
+
+@pytest.mark.parametrize(
+    ("keys", "flops"),
+    [
+        # Six validations of 14 clips; without lists of tests there is none.
+        ({}, 6 * 14),
+        # Precise BN on 2 mini-batches of 8 clips before each.
+        ({"BN.USE_PRECISE_STATS": True, "BN.NUM_BATCHES_PRECISE": 2}, 6 * (14 + 16)),
+        # No more mini-batches than the 136 videos have, 17.
+        ({"BN.USE_PRECISE_STATS": True, "BN.NUM_BATCHES_PRECISE": 900}, 6 * (14 + 136)),
+        # The average of the weights is evaluated as well.
+        ({"MODEL.EMA_DECAY": 0.9}, 2 * 6 * 14),
+        ({"DATA.TEST_CROP_SIZE": 128}, 6 * 14),
+    ],
+)
+def test_what_an_evaluation_costs_by_hand(schedule, tmp_path, keys, flops):
+    (tmp_path / "val.csv").write_text("v.mp4 0\n" * 14)
+    values = {"DATA.PATH_TO_DATA_DIR": str(tmp_path), "BN.USE_PRECISE_STATS": False, **keys}
+    recipe = config(MULTIGRID_EVAL_FREQ=1).replaced(values)
+    trained = schedule.clips / 1
+    _, share = evaluation_share(recipe, schedule, lambda frames, crop: 3.0)
+    assert share == pytest.approx(flops / trained / 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "clips"),
+    [
+        ({}, 10 * 2 * 3),
+        ({"TEST.ENABLE": False}, 0),
+        ({"TEST.NUM_SPATIAL_CROPS": 1}, 10 * 2),
+    ],
+)
+def test_what_a_test_costs_by_hand(schedule, tmp_path, keys, clips):
+    """Clips of 32 frames and 128² pixels cost 8 times as much as those of the baseline."""
+    (tmp_path / "test.csv").write_text("v.mp4 0\n" * 10)
+    values = {"DATA.PATH_TO_DATA_DIR": str(tmp_path), "TEST.NUM_ENSEMBLE_VIEWS": 2}
+    values |= {"DATA.NUM_FRAMES": 32, "DATA.TEST_CROP_SIZE": 128, "TEST.NUM_SPATIAL_CROPS": 3}
+    recipe = config(MULTIGRID_EVAL_FREQ=1).replaced(values | keys)
+    whole = sum(_clips(s.shape.frames, s.shape.crop) * s.shape.batch for s in schedule.steps())
+    count, share = evaluation_share(recipe, schedule, _clips)
+    assert (count, share) == (6, pytest.approx(8 * clips / whole))
+
+
+def test_a_training_without_flops_has_no_share(schedule, tmp_path):
+    (tmp_path / "val.csv").write_text("v.mp4 0\n")
+    recipe = config().replaced({"DATA.PATH_TO_DATA_DIR": str(tmp_path)})
+    assert evaluation_share(recipe, schedule, lambda frames, crop: 0.0)[1] == 0

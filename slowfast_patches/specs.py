@@ -54,6 +54,11 @@ class ModelSpec:
         if self.pathways not in (1, 2):
             raise UserError(f"pathways is {self.pathways!r}, but a model has 1 or 2 pathways")
 
+    @property
+    def input_channels(self) -> list[int]:
+        """Number of channels of the clips, which are RGB, in each pathway."""
+        return [3] * self.pathways
+
 
 @dataclass(frozen=True)
 class DatasetSpec:

@@ -92,7 +92,6 @@ def _check_model(recipe: Recipe) -> None:
         spec.check(recipe)
     if spec.is_resnet:
         stages = {key: recipe[key] for key in PER_PATHWAY}
-        stages["DATA.INPUT_CHANNEL_NUM"] = [recipe.data.input_channel_num]
         for key, entries in stages.items():
             # Models with one pathway ignore the second entry, which NONLOCAL.POOL has by default.
             most = 2 if key == "NONLOCAL.POOL" else spec.pathways

@@ -189,7 +189,7 @@ class Data:
         "in the paper (footnote 5).",
         FROM_ZERO,
     )
-    train_crop_size: int = training_key(
+    train_crop_size: int = key(
         224,
         "Height and width of a training clip in pixels.",
         CROP,
@@ -232,15 +232,7 @@ class Data:
         FROM_ZERO,
         may_differ=True,
     )
-    crop_size: int = key(
-        224,
-        "Crop size that determines the pooling window of the head in evaluation. The value follows "
-        "from TRAIN_CROP_SIZE.",
-    )
     mean: tuple[float, ...] = key((0.45, 0.45, 0.45), "Mean of the pixels of each channel.", RGB)
-    input_channel_num: tuple[int, ...] = key(
-        (3, 3), "Number of input channels of each pathway. The value follows from MODEL.ARCH."
-    )
     std: tuple[float, ...] = key(
         (0.225, 0.225, 0.225), "Standard deviation of the pixels of each channel.", POSITIVE_RGB
     )

@@ -73,16 +73,16 @@ class Ignored(NamedTuple):
 
 
 class Translated(NamedTuple):
-    """Key of another release that is translated to keys of this package.
+    """Key of PySlowFast that is no key of this package, because other keys determine its value.
 
     Attributes:
         kind: Type of the value.
         note: Text for docs/keys.md that says what the key becomes.
-        translate: Function that takes the value of the key and all values of this package's keys,
-            and returns the values to set.
+        translate: Function that takes the value of the key and all values of this package's keys.
+            It returns the values to set, or raises UserError if the value contradicts them.
     """
 
-    kind: type
+    kind: Any
     note: str
     translate: Callable[[Any, Values], dict[str, Any]]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slowfast_patches.config.fields import Ignored, Translated, Values
+from slowfast_patches.registry import MODELS
 from slowfast_patches.seams import SECTIONS
 from slowfast_patches.utils.errors import UserError
 
@@ -36,7 +37,36 @@ def _rates_of_one_machine(scales: bool, values: Values) -> dict[str, Any]:
     return {"SOLVER.REFERENCE_BATCH_SIZE": values["TRAIN.BATCH_SIZE"]}
 
 
+def _check_crop(crop: int, values: Values) -> dict[str, Any]:
+    if crop != (train := values["DATA.TRAIN_CROP_SIZE"]):
+        raise UserError(
+            f"DATA.CROP_SIZE {crop} does not match DATA.TRAIN_CROP_SIZE {train}. Remove "
+            "DATA.CROP_SIZE: its value follows from DATA.TRAIN_CROP_SIZE."
+        )
+    return {}
+
+
+def _check_channels(channels: tuple[int, ...], values: Values) -> dict[str, Any]:
+    arch = values["MODEL.ARCH"]
+    if list(channels) != (wanted := MODELS[arch].input_channels):
+        raise UserError(
+            f"DATA.INPUT_CHANNEL_NUM {list(channels)} does not match MODEL.ARCH {arch}, which "
+            f"takes RGB clips in each pathway: {wanted}. Remove DATA.INPUT_CHANNEL_NUM."
+        )
+    return {}
+
+
 TRANSLATED: Mapping[str, Translated] = {
+    "DATA.CROP_SIZE": Translated(
+        int,
+        "The value follows from DATA.TRAIN_CROP_SIZE. Another value is refused.",
+        _check_crop,
+    ),
+    "DATA.INPUT_CHANNEL_NUM": Translated(
+        tuple[int, ...],
+        "The value follows from MODEL.ARCH. Another value is refused.",
+        _check_channels,
+    ),
     "SOLVER.BASE_LR_SCALE_NUM_SHARDS": Translated(
         bool,
         "True sets SOLVER.REFERENCE_BATCH_SIZE to the value of TRAIN.BATCH_SIZE, so that all "
@@ -44,7 +74,7 @@ TRANSLATED: Mapping[str, Translated] = {
         _rates_of_one_machine,
     ),
 }
-"""Keys of PySlowFast's later releases that other keys replace."""
+"""Keys of PySlowFast that other keys replace."""
 
 _BN_GROUPS = (
     "Set the number of clips that share BN statistics: MULTIGRID.BN_BASE_SIZE with a long or short "

@@ -155,15 +155,15 @@ def _make(layers: Sequence[_Layer]) -> Recipe:
         for name, value in layer.values.items():
             _set(values, given, name, value, layer.source)
     import_modules(values["IMPORTS"])
+    for name, key in KEYS.items():
+        values |= key.later[1](values) if key.later else {}
+        if key.check and not key.check.passes(values[name]):
+            raise _wrong_value(name, key.check.wanted, plain(values[name]))
     for name in [*filter(values.__contains__, TRANSLATED)]:
         source = given.pop(name)
         replacing = TRANSLATED[name].translate(values.pop(name), values)
         values |= replacing
         given |= dict.fromkeys(replacing, source)
-    for name, key in KEYS.items():
-        values |= key.later[1](values) if key.later else {}
-        if key.check and not key.check.passes(values[name]):
-            raise _wrong_value(name, key.check.wanted, plain(values[name]))
     _derive(values, given)
     return replace(default_recipe().replaced(values), given=given)
 
@@ -315,10 +315,7 @@ def _derive(values: dict[str, Any], given: Collection[str]) -> None:
     """Set the keys whose defaults depend on other keys, unless the user set them."""
     derived = dict(TASKS[task_name(values)].defaults)
     derived["TEST.DATASET"] = values["TRAIN.DATASET"]
-    derived["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["MODEL.ARCH"] == "slowfast":
         for key in PER_PATHWAY:
             derived[key] = tuple((*stage[:1], *stage[:1]) for stage in values[key])
-    else:
-        derived["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
     values |= {key: value for key, value in derived.items() if key not in given}

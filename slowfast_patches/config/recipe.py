@@ -314,6 +314,8 @@ def pyslowfast_config(recipe: Recipe) -> Any:
     """Convert a recipe to a new config object of PySlowFast."""
     node = _nested(values_by_key(recipe), host_defaults.get_cfg())
     node.MODEL.SINGLE_PATHWAY_ARCH = [arch for arch in MODELS if MODELS[arch].pathways == 1]
+    node.DATA.CROP_SIZE = recipe.data.train_crop_size
+    node.DATA.INPUT_CHANNEL_NUM = recipe.model.spec.input_channels
     node.MODEL.MODEL_NAME = "SlowFast" if recipe.model.has_two_pathways else "ResNet"
     return node
 

@@ -219,12 +219,6 @@ RULES = (
         "have three numbers of 1 or more for each pathway.",
     ),
     Rule(
-        lambda r: r.data.crop_size != r.data.train_crop_size,
-        "DATA.CROP_SIZE {DATA.CROP_SIZE} does not match DATA.TRAIN_CROP_SIZE "
-        "{DATA.TRAIN_CROP_SIZE}. Remove DATA.CROP_SIZE: its value follows from "
-        "DATA.TRAIN_CROP_SIZE.",
-    ),
-    Rule(
         lambda r: (
             len(r.data.train_jitter_scales) != 2
             or not r.data.train_crop_size

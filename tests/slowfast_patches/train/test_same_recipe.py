@@ -46,7 +46,7 @@ def test_every_key_of_a_model_counts_but_those_that_only_train():
     assert of_data == {
         *("NUM_FRAMES", "SAMPLING_RATE", "CLIP_SAMPLING", "EXACT_STRIDES", "TARGET_FPS"),
         *("REVERSE_INPUT_CHANNEL", "MULTI_LABEL", "ENSEMBLE_METHOD", "MEAN", "STD"),
-        *("CROP_SIZE", "TEST_CROP_SIZE", "INPUT_CHANNEL_NUM", "TASK", "SHORT_VIDEOS"),
+        *("TRAIN_CROP_SIZE", "TEST_CROP_SIZE", "TASK", "SHORT_VIDEOS"),
     }
     assert {"MODEL.ARCH", "MODEL.HEAD_ACT", "NONLOCAL.POOL", "RESNET.DEPTH"} <= counted
     assert not {"MODEL.DROPOUT_RATE", "MODEL.ACT_CHECKPOINT", "BN.GROUP_SIZE"} & counted

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.train.trainer import Hook, Progress, Trainer
 from slowfast_patches.utils.distributed import World
-from tests.conftest import one_block
+from tests.conftest import Folder, one_block
 
+PREDICTED = ("TEST.SAVE_RESULTS_PATH", "predictions.csv")
 ALONE = World(0, 1, torch.device("cpu"))
 
 
@@ -22,6 +24,12 @@ ALONE = World(0, 1, torch.device("cpu"))
 def _one_block() -> Iterator[None]:
     with one_block():
         yield
+
+
+@pytest.fixture(scope="session")
+def small_run(run_small: Callable[..., Folder], made_once: Callable[..., Path]) -> Path:
+    """Return the folder of an undisturbed run of `run_small`. Tests must not write to it."""
+    return made_once("small_run", lambda folder: run_small(folder, *PREDICTED))
 
 
 class At(Hook):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,16 +20,15 @@ from slowfast_patches.train.trainer import Hook, Trainer
 from slowfast_patches.utils.errors import RunError, UserError
 from slowfast_patches.utils.files import TEMPORARY
 from tests.conftest import Folder, assert_same_run
-from tests.slowfast_patches.train.conftest import At, die
+from tests.slowfast_patches.train.conftest import PREDICTED, At, die
 
 CLIPS = [16, 8, 4, 16, 8]
-PREDICTED = ("TEST.SAVE_RESULTS_PATH", "predictions.csv")
 
 
 @pytest.fixture(scope="module")
-def whole(run_small: Callable[..., Folder], tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def whole(small_run: Path) -> Folder:
     """An undisturbed run. Tests must not write to it."""
-    return run_small(tmp_path_factory.mktemp("whole") / "out", *PREDICTED)
+    return Folder(small_run)
 
 
 def test_the_result_of_a_run_by_hand(whole):
@@ -95,8 +95,9 @@ def test_predictions_have_a_row_for_each_video_and_agree_with_the_accuracy(whole
 
 
 def test_a_test_alone_finds_the_same_and_replaces_nothing(whole, run_small, tmp_path):
-    left = {path: path.read_bytes() for path in whole.path.glob("*.*") if path.suffix != ".lock"}
-    tested = run_small(whole.path, *PREDICTED, "TRAIN.ENABLE", False)
+    folder = shutil.copytree(whole.path, tmp_path / "copy")
+    left = {path: path.read_bytes() for path in folder.glob("*.*") if path.suffix != ".lock"}
+    tested = run_small(folder, *PREDICTED, "TRAIN.ENABLE", False)
     found = json.loads((tested.path / "test.json").read_text())
     assert (found["top1"], found["top5"]) == (whole.result["top1"], whole.result["top5"])
     assert "iterations" not in found

@@ -117,6 +117,5 @@ def _added(drawn: Tensor, crop: int) -> Tensor:
 
 def _sent(values: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to the device, asynchronously through pinned memory on a GPU."""
-    if device.type != "cuda":
-        return values
-    return values.pin_memory().to(device, non_blocking=True)
+    values = values.pin_memory() if device.type == "cuda" else values
+    return values.to(device, non_blocking=True)

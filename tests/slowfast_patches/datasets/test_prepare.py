@@ -22,7 +22,6 @@ from tests.slowfast_patches.datasets.made_videos import (
 )
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
-pytestmark = pytest.mark.slow
 NAMES = ["a.mp4", "deep/er/b.avi", "with space/c d.mkv", "żółw/é.mp4", "a.avi"]
 TARGETS = ["a.mp4", "deep/er/b.avi.mp4", "with space/c d.mkv.mp4", "żółw/é.mp4", "a.avi.mp4"]
 PREPARED = [f"videos/{name}" for name in TARGETS]
@@ -62,6 +61,7 @@ def write_list(csv, *names):
 # What comes out.
 
 
+@pytest.mark.slow
 def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, out, monkeypatch, caplog):
     monkeypatch.setattr(preparing, "run_each", run_each)  # in several processes
     (data / "classes.txt").write_text("a\nb\nc\nd\n")  # the lists have no video of the last

@@ -95,7 +95,6 @@ def prepare(run, tmp_path):
     return call
 
 
-@pytest.mark.slow
 def test_a_source_of_the_same_time_is_prepared_again_if_it_is_another(prepare, tmp_path):
     for name, frames in (("a.mp4", 3), ("b.mp4", 4)):
         os.utime(write_video(tmp_path / "source" / name, noise(frames)), (100, 100))
@@ -106,7 +105,6 @@ def test_a_source_of_the_same_time_is_prepared_again_if_it_is_another(prepare, t
     assert scan(str(tmp_path / "out/videos/a.mp4")).video.frames == 9
 
 
-@pytest.mark.slow
 def test_frames_that_are_overwritten_are_prepared_again(prepare, tmp_path):
     for number in range(4):
         write_jpeg(tmp_path / "source/v" / f"img_{number}.jpg", level=40)
@@ -124,7 +122,6 @@ def test_frames_that_are_overwritten_are_prepared_again(prepare, tmp_path):
     assert abs(capture.read()[1].mean() - 200) < 3
 
 
-@pytest.mark.slow
 def test_the_record_survives_a_killed_process_and_a_copy(prepare, tmp_path):
     for name in ("a.mp4", "b.mp4", "c.mp4"):
         write_video(tmp_path / "source" / name, noise(3))
@@ -141,7 +138,6 @@ def test_the_record_survives_a_killed_process_and_a_copy(prepare, tmp_path):
 # Lists.
 
 
-@pytest.mark.slow
 def test_if_a_list_has_no_readable_video_no_list_is_replaced(run, tmp_path):
     write_video(tmp_path / "s/a.mp4", noise(3))
     shutil.copy(tmp_path / "s/a.mp4", tmp_path / "s/b.mp4")
@@ -174,7 +170,6 @@ def test_a_class_of_which_no_video_can_be_read_is_named(tmp_path, caplog):
     assert "train.csv: none of the videos of 1 class(es) can be read: jump" in caplog.text
 
 
-@pytest.mark.slow
 def test_parents_of_linked_folders_are_those_of_the_system(run, tmp_path):
     (tmp_path / "real/sub").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real/sub")

@@ -79,6 +79,7 @@ from slowfast_patches.experiments.checks import checked
 from slowfast_patches.experiments.comparison import compare, make_variants
 from slowfast_patches.experiments.runs import Experiment, train
 from slowfast_patches.experiments.variants import step_seconds_of
+from slowfast_patches.launch import slurm
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -89,7 +90,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--equal-iterations needs two --cfg")
     command_line.take_numbers(args, "lengths", command_line.above_zero)
     command_line.take_numbers(args, "seeds", command_line.from_zero)
-    args.slurm = slurm_jobs.slurm_of(parser, args)
+    args.slurm = slurm.slurm_of(parser, args)
     if args.jobs > 1 and (args.slurm or not args.step_times):
         parser.error(
             "--jobs trains runs at the same time, which changes their wall-clock times. Add "

@@ -81,6 +81,7 @@ from slowfast_patches.experiments.paper import PAPER, PAPER_TABLES, paper_varian
 from slowfast_patches.experiments.report import Report
 from slowfast_patches.experiments.runs import Experiment, train
 from slowfast_patches.experiments.variants import check_experiment
+from slowfast_patches.launch import slurm
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -88,7 +89,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = new_parser()
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.from_zero)
-    args.slurm = slurm_jobs.slurm_of(parser, args)
+    args.slurm = slurm.slurm_of(parser, args)
     if args.slurm and (args.local or args.dry_run):
         parser.error("--slurm cannot be combined with --local or --dry-run")
     return args

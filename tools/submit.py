@@ -39,8 +39,8 @@ command_line.answer_help(new_parser)
 from slowfast_patches.config.load_recipe import recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.experiments import slurm_jobs
+from slowfast_patches.launch import slurm
 from slowfast_patches.launch.launch import resolve
-from slowfast_patches.launch.slurm import FOLDER, batch_file
 from slowfast_patches.utils.errors import UserError
 
 
@@ -48,7 +48,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line. KEY VALUE pairs may follow any option."""
     parser = new_parser()
     args = parser.parse_intermixed_args(argv)
-    args.slurm = slurm_jobs.slurm_of(parser, args)
+    args.slurm = slurm.slurm_of(parser, args)
     return args
 
 
@@ -68,9 +68,9 @@ def main(argv: list[str] | None = None) -> int:
     run_net = Path(__file__).resolve().with_name("run_net.py")
     command = [sys.executable, str(run_net), "--cfg", str(cfg), *args.overrides]
     if args.dry_run:
-        print(batch_file(command, recipe, args.slurm, folder / FOLDER), end="")
+        print(slurm.batch_file(command, recipe, args.slurm, folder / slurm.FOLDER), end="")
         return 0
-    queued = slurm_jobs.submit({".": (recipe, command)}, folder, args.slurm)
+    queued = slurm.submit({".": (recipe, command)}, folder, args.slurm)
     if not queued:
         raise UserError(f"{folder} already has a queued or running job. See squeue.")
     number = queued["."]
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         f"\nSubmitted job {number}\n"
         f"  status:            squeue --jobs {number}\n"
         f"  log:               {folder / 'train.log'}\n"
-        f"  output:            {folder / FOLDER / f'{number}.out'}\n"
+        f"  output:            {folder / slurm.FOLDER / f'{number}.out'}\n"
         f"  save and end:      scancel {number}\n"
         f"  save and requeue:  scancel --signal=TERM {number}"
     )

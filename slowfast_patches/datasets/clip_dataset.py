@@ -33,7 +33,7 @@ from slowfast_patches.datasets.reading.index import note_unseekable, open_index
 from slowfast_patches.datasets.reading.reader import read_clips
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo, ScannedVideos
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
-from slowfast_patches.datasets.sampling import sampling_of
+from slowfast_patches.datasets.recipe_sampling import sampling_of
 from slowfast_patches.registry import TASKS
 from slowfast_patches.seams import CLIP_TRANSFORMS
 from slowfast_patches.utils.errors import RunError, UserError

@@ -7,20 +7,31 @@ INTERRUPTED_STATUS. The batch file then requeues the job. docs/running.md lists 
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import os
 import shlex
+import shutil
 import signal
+import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch.slurm_options import CPUS, HOURS, REQUEUES, WARNING_SECONDS
-from slowfast_patches.utils.errors import UserError
+from slowfast_patches.launch.slurm_options import CPUS, HOURS, OPTIONS, REQUEUES, WARNING_SECONDS
+from slowfast_patches.utils.command_line import option_of
+from slowfast_patches.utils.errors import UserError, mistake_in
+from slowfast_patches.utils.files import make_folder, write_text
 from slowfast_patches.utils.interruption import INTERRUPTED_STATUS
 
 FOLDER = "slurm"
 """Name of the subfolder of a run with the logs of its jobs."""
+_JOBS = "jobs.json"
+"""Name of the file with the job IDs, in the folder of the logs."""
 _RESUMABLE = (INTERRUPTED_STATUS, 128 + signal.SIGUSR1, 128 + signal.SIGTERM)
 """Exit statuses of srun after which a training can resume. Those of signals occur if a process is
 killed before it has installed its signal handlers."""
@@ -101,6 +112,19 @@ class Slurm:
         return math.ceil(round(self.hours * 60, 6))
 
 
+def slurm_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Slurm | None:
+    """Return the resources that the options request, or None without a partition."""
+    names = (*OPTIONS, "options")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.partition is not None and not args.partition.strip():
+        parser.error("the name of the partition is empty")
+    if args.partition is None:
+        if given:
+            parser.error(f"{option_of(next(iter(given)))} has no effect without --slurm")
+        return None
+    return Slurm(args.partition, **given | {"options": dict(args.options or ())})
+
+
 def batch_file(command: Sequence[str], recipe: Recipe, slurm: Slurm, logs: Path) -> str:
     """Return the batch file of a job.
 
@@ -133,3 +157,72 @@ def batch_file(command: Sequence[str], recipe: Recipe, slurm: Slurm, logs: Path)
         resumable="|".join(map(str, _RESUMABLE)),
         requeues=slurm.requeues,
     )
+
+
+def submit(
+    runs: Mapping[str, tuple[Recipe, Sequence[str]]], folder: Path, slurm: Slurm
+) -> dict[str, str]:
+    """Submit a job for each run that has no queued or running job, and store the job IDs.
+
+    Args:
+        runs: Maps the name of each run to its recipe and its command line.
+        folder: Folder to store the job IDs and the logs in.
+        slurm: Resources to request.
+
+    Returns:
+        Maps the name of each submitted run to its job ID.
+
+    Raises:
+        ValueError: SLURM is missing or rejects a job, or a run has a job with another command.
+    """
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "This machine has no SLURM (no sbatch). To train without SLURM, use multigrid-train, "
+            "multigrid-compare without --slurm or multigrid-reproduce --local."
+        )
+    logs = folder / FOLDER
+    path = logs / _JOBS
+    with mistake_in(f"{path} is damaged. Delete it if no job is queued", OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        known = {name: [str(job), str(command)] for name, (job, command) in content.items()}
+    active = _run("squeue", "--all", "--noheader", "-o%i").split() if known else []
+    missing = [path for path in (logs, *logs.parents) if not path.exists()]
+    make_folder(logs)  # SLURM does not create the folder of a log.
+    # If this process runs in a job, sbatch would pass the variables of this job to the new job.
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "SLURM_CONF" or not name.startswith("SLURM_")
+    }
+    commands = {name: shlex.join(command) for name, (_, command) in runs.items()}
+    waiting = {name: job for name in runs if (job := known.get(name, [""])[0]) in active}
+    for name, job in waiting.items():
+        if known[name][1] != commands[name]:
+            raise UserError(
+                f"Job {job} of {name} is queued or running with another command: {known[name][1]}. "
+                f"Cancel it (scancel {job}), or give the same command."
+            )
+    queued = dict[str, str]()
+    try:
+        for name, (recipe, command) in runs.items():
+            if name not in waiting:
+                text = batch_file(command, recipe, slurm, logs)
+                said = _run("sbatch", "--parsable", input=text, env=inherited)
+                queued[name] = said.split()[-1].partition(";")[0]  # "ID" or "ID;CLUSTER"
+                known[name] = [queued[name], commands[name]]
+                write_text(path, json.dumps(known))
+    finally:
+        if not queued:
+            with suppress(OSError):  # another process may have written to the folder
+                for empty in missing:
+                    empty.rmdir()
+    return queued
+
+
+def _run(*command: str, **options: Any) -> str:
+    """Run a command of SLURM, and return its output."""
+    with mistake_in(f"SLURM's {command[0]} cannot be started"):
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode:
+        raise UserError(f"SLURM's {command[0]} failed: {done.stderr.strip()}")
+    return str(done.stdout)

@@ -11,7 +11,7 @@ import torch
 from slowfast_patches.datasets.reading.formats import video_name
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
-from slowfast_patches.datasets.sampling import sampling_of
+from slowfast_patches.datasets.recipe_sampling import sampling_of
 from slowfast_patches.extras.detection.box_scores import BoxScores
 from slowfast_patches.extras.detection.key_frame_clips import KeyFrameClips
 from slowfast_patches.extras.detection.lists import Box, KeyFrame, check_boxes, read_boxes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.sampling import sampling_of
+from slowfast_patches.datasets.recipe_sampling import sampling_of
 from slowfast_patches.extras.transformers.keys import HfKeys
 from slowfast_patches.extras.transformers.transformer_model import input_size
 from slowfast_patches.utils.errors import UserError

@@ -21,7 +21,7 @@ from slowfast_patches.datasets.reading.file_status import video_status
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
-from slowfast_patches.datasets.sampling import sampling_of
+from slowfast_patches.datasets.recipe_sampling import sampling_of
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.models.inputs import InputTransform

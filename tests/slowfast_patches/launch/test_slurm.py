@@ -12,9 +12,9 @@ import pytest
 from slowfast_patches.config import load_recipe
 from slowfast_patches.experiments.comparison import make_variants
 from slowfast_patches.experiments.runs import Experiment
-from slowfast_patches.experiments.slurm_jobs import submit as submit_runs
 from slowfast_patches.experiments.slurm_jobs import submit_experiment
 from slowfast_patches.launch.slurm import Slurm, batch_file
+from slowfast_patches.launch.slurm import submit as submit_runs
 
 RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
 SLURM = Slurm("batch", cpus=1)

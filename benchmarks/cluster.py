@@ -186,11 +186,13 @@ def estimate(
     demand = 0.0
     for phase in schedule.phases:
         before = sum(parts.values())
-        for j, (shape, bn_size) in enumerate(zip(phase.shapes, phase.bn_sizes, strict=True)):
+        for j, (shape, bn_group_size) in enumerate(
+            zip(phase.shapes, phase.bn_group_sizes, strict=True)
+        ):
             clips = shape.batch // recipe.world_size
             count = phase.count(j)
             step = seconds(Shape(clips, shape.frames, shape.crop))
-            ranks = max(1, (bn_size or 1) // clips)
+            ranks = max(1, (bn_group_size or 1) // clips)
             parts["compute"] += count * step
             parts["all_reduce"] += count * cluster.exposed_seconds(gradients, step)
             parts["shared_bn"] += count * cluster.shared_bn_seconds(norms, ranks)

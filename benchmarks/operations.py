@@ -55,7 +55,7 @@ def count_recipe(
 
     Args:
         recipe: The recipe.
-        shapes: Shapes of the mini-batch, with BN sizes.
+        shapes: Shapes of the mini-batch, with BN group sizes.
         has_host: Whether to count PySlowFast's own step as well, if PySlowFast has the model.
 
     Returns:
@@ -68,20 +68,20 @@ def count_recipe(
         plain = recipe.replaced({"TRAIN.MIXED_PRECISION": False, "SOLVER.FUSED": False})
         can_count = has_host and host_problem(recipe) is None
         host = HostBench(plain, META) if can_count else None
-        for shape, bn_size in shapes:
-            row = _count(ours, recipe, shape, bn_size)
+        for shape, bn_group_size in shapes:
+            row = _count(ours, recipe, shape, bn_group_size)
             if host is not None:
                 row["host"] = _count(host, plain, shape, None)
             rows.append(row)
     return rows
 
 
-def _count(steps: Steps, recipe: Recipe, shape: Shape, bn_size: int | None) -> dict[str, Any]:
+def _count(steps: Steps, recipe: Recipe, shape: Shape, bn_group_size: int | None) -> dict[str, Any]:
     clips = shape.batch // recipe.world_size
     batch = made_up_batch(recipe, clips, shape)
-    counts = count_operations(steps, timed_step(shape, clips, bn_size), batch)
+    counts = count_operations(steps, timed_step(shape, clips, bn_group_size), batch)
     places = {place: total(counts, place) for place in PLACES}
-    groups = max(1, clips // (bn_size or clips))
+    groups = max(1, clips // (bn_group_size or clips))
     size = [shape.batch, shape.frames, shape.crop]
     return {
         "shape": size,

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
     base, rate = mg.Shape(batch=8, frames=8, crop=32), mg.SteppedRate((4, 5), (0.1, 0.01))
     clips, val = (VideoClips(f"{sys.argv[1]}/{s}.csv", base, stride=2) for s in ("train", "val"))
-    schedule = mg.make_schedule(base, len(clips), rate, mg.GENTLE, bn_size=4)
+    schedule = mg.make_schedule(base, len(clips), rate, mg.GENTLE, bn_group_size=4)
     layers = [nn.Conv3d(3, 32, 5, 2, 2), nn.BatchNorm3d(32), nn.ReLU(), nn.AdaptiveAvgPool3d(1)]
     layers += [nn.Flatten(), nn.Linear(32, clips.num_classes)]
     model = mg.convert_batchnorm(nn.Sequential(*layers))

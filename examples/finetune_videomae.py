@@ -42,7 +42,7 @@ def main() -> None:
         mg.CosineRate(RATE, EPOCHS, 1e-6, mg.Warmup(1e-6, EPOCHS / 20)),
         # (t/T, h/H) of each long-cycle shape. To train the baseline, replace Cycles(...) by None.
         mg.Cycles(((0.25, 1), (0.5, 1), (1, 1)), batch_exponent=0.5),
-        bn_size=None,
+        bn_group_size=None,
         size_divisor=model.config.patch_size,
         batch_rate_rule="sqrt",
     )

@@ -31,7 +31,9 @@ class Net(L.LightningModule):
 if __name__ == "__main__":
     base, devices = mg.Shape(batch=8, frames=8, crop=32), sys.argv[2] if sys.argv[2:] else 1
     clips, val = (VideoClips(f"{sys.argv[1]}/{s}.csv", base, stride=2) for s in ("train", "val"))
-    schedule = mg.make_schedule(base, len(clips), mg.SteppedRate((4, 5), (0.1, 0.01)), bn_size=4)
+    schedule = mg.make_schedule(
+        base, len(clips), mg.SteppedRate((4, 5), (0.1, 0.01)), bn_group_size=4
+    )
     net, multigrid = Net(clips.num_classes), MultigridCallback(schedule)
     net.train_dataloader = lambda: multigrid.loader(clips, num_workers=1)
     saves = L.pytorch.callbacks.ModelCheckpoint("runs/lightning_demo")  # after each epoch

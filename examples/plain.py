@@ -16,7 +16,7 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
     base, rate = mg.Shape(batch=8, frames=8, crop=32), mg.SteppedRate((4, 5), (0.1, 0.01))
     clips, val = (VideoClips(f"{sys.argv[1]}/{s}.csv", base, stride=2) for s in ("train", "val"))
-    schedule = mg.make_schedule(base, len(clips), rate, mg.GENTLE, bn_size=4)
+    schedule = mg.make_schedule(base, len(clips), rate, mg.GENTLE, bn_group_size=4)
     torch.manual_seed(0)
     layers = [nn.Conv3d(3, 16, 5, (1, 2, 2), 2), nn.BatchNorm3d(16), nn.ReLU()]
     layers += [nn.Conv3d(16, 32, 3, (1, 2, 2), 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten()]

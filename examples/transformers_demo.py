@@ -14,7 +14,7 @@ def main() -> None:
     clips, val = (VideoClips(f"{sys.argv[1]}/{s}.csv", base, stride=2) for s in ("train", "val"))
     rate = mg.SteppedRate((4.0, 5.0), (1e-3, 1e-4))
     schedule = mg.make_schedule(
-        base, len(clips), rate, bn_size=None, size_divisor=8, batch_rate_rule="sqrt"
+        base, len(clips), rate, bn_group_size=None, size_divisor=8, batch_rate_rule="sqrt"
     )
     set_seed(0)
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}

@@ -327,7 +327,9 @@ def count_warnings(rank: int, folder: Path, way: str) -> None:
 
 def warnings_of(way: str) -> list[str]:
     """Train in a right way or with a mistake, and return what is warned of."""
-    schedule = make_schedule(Shape(4, 4, 16), 40, SteppedRate((4.0, 6.0), (0.1, 0.01)), bn_size=2)
+    schedule = make_schedule(
+        Shape(4, 4, 16), 40, SteppedRate((4.0, 6.0), (0.1, 0.01)), bn_group_size=2
+    )
     net = Net()
     network = DistributedDataParallel(net, broadcast_buffers=way != "right")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)

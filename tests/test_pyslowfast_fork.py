@@ -136,7 +136,7 @@ def test_two_processes_train_the_schedule_and_a_resumed_training_ends_with_the_s
         for row, step in zip(seen["train"], steps, strict=True):
             batch, *sides = row["shape"]
             assert Shape(batch * 2, *sides[:2]) == step.shape
-            assert (row["rates"], row["sizes"]) == ([step.lr / 2, step.lr], [step.bn_size])
+            assert (row["rates"], row["sizes"]) == ([step.lr / 2, step.lr], [step.bn_group_size])
         for what, shape, sizes in seen["eval"]:
             assert shape == [2, 8, 32, 32], "evaluations are at the baseline's shape"
             assert what != "precise BN" or sizes == [0]
@@ -186,7 +186,7 @@ def test_stages_train_without_a_cycle(train_later, tmp_path):
     """The script starts multigrid by the keys of the cycles."""
     rows = [
         {"shape": [8, 4, 16], "until": 2, "rate": 0.02},
-        {"shape": [[8, 4, 32], [4, 8, 32]], "until": 4, "rate": [0.01, 0], "bn_size": 2},
+        {"shape": [[8, 4, 32], [4, 8, 32]], "until": 4, "rate": [0.01, 0], "bn_group_size": 2},
     ]
     pairs = (*NONE, "MULTIGRID.STAGES", rows, "SOLVER.MAX_EPOCH", 4)
     train_later(1, {"stages": pairs})
@@ -194,7 +194,7 @@ def test_stages_train_without_a_cycle(train_later, tmp_path):
     for row, step in zip(seen["train"], steps_of(*pairs), strict=True):
         assert Shape(*row["shape"][:3]) == step.shape
         assert row["rates"] == [step.lr / 2, step.lr]
-        assert row["sizes"] == [step.bn_size]
+        assert row["sizes"] == [step.bn_group_size]
     assert {what for what, *_ in seen["eval"]} == {"val"}
 
 

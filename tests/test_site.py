@@ -53,7 +53,7 @@ def test_the_page_has_the_phases_of_the_package(page: MiniRacer, case: tuple):
         videos,
         SteppedRate(ends, rates),
         Cycles(long_cycle, short_cycle, epoch_factor, batch_exponent),
-        bn_size=None,
+        bn_group_size=None,
     )
     options = {
         "base": vars(shape),
@@ -96,7 +96,7 @@ def rows(schedule: Schedule) -> str:
     for phase in schedule.phases:
         shapes = ", ".join(str(shape) for shape in phase.shapes)
         end = (phase.first_clip + phase.clips) / schedule.num_videos
-        sizes = ", ".join(str(size) for size in phase.bn_sizes)
+        sizes = ", ".join(str(size) for size in phase.bn_group_sizes)
         lines.append(f"| {shapes} | {end:.1f} | {schedule.at(phase.start).lr:.3g} | {sizes} |")
     return "\n".join(lines)
 

@@ -63,7 +63,7 @@ def scheduled_sampling(
             stage=0,
             lr_scale=batch_rate_factor(mean / base.batch, options["batch_rate_rule"]),
             shapes=shapes,
-            bn_sizes=(options["bn_size"],) * PERIOD,
+            bn_group_sizes=(options["bn_group_size"],) * PERIOD,
             first_clip=sum(earlier.clips for earlier in phases),
         )
         phases.append(phase)

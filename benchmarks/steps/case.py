@@ -122,16 +122,16 @@ class Case:
     Args:
         bench: The implementation of the training step.
         shape: Shape of the global mini-batch, which all processes share.
-        bn_size: Number of clips per BN group. None means the whole batch of the process.
+        bn_group_size: Number of clips per BN group. None means the whole batch of the process.
         batch: Mini-batch of one process.
     """
 
-    def __init__(self, bench: Steps, shape: Shape, bn_size: int | None, batch: Batch) -> None:
+    def __init__(self, bench: Steps, shape: Shape, bn_group_size: int | None, batch: Batch) -> None:
         self.bench = bench
         self.shape = shape
-        self.bn_size = bn_size
+        self.bn_group_size = bn_group_size
         self.clips = shape.batch // bench.recipe.world_size
-        self.step = timed_step(shape, self.clips, bn_size)
+        self.step = timed_step(shape, self.clips, bn_group_size)
         self.batch = batch
         self.iterations = 0
         self.rounds = list[Timed]()

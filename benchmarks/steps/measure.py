@@ -98,6 +98,6 @@ def _variant_row(
 
 
 def _shape_row(variant: Variant, case: Case) -> Row:
-    bn_size = None if variant.name in HOST else case.bn_size
+    bn_group_size = None if variant.name in HOST else case.bn_group_size
     measured = case.to_json()
-    return time_row(variant.recipe, case.shape, bn_size, measured.pop("seconds")) | measured
+    return time_row(variant.recipe, case.shape, bn_group_size, measured.pop("seconds")) | measured

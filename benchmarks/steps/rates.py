@@ -25,8 +25,8 @@ Row = dict[str, Any]
 """Results for one shape, or for one variant, as plain data.
 
 For a shape, the keys are: "shape" (batch, frames, crop) with the global batch size, "local_clips"
-(clips per process), "bn_size" (clips per BN group), and "seconds" (quartiles and rounds). If the
-measurement has failed, "seconds" is None and "failure" is the reason.
+(clips per process), "bn_group_size" (clips per BN group), and "seconds" (quartiles and rounds). If
+the measurement has failed, "seconds" is None and "failure" is the reason.
 """
 
 _SIDES = {"cuda": 8192, "cpu": 512}

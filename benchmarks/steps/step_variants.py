@@ -163,9 +163,9 @@ def _cases(bench: Steps, batches: dict[Shape, Batch]) -> list[Case]:
     Take the clips of a shape from `batches`, or make them and add them to `batches`.
     """
     cases = list[Case]()
-    for shape, bn_size in shapes_to_measure(bench.recipe):
+    for shape, bn_group_size in shapes_to_measure(bench.recipe):
         if shape not in batches:
             clips = shape.batch // bench.recipe.world_size
             batches[shape] = made_up_batch(bench.recipe, clips, shape)
-        cases.append(Case(bench, shape, bn_size, batches[shape]))
+        cases.append(Case(bench, shape, bn_group_size, batches[shape]))
     return cases

@@ -18,7 +18,7 @@ _PARTS = ("input", "forward", "backward", "optimizer")
 _SHAPES: dict[str, Column] = {
     "shape": ("shape", lambda shape: str(Shape(*shape))),
     "clips\nhere": ("local_clips", str),
-    "BN\nclips": ("bn_size", str),
+    "BN\nclips": ("bn_group_size", str),
     "s per iteration\n(quartiles)": ("seconds", lambda spread: spread_text(spread, 4, "")),
     **{part: (f"parts|{part}|median", "{:.4f}".format) for part in _PARTS},
     "clips/s": ("clips_per_second|median", "{:.4g}".format),

@@ -24,7 +24,7 @@ _RATES = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR")
 def schedule_from(
     value_of: Callable[[str], Any],
     num_videos: int,
-    bn_size: int,
+    bn_group_size: int,
     learning_rate: LearningRate | None = None,
     cost_per_clip: CostPerClip | None = None,
 ) -> Schedule:
@@ -33,7 +33,7 @@ def schedule_from(
     Args:
         value_of: Function that returns the value of a key, such as "DATA.NUM_FRAMES".
         num_videos: Number of training videos.
-        bn_size: Number of clips that share BN statistics, or 0 for the clips of each process.
+        bn_group_size: Number of clips that share BN statistics, or 0 for the clips of each process.
         learning_rate: Learning-rate policy of the baseline. None means the policy in SOLVER.
         cost_per_clip: See `make_schedule`.
 
@@ -46,7 +46,7 @@ def schedule_from(
         num_videos,
         learning_rate or rate_from(value_of),
         cycles,
-        bn_size=bn_size or None,
+        bn_group_size=bn_group_size or None,
         size_divisor=value_of("MULTIGRID.SIZE_DIVISOR"),
         batch_rate_rule=value_of("SOLVER.BATCH_RATE_RULE"),
         equal_time=value_of("MULTIGRID.EQUAL_TIME"),

@@ -51,7 +51,7 @@ def make_schedule(
     cycles: Cycles | None = GENTLE,
     *,
     stages: Sequence[Stage] | None = None,
-    bn_size: int | None = 8,
+    bn_group_size: int | None = 8,
     size_divisor: int = 1,
     batch_rate_rule: str = "linear",
     equal_time: bool = False,
@@ -79,8 +79,8 @@ def make_schedule(
         cycles: `GENTLE` for short trainings, `PAPER` for long trainings (see `recommend_cycles`),
             cycles of your own, or None for the baseline. Give `cycles.sampling` to the data set.
         stages: Stages in the order of the training, instead of cycles.
-        bn_size: Number of clips that share BN statistics at a long-cycle shape. None means that
-            each process normalises its clips together.
+        bn_group_size: Number of clips that share BN statistics at a long-cycle shape. None means
+            that each process normalises its clips together.
         size_divisor: Crops smaller than the baseline's are rounded to a multiple of this number
             (see `scale_shape`). The paper uses 1.
         batch_rate_rule: How the learning rate scales with the batch size (see `batch_rate_factor`).
@@ -94,20 +94,30 @@ def make_schedule(
             False, the last stage also contains a long cycle (our reading of §4.2).
         cost_per_clip: Function of (frames, crop) that returns the cost of one clip, such as its
             FLOPs. The batch of each shape keeps this cost constant, to within half a BN group (8
-            clips without `bn_size`). None keeps the number of pixels constant, as in the paper.
+            clips without `bn_group_size`). None keeps the number of pixels constant, as in the
+            paper.
 
     Raises:
         ValueError: An argument is out of range, a batch cannot be divided into BN groups, or the
             training is so short that a phase has no iteration.
     """
-    if bn_size is not None and bn_size < 1:
-        raise MultigridError(f"bn_size is {bn_size}, but must be at least 1 clip, or None")
+    if bn_group_size is not None and bn_group_size < 1:
+        raise MultigridError(
+            f"bn_group_size is {bn_group_size}, but must be at least 1 clip, or None"
+        )
     if stages is not None:
-        others = (cycles, bn_size, size_divisor, batch_rate_rule, equal_time, warmup_in_epochs)
+        others = (
+            cycles,
+            bn_group_size,
+            size_divisor,
+            batch_rate_rule,
+            equal_time,
+            warmup_in_epochs,
+        )
         if (*others, fine_tuning, cost_per_clip) != _DEFAULTS:
             raise MultigridError(
                 "with stages, make_schedule takes only base, num_videos and learning_rate. Write "
-                "shapes, rates and BN sizes into the stages"
+                "shapes, rates and BN group sizes into the stages"
             )
         return _staged_schedule(base, num_videos, learning_rate, tuple(stages))
     if not isinstance(learning_rate, LearningRate):
@@ -127,7 +137,7 @@ def make_schedule(
         size_divisor=size_divisor,
         batch_exponent=used.batch_exponent,
         cost_per_clip=cost_per_clip,
-        group=bn_size or _LEVEL_GROUP,
+        group=bn_group_size or _LEVEL_GROUP,
     )
     drafts = list[Phase]()
     for part in _divide_training(policy, learning_rate.stage_ends, long_cycle, fine_tuning):
@@ -139,7 +149,9 @@ def make_schedule(
             stage=part.stage,
             lr_scale=batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule),
             shapes=shapes,
-            bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1], base) for shape in shapes),
+            bn_group_sizes=tuple(
+                _bn_group_size(bn_group_size, shape, shapes[-1], base) for shape in shapes
+            ),
             first_clip=0,
             fine_tuning=part.fine_tuning,
         )
@@ -221,7 +233,9 @@ def _staged_schedule(
             stage=number,
             lr_scale=1.0,
             shapes=shapes,
-            bn_sizes=tuple(_bn_size(stage.bn_size, shape, shapes[-1], base) for shape in shapes),
+            bn_group_sizes=tuple(
+                _bn_group_size(stage.bn_group_size, shape, shapes[-1], base) for shape in shapes
+            ),
             first_clip=0,
         )
         drafts.append(draft)
@@ -296,7 +310,7 @@ def _with_warmup_in_epochs(schedule: Schedule) -> Schedule:
     return replace(schedule, learning_rate=replace(policy, warmup=shorter))
 
 
-def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> int | None:
+def _bn_group_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> int | None:
     """Return the number of clips per BN group.
 
     A group has `size` clips at a long-cycle shape. If the short cycle multiplies the batch by 2 or
@@ -318,6 +332,7 @@ def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> 
     if shape.batch % clips:
         raise MultigridError(
             f"a batch of {shape.batch} clips ({shape}) cannot be divided into BN groups of {clips} "
-            "clips. Choose a bn_size that divides the baseline's batch size, or another batch size"
+            "clips. Choose a bn_group_size that divides the baseline's batch size, or another "
+            "batch size"
         )
     return clips

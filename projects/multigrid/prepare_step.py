@@ -29,7 +29,7 @@ def prepare_step(step: ScheduleStep, model: nn.Module, *optimizers: Optimizer) -
         model: The model to change.
         optimizers: The optimizers to change.
     """
-    set_group_size(model, step.bn_size)
+    set_group_size(model, step.bn_group_size)
     for optimizer in optimizers:
         set_rates(optimizer, step)
 

@@ -80,7 +80,7 @@ def clip_numbers(step: ScheduleStep, rank: int, world_size: int) -> list[int]:
     """
     size = step.shape.batch // world_size
     first = step.first_clip + rank * size
-    return [first + n for n in group_order(size, step.bn_size)]
+    return [first + n for n in group_order(size, step.bn_group_size)]
 
 
 class MultigridBatchSampler(Sampler[list[ClipRequest]]):

@@ -1,4 +1,4 @@
-"""The multigrid schedule: shape, learning rate and BN size as a pure function of the iteration.
+"""The multigrid schedule: shape, rate and BN group size as a pure function of the iteration.
 
 `Schedule.at` returns the settings of iteration i. They depend on i alone, so a checkpoint only
 needs to store i. `make_schedule` in phases.py builds a `Schedule`.
@@ -29,8 +29,8 @@ class Phase:
         lr_scale: Learning-rate multiplier for the batch size of the phase.
         shapes: Iteration i has the shape `shapes[i % len(shapes)]`. The paper's short cycle has
             three shapes. Without a short cycle, there is one shape.
-        bn_sizes: Clips per BN group for each of `shapes`. None means that each process normalises
-            its clips together.
+        bn_group_sizes: Clips per BN group for each of `shapes`. None means that each process
+            normalises its clips together.
         first_clip: Number of clips trained before the phase.
         fine_tuning: Whether the phase belongs to the fine-tuning stage.
     """
@@ -41,7 +41,7 @@ class Phase:
     stage: int
     lr_scale: float
     shapes: tuple[Shape, ...]
-    bn_sizes: tuple[int | None, ...]
+    bn_group_sizes: tuple[int | None, ...]
     first_clip: int
     fine_tuning: bool = False
 
@@ -87,7 +87,8 @@ class ScheduleStep(NamedTuple):
         phase: Index of the phase, from 0.
         shape: Shape of the mini-batch over all processes.
         lr: Learning rate.
-        bn_size: Clips per BN group. None means that each process normalises its clips together.
+        bn_group_size: Clips per BN group. None means that each process normalises its clips
+            together.
         first_clip: Number of clips trained before the iteration.
         epoch: Number of epochs trained before the iteration, `first_clip` / number of videos.
         lr_scale: Factor by which the batch size multiplies the learning rate. Included in `lr`.
@@ -98,7 +99,7 @@ class ScheduleStep(NamedTuple):
     phase: int
     shape: Shape
     lr: float
-    bn_size: int | None
+    bn_group_size: int | None
     first_clip: int
     epoch: float
     lr_scale: float = 1.0
@@ -179,7 +180,7 @@ class Schedule:
             phase=index,
             shape=phase.shapes[which],
             lr=self.learning_rate.at(phase.baseline_epoch(iteration)) * phase.lr_scale,
-            bn_size=phase.bn_sizes[which],
+            bn_group_size=phase.bn_group_sizes[which],
             first_clip=first_clip,
             epoch=first_clip / self.num_videos,
             lr_scale=phase.lr_scale,

@@ -20,7 +20,7 @@ def describe(schedule: Schedule, weights: Sequence[float] | None = None) -> dict
     every = max(1, schedule.iterations // _MOST_RATES)
     # Keep six digits, because the last digits depend on the C library.
     rates = "\n".join(f"{step.lr:.6g}" for step in map(schedule.at, _spread(schedule, every)))
-    groups = "\n".join(str(phase.bn_sizes) for phase in schedule.phases)
+    groups = "\n".join(str(phase.bn_group_sizes) for phase in schedule.phases)
     return {
         "checksum of the phases": crc32("\n".join(schedule.phase_lines()).encode()),
         "checksum of the learning rates": crc32(rates.encode()),

@@ -15,22 +15,22 @@ Row = Mapping[str, Any]
 """Row of MULTIGRID.STAGES."""
 
 ROWS_FORM = (
-    "a list of rows such as {shape: [32, 8, 112], until: 10, rate: 0.1, bn_size: 8}. A shape is "
-    "[clips, frames, crop] or a list of such shapes, the ends (until) ascend, and a rate is a "
+    "a list of rows such as {shape: [32, 8, 112], until: 10, rate: 0.1, bn_group_size: 8}. A shape "
+    "is [clips, frames, crop] or a list of such shapes, the ends (until) ascend, and a rate is a "
     "number or [first, last]"
 )
 """Text that says which values of MULTIGRID.STAGES are valid."""
 
 
 def stages_from_rows(
-    rows: Sequence[Row], *, machines: int, bn_size: int | None, end: float, has_cycles: bool
+    rows: Sequence[Row], *, machines: int, bn_group_size: int | None, end: float, has_cycles: bool
 ) -> tuple[Stage, ...]:
     """Return the stages of the rows of MULTIGRID.STAGES, with shapes over all machines.
 
     Args:
         rows: The rows.
         machines: Number of machines. The shapes of the rows have the clips of one machine.
-        bn_size: BN group size of rows without one. 0 means all clips of a process. None
+        bn_group_size: BN group size of rows without one. 0 means all clips of a process. None
             means that the model has no batch normalisation, so the rows' sizes have no effect.
         end: SOLVER.MAX_EPOCH.
         has_cycles: Whether a cycle is on.
@@ -51,17 +51,19 @@ def stages_from_rows(
             f"the last row of MULTIGRID.STAGES ends at epoch {rows[-1]['until']:g}, but "
             f"SOLVER.MAX_EPOCH is {end:g}. Set both to the same value."
         )
-    return tuple(_stage(row, machines, bn_size) for row in rows)
+    return tuple(_stage(row, machines, bn_group_size) for row in rows)
 
 
-def _stage(row: Row, machines: int, bn_size: int | None) -> Stage:
+def _stage(row: Row, machines: int, bn_group_size: int | None) -> Stage:
     shapes = [Shape(clips * machines, frames, crop) for clips, frames, crop in row_shapes(row)]
     rate: Any = row.get("rate")
     return Stage(
         shape=tuple(shapes),
         until=row["until"],
         rate=(rate[0], rate[1]) if is_list(rate) and len(rate) == 2 else rate,
-        bn_size=None if bn_size is None else row.get("bn_size", bn_size) or None,
+        bn_group_size=None
+        if bn_group_size is None
+        else row.get("bn_group_size", bn_group_size) or None,
     )
 
 
@@ -84,7 +86,7 @@ def are_rows(rows: Any) -> bool:
 
 
 def _is_row(row: Row) -> bool:
-    if not {"shape", "until"} <= row.keys() <= {"shape", "until", "rate", "bn_size"}:
+    if not {"shape", "until"} <= row.keys() <= {"shape", "until", "rate", "bn_group_size"}:
         return False
     rate = row.get("rate", 0)
     rates = rate if is_list(rate) else [rate]
@@ -94,7 +96,7 @@ def _is_row(row: Row) -> bool:
         and _is_number(row["until"])
         and len(rates) in (1, 2)
         and all(_is_number(r) and r >= 0 for r in rates)
-        and _is_whole(row.get("bn_size", 0), 0)
+        and _is_whole(row.get("bn_group_size", 0), 0)
     )
 
 

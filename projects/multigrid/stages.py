@@ -24,15 +24,15 @@ class Stage:
         rate: Learning rate. A pair (first, last) changes it linearly from the start to the end of
             the stage, for example for a warm-up or a cooldown. None takes the rate of the policy
             `learning_rate` of `make_schedule` at the epoch of the training.
-        bn_size: Number of clips that share BN statistics at the last of the shapes. Groups of the
-            other shapes grow with the batch. None means that each process normalises its clips
+        bn_group_size: Number of clips that share BN statistics at the last of the shapes. Groups of
+            the other shapes grow with the batch. None means that each process normalises its clips
             together.
     """
 
     shape: Shape | tuple[Shape, ...]
     until: float
     rate: float | tuple[float, float] | None = None
-    bn_size: int | None = 8
+    bn_group_size: int | None = 8
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -106,9 +106,9 @@ def _problem(stage: Stage, start: float, learning_rate: LearningRate | None) -> 
         return f"has the shape {stage.shape!r}. Give a Shape, or a tuple of at least one Shape"
     if not (isfinite(stage.until) and stage.until > start):
         return f"ends at epoch {stage.until:g}, but starts at epoch {start:g}. Ends must ascend"
-    size = stage.bn_size
+    size = stage.bn_group_size
     if size is not None and not (isinstance(size, int) and size >= 1):
-        return f"has bn_size {size!r}. Give a number of clips of at least 1, or None"
+        return f"has bn_group_size {size!r}. Give a number of clips of at least 1, or None"
     if stage.rate is None:
         missing = "has no rate. Give the stage a rate, or give make_schedule a learning_rate"
         return missing if learning_rate is None else ""

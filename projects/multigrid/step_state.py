@@ -76,7 +76,7 @@ class StepState:
 
     def prepare(self, step: ScheduleStep, *optimizers: Optimizer) -> None:
         """Set the BN group size and the learning rates for an iteration (see `prepare_step`)."""
-        self.set_group_size(step.bn_size)
+        self.set_group_size(step.bn_group_size)
         for optimizer in optimizers:
             set_rates(optimizer, step)
 

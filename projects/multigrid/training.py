@@ -307,7 +307,7 @@ class Training:
                 f"the mini-batch has no tensor of {count} rows, one for each clip of this process, "
                 "so it cannot be divided. Pass the mini-batch of the loader",
             )
-        size = self._step.bn_size if has_norms else None
+        size = self._step.bn_group_size if has_norms else None
         for micro in divide(batch, count, size, self.accumulation_steps, modules):
             self._set_coverage(micro.batch)
             if micro.is_last:
@@ -318,7 +318,7 @@ class Training:
         """Check that a model and its optimizers suit the schedule."""
         check_cuda_graphs(model)
         check_patches(model, self.schedule.shapes)
-        if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
+        if any(size for phase in self.schedule.phases for size in phase.bn_group_sizes):
             check_converted(model)
         advice = [text for one in optimizers for text in rate_rule_advice(self.schedule, one)]
         for text in (*dict.fromkeys(advice), *untrained(model, optimizers)):

@@ -353,5 +353,5 @@ def check_converted(model: nn.Module) -> None:
             f"the model has {len(norms)} {type(norms[0]).__name__} layers, which cannot compute "
             "statistics over groups of clips. Call model = multigrid.convert_batchnorm(model) "
             "before you create the optimizer. To keep the layers and normalise the clips of each "
-            "process together, use make_schedule(..., bn_size=None)"
+            "process together, use make_schedule(..., bn_group_size=None)"
         )

@@ -69,10 +69,10 @@ def _warn(recipe: Recipe) -> None:
             f"Set TEST.DATASET {recipe.train.dataset} if both lists have the same format."
         )
     batch = recipe.base_shape.batch
-    if recipe.bn_size > batch:
+    if recipe.bn_group_size > batch:
         logger.warning(
-            f"{recipe.bn_key} {recipe.bn_size} is more than the global batch of {batch} clips, so "
-            f"BN statistics are computed over {batch} clips. Use more GPUs or a larger "
+            f"{recipe.bn_key} {recipe.bn_group_size} is more than the global batch of {batch} "
+            f"clips, so BN statistics are computed over {batch} clips. Use more GPUs or a larger "
             "TRAIN.BATCH_SIZE."
         )
     solver = recipe.solver

@@ -129,8 +129,8 @@ class Multigrid:
         "Schedule as a table, instead of cycles. Each row is a stage: `shape: [clips of one "
         "machine, frames, crop]`, or a list of shapes to take in turn; `until`, the epoch at which "
         "the stage ends; `rate`, the learning rate, or `[first, last]` for a linear change (by "
-        "default that of SOLVER.LR_POLICY at the epoch); `bn_size` (by default BN_BASE_SIZE). The "
-        "last stage ends at SOLVER.MAX_EPOCH.",
+        "default that of SOLVER.LR_POLICY at the epoch); `bn_group_size` (by default "
+        "BN_BASE_SIZE). The last stage ends at SOLVER.MAX_EPOCH.",
         STAGE_TABLE,
     )
 

@@ -194,9 +194,9 @@ class NonLocal:
 
 
 def _in_the_baseline(recipe: Any) -> str | None:
-    if not recipe.uses_multigrid or recipe.bn_size in (0, recipe.bn.group_size):
+    if not recipe.uses_multigrid or recipe.bn_group_size in (0, recipe.bn.group_size):
         return None
-    return f"with a cycle, where {recipe.bn_key} {recipe.bn_size} clips share statistics"
+    return f"with a cycle, where {recipe.bn_key} {recipe.bn_group_size} clips share statistics"
 
 
 @dataclass(frozen=True)

@@ -184,10 +184,10 @@ class Recipe:
     @property
     def groups_batchnorm(self) -> bool:
         """Whether BN statistics are computed over groups of a fixed number of clips."""
-        return self.bn_size > 0
+        return self.bn_group_size > 0
 
     @property
-    def bn_size(self) -> int:
+    def bn_group_size(self) -> int:
         """Number of clips that share BN statistics at the baseline's crop size.
 
         0 means that the clips of each process share statistics, or that the model has no BN.
@@ -196,7 +196,7 @@ class Recipe:
 
     @property
     def bn_key(self) -> str:
-        """Name of the key that sets `bn_size`."""
+        """Name of the key that sets `bn_group_size`."""
         return "MULTIGRID.BN_BASE_SIZE" if self.uses_multigrid else "BN.GROUP_SIZE"
 
     @property

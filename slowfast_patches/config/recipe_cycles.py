@@ -58,10 +58,10 @@ def check_world_size(recipe: Recipe, schedule: Schedule) -> None:
     except MultigridError as error:
         raise UserError(
             f"{error} (TRAIN.BATCH_SIZE {recipe.train.batch_size}, NUM_SHARDS {recipe.num_shards}, "
-            f"{recipe.bn_key} {recipe.bn_size}, SOLVER.ACCUMULATION_STEPS {steps})"
+            f"{recipe.bn_key} {recipe.bn_group_size}, SOLVER.ACCUMULATION_STEPS {steps})"
         ) from None
     for phase in schedule.phases:
-        for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
+        for shape, size in zip(phase.shapes, phase.bn_group_sizes, strict=True):
             clips = shape.batch // world_size
             if recipe.train.compile and has_batchnorm and (size or 0) > clips:
                 raise UserError(

@@ -18,7 +18,7 @@ def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
     return stages_from_rows(
         recipe.multigrid.stages,
         machines=recipe.num_shards,
-        bn_size=recipe.bn_size if recipe.model.has_batchnorm else None,
+        bn_group_size=recipe.bn_group_size if recipe.model.has_batchnorm else None,
         end=recipe.solver.max_epoch,
         has_cycles=recipe.has_cycles,
     )

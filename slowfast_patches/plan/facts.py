@@ -87,7 +87,7 @@ def schedule_facts(schedule: Schedule) -> dict[str, Fact]:
     """Describe the shapes and BN groups of all phases, and their learning rates."""
     phases = [
         f"iterations {phase.start} to {phase.stop}: {', '.join(map(str, phase.shapes))}, BN groups "
-        f"of {', '.join(map(str, phase.bn_sizes))}"
+        f"of {', '.join(map(str, phase.bn_group_sizes))}"
         for phase in schedule.phases
     ]
     rates = [f"{schedule.at(i).lr:.7g} in iteration {i}" for i in sorted(set(_looked_at(schedule)))]

@@ -27,7 +27,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
         return make_schedule(recipe.base_shape, num_videos, policy, stages=stages)
     _check_bn_groups(recipe)
     cost = _cost_per_clip(recipe) if recipe.uses_multigrid else None
-    return schedule_from(recipe.__getitem__, num_videos, recipe.bn_size, cost_per_clip=cost)
+    return schedule_from(recipe.__getitem__, num_videos, recipe.bn_group_size, cost_per_clip=cost)
 
 
 def _cost_per_clip(recipe: Recipe) -> CostPerClip | None:
@@ -43,7 +43,7 @@ def _cost_per_clip(recipe: Recipe) -> CostPerClip | None:
 def _check_bn_groups(recipe: Recipe) -> None:
     """Raise ValueError if the baseline's batch cannot be split into BN groups of equal size."""
     batch = recipe.base_shape.batch
-    size = recipe.bn_size
+    size = recipe.bn_group_size
     if not 0 < size < batch or batch % size == 0:
         return
     raise UserError(

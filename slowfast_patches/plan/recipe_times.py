@@ -65,8 +65,8 @@ def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, S
     for times in files:
         try:
             look_up = times.of_recipe(recipe)
-            for shape, bn_size in shapes_to_measure(recipe):
-                if (bn_size is not None) == recipe.groups_batchnorm:
+            for shape, bn_group_size in shapes_to_measure(recipe):
+                if (bn_group_size is not None) == recipe.groups_batchnorm:
                     look_up(shape)
             return times, look_up
         except MisfitError as error:
@@ -105,16 +105,16 @@ def find_times(recipe: Recipe, seconds: float | None, files: Sequence[Path]) -> 
 
 
 def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
-    """Return (shape, BN size) for the baseline and each shape of a recipe's schedule.
+    """Return (shape, BN group size) for the baseline and each shape of a recipe's schedule.
 
-    The BN size is the number of clips that share BN statistics. None means all clips of a process.
-    The first entry is the baseline's shape with None. If the schedule has several BN sizes for a
-    shape, only the smallest BN size is returned, which has the most groups.
+    The BN group size is the number of clips that share BN statistics. None means all clips of a
+    process. The first entry is the baseline's shape with None. If the schedule has several BN group
+    sizes for a shape, only the smallest is returned, which has the most groups.
     """
     schedule = schedule_of(recipe, MANY_VIDEOS)
     sizes: dict[Shape, int | None] = {}
     for phase in schedule.phases:
-        for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
+        for shape, size in zip(phase.shapes, phase.bn_group_sizes, strict=True):
             known = sizes.setdefault(shape, size)
             if size is not None and known is not None:
                 sizes[shape] = min(size, known)

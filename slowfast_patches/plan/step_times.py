@@ -125,20 +125,20 @@ def device_of(recipe: Recipe) -> str:
 
 
 def time_row(
-    recipe: Recipe, shape: Shape, bn_size: int | None, seconds: Mapping[str, Any] | None
+    recipe: Recipe, shape: Shape, bn_group_size: int | None, seconds: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the row of one shape in a file of step times.
 
     Args:
         recipe: The recipe whose steps were timed.
         shape: Shape of the global mini-batch.
-        bn_size: Number of clips that share BN statistics, or None for the clips of a process.
+        bn_group_size: Number of clips that share BN statistics, or None for the clips of a process.
         seconds: Seconds per step, at least their "median". None if the shape could not be timed.
     """
     return {
         "shape": [shape.batch, shape.frames, shape.crop],
         "local_clips": shape.batch // recipe.world_size,
-        "bn_size": bn_size,
+        "bn_group_size": bn_group_size,
         "seconds": seconds,
     }
 
@@ -203,7 +203,9 @@ def read_step_times(path: str | Path) -> StepTimes:
             raise UserError("it has no shapes. Measure them with --variants recipe")
         device = content["device"]
         seconds = {
-            (row["local_clips"], *row["shape"][1:], row["bn_size"] is not None): time["median"]
+            (row["local_clips"], *row["shape"][1:], row["bn_group_size"] is not None): time[
+                "median"
+            ]
             for row in content["shapes"]
             if (time := row["seconds"])
         }

@@ -86,7 +86,7 @@ class Plan:
                 **asdict(schedule_cost(schedule, self.flops_per_clip, self.times.ours, [phase])),
                 "relative_flops": [flops(shape) / flops(schedule.base) for shape in phase.shapes],
                 "lr": (schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
-                "bn_sizes": phase.bn_sizes,
+                "bn_group_sizes": phase.bn_group_sizes,
             }
             for number, phase in enumerate(schedule.phases, 1)
         ]
@@ -185,7 +185,7 @@ def format_plan(plan: Plan) -> str:
     """Return a plan as text: a table of phases, a comparison with the baseline, notes, warnings."""
     schedule = plan.schedule
     headers = ["phase", "LR stage", "shapes"]
-    headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs", "time"]
+    headers += ["iterations", "epochs", "LR", "BN group", "FLOPs", "time"]
     totals = [
         [label, show(ours), show(baseline), f"{baseline / ours:.2f}×"]
         for label, name, show in _TOTALS
@@ -194,8 +194,8 @@ def format_plan(plan: Plan) -> str:
     count, share = plan.evaluations
     notes = [
         "Shapes are clips × frames × crop², over all machines. The short cycle alternates between "
-        "the shapes of a phase. BN clips and FLOPs are in the order of the shapes. FLOPs are the "
-        "FLOPs of an iteration divided by the FLOPs of an iteration of the baseline.",
+        "the shapes of a phase. BN group sizes and FLOPs are in the order of the shapes. FLOPs are "
+        "the FLOPs of an iteration divided by the FLOPs of an iteration of the baseline.",
         f"Global batch: {schedule.base.batch} clips at the baseline's shape. This is "
         "TRAIN.BATCH_SIZE, which is per machine, times NUM_SHARDS. The LR is for the global batch.",
         f"Training set: {schedule.num_videos:,} videos.",
@@ -217,7 +217,7 @@ def format_plan(plan: Plan) -> str:
 
 
 def _cells(phase: Mapping[str, Any]) -> list[str]:
-    sizes = ["batch" if size is None else str(size) for size in phase["bn_sizes"]]
+    sizes = ["batch" if size is None else str(size) for size in phase["bn_group_sizes"]]
     return [
         str(phase["number"]),
         f"{phase['stage']}{' fine-tuning' * phase['fine_tuning']}",

@@ -78,7 +78,7 @@ def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[ScheduleStep]:
     for phase in schedule.phases:
         first = max(phase.start, start)
         for step in schedule.steps(first, min(phase.stop, first + len(phase.shapes))):
-            kinds.setdefault((step.shape, step.bn_size), step)
+            kinds.setdefault((step.shape, step.bn_group_size), step)
     return sorted(kinds.values(), key=lambda step: step.shape.volume, reverse=True)
 
 

@@ -177,7 +177,7 @@ class Stepper:
         rows = self._task.loss_normalizer(batch, self.device)
         count = len(batch["clips"])
         clips = clips or range(step.first_clip, step.first_clip + count)
-        size = step.bn_size if self._has_batchnorm else None
+        size = step.bn_group_size if self._has_batchnorm else None
         outcomes = list[tuple[Tensor, Tensor, Tensor]]()
         with self.state.step(), self._lowered.lowered():
             gradients = _GradientSum(self.optimizer)

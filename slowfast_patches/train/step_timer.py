@@ -120,16 +120,16 @@ def time_step(
     return clock.read()
 
 
-def timed_step(shape: Shape, clips: int, bn_size: int | None) -> ScheduleStep:
+def timed_step(shape: Shape, clips: int, bn_group_size: int | None) -> ScheduleStep:
     """Return a step to time, with a low learning rate.
 
     Args:
         shape: Shape of the global mini-batch.
         clips: Number of clips of this process.
-        bn_size: Number of clips of a BN group. None means the whole batch of the process.
+        bn_group_size: Number of clips of a BN group. None means the whole batch of the process.
     """
     return ScheduleStep(
-        0, 0, shape, _RATE, None if bn_size is None else min(bn_size, clips), 0, 0.0
+        0, 0, shape, _RATE, None if bn_group_size is None else min(bn_group_size, clips), 0, 0.0
     )
 
 
@@ -154,12 +154,12 @@ def time_steps(
     expect_graphs(2 * len(kinds))
     times: dict[tuple[Shape, int | None], list[float]] = defaultdict(list)
     turns = [kind for _ in range(_ROUNDS) for kind in kinds]
-    for shape, bn_size in tqdm(turns, "step times", unit="shape", disable=None):
+    for shape, bn_group_size in tqdm(turns, "step times", unit="shape", disable=None):
         clips = shape.batch // stepper.recipe.world_size
-        step = timed_step(shape, clips, bn_size)
+        step = timed_step(shape, clips, bn_group_size)
         batch = made_up_batch(stepper.recipe, clips, shape)
         with explain_failures(stepper, step):
             stepper(step, batch)
             timed = time_step(stepper, step, batch, _STEPS, stepper.device)
-        times[shape, bn_size].append(timed.seconds)
+        times[shape, bn_group_size].append(timed.seconds)
     return {kind: median(seconds) for kind, seconds in times.items()}

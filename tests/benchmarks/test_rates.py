@@ -16,7 +16,7 @@ def spread(*rounds: float) -> dict[str, Any]:
 
 
 def row(shape: list[int], *rounds: float, clips: int | None = None) -> dict[str, Any]:
-    found = {"shape": shape, "local_clips": clips or shape[0], "bn_size": None}
+    found = {"shape": shape, "local_clips": clips or shape[0], "bn_group_size": None}
     return found | {"seconds": spread(*rounds) if rounds else None, "failure": "out of memory"}
 
 

@@ -18,7 +18,7 @@ def pixels(frames: int, crop: int) -> float:
 @pytest.fixture(scope="module")
 def short_cycle():
     """Return a schedule of 4 × 8 × 16² with crops of 8² in turn: 16, 4, 16, 4, ... clips."""
-    return make_schedule(Shape(4, 8, 16), 40, RATE, Cycles((), (0.5,)), bn_size=None)
+    return make_schedule(Shape(4, 8, 16), 40, RATE, Cycles((), (0.5,)), bn_group_size=None)
 
 
 def test_the_toy_by_hand(short_cycle):

@@ -44,7 +44,7 @@ def test_gentle_by_hand():
 def test_bn_groups_of_gentle_divide_every_batch(batch, sizes):
     """Three times 4 clips cannot form groups of 8, but three groups of 4."""
     schedule = make_schedule(Shape(batch, 16, 64), 4000, RATE)
-    assert [phase.bn_sizes[0] for phase in schedule.phases[:3]] == sizes
+    assert [phase.bn_group_sizes[0] for phase in schedule.phases[:3]] == sizes
 
 
 @pytest.mark.parametrize(

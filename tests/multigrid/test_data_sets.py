@@ -31,7 +31,7 @@ SCHEDULE = make_schedule(
     VIDEOS,
     SteppedRate((4.0, 6.0), (0.1, 0.01)),
     Cycles(((0.5, 0.5), (1.0, 1.0))),
-    bn_size=None,
+    bn_group_size=None,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -25,7 +25,7 @@ from tests.multigrid.clips import Clips
 VIDEOS = 100
 CYCLES = replace(PAPER, epoch_factor=1.0)
 RATE = SteppedRate((6.0, 8.0), (0.1, 0.01))
-SCHEDULE = make_schedule(Shape(4, 4, 8), VIDEOS, RATE, CYCLES, bn_size=2)
+SCHEDULE = make_schedule(Shape(4, 4, 8), VIDEOS, RATE, CYCLES, bn_group_size=2)
 EPOCHS, LENGTH = divide_epochs(SCHEDULE)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,12 +45,12 @@ def train(training, loader) -> list[int]:
 
 def test_epochs_are_equal_shares_of_the_iterations():
     """The 200 iterations of the baseline, 8 passes over 100 videos, are 8 epochs of 25."""
-    baseline = make_schedule(Shape(4, 4, 8), VIDEOS, RATE, None, bn_size=2)
+    baseline = make_schedule(Shape(4, 4, 8), VIDEOS, RATE, None, bn_group_size=2)
     assert divide_epochs(baseline) == (8, 25)
-    odd = make_schedule(Shape(32, 4, 8), VIDEOS, RATE, None, bn_size=2)
+    odd = make_schedule(Shape(32, 4, 8), VIDEOS, RATE, None, bn_group_size=2)
     assert odd.iterations == 25
     assert divide_epochs(odd) == (7, 4)  # of 8 passes: 6 epochs of 4, and one of 1
-    large = make_schedule(Shape(200, 4, 8), VIDEOS, RATE, None, bn_size=2)
+    large = make_schedule(Shape(200, 4, 8), VIDEOS, RATE, None, bn_group_size=2)
     assert divide_epochs(large) == (4, 1)  # a mini-batch has two passes
 
 

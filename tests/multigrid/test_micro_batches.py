@@ -30,10 +30,10 @@ VIDEOS = 60
 RATE = SteppedRate((6.0, 8.0), (0.1, 0.01))
 
 
-def schedule(batch: int, bn_size: int | None = 2) -> Schedule:
+def schedule(batch: int, bn_group_size: int | None = 2) -> Schedule:
     """Return a schedule with all shapes of both cycles. The baseline has `batch` clips."""
     cycles = replace(PAPER, epoch_factor=1.0)
-    return make_schedule(Shape(batch, 4, 8), VIDEOS, RATE, cycles, bn_size=bn_size)
+    return make_schedule(Shape(batch, 4, 8), VIDEOS, RATE, cycles, bn_group_size=bn_group_size)
 
 
 class Net(nn.Module):
@@ -122,7 +122,7 @@ def test_a_micro_batch_has_its_clips_of_all_tensors():
     """Micro-batch 2 of 3 has clips 2, 5, 8, ..."""
     model = Follows()
     optimizer = torch.optim.SGD(model.parameters())
-    training = Training(schedule(4, bn_size=None), model, optimizer, accumulation_steps=3)
+    training = Training(schedule(4, bn_group_size=None), model, optimizer, accumulation_steps=3)
     assert training.begin(0).shape.batch == 64
     batch = {
         "pathways": [torch.arange(64), {"fast": torch.arange(64) * 2}],

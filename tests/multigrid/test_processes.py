@@ -26,7 +26,7 @@ RATE = SteppedRate((16.0, 20.0), (0.1, 0.01))
 
 
 def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
-    """Return a schedule of one phase with mini-batches of some clips and some BN sizes."""
+    """Return a schedule of one phase with mini-batches of some clips and some BN group sizes."""
     shapes = tuple(Shape(batch, 8, 32) for batch, _ in batches)
     sizes = tuple(size for _, size in batches)
     phase = Phase(0, len(shapes), (0.0, 1.0), 0, 1.0, shapes, sizes, 0)

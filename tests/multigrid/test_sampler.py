@@ -48,7 +48,7 @@ def test_bn_groups_are_the_same_runs_of_the_stream_on_any_number_of_processes(sc
     """Group g of G on a rank is every G-th clip from g; a shared group has all its ranks' clips."""
     ranks = [MultigridBatchSampler(schedule, SEED, rank, world_size) for rank in range(world_size)]
     for step, *parts in zip(schedule.steps(), *ranks, strict=True):
-        k = step.bn_size
+        k = step.bn_group_size
         count = max(1, len(parts[0]) // k)
         local = [{(r.video, r.epoch) for r in p[g::count]} for p in parts for g in range(count)]
         ranks_per_group = k // len(local[0])

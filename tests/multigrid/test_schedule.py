@@ -64,7 +64,7 @@ def recipes(draw):
         "epoch_factor": factor,
         "long_cycle": long_cycle,
         "short_cycle": short_cycle,
-        "bn_size": None,
+        "bn_group_size": None,
         "batch_exponent": draw(st.sampled_from([1, 0.5, 0])),
         "equal_time": draw(st.booleans()),
         "warmup_in_epochs": draw(st.booleans()),
@@ -177,14 +177,14 @@ def test_without_fine_tuning_the_last_stage_is_a_cycle_at_its_own_rate():
     assert schedule.iterations == pytest.approx(1.5 * 15_000 / 5.75, rel=1e-3)
 
 
-def test_bn_sizes(both):
+def test_bn_group_sizes(both):
     """A group has 8 clips, or 16 or 32 where the short cycle multiplies the batch by 2 or 4."""
-    assert both.phases[0].bn_sizes == both.phases[1].bn_sizes == (16, 8, 8)
-    assert both.phases[2].bn_sizes == both.phases[3].bn_sizes == (32, 16, 8)
-    assert both.at(1).bn_size == 8
+    assert both.phases[0].bn_group_sizes == both.phases[1].bn_group_sizes == (16, 8, 8)
+    assert both.phases[2].bn_group_sizes == both.phases[3].bn_group_sizes == (32, 16, 8)
+    assert both.at(1).bn_group_size == 8
     small = make_schedule(Shape(4, 16, 64), VIDEOS, RATE)  # a batch of 4 is its own group
-    assert [small.phases[i].bn_sizes for i in (0, 3)] == [(16, 8, 8), (16, 8, 4)]
-    assert make_schedule(BASE, VIDEOS, RATE, bn_size=None).at(0).bn_size is None
+    assert [small.phases[i].bn_group_sizes for i in (0, 3)] == [(16, 8, 8), (16, 8, 4)]
+    assert make_schedule(BASE, VIDEOS, RATE, bn_group_size=None).at(0).bn_group_size is None
 
 
 # One cycle, none, cosine.
@@ -195,10 +195,12 @@ def test_bn_sizes(both):
 )
 def test_off_is_the_baseline(policy):
     """Iteration i is at epoch i / 25 of the baseline's policy."""
-    schedule = make_schedule(BASE, 25 * BASE.batch, policy, epoch_factor=1, bn_size=None, **OFF)
+    schedule = make_schedule(
+        BASE, 25 * BASE.batch, policy, epoch_factor=1, bn_group_size=None, **OFF
+    )
     assert schedule.iterations == schedule.baseline_iterations == 25 * policy.stage_ends[-1]
     for step in schedule.steps():
-        where = (step.shape, step.bn_size, step.first_clip)
+        where = (step.shape, step.bn_group_size, step.first_clip)
         assert where == (BASE, None, step.iteration * BASE.batch)
         assert step.lr == pytest.approx(policy.at(step.iteration / 25), rel=1e-12)
 
@@ -225,7 +227,7 @@ def test_cycles_on_a_cosine():
         ({"num_videos": 0}, "too short: with 0 clips"),
         ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "has one stage"),
         ({"learning_rate": 0.1}, "learning_rate is 0.1, but must be a policy"),
-        ({"bn_size": 0}, "bn_size is 0"),
+        ({"bn_group_size": 0}, "bn_group_size is 0"),
         ({"base": Shape(12, 16, 64)}, "cannot be divided into BN groups of 8"),
     ],
 )

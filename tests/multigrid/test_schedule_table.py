@@ -52,7 +52,7 @@ def schedules() -> dict[str, Schedule]:
             videos,
             RATES[rate],
             Cycles(*CYCLES[cycles], epoch_factor=factor, batch_exponent=exponent),
-            bn_size=None,
+            bn_group_size=None,
             equal_time=equal_time,
         )
     return made

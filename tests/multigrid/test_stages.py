@@ -11,7 +11,7 @@ VIDEOS = 640
 COOLDOWN = [
     Stage(COARSE, until=2, rate=(0.0, 0.4)),
     Stage(COARSE, until=4, rate=0.4),
-    Stage(FINE, until=5, rate=(0.1, 0.0), bn_size=4),
+    Stage(FINE, until=5, rate=(0.1, 0.0), bn_group_size=4),
 ]
 
 
@@ -27,7 +27,7 @@ def test_each_stage_ends_after_its_epochs_and_has_its_own_rate_and_bn_groups():
     rates = {i: schedule.at(i).lr for i in expected}
     assert rates == pytest.approx(expected)
     assert [schedule.at(i).shape for i in (0, 79, 80)] == [COARSE, COARSE, FINE]
-    assert [schedule.at(i).bn_size for i in (0, 79, 80)] == [8, 8, 4]
+    assert [schedule.at(i).bn_group_size for i in (0, 79, 80)] == [8, 8, 4]
     assert schedule.epochs == 5
     assert schedule.clips == 5 * VIDEOS
 
@@ -45,7 +45,7 @@ def test_the_shapes_of_a_stage_take_turns_and_bn_groups_grow_with_the_batch():
     shapes = (Shape(32, 8, 32), Shape(16, 8, 45), Shape(8, 8, 64))
     schedule = make_schedule(FINE, VIDEOS, stages=[Stage(shapes, until=6, rate=0.1)])
     assert [schedule.at(i).shape for i in range(4)] == [*shapes, shapes[0]]
-    assert [schedule.at(i).bn_size for i in range(3)] == [32, 16, 8]
+    assert [schedule.at(i).bn_group_size for i in range(3)] == [32, 16, 8]
 
 
 @pytest.mark.parametrize("cycles", [PAPER, GENTLE])
@@ -55,7 +55,9 @@ def test_a_table_of_the_phases_of_cycles_gives_the_same_schedule(cycles):
     policy = SteppedRate((12.0, 24.0, 30.0), (1.0, 0.1, 0.01))
     wanted = make_schedule(base, 4000, policy, cycles)
     stages = [
-        Stage(p.shapes, (p.first_clip + p.clips) / 4000, wanted.at(p.start).lr, p.bn_sizes[-1])
+        Stage(
+            p.shapes, (p.first_clip + p.clips) / 4000, wanted.at(p.start).lr, p.bn_group_sizes[-1]
+        )
         for p in wanted.phases
     ]
     made = make_schedule(base, 4000, stages=stages)
@@ -82,8 +84,8 @@ STAGE = Stage(FINE, until=5, rate=0.1)
         ([replace(STAGE, rate="0.1")], "has the rate '0.1'"),
         ([replace(STAGE, shape=())], "has the shape ()"),
         ([replace(STAGE, shape=(8, 16, 64))], "Give a Shape"),
-        ([replace(STAGE, bn_size=0)], "has bn_size 0"),
-        ([replace(STAGE, bn_size=5)], "cannot be divided into BN groups of 5"),
+        ([replace(STAGE, bn_group_size=0)], "has bn_group_size 0"),
+        ([replace(STAGE, bn_group_size=5)], "cannot be divided into BN groups of 5"),
         ([replace(STAGE, until=1e-3)], "has no iteration"),
     ],
 )
@@ -96,6 +98,6 @@ def test_arguments_that_stages_replace_are_refused():
     with pytest.raises(ValueError, match="takes only base, num_videos and learning_rate"):
         make_schedule(FINE, VIDEOS, cycles=PAPER, stages=COOLDOWN)
     with pytest.raises(ValueError, match="takes only base, num_videos and learning_rate"):
-        make_schedule(FINE, VIDEOS, stages=COOLDOWN, bn_size=4)
+        make_schedule(FINE, VIDEOS, stages=COOLDOWN, bn_group_size=4)
     with pytest.raises(ValueError, match="ends at epoch 5, but the learning-rate policy ends at"):
         make_schedule(FINE, VIDEOS, CosineRate(0.1, 6), stages=COOLDOWN)

@@ -157,11 +157,11 @@ def test_modules_that_come_later_are_found_and_parts_may_differ_until_then():
     assert model.wide[1].group_size != 99
     step = training.begin(1)
     norms = [m for m in model.modules() if isinstance(m, mg.GroupedBatchNorm3d)]
-    assert {norm.group_size for norm in norms} == {step.bn_size}
+    assert {norm.group_size for norm in norms} == {step.bn_group_size}
     del model.late
     training.begin(2)
     model.twice.group_size = 3
-    assert (model.twice.group_size, model.wide[1].group_size) == (3, SCHEDULE.at(2).bn_size)
+    assert (model.twice.group_size, model.wide[1].group_size) == (3, SCHEDULE.at(2).bn_group_size)
 
 
 def test_train_undoes_what_evaluation_changed_and_keeps_frozen_layers():
@@ -255,5 +255,5 @@ def test_preparing_a_step_alone_keeps_the_coverage_that_a_loop_has_set():
     model = nn.Sequential(mg.GroupedBatchNorm3d(3), Reader())
     model[1].step_values.coverage = torch.tensor([[0.5, 1.0]])
     mg.prepare_step(SCHEDULE.at(0), model)
-    assert model[0].group_size == SCHEDULE.at(0).bn_size
+    assert model[0].group_size == SCHEDULE.at(0).bn_group_size
     assert model[1](torch.ones(1, 1)).item() == 0.5

@@ -28,7 +28,7 @@ from tests.multigrid.clips import Clips
 VIDEOS, SEED = 100, 5
 CYCLES = replace(PAPER, epoch_factor=1.0)
 SCHEDULE = make_schedule(
-    Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), CYCLES, bn_size=2
+    Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), CYCLES, bn_group_size=2
 )
 
 
@@ -89,7 +89,7 @@ def test_a_model_whose_batchnorm_is_not_converted_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with pytest.raises(ValueError, match=r"Call model = multigrid.convert_batchnorm\(model\)"):
         Training(SCHEDULE, model, optimizer).begin(0)
-    local = make_schedule(SCHEDULE.base, VIDEOS, SCHEDULE.learning_rate, bn_size=None)
+    local = make_schedule(SCHEDULE.base, VIDEOS, SCHEDULE.learning_rate, bn_group_size=None)
     Training(local, model, optimizer).begin(0)
 
 
@@ -139,9 +139,9 @@ def test_begin_sets_rates_and_bn_groups_of_the_iteration():
     for step in SCHEDULE.steps():
         assert training.begin(step.iteration) == step
         assert [group["lr"] for group in training.optimizer.param_groups] == [step.lr, step.lr / 2]
-        assert norm.group_size == step.bn_size
+        assert norm.group_size == step.bn_group_size
         if step.iteration == 0:
-            assert (step.lr, step.bn_size) == (pytest.approx(0.8), 4)
+            assert (step.lr, step.bn_group_size) == (pytest.approx(0.8), 4)
 
 
 def test_modules_that_follow_the_grid_are_told_coverage_but_at_the_baselines_own_shape():
@@ -167,14 +167,14 @@ def test_modules_that_follow_the_grid_are_told_coverage_but_at_the_baselines_own
         ({"num_videos": VIDEOS + 4}, "checksum of the phases"),
         ({"learning_rate": SteppedRate((6.0, 8.0), (0.2, 0.02))}, "checksum of the learning rates"),
         ({"batch_rate_rule": "sqrt"}, "checksum of the learning rates"),
-        ({"bn_size": 4}, "checksum of the BN group sizes"),
+        ({"bn_group_size": 4}, "checksum of the BN group sizes"),
         ({"seed": 6}, "has seed 5, but this training has seed 6"),
     ],
 )
 def test_a_state_of_another_training_is_refused(change, message):
     state = new_training().state_dict()
     seed = change.pop("seed", SEED)
-    given = {"num_videos": VIDEOS, "learning_rate": SCHEDULE.learning_rate, "bn_size": 2}
+    given = {"num_videos": VIDEOS, "learning_rate": SCHEDULE.learning_rate, "bn_group_size": 2}
     rate = {"learning_rate": SteppedRate((6.0, 8.0), (0.1, 0.01))}
     other = make_schedule(SCHEDULE.base, cycles=CYCLES, **given | rate | change)
     with pytest.raises(ValueError, match=message):

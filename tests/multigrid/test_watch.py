@@ -30,7 +30,7 @@ from tests.multigrid.clips import Clips
 
 VIDEOS = 100
 BASE, RATE = Shape(4, 4, 8), SteppedRate((6.0, 8.0), (0.1, 0.01))
-SCHEDULE = make_schedule(BASE, VIDEOS, RATE, replace(PAPER, epoch_factor=0.5), bn_size=2)
+SCHEDULE = make_schedule(BASE, VIDEOS, RATE, replace(PAPER, epoch_factor=0.5), bn_group_size=2)
 
 
 def new_model() -> nn.Module:

@@ -260,7 +260,7 @@ def warn_unconverted(stacklevel: int) -> None:
     """Warn that a group size has no effect, because a model has no `GroupedBatchNorm3d`."""
     warnings.warn(
         "group_size has no effect because the model has no GroupedBatchNorm3d. Call "
-        "convert_batchnorm(model) once after building it, or make_schedule(bn_size=None) if "
+        "convert_batchnorm(model) once after building it, or make_schedule(bn_group_size=None) if "
         "it has no batch normalisation",
         stacklevel=stacklevel + 1,
     )

@@ -21,13 +21,14 @@ def check_processes(schedule: Schedule, processes: int) -> None:
     Raises:
         ValueError: The processes cannot train the schedule. The message lists numbers that can.
     """
-    for shape, bn_size in _batches(schedule):
-        if _ranks_per_group(shape, bn_size, processes) is None:
+    for shape, bn_group_size in _batches(schedule):
+        if _ranks_per_group(shape, bn_group_size, processes) is None:
             possible = ", ".join(map(str, possible_processes(schedule)))
             raise MultigridError(
                 f"a mini-batch of {shape.batch} clips ({shape}) cannot be divided over {processes} "
-                f"processes with BN groups of {bn_size or 'any number of'} clips. Choose another "
-                "batch or BN size, or a number of processes that can train the schedule: "
+                f"processes with BN groups of {bn_group_size or 'any number of'} clips. Choose "
+                "another batch or BN group size, or a number of processes that can train the "
+                "schedule: "
                 f"{possible}"
             )
 
@@ -62,7 +63,7 @@ def check_accumulation(
                 f"a mini-batch of {shape} has {groups} {'BN groups' if has_batchnorm else 'clips'} "
                 f"on each of {processes} process(es), which cannot be split into {steps} "
                 f"micro-batches. Use at most {groups} micro-batches, a larger batch, a smaller "
-                "bn_size or fewer processes"
+                "bn_group_size or fewer processes"
             )
 
 
@@ -70,7 +71,7 @@ def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
     """Form the process groups that share BN statistics in a schedule.
 
     Every process must call this before training. It does nothing on a single process, or if the
-    schedule has no BN sizes.
+    schedule has no BN group sizes.
 
     Args:
         schedule: The schedule to train.
@@ -89,15 +90,17 @@ def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
 
 
 def _batches(schedule: Schedule) -> dict[tuple[Shape, int | None], None]:
-    """Return the distinct (shape, BN size) pairs of a schedule, in order of first appearance."""
+    """Return the distinct (shape, BN group size) pairs of a schedule, in order of appearance."""
     return dict.fromkeys(
-        pair for phase in schedule.phases for pair in zip(phase.shapes, phase.bn_sizes, strict=True)
+        pair
+        for phase in schedule.phases
+        for pair in zip(phase.shapes, phase.bn_group_sizes, strict=True)
     )
 
 
-def _ranks_per_group(shape: Shape, bn_size: int | None, processes: int) -> int | None:
+def _ranks_per_group(shape: Shape, bn_group_size: int | None, processes: int) -> int | None:
     """Return how many processes share a BN group, or None if they cannot train the shape."""
     if shape.batch % processes:
         return None
-    arranged = arrangement(shape.batch // processes, bn_size, processes)
+    arranged = arrangement(shape.batch // processes, bn_group_size, processes)
     return arranged and arranged[1]

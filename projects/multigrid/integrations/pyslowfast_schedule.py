@@ -52,20 +52,20 @@ def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = 
     def value_of(name: str) -> Any:
         return changed[name] if name in changed else get_key(cfg, name)
 
-    bn_size = value_of("MULTIGRID.BN_BASE_SIZE")
+    bn_group_size = value_of("MULTIGRID.BN_BASE_SIZE")
     rows = get_key(cfg, "MULTIGRID.STAGES")
     if rows:
         stages = stages_from_rows(
             rows,
             machines=cfg.NUM_SHARDS,
-            bn_size=None if _is_mvit(cfg) else bn_size,
+            bn_group_size=None if _is_mvit(cfg) else bn_group_size,
             end=cfg.SOLVER.MAX_EPOCH,
             has_cycles=has_cycles(cfg),
         )
         if learning_rate is None and any(stage.rate is None for stage in stages):
             learning_rate = rate_from(value_of)
         return make_schedule(base_shape(value_of), num_videos, learning_rate, stages=stages)
-    return schedule_from(value_of, num_videos, bn_size, learning_rate)
+    return schedule_from(value_of, num_videos, bn_group_size, learning_rate)
 
 
 def _keys_of_model(cfg: Any) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Mixing:
 
 def depends_on_division(recipe: Recipe) -> bool:
     """Return whether processes or micro-batches may divide the pairs, see `Mixing`."""
-    even = recipe.groups_batchnorm and recipe.bn_size % 2 == 0
+    even = recipe.groups_batchnorm and recipe.bn_group_size % 2 == 0
     return not even or recipe.base_shape.batch // recipe.world_size % 2 != 0
 
 

@@ -168,7 +168,9 @@ class LogMetrics(Hook):
     def _log_phase(self, trainer: Trainer, step: ScheduleStep) -> None:
         """Log the shapes, learning rate and BN group sizes of the phase of `step`."""
         schedule = trainer.schedule
-        sizes = schedule.phases[step.phase].bn_sizes if self._recipe.model.has_batchnorm else ()
+        sizes = (
+            schedule.phases[step.phase].bn_group_sizes if self._recipe.model.has_batchnorm else ()
+        )
         named = "/".join(str(size) for size in sizes if size)
         logger.info(
             "phase %d of %d: %s; LR %.4g%s",
@@ -238,7 +240,7 @@ class LogMetrics(Hook):
                 "phase": step.phase,
                 "shape": [step.shape.batch, step.shape.frames, step.shape.crop],
                 "lr": step.lr,
-                "bn_size": step.bn_size,
+                "bn_group_size": step.bn_group_size,
                 **metrics,
                 "clips_per_second": round(speed, 2),
                 "loading_share": share,

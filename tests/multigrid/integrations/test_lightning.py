@@ -49,7 +49,7 @@ SCHEDULE = make_schedule(
     VIDEOS,
     SteppedRate((4.0, 6.0), (0.1, 0.01)),
     Cycles(((0.5, 0.5), (1.0, 1.0))),
-    bn_size=4,
+    bn_group_size=4,
     size_divisor=8,
 )
 WHOLE, EPOCHS, LENGTH = 18, 6, 3  # iterations, epochs, and iterations in an epoch

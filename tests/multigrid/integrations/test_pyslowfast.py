@@ -31,8 +31,8 @@ from tests.multigrid.integrations.configs import VIDEOS, Asked, Net, new_config
 
 STAGES = [
     {"shape": [[16, 4, 16], [8, 4, 24]], "until": 2, "rate": [0.1, 0.4]},
-    {"shape": [8, 4, 32], "until": 4, "bn_size": 8},
-    {"shape": [4, 8, 32], "until": 6, "rate": 0.01, "bn_size": 0},
+    {"shape": [8, 4, 32], "until": 4, "bn_group_size": 8},
+    {"shape": [4, 8, 32], "until": 6, "rate": 0.01, "bn_group_size": 0},
 ]
 CYCLES_OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 BASE, COARSE = Shape(4, 8, 32), Shape(32, 2, 16)
@@ -188,7 +188,7 @@ def test_a_training_follows_the_schedule_and_goes_on_bit_for_bit_inside_a_phase_
     model = multigrid.convert(Net())
     whole = train(multigrid, multigrid.loader(Asked(new_config())), model)
     steps = list(multigrid.schedule.steps())
-    assert [(step, size) for step, _, size, *_ in whole] == [(s, s.bn_size) for s in steps]
+    assert [(step, size) for step, _, size, *_ in whole] == [(s, s.bn_group_size) for s in steps]
     assert [*dict.fromkeys(epoch for _, epoch, *_ in whole)] == list(range(9))
     first, again = new_multigrid(), new_multigrid()
     half = first.convert(Net())

@@ -132,7 +132,7 @@ def test_the_script_trains_the_schedule(host):
     enable()
     schedule = PySlowFastMultigrid(new_config(), VIDEOS).schedule
     run = train(host, new_config())
-    expected = [(step.shape, step.lr, step.bn_size) for step in schedule.steps()]
+    expected = [(step.shape, step.lr, step.bn_group_size) for step in schedule.steps()]
     assert [row[:3] for row in run.seen] == expected
     assert run.steps == list(range(schedule.iterations)), "TensorBoard counts iterations"
     assert host.optimizer.get_epoch_lr(99.0, run.cfg) == schedule.at(schedule.iterations - 1).lr

@@ -30,7 +30,7 @@ SCHEDULE = make_schedule(
     VIDEOS,
     SteppedRate((4.0, 6.0), (0.1, 0.01)),
     Cycles(((0.5, 0.5), (1.0, 1.0))),
-    bn_size=None,
+    bn_group_size=None,
     size_divisor=8,
 )
 LATER = 9  # inside the second epoch of forty videos

@@ -81,7 +81,7 @@ def test_crops_are_multiples_of_patches_and_pools_and_there_are_no_bn_groups():
     schedule = schedule_of(cfg, 1000)
     assert {shape.crop for shape in schedule.shapes} == {128, 160, 224}, "32 = 4 pixels × 8 patches"
     assert {shape.frames for shape in schedule.shapes} == {4, 8, 16}
-    assert {size for phase in schedule.phases for size in phase.bn_sizes} == {None}
+    assert {size for phase in schedule.phases for size in phase.bn_group_sizes} == {None}
     finer = new_config(
         *("DATA.TRAIN_CROP_SIZE", 224, "DATA.TRAIN_JITTER_SCALES", [256, 320]),
         *("MULTIGRID.SIZE_DIVISOR", 64),

@@ -48,7 +48,7 @@ def test_keys_are_the_arguments_of_the_schedule():
         800,
         learning_rate_of(recipe),
         Cycles(((0.5, 0.5), (1, 1)), (0.5,), 2.0, 0.5),
-        bn_size=4,
+        bn_group_size=4,
         warmup_in_epochs=False,
         **options,
     )
@@ -61,7 +61,7 @@ def test_off_is_the_baseline_whatever_the_multigrid_keys_say():
     assert not recipe.uses_multigrid
     off = schedule_of(recipe, 800)
     rate = learning_rate_of(recipe)
-    assert off == make_schedule(Shape(8, 16, 64), 800, rate, cycles=None, bn_size=None)
+    assert off == make_schedule(Shape(8, 16, 64), 800, rate, cycles=None, bn_group_size=None)
     assert recipe_at(recipe, off, 0) == recipe_at(recipe, off, off.iterations - 1) == recipe
 
 
@@ -101,8 +101,8 @@ def test_bn_of_a_baseline_is_left_to_each_process_unless_the_recipe_says_how_man
     grouped = config("BN.GROUP_SIZE", 4)
     run = schedule_of(grouped, 800)
     assert grouped.groups_batchnorm
-    assert {size for phase in run.phases for size in phase.bn_sizes} == {4}
+    assert {size for phase in run.phases for size in phase.bn_group_sizes} == {4}
     with pytest.raises(ValueError, match=r"BN groups of 3.*TRAIN.BATCH_SIZE to a multiple of 3"):
         schedule_of(config("BN.GROUP_SIZE", 3), 800)
     fine_tuning = schedule(*BOTH, "BN.GROUP_SIZE", 4).phases[-1]
-    assert fine_tuning.bn_sizes[-1] == 8  # with a cycle the cycle's own holds
+    assert fine_tuning.bn_group_sizes[-1] == 8  # with a cycle the cycle's own holds

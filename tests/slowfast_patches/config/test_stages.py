@@ -10,7 +10,7 @@ from tests.slowfast_patches.train.conftest import At, die
 RECIPE = "configs/Demo/STAGES_COOLDOWN.yaml"
 ROWS = [
     {"shape": [16, 4, 24], "until": 1, "rate": [0.004, 0.02]},
-    {"shape": [[8, 4, 32], [4, 8, 32]], "until": 2, "rate": 0.02, "bn_size": 2},
+    {"shape": [[8, 4, 32], [4, 8, 32]], "until": 2, "rate": 0.02, "bn_group_size": 2},
     {"shape": [4, 8, 32], "until": 3},
 ]
 

@@ -34,7 +34,7 @@ def test_the_long_cycle_evaluates_so_often_a_phase(schedule: Schedule):
 
 def test_without_the_long_cycle_evaluations_come_by_epochs():
     policy = SteppedRate((3.0,), (0.1,))
-    schedule = make_schedule(Shape(8, 16, 64), 20, policy, cycles=None, bn_size=None)
+    schedule = make_schedule(Shape(8, 16, 64), 20, policy, cycles=None, bn_group_size=None)
     cfg = config(MULTIGRID_LONG_CYCLE=False, MULTIGRID_EVAL_FREQ=9, TRAIN_EVAL_PERIOD=1)
     # 60 clips by eights are 7 or 8 iterations; 20 clips are passed in the third, 40 by the fifth
     assert evaluation_iterations(cfg, schedule) == [3, 5, schedule.iterations]

@@ -73,7 +73,7 @@ def test_videos_are_read_again_only_if_a_key_about_them_changes():
 def test_a_schedule_is_known_by_its_phases_and_by_five_rates_of_each():
     """9 clips in 8 iterations of one clip and one of half a rate."""
     schedule = make_schedule(
-        Shape(1, 4, 16), 10, SteppedRate((1.0,), (0.5,)), cycles=None, bn_size=None
+        Shape(1, 4, 16), 10, SteppedRate((1.0,), (0.5,)), cycles=None, bn_group_size=None
     )
     found = schedule_facts(schedule)
     (phase,) = found["schedule"]["phases"]

@@ -38,7 +38,7 @@ def test_seconds_are_level_by_the_steps_with_the_most_clips(tmp_path):
         {
             "shape": [shape.batch, shape.frames, shape.crop],
             "local_clips": clips,
-            "bn_size": 8,
+            "bn_group_size": 8,
             "seconds": {"median": clips * (0.1 if shape.frames == 16 else 0.05) + slow},
         }
         for shape in shapes

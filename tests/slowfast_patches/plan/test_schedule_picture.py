@@ -27,7 +27,7 @@ def drawn(schedule, policy, tmp_path):
 @pytest.fixture
 def schedule():
     cycles = Cycles(((0.5, 0.5), (1.0, 1.0)), short_cycle=(0.5, 0.5**0.5))
-    return make_schedule(Shape(8, 8, 64), 400, POLICY, cycles, bn_size=None)
+    return make_schedule(Shape(8, 8, 64), 400, POLICY, cycles, bn_group_size=None)
 
 
 def test_panels_show_the_shapes_and_the_rate(schedule, tmp_path):
@@ -69,7 +69,7 @@ def test_stages_phases_and_totals_are_named(schedule, tmp_path):
 
 
 def test_a_baseline_has_no_short_cycle(tmp_path):
-    schedule = make_schedule(Shape(8, 8, 64), 400, POLICY, cycles=None, bn_size=None)
+    schedule = make_schedule(Shape(8, 8, 64), 400, POLICY, cycles=None, bn_group_size=None)
     axes = drawn(schedule, POLICY, tmp_path).axes[0]
     assert len(axes.collections) == 0
     names = axes.get_legend_handles_labels()[1]

@@ -51,10 +51,10 @@ def content(cfg: Recipe, rows: list[tuple] = ROWS) -> dict[str, Any]:
             {
                 "shape": shape,
                 "local_clips": clips,
-                "bn_size": bn_size,
+                "bn_group_size": bn_group_size,
                 "seconds": {"median": seconds},
             }
-            for shape, clips, bn_size, seconds in rows
+            for shape, clips, bn_group_size, seconds in rows
         ],
     }
 
@@ -175,7 +175,7 @@ def test_times_of_two_machines_are_not_compared(recipe, tmp_path, other):
 
 
 def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config, tmp_path):
-    """The tiny recipe has 32 × 4 × 16² with BN sizes 8 and 16. Only the smaller one is measured."""
+    """The tiny recipe has 32 × 4 × 16² with BN groups of 8 and 16. Only the smaller is measured."""
     cfg = tiny_config(tmp_path)
     found = shapes_to_measure(cfg)
     assert found[0] == (Shape(4, 8, 32), None)

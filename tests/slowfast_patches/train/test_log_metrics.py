@@ -26,7 +26,7 @@ from tests.slowfast_patches.train.conftest import At, die, train_without_model
 
 GPU = torch.device("cuda")
 RATE = SteppedRate((20.0, 40.0), (0.1, 0.01))
-PLAN = make_schedule(Shape(8, 8, 32), 8, RATE, cycles=None, bn_size=4)
+PLAN = make_schedule(Shape(8, 8, 32), 8, RATE, cycles=None, bn_group_size=4)
 """20 iterations with each of two rates, which are reported every second and evaluated every tenth
 iteration."""
 EVALUATED = (10, 20, 30, 40)
@@ -142,7 +142,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
 def test_a_continued_run_draws_and_writes_each_point_once(tmp_path, train):
     whole = train()
     found = curves(tmp_path)
-    means = {"shape/batch": 8, "shape/frames": 8, "shape/crop": 32, "train/bn_size": 4}
+    means = {"shape/batch": 8, "shape/frames": 8, "shape/crop": 32, "train/bn_group_size": 4}
     means |= {"train/loss": 2, "train/top1": 25, "train/loading_share": 0}
     for name, value in (means | {"train/clips_per_second": 26.67}).items():
         points = [(2 * n, 0.6 * n, value) for n in range(1, 21)]

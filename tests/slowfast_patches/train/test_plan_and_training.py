@@ -95,7 +95,7 @@ def test_a_training_is_that_of_its_plan(run_small, tiny_config, tmp_path, monkey
         shapes = [Shape(**shape) for shape in phase["shapes"]]
         assert [watch.shapes[i] for i in steps] == [shapes[i % len(shapes)] for i in steps]
         assert (watch.rates[steps[0]], watch.rates[steps[-1]]) == tuple(phase["lr"])
-        sizes = [phase["bn_sizes"][i % len(shapes)] for i in steps]
+        sizes = [phase["bn_group_sizes"][i % len(shapes)] for i in steps]
         assert [watch.groups[i] for i in steps] == [{size} - {None} for size in sizes]
     assert len(watch.videos) == said["clips"] == folder.result["clips"]
     assert said["epochs"] == pytest.approx(len(watch.videos) / VIDEOS)

@@ -17,7 +17,7 @@ from slowfast_patches.train.step import Outcome
 from tests.conftest import Folder, kept_logging
 from tests.slowfast_patches.train.conftest import ALONE, At, die, train_without_model
 
-PLAN = make_schedule(Shape(4, 8, 32), 24, SteppedRate((1.0,), (0.1,)), cycles=None, bn_size=4)
+PLAN = make_schedule(Shape(4, 8, 32), 24, SteppedRate((1.0,), (0.1,)), cycles=None, bn_group_size=4)
 """6 iterations."""
 
 

@@ -60,7 +60,7 @@ def test_each_iteration_has_a_line_with_its_shape_rate_and_group(whole):
     assert [line["shape"] for line in lines] == [
         [clips, 8, {16: 16, 8: 23, 4: 32}[clips]] for clips in CLIPS
     ]
-    assert [line["bn_size"] for line in lines] == CLIPS
+    assert [line["bn_group_size"] for line in lines] == CLIPS
     assert [line["lr"] for line in lines] == pytest.approx([0.002, 0.01, 0.01, 0.01, 0.001])
     assert [line["phase"] for line in lines] == [0, 0, 1, 1, 2]
 

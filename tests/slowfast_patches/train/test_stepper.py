@@ -62,9 +62,9 @@ def config(**keys: object) -> Recipe:
     return default_recipe().replaced(values | {k.replace("__", "."): v for k, v in keys.items()})
 
 
-def schedule(bn_size: int | None = 8) -> Schedule:
+def schedule(bn_group_size: int | None = 8) -> Schedule:
     rate = SteppedRate(ends=(20.0, 30.0), rates=(0.1, 0.01))
-    return make_schedule(Shape(8, 4, 16), 400, rate, PAPER, bn_size=bn_size)
+    return make_schedule(Shape(8, 4, 16), 400, rate, PAPER, bn_group_size=bn_group_size)
 
 
 def stepper(**keys: object) -> Stepper:
@@ -98,7 +98,9 @@ def test_a_training_after_dry_steps_is_the_training_without():
     assert torch.equal(torch.get_rng_state(), drawn)
     assert not ours.optimizer.state
     assert len(steps) == 10
-    assert {(s.shape, s.bn_size) for s in steps} == {(s.shape, s.bn_size) for s in plan.steps()}
+    assert {(s.shape, s.bn_group_size) for s in steps} == {
+        (s.shape, s.bn_group_size) for s in plan.steps()
+    }
     assert take_steps(ours, plan, range(5)) == take_steps(plain, plan, range(5))
     assert_same_bits(state(ours), state(plain))
     last = plan.phases[-1]  # one that goes on tries only what is still to come
@@ -126,7 +128,7 @@ def test_a_training_in_parts_is_the_training_in_one():
 
 def assert_same_in_parts(**more: object) -> None:
     """Compare weights, masks and running statistics. Mini-batches have groups of 8, 4 and 2."""
-    plan = schedule(bn_size=2)
+    plan = schedule(bn_group_size=2)
     keys = {"MODEL__CHANNELS_LAST": True, "SOLVER__CLIP_GRAD_L2NORM": 0.01, **more}
     losses, expected = accumulated(1, plan, **keys)
     for parts in (2, 3, 4):
@@ -150,7 +152,7 @@ def test_registered_changes_are_made_to_each_micro_batch_and_its_targets(monkeyp
     on = BatchTransform("MULTIGRID.LONG_CYCLE", lambda recipe: blacken, lambda recipe: False)
     off = BatchTransform("TRAIN.COMPILE", fail, fail)
     monkeypatch.setattr(step_module, "BATCH_TRANSFORMS", [on, off])
-    made, plan = stepper(SOLVER__ACCUMULATION_STEPS=2), schedule(bn_size=2)
+    made, plan = stepper(SOLVER__ACCUMULATION_STEPS=2), schedule(bn_group_size=2)
     step = plan.at(0)
     batch = made_up_batch(made.recipe, step.shape.batch, step.shape)
     batch["labels"].zero_()
@@ -163,7 +165,7 @@ def test_registered_changes_are_made_to_each_micro_batch_and_its_targets(monkeyp
 
 def test_processes_exchange_the_gradients_of_parts_once():
     made, exchanged = stepper(SOLVER__ACCUMULATION_STEPS=4), list[int]()
-    plan, alone = schedule(bn_size=2), stepper(SOLVER__ACCUMULATION_STEPS=4)
+    plan, alone = schedule(bn_group_size=2), stepper(SOLVER__ACCUMULATION_STEPS=4)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         made.network = in_parallel(made.network, CPU)
@@ -222,7 +224,7 @@ def test_a_parameter_that_is_not_used_ends_a_training_of_several_processes(
     uses, parts, taken, message
 ):
     """DDP would take a step with gradients that are not added, before it raises an error."""
-    plan = schedule(bn_size=2)
+    plan = schedule(bn_group_size=2)
     recipe = config(SOLVER__ACCUMULATION_STEPS=parts)
     made = Stepper(recipe, convert_batchnorm(Extra(*uses)), CPU)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -246,7 +248,7 @@ def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry
     trace = partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")
     monkeypatch.setattr(step_module, "compiled", lambda model, mode: trace(model))
     rate = SteppedRate(ends=(30.0,), rates=(0.1,))
-    plan = make_schedule(Shape(8, 4, 16), 400, rate, replace(PAPER, long_cycle=()), bn_size=4)
+    plan = make_schedule(Shape(8, 4, 16), 400, rate, replace(PAPER, long_cycle=()), bn_group_size=4)
     plain = stepper(SOLVER__ACCUMULATION_STEPS=2)
     made = stepper(SOLVER__ACCUMULATION_STEPS=2, TRAIN__COMPILE=True)
     dry_run(made, plan)

@@ -39,7 +39,7 @@ SCORES = {2: 50.0, 4: 70.0, 6: 70.0, 8: 60.0}
 def plan() -> Schedule:
     """8 iterations, of which the last two have a lower rate."""
     rate = SteppedRate(ends=(3.0, 4.0), rates=(0.1, 0.01))
-    return make_schedule(Shape(8, 4, 16), 16, rate, cycles=None, bn_size=4)
+    return make_schedule(Shape(8, 4, 16), 16, rate, cycles=None, bn_group_size=4)
 
 
 class Noted(Hook):

@@ -87,7 +87,7 @@ def test_a_run_leaves_each_iteration_once_and_everything_that_made_it(multigrid_
     for record, step in zip(records, schedule.steps(), strict=True):
         shape = [step.shape.batch, step.shape.frames, step.shape.crop]
         assert (record["shape"], record["phase"]) == (shape, step.phase)
-        assert (record["lr"], record["bn_size"]) == (step.lr, step.bn_size)
+        assert (record["lr"], record["bn_group_size"]) == (step.lr, step.bn_group_size)
         assert record["epoch"] == pytest.approx(step.epoch, abs=1e-3)
     seconds = [r["seconds"] for r in records]
     assert seconds == sorted(seconds)

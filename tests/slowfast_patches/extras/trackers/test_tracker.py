@@ -22,7 +22,7 @@ from tests.conftest import Folder
 from tests.slowfast_patches.train.conftest import At, die, train_without_model
 
 Point = tuple[str, int, float]
-PLAN = make_schedule(Shape(8, 8, 32), 8, SteppedRate((12.0,), (0.1,)), cycles=None, bn_size=4)
+PLAN = make_schedule(Shape(8, 8, 32), 8, SteppedRate((12.0,), (0.1,)), cycles=None, bn_group_size=4)
 """12 iterations."""
 SAVED = (4, 8, 12)
 LOG_PERIOD = 1

@@ -92,9 +92,8 @@ class Judge(Recorder):
         found = []
         for change in self.changes:
             chosen = [items[test] for test in self.known.tests_of(change) if test in items]
-            failed = self.judged(change, chosen, functions) if chosen else ""
-            found.append(failed)
-        self.path.write_text(json.dumps(found))
+            found.append(self.judged(change, chosen, functions) if chosen else "")
+            self.path.write_text(json.dumps(found))  # at each change, for who wants to look
         os._exit(0)
 
     def judged(

@@ -164,3 +164,18 @@ def test_wrong_weights_are_refused():
         MultigridBatchSampler(SCHEDULE, 5, weights=[1.0, 1.0])
     with pytest.raises(ValueError, match="checksum of the weights"):
         training().load_state_dict(training([1.0] * VIDEOS).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("stride", "short_sides"), [(0, (16, 20)), (1, (15, 20)), (1, (20, 18)), (-1, (16, 20))]
+)
+def test_strides_and_short_sides_that_no_crop_fits_are_refused(stride, short_sides):
+    with pytest.raises(ValueError, match="ascending pair of at least 16"):
+        FrameClips(Frames("array"), BASE, stride=stride, short_sides=short_sides)
+
+
+def test_the_least_stride_and_short_side_are_accepted_and_the_default_is_the_paper_s():
+    """Short sides of 256 to 320 pixels for crops of 224 are 18 to 23 for crops of 16."""
+    assert FrameClips(Frames("array"), BASE, stride=1, short_sides=(16, 16)).short_sides == (16, 16)
+    assert FrameClips(Frames("array"), BASE).short_sides == (18, 23)
+    assert len(FrameClips(Frames("array", 7), BASE)) == 7

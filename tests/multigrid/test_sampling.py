@@ -270,3 +270,13 @@ def test_the_policy_error_refuses_only_clips_longer_than_the_video():
     assert plan.positions.tolist() == [0, 2, 4]
     with pytest.raises(ValueError, match="must be one of repeat_last, wrap, error"):
         SamplingOptions(short_videos="loop")
+
+
+@pytest.mark.parametrize("fps", [1.0, 0.5])
+def test_a_clip_shorter_than_a_frame_shows_one_frame_again(fps):
+    """At 1 frame per second, 4 frames with stride 2 at 30 per second span 0.27 frames."""
+    video = Video(50, fps, 64, 64)
+    grid = Grid(frames=4, crop=32, strides=(2, 2), short_sides=(32, 32))
+    for plan in train_plans(grid, video, 50):
+        assert len(set(plan.positions.tolist())) == 1
+        assert plan.coverage == (1.0, 1.0)

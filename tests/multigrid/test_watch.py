@@ -373,3 +373,29 @@ def accumulate_as_rank(_: int) -> None:
 @pytest.mark.slow
 def test_accumulation_of_accelerate_is_noticed_behind_its_wrappers(run_ranks):
     run_ranks(1, accumulate_as_rank)
+
+
+# What counts as a missing step.
+
+
+@pytest.mark.parametrize(("skipped", "warned"), [(None, True), (3, False)])
+def test_four_iterations_in_a_row_without_a_step_are_warned_of(skipped, warned):
+    """An iteration that the loop skips on purpose begins the count anew."""
+    training = new_training()
+    batches = training.batches(training.loader(Clips(VIDEOS)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number, batch in enumerate(islice(batches, 7 if skipped else 5)):
+            training.begin(batch)
+            if number == skipped:
+                training.skip()
+    texts = [str(one.message) for one in told if "did not call step()" in str(one.message)]
+    assert len(texts) == warned
+
+
+def test_three_iterations_without_a_step_are_no_reason_to_warn():
+    training = new_training()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the first 4 iterations")
+        for batch in islice(training.batches(training.loader(Clips(VIDEOS))), 4):
+            training.begin(batch)

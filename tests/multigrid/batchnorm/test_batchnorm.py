@@ -1,5 +1,7 @@
 """Tests of batch normalisation over groups in one process: groups, gradients, layouts."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from multigrid.batchnorm import (
     GroupedBatchNorm3d,
     convert_batchnorm,
     group_order,
+    module,
     set_group_size,
 )
 
@@ -166,3 +169,21 @@ def test_statistics_that_are_not_to_be_tracked_are_not():
     assert norm.running_mean.tolist() == [0, 0]
     with pytest.raises(ValueError, match="group_size is 0, but must be at least 1"):
         set_group_size(norm, 0)
+
+
+def test_vectors_are_repeated_alike_where_the_operations_differ(monkeypatch):
+    """Other devices and compiled code do not take an index."""
+    vector = torch.tensor([1.0, 2.0, 3.0])
+    assert module._repeat_per_group(vector, 2).tolist() == [1, 2, 3, 1, 2, 3]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert module._repeat_per_group(vector, 2).tolist() == [1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize("group_size", [None, 2])
+def test_a_group_size_without_layers_is_warned_of(group_size):
+    model = nn.Linear(1, 1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        set_group_size(model, group_size)
+    assert len(told) == (group_size is not None)
+    set_group_size(GroupedBatchNorm3d(2), 1)

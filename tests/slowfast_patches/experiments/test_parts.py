@@ -1,0 +1,514 @@
+"""Parts of experiments by hand: jobs, runs beside each other, step times, checks and tables."""
+
+import argparse
+import json
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.experiments import beside, checks, paper, runs, slurm_jobs, variants
+from slowfast_patches.experiments.comparison import make_variants
+from slowfast_patches.experiments.paper import PAPER_TABLES, PaperTable, Row
+from slowfast_patches.experiments.report import Report, Table, experiment_warnings, variants_table
+from slowfast_patches.experiments.reproduction import report_table
+from slowfast_patches.experiments.runs import Experiment
+from slowfast_patches.experiments.slurm_jobs import (
+    check_resumable,
+    slurm_of,
+    submit,
+    submit_experiment,
+)
+from slowfast_patches.experiments.variants import Variant, hidden_files, step_seconds_of
+from slowfast_patches.launch.slurm import Slurm
+from slowfast_patches.plan.run_identity import Identity
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.tables import Mean
+from tests.slowfast_patches.experiments.test_compare import BASE, DELTA
+from tests.slowfast_patches.train.made_checkpoint import made
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Variant]:
+    """Baseline and multigrid: 102 and 36 iterations."""
+    folder = tmp_path_factory.mktemp("configs")
+    for name, text in (("baseline", BASE), ("multigrid", DELTA)):
+        (folder / f"{name}.yaml").write_text(text)
+    return make_variants([folder / "baseline.yaml", folder / "multigrid.yaml"], [])
+
+
+@pytest.fixture
+def experiment(two: list[Variant], tmp_path: Path) -> Experiment:
+    seconds = {"baseline": 60.0, "multigrid": 20.0}
+    return Experiment(two, [4, 7], tmp_path / "out", step_seconds=seconds)
+
+
+# Jobs of SLURM.
+
+
+class Cluster:
+    """Stands in for SLURM's commands: notes what is submitted, and has the queued jobs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queue, self.submitted, self.environments = list[str](), list[str](), list[Any]()
+        self.limit = 9
+        monkeypatch.setattr(slurm_jobs.shutil, "which", lambda name: f"/bin/{name}")
+        monkeypatch.setattr(slurm_jobs, "_run", self.run)
+
+    def run(self, name: str, *arguments: str, **options: Any) -> str:
+        if name == "squeue":
+            assert arguments == ("--all", "--noheader", "-o%i")
+            return "\n".join(self.queue) + "\n"
+        assert (name, arguments) == ("sbatch", ("--parsable",))
+        if len(self.submitted) == self.limit:
+            raise UserError("the queue is full")
+        self.submitted.append(options["input"])
+        self.environments.append(options["env"])
+        return f"a line of the site\n{100 + len(self.submitted)};cluster\n"
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+SLURM = Slurm("gpu")
+
+
+def test_a_job_is_submitted_once_as_long_as_it_is_queued(cluster, two, tmp_path):
+    jobs = {name: (two[0].recipe, ["train", name]) for name in ("a", "b c")}
+    assert submit(jobs, tmp_path, SLURM) == {"a": "101", "b c": "102"}
+    assert "train 'b c'" in cluster.submitted[1]
+    stored = json.loads((tmp_path / "slurm" / "jobs.json").read_text())
+    assert stored == {"a": ["101", "train a"], "b c": ["102", "train 'b c'"]}
+    cluster.queue = ["102", "999"]
+    assert submit(jobs, tmp_path, SLURM) == {"a": "103"}
+    cluster.queue = ["102", "103"]
+    assert submit(jobs, tmp_path, SLURM) == {}
+    assert len(cluster.submitted) == 3
+
+
+def test_a_queued_job_with_another_command_is_refused_before_any_is_submitted(
+    cluster, two, tmp_path
+):
+    jobs = {"a": (two[0].recipe, ["train", "a"])}
+    submit(jobs, tmp_path, SLURM)
+    changed = {"b": (two[0].recipe, ["train", "b"]), "a": (two[0].recipe, ["train", "a", "LR"])}
+    cluster.queue = ["101"]
+    with pytest.raises(UserError, match=r"Job 101 of a is queued .*: train a\. Cancel it .scancel"):
+        submit(changed, tmp_path, SLURM)
+    assert len(cluster.submitted) == 1
+    cluster.queue = []
+    assert submit(changed, tmp_path, SLURM) == {"b": "102", "a": "103"}
+
+
+def test_variables_of_the_job_that_submits_are_not_those_of_the_new_job(
+    cluster, two, tmp_path, monkeypatch
+):
+    for name in ("SLURM_JOB_ID", "SLURM_CONF", "OTHER_SLURM_X"):
+        monkeypatch.setenv(name, "here")
+    submit({"a": (two[0].recipe, ["train"])}, tmp_path, SLURM)
+    (environment,) = cluster.environments
+    assert {"SLURM_CONF", "OTHER_SLURM_X", "PATH"} <= environment.keys()
+    assert "SLURM_JOB_ID" not in environment
+
+
+def test_folders_without_a_job_are_removed_and_jobs_before_a_failure_are_kept(
+    cluster, two, tmp_path
+):
+    jobs = {name: (two[0].recipe, ["train", name]) for name in ("a", "b")}
+    cluster.limit = 0
+    with pytest.raises(UserError, match="the queue is full"):
+        submit(jobs, tmp_path / "deep" / "out", SLURM)
+    assert list(tmp_path.iterdir()) == []
+    cluster.limit = 1
+    with pytest.raises(UserError, match="the queue is full"):
+        submit(jobs, tmp_path / "out", SLURM)
+    stored = json.loads((tmp_path / "out" / "slurm" / "jobs.json").read_text())
+    assert stored == {"a": ["101", "train a"]}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 101}', '{"a": ["1", "2", "3"]}'])
+def test_a_damaged_file_of_jobs_is_named(cluster, two, tmp_path, content):
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "jobs.json").write_text(content)
+    with pytest.raises(UserError, match=r"jobs\.json is damaged\. Delete it"):
+        submit({"a": (two[0].recipe, ["train"])}, tmp_path, SLURM)
+    assert cluster.submitted == []
+
+
+def test_the_missing_runs_of_an_experiment_are_submitted(
+    cluster, experiment, write_run, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    experiment = replace(experiment, output=Path("out"))
+    write_run(experiment, experiment.variants[0], 4, 10, top1=50.0)
+    queued = submit_experiment(experiment, Path("tools/run_net.py"), SLURM)
+    assert queued == {"multigrid/seed4": "101", "baseline/seed7": "102", "multigrid/seed7": "103"}
+    assert f"{tmp_path}/tools/run_net.py --cfg" in cluster.submitted[0]
+    assert f"RNG_SEED 4 OUTPUT_DIR {tmp_path}/out/multigrid/seed4" in cluster.submitted[0]
+    assert capsys.readouterr().err == "3 jobs submitted: 101, 102, 103\n"
+    cluster.queue = ["101", "102", "103"]
+    assert submit_experiment(experiment, Path("tools/run_net.py"), SLURM) == {}
+    assert capsys.readouterr().err == (
+        "0 jobs submitted: all runs are finished or already queued\n"
+    )
+
+
+def test_a_command_of_slurm_has_its_output_returned_and_its_failure_told():
+    assert slurm_jobs._run("echo", "7") == "7\n"
+    assert slurm_jobs._run("cat", input="text") == "text"
+    with pytest.raises(UserError, match=r"SLURM's ls failed: .*No such"):
+        slurm_jobs._run("ls", "/no such file", env={"LC_ALL": "C", "PATH": os.environ["PATH"]})
+    with pytest.raises(UserError, match="SLURM's no-such-command cannot be started"):
+        slurm_jobs._run("no-such-command")
+
+
+def options(**values: object) -> argparse.Namespace:
+    names = ("partition", "hours", "cpus", "requeues", "warning_seconds", "options")
+    return argparse.Namespace(**{**dict.fromkeys(names), **values})
+
+
+def test_options_of_a_job_need_a_partition(capsys):
+    parser = argparse.ArgumentParser()
+    assert slurm_of(parser, options()) is None
+    found = slurm_of(parser, options(partition="gpu", hours=2.0, options=[("account", "vision")]))
+    assert found == Slurm("gpu", hours=2.0, options={"account": "vision"})
+    assert slurm_of(parser, options(partition="gpu")) == Slurm("gpu")
+    for given, said in (
+        ({"warning_seconds": 300}, "--warning-seconds has no effect without --slurm"),
+        ({"partition": " "}, "the name of the partition is empty"),
+    ):
+        with pytest.raises(SystemExit):
+            slurm_of(parser, options(**given))
+        assert said in capsys.readouterr().err
+
+
+def test_a_job_that_would_not_resume_is_refused_before_it_is_queued(two, tmp_path):
+    recipe = two[0].recipe.replaced({"OUTPUT_DIR": str(tmp_path)})
+    check_resumable(recipe)  # there is no checkpoint
+    identity = {**two[0].identity.to_json()}
+    checkpoints.save(tmp_path, made(cfg=recipe.text, identity=identity, changes=[]))
+    check_resumable(recipe)
+    other = recipe.replaced({"SOLVER.WEIGHT_DECAY": 0.5})
+    with pytest.raises(UserError, match=r"is of another run: SOLVER\.WEIGHT_DECAY"):
+        check_resumable(other)
+    check_resumable(other.replaced({"TRAIN.AUTO_RESUME": False}))
+    check_resumable(other.replaced({"TRAIN.ENABLE": False}))
+
+
+# Runs beside each other.
+
+
+def test_the_progress_of_a_run_is_the_last_whole_line(tmp_path):
+    assert beside._iterations(tmp_path) == 0
+    lines = [f'{{"iteration": {n}, "filling": "{"x" * 400}"}}' for n in range(1, 100)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert beside._iterations(tmp_path) == 99
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('\n[1]\n{"epoch": 3}\n{"iteration": 10')
+    assert beside._iterations(tmp_path) == 99
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 3}\n')
+    assert beside._iterations(tmp_path) == 3
+
+
+def test_runs_are_announced_with_the_time_of_the_longest_or_of_all_on_the_cores(
+    experiment, monkeypatch
+):
+    """Of 60, 20, 60 and 20 s: 160 / 2 · 1.3 s with two at a time, and 60 · 1.3 s with many."""
+    todo = beside._longest_first(experiment)
+    assert [(variant.name, seed) for variant, seed in todo] == [
+        ("baseline", 4),
+        ("multigrid", 4),
+        ("baseline", 7),
+        ("multigrid", 7),
+    ]
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert beside._announcement(experiment, todo, 2) == "4 runs, 2 at a time: about 104 s"
+    assert beside._announcement(experiment, todo, 8) == "4 runs, 8 at a time: about 78 s"
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert beside._announcement(experiment, todo, 8) == "4 runs, 8 at a time: about 3.47 min"
+
+
+def test_a_run_beside_others_writes_to_its_folder_and_has_no_progress_bar(experiment, monkeypatch):
+    prepared = list[object]()
+    monkeypatch.setattr(beside, "end_with_parent", lambda: lambda: prepared.append("ends"))
+    monkeypatch.setattr(beside.os, "nice", prepared.append)
+    with mock.patch.object(subprocess, "Popen") as popen:
+        assert beside._start(experiment, experiment.variants[0], 4, Path("net.py"), 5)
+    (command,), options_of_run = popen.call_args
+    folder = experiment.output / "baseline" / "seed4"
+    assert command[-4:] == ["RNG_SEED", "4", "OUTPUT_DIR", str(folder)]
+    assert options_of_run["stdout"].name == str(folder / "beside_others.log")
+    assert options_of_run["stderr"] == subprocess.STDOUT
+    assert options_of_run["env"]["TQDM_DISABLE"] == "1"
+    options_of_run["preexec_fn"]()
+    assert prepared == [5, "ends"]
+
+
+class FakeRun:
+    """A run that ends at the second look at it, or never."""
+
+    def __init__(self, end: Callable[[], int | None]) -> None:
+        self.end, self.looks, self.calls, self.returncode = end, 0, list[str](), None
+
+    def poll(self) -> int | None:
+        self.looks += 1
+        self.returncode = self.end() if self.looks > 1 else None
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+
+def test_an_interruption_ends_the_runs_that_go_on_and_waits_for_them(experiment, monkeypatch):
+    """The second run waits until the first has ended."""
+    started = list[tuple[FakeRun, int]]()
+
+    def interrupt() -> int | None:
+        raise KeyboardInterrupt
+
+    def start(_: object, variant: Variant, seed: int, path: Path, nicer: int) -> FakeRun:
+        started.append((FakeRun(interrupt if started else lambda: 1), nicer))
+        return started[-1][0]
+
+    monkeypatch.setattr(beside, "_start", start)
+    monkeypatch.setattr(beside, "_PERIOD", 0)
+    tables = beside.train_beside(experiment, Path("net.py"), 1)
+    assert len(next(tables)) == 0
+    assert len(next(tables)) == 0
+    assert experiment.failed() == {("baseline", 4): mock.ANY}
+    with pytest.raises(KeyboardInterrupt):
+        next(tables)
+    (first, lowest), (second, nicer) = started
+    assert (lowest, nicer) == (0, 5)
+    assert (first.calls, second.calls) == ([], ["terminate", "wait"])
+
+
+# Results of runs.
+
+
+def ended(status: int) -> Any:
+    return SimpleNamespace(returncode=status)
+
+
+def test_a_run_has_failed_without_a_result_or_with_another_status(tmp_path, capsys):
+    folder = tmp_path / "run"
+    runs.note_failure(folder, "x, seed 0", ended(0))
+    assert (folder / "failed.json").read_text() == f"exit status 0, see the log in {folder}\n"
+    assert "The run of x, seed 0 failed: exit status 0" in capsys.readouterr().err
+    (folder / "result.json").touch()
+    runs.note_failure(folder, "x, seed 0", ended(0))
+    assert not (folder / "failed.json").exists()
+    runs.note_failure(folder, "x, seed 0", ended(0))
+    runs.note_failure(folder, "x, seed 0", ended(9))
+    assert "exit status 9" in (folder / "failed.json").read_text()
+
+
+def test_after_nohup_a_hangup_stops_nothing(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
+    assert runs.stop_signals() == [signal.SIGTERM, signal.SIGHUP]
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
+    assert runs.stop_signals() == [signal.SIGTERM]
+
+
+def test_the_hardware_of_a_run_is_its_gpus_or_its_processor_and_threads(experiment, write_run):
+    cpu = {"processor": "abacus", "cores": 2, "threads": 1, "gpus": []}
+    gpu = {**cpu, "gpus": ["H1", "H1"]}
+    baseline = experiment.variants[0]
+    write_run(experiment, baseline, 4, 10, top1=50.0, machine=cpu)
+    write_run(experiment, baseline, 7, 10, top1=50.0, machine=gpu, world_size=4)
+    found = experiment.runs()
+    assert found["machine"].tolist() == ["CPU: abacus, 2 cores, 1 threads", "4 × H1"]
+    assert found["seconds"].tolist() == [10, 10]
+    assert found["loading"].tolist() == [0.25, 0.25]
+    assert found["total"].tolist() == [17, 17]
+    assert "versions" not in " ".join(experiment_warnings(experiment, found))
+
+
+def test_each_reason_for_doubt_is_a_warning(experiment, write_run):
+    """One of the runs was trained on a longer list, and another with another torch."""
+    baseline, multigrid = experiment.variants
+    for seed, values in ((4, {"versions": {"torch": "3.0"}}), (7, {"planned_iterations": 102})):
+        write_run(experiment, baseline, seed, 10, top1=50.0, **values)
+    write_run(experiment, multigrid, 4, 10, top1=50.0, planned_iterations=40, iterations=38)
+    experiment = replace(
+        experiment, accepted=frozenset(["iterations"]), dropped={"PAPER": "it does not fit"}
+    )
+    found = experiment.runs()
+    assert experiment_warnings(experiment, found) == [
+        "PAPER was not trained: it does not fit.",
+        "multigrid, seed 4, was trained for 38 iterations, but 36 are planned here, without its "
+        "list of videos.",
+        "The runs come from different versions of packages.",
+    ]
+    table = variants_table(experiment, found, ["iterations", "seconds"])
+    assert table.headers == ["config", "seeds", "iterations", "wall-clock,\ntraining"]
+    assert table.rows == [
+        ["baseline", "2 of 2", "102", "10 s"],
+        ["multigrid", "1 of 2", "38", "10 s"],
+        ["PAPER", "not trained", "missing", "missing"],
+    ]
+
+
+def test_a_report_ends_with_its_result_on_a_terminal_and_begins_with_it_in_its_file(tmp_path):
+    table = Table(["a\nb"], [["c"]])
+    report = Report("name", "Title", ["result"], ["text", table], ["note"], {"é": 1})
+    text = str(report)
+    assert text.startswith("text\n\n")
+    assert text.endswith("\n\nresult")
+    assert "note" not in text
+    report.write(tmp_path)
+    lines = (tmp_path / "name.md").read_text().split("\n\n")
+    assert (lines[:3], lines[-1]) == (["# Title", "result", "text"], "note\n")
+    assert (tmp_path / "name.json").read_text() == '{\n  "é": 1\n}\n'
+    assert not (tmp_path / "name.png").exists()
+
+
+# Step times and files of variants.
+
+
+def test_seconds_of_variants_are_from_one_machine(two, monkeypatch):
+    """A step of the baseline takes half a second, and of multigrid a quarter."""
+
+    def times(files: list[Path], recipe: Recipe, clocks: tuple[str, ...] = ("abacus",)) -> Any:
+        seconds = 0.25 if recipe.uses_multigrid else 0.5
+        return SimpleNamespace(
+            ours=lambda *_: seconds, clocks=set(clocks), source=f"{files[0]} on abacus"
+        )
+
+    monkeypatch.setattr(variants, "measured_times", times)
+    found, source = step_seconds_of(two, [Path("steps.json")])
+    assert found == {"baseline": 51.0, "multigrid": 9.0}
+    assert source == "steps.json on abacus"
+
+    def others(files: list[Path], recipe: Recipe) -> Any:
+        return times(files, recipe, ("slide rule",) if recipe.uses_multigrid else ("abacus",))
+
+    monkeypatch.setattr(variants, "measured_times", others)
+    with pytest.raises(UserError, match="measured with abacus and with slide rule, so they cannot"):
+        step_seconds_of(two, [Path("steps.json")])
+
+
+def test_files_that_this_machine_lacks_are_returned_and_others_are_read(two, tmp_path):
+    recipe = two[0].recipe
+    with pytest.raises(UserError, match=r"DATA\.PATH_TO_DATA_DIR, the folder of the lists, is not"):
+        hidden_files(recipe)
+    weights = tmp_path / "weights.pyth"
+    keys = {"DATA.PATH_TO_DATA_DIR": str(tmp_path), "TRAIN.CHECKPOINT_FILE_PATH": str(weights)}
+    recipe = recipe.replaced(keys)
+    lists = [tmp_path / f"{split}.csv" for split in ("train", "val", "test")]
+    assert hidden_files(recipe) == [*lists, weights]
+    torch.save({"x": torch.zeros(1)}, weights)
+    lists[0].write_text("a.mp4 0\n")
+    assert hidden_files(recipe) == lists[1:]
+    assert hidden_files(recipe.replaced({"TEST.ENABLE": False})) == [lists[1]]
+    test = {"TRAIN.ENABLE": False, "TEST.CHECKPOINT_FILE_PATH": "https://some.org/weights.pyth"}
+    assert hidden_files(recipe.replaced(test)) == [lists[2]]
+    weights.write_text("damaged")
+    with pytest.raises(UserError, match=r"weights\.pyth"):
+        hidden_files(recipe)
+    lists[0].write_text("a.mp4 no\n")
+    with pytest.raises(UserError, match=r"train\.csv"):
+        hidden_files(recipe)
+
+
+# Checks.
+
+
+def test_a_damaged_checkpoint_is_left_to_the_run_and_one_of_another_version_is_refused(
+    experiment, monkeypatch
+):
+    baseline = experiment.variants[0]
+    folder = experiment.folder(baseline, 4)
+    path = checkpoints.save(folder, made(identity={}, changes=[]))
+    path.write_bytes(path.read_bytes()[:100])
+    checks.check_started(experiment, baseline, 4)
+    content = {"version": 1, "iteration": 3}
+    torch.save(content, path)
+    with pytest.raises(UserError, match="version"):
+        checks.check_started(experiment, baseline, 4)
+    (folder / "result.json").touch()
+    checks.check_started(experiment, baseline, 4)
+
+
+def test_lists_with_other_names_of_files_are_alike_and_those_with_other_labels_are_not():
+    def identity(names: str, labels: str, kernel: int = 3, **keys: object) -> Identity:
+        facts = {"val_list": {"names": names, "labels": labels}, "val_videos": {"sizes": names}}
+        return Identity({"TEST.NUM_SPATIAL_CROPS": kernel, **keys}, facts)
+
+    first = identity("a", "1 2")
+    assert checks.unlike(first, identity("b", "1 2")) == {}
+    assert list(checks.unlike(first, identity("a", "2 1"))) == ["val_list"]
+    assert list(checks.unlike(first, identity("a", "1 2", 1))) == ["TEST.NUM_SPATIAL_CROPS"]
+    weights = {"TEST.CHECKPOINT_FILE_PATH": "x"}
+    assert checks.unlike(first, identity("a", "1 2", **weights)) == {}
+
+
+# Tables of the paper.
+
+
+def test_a_row_has_its_numbers_and_what_it_shares_with_the_table():
+    content = {
+        "title": "Title",
+        "metrics": ["top1"],
+        "recipe": "a.yaml",
+        "baseline": "b.yaml",
+        "start": "imagenet",
+        "rows": [
+            {"label": "one", "top1": 75.5, "top5": [91, 0.25], "source": "Table 1"},
+            {"label": "two", "recipe": "c.yaml", "overrides": {"SOLVER.BASE_LR": 0.5}},
+        ],
+    }
+    table = paper._paper_table(content)
+    one, two = table.rows
+    assert (one.recipe, one.baseline, one.start) == ("a.yaml", "b.yaml", "imagenet")
+    assert one.metrics == {"top1": Mean(75.5, None), "top5": Mean(91, 0.25)}
+    assert (two.recipe, two.overrides, two.metrics) == ("c.yaml", ("SOLVER.BASE_LR", "0.5"), {})
+    alone = paper._paper_table({"title": "", "metrics": [], "rows": [{"label": "", "recipe": "d"}]})
+    assert (alone.rows[0].baseline, alone.rows[0].start) == ("d", "scratch")
+
+
+def test_rows_with_the_same_training_have_the_same_folder():
+    row = Row("label", "Kinetics/A.yaml", "Kinetics/B.yaml", "imagenet", 0.5, ("X", "1"), "x")
+    assert row.folder == "Kinetics/A_x_x0.5"
+    assert replace(row, length=1.0, variant="").folder == "Kinetics/A"
+    reference = row.reference
+    assert (reference.folder, reference.start) == ("Kinetics/B", "imagenet")
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "source. Measured"), (5, "source, 5 runs. Meas")])
+def test_published_runs_are_counted(experiment, count, said):
+    row = Row("one", "baseline.yaml", "baseline.yaml", metrics={"top1": Mean(70.0, None)})
+    table = PaperTable("Title", ["top1"], (row,), "source", count, "A note.")
+    costs = {"baseline": SimpleNamespace(iterations=102, epochs=6.0, flops=1e12, seconds=None)}
+    report = report_table("table9", table, experiment, experiment.runs(), costs, "command")
+    assert report.notes[0].startswith(f"Published: {said}")
+    assert report.notes[1] == "A note."
+    assert report.content["published_runs"] == count
+    assert report.figure is None
+    (cells,) = report.tables[0].rows
+    assert cells[2:5] == ["102", "6.0", "1 TFLOP"]
+    assert cells[5:] == ["?", "70.0", "missing", "–", "missing", "0 of 2"]
+    assert math.isclose(report.content["rows"][0]["published"]["top1"]["mean"], 70)
+
+
+def test_every_row_of_the_paper_has_a_recipe():
+    for table in PAPER_TABLES.values():
+        for row in table.rows:
+            assert (paper.CONFIGS / row.recipe).is_file(), row
+            assert (paper.CONFIGS / row.baseline).is_file(), row

@@ -182,7 +182,8 @@ def submit(
         )
     logs = folder / FOLDER
     path = logs / _JOBS
-    with mistake_in(f"{path} is damaged. Delete it if no job is queued", OSError, ValueError):
+    wrong = (OSError, ValueError, TypeError, AttributeError)
+    with mistake_in(f"{path} is damaged. Delete it if no job is queued", *wrong):
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         known = {name: [str(job), str(command)] for name, (job, command) in content.items()}
     active = _run("squeue", "--all", "--noheader", "-o%i").split() if known else []

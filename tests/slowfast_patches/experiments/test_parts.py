@@ -17,20 +17,16 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.experiments import beside, checks, paper, runs, slurm_jobs, variants
+from slowfast_patches.experiments import beside, checks, paper, runs, variants
 from slowfast_patches.experiments.comparison import make_variants
 from slowfast_patches.experiments.paper import PAPER_TABLES, PaperTable, Row
 from slowfast_patches.experiments.report import Report, Table, experiment_warnings, variants_table
 from slowfast_patches.experiments.reproduction import report_table
 from slowfast_patches.experiments.runs import Experiment
-from slowfast_patches.experiments.slurm_jobs import (
-    check_resumable,
-    slurm_of,
-    submit,
-    submit_experiment,
-)
+from slowfast_patches.experiments.slurm_jobs import check_resumable, submit_experiment
 from slowfast_patches.experiments.variants import Variant, hidden_files, step_seconds_of
-from slowfast_patches.launch.slurm import Slurm
+from slowfast_patches.launch import slurm
+from slowfast_patches.launch.slurm import Slurm, slurm_of, submit
 from slowfast_patches.plan.run_identity import Identity
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.utils.errors import UserError
@@ -63,8 +59,8 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.queue, self.submitted, self.environments = list[str](), list[str](), list[Any]()
         self.limit = 9
-        monkeypatch.setattr(slurm_jobs.shutil, "which", lambda name: f"/bin/{name}")
-        monkeypatch.setattr(slurm_jobs, "_run", self.run)
+        monkeypatch.setattr(slurm.shutil, "which", lambda name: f"/bin/{name}")
+        monkeypatch.setattr(slurm, "_run", self.run)
 
     def run(self, name: str, *arguments: str, **options: Any) -> str:
         if name == "squeue":
@@ -167,12 +163,12 @@ def test_the_missing_runs_of_an_experiment_are_submitted(
 
 
 def test_a_command_of_slurm_has_its_output_returned_and_its_failure_told():
-    assert slurm_jobs._run("echo", "7") == "7\n"
-    assert slurm_jobs._run("cat", input="text") == "text"
+    assert slurm._run("echo", "7") == "7\n"
+    assert slurm._run("cat", input="text") == "text"
     with pytest.raises(UserError, match=r"SLURM's ls failed: .*No such"):
-        slurm_jobs._run("ls", "/no such file", env={"LC_ALL": "C", "PATH": os.environ["PATH"]})
+        slurm._run("ls", "/no such file", env={"LC_ALL": "C", "PATH": os.environ["PATH"]})
     with pytest.raises(UserError, match="SLURM's no-such-command cannot be started"):
-        slurm_jobs._run("no-such-command")
+        slurm._run("no-such-command")
 
 
 def options(**values: object) -> argparse.Namespace:

@@ -121,7 +121,7 @@ def test_pairs_are_divided_if_a_group_or_a_process_has_an_odd_number_of_clips(
 ):
     recipe = SimpleNamespace(
         groups_batchnorm=grouped,
-        bn_size=group,
+        bn_group_size=group,
         base_shape=SimpleNamespace(batch=batch),
         world_size=processes,
     )

@@ -407,3 +407,32 @@ def test_a_report_that_fails_ends_the_rank_all_the_same(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         module._end(UserError("No."), 0, 0)
     assert ended == [2]
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_a_port_that_never_answers_ends_a_rank_with_the_error(join, monkeypatch, local_rank):
+    """The timer waits five seconds longer than torch, and is stopped once the ranks have met."""
+    timers, ended = [], []
+
+    class Timer:
+        def __init__(self, seconds, function):
+            self.seconds, self.function, self.did = seconds, function, []
+            timers.append(self)
+
+        def start(self):
+            self.did.append("start")
+
+        def cancel(self):
+            self.did.append("cancel")
+
+    monkeypatch.setattr(module, "Timer", Timer)
+    join()
+    module._join(recipe("DIST_JOIN_SECONDS", 20), local_rank)
+    assert [(timer.seconds, timer.did) for timer in timers] == [(25.0, ["start", "cancel"])] * 2
+    monkeypatch.setattr(module, "report", lambda error, terminal: (str(error)[:33], terminal))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    timers[-1].function()
+    assert ended == [("the processes of this run did not", local_rank == 0)]
+    with pytest.raises(RunError):
+        join(error=module.dist.DistNetworkError("no"))
+    assert timers[-1].did == ["start", "cancel"]

@@ -116,3 +116,36 @@ def test_launchers_that_contradict_each_other(environment, keys, init_method, sa
 def test_torchrun_may_restart_where_no_old_address_is_read(changes):
     gpus = changes.get("NUM_GPUS", 8)
     assert find_placement(config("NUM_GPUS", gpus), TORCHRUN | RESTARTS | changes).size == 16
+
+
+def test_the_port_of_a_step_follows_from_its_numbers_and_lies_below_the_ephemeral_ones():
+    environment = ONE_TASK_A_GPU | {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "7"}
+    assert find_placement(config("NUM_GPUS", 8), environment).address == "gpu07:20492"
+    environment |= {"SLURM_JOB_ID": "247", "SLURM_STEP_ID": "41"}  # 97 × 247 + 41 = 24,000
+    assert find_placement(config("NUM_GPUS", 8), environment).address == "gpu07:20000"
+    del environment["SLURM_STEP_NODELIST"]
+    assert find_placement(config("NUM_GPUS", 8), environment).address.startswith("localhost:")
+
+
+@pytest.mark.parametrize(("cores", "owned"), [("16", False), ("17", True), (None, False)])
+def test_a_task_has_cores_of_its_own_if_it_sees_fewer_than_the_machine_has(
+    monkeypatch, cores, owned
+):
+    monkeypatch.setattr(placement_module, "available_cores", lambda: 16)
+    environment = ONE_TASK_A_GPU | ({"SLURM_CPUS_ON_NODE": cores} if cores else {})
+    assert find_placement(config("NUM_GPUS", 8), environment).has_cores is owned
+    alone = ONE_TASK_A_MACHINE | {"SLURM_CPUS_ON_NODE": "17"}
+    assert not find_placement(config("NUM_GPUS", 8), alone).has_cores, "it starts ranks itself"
+
+
+def test_one_process_on_each_of_several_machines_is_a_rank():
+    found = find_placement(config("NUM_GPUS", 0, "NUM_SHARDS", 2, "SHARD_ID", 1), {}, THERE)
+    assert found == Placement(2, 1, 1, 0, "first:9999")
+    with pytest.raises(ValueError, match="SHARD_ID is -1"):
+        find_placement(config("NUM_GPUS", 0, "NUM_SHARDS", 2, "SHARD_ID", -1), {}, THERE)
+
+
+@pytest.mark.parametrize("given", ["first:9999", "tcp://first", "tcp://:9", "file:///a"])
+def test_another_form_of_rendezvous_is_refused(given):
+    with pytest.raises(ValueError, match=r"must be tcp://HOST:PORT"):
+        find_placement(config("NUM_GPUS", 8), {}, given)

@@ -1,14 +1,18 @@
 """Runs that are stopped or fail: their checkpoints, messages and files."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
+from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from slowfast_patches.datasets import loader as loader_module
+from slowfast_patches.launch import stopping
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.interruption import TrainingInterruptedError
@@ -110,3 +114,97 @@ def wish(rank: int) -> None:
 @pytest.mark.slow
 def test_what_one_process_wishes_all_know(run_ranks):
     run_ranks(2, wish)
+
+
+# Several processes, of which the others are a stand-in.
+
+
+class Others:
+    """Stand-in for torch.distributed: other processes say `flags`, which are there after `wait`."""
+
+    ReduceOp = dist.ReduceOp
+
+    def __init__(self) -> None:
+        self.groups, self.flags, self.operations = [], [0], []
+
+    def new_group(self, **options):
+        self.groups.append(options)
+        return "group"
+
+    def all_reduce(self, tensor, operation, group=None, async_op=False):
+        assert group == "group"
+        self.operations.append((operation, async_op))
+        total = torch.maximum(tensor, torch.tensor(self.flags, dtype=tensor.dtype))
+        if not async_op:
+            tensor.copy_(total)
+        return mock.Mock(wait=lambda: tensor.copy_(total))
+
+
+@pytest.fixture
+def others(monkeypatch):
+    found = Others()
+    monkeypatch.setattr(stopping, "dist", found)
+    before = {number: signal.getsignal(number) for number in stopping.STOP_SIGNALS}
+    yield found
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_request_of_another_process_is_known_after_the_next_ask(others):
+    timeout = timedelta(seconds=9)
+    with StopRequest(World(1, 2, torch.device("cpu")), timeout) as stop:
+        assert others.groups == [{"backend": "gloo", "timeout": timeout}]
+        stop.ask()
+        others.flags = [signal.SIGUSR1]
+        assert not stop.agreed()
+        stop.ask()
+        with pytest.raises(TrainingInterruptedError, match=r"^stopped by SIGUSR1 after it$"):
+            stop.check("after it")
+        assert others.operations == [(dist.ReduceOp.MAX, True)] * 2
+
+
+def test_flags_are_true_if_they_are_in_any_process(others):
+    others.flags = [0, 1, 1]
+    with StopRequest(World(0, 2, torch.device("cpu"))) as stop:
+        assert stop.any_of(False, False, True) == [False, True, True]
+        assert others.operations == [(dist.ReduceOp.MAX, False)]
+    with StopRequest(ALONE) as stop:
+        assert stop.any_of(False, True) == [False, True]
+        assert len(others.groups) == 1, "one process needs no group"
+
+
+def test_several_processes_keep_their_handlers_to_the_end_unless_one_fails(others):
+    def handler(*_: object) -> None:
+        pass
+
+    signal.signal(signal.SIGTERM, handler)
+    with StopRequest(World(0, 2, torch.device("cpu"))):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is not handler
+    signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(ArithmeticError), StopRequest(World(0, 2, torch.device("cpu"))):
+        raise ArithmeticError
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, True), (1, False)])
+def test_ctrl_c_is_answered_by_one_process_and_ends_all_at_once_if_repeated(
+    others, monkeypatch, capfd, rank, told
+):
+    killed = []
+    monkeypatch.setattr(stopping.os, "kill", lambda *given: killed.append(given))
+    with StopRequest(World(rank, 2, torch.device("cpu"))) as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert ("Press Ctrl-C again to exit now" in capfd.readouterr().err) is told
+        assert (stop.asked, killed) == (signal.SIGINT, [])
+        signal.raise_signal(signal.SIGINT)
+        assert killed == [(os.getpid(), signal.SIGINT)]
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+
+
+def test_a_part_of_a_run_begins_unless_it_was_to_stop():
+    with StopRequest(ALONE) as stop:
+        stop.begin("the test")
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(TrainingInterruptedError, match="stopped by SIGTERM before the test"):
+            stop.begin("the test")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -9,7 +10,16 @@ import pytest
 from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches import seams
 from slowfast_patches.config import load_recipe
-from slowfast_patches.plan.training_plan import Plan, format_plan, plan_warnings
+from slowfast_patches.plan import training_plan
+from slowfast_patches.plan.recipe_times import RecipeTimes
+from slowfast_patches.plan.training_plan import (
+    Plan,
+    dataset_size,
+    format_plan,
+    plan_of,
+    plan_summary,
+    plan_warnings,
+)
 
 LONG = ["SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", "True"]
 # 8 clips of the baseline, 25 of a coarse shape, on two processes
@@ -129,3 +139,65 @@ def test_a_recipe_that_has_no_plan_is_refused(
     tool, short_cycle_recipe, refused, arguments, message
 ):
     assert message in refused(tool, ["--cfg", str(short_cycle_recipe), *arguments])
+
+
+# Parts of a plan.
+
+
+def test_the_log_has_a_summary_with_the_baseline_beside_cycles_alone():
+    plan = Plan(long_cycle(136), lambda frames, crop: 1.0)
+    assert plan_summary(plan).startswith(
+        "The training has 36 iterations (the baseline: 102), or 6.0 epochs of 136 videos. It "
+        "begins with mini-batches of 64×4×45² and ends with 8×16×64²"
+    )
+    policy = SteppedRate((6.0,), (0.1,))
+    alone = make_schedule(Shape(8, 16, 64), 136, policy, cycles=None, bn_group_size=None)
+    summary = plan_summary(Plan(alone, lambda frames, crop: 1.0))
+    assert summary.startswith("The training has 102 iterations, or 6.0 epochs")
+
+
+def test_the_text_has_notes_of_what_is_known():
+    plan = Plan(long_cycle(136), lambda frames, crop: 1.0)
+    for text in ("Evaluations:", "Wall-clock speed-up"):
+        assert text not in format_plan(plan)
+    assert "Global batch: 8 clips" in format_plan(plan)
+    times = RecipeTimes(lambda shape: 2.0, lambda shape: 1.0, "a guess")
+    whole = replace(plan, times=times, evaluations=(7, 0.251))
+    text = format_plan(whole)
+    assert "Evaluations: 7. Together with the test, they take 25 % of the" in text
+    # 36 iterations of 2 s, and 102 of 1 s.
+    assert whole.speed_up == pytest.approx(102 / 72)
+    assert "Wall-clock speed-up: 1.42×" in text
+    assert "Source of the times: a guess." in text
+    found = whole.to_json()
+    assert (found["evaluations"], found["evaluation_share"]) == (7, 0.251)
+    assert found["seconds_source"] == "a guess"
+
+
+@pytest.mark.parametrize("times", [(None, 1.0), (2.0, None), (None, None)])
+def test_without_both_times_there_is_no_speed_up(times):
+    ours, baseline = (time and (lambda shape, time=time: time) for time in times)
+    plan = Plan(long_cycle(136), lambda frames, crop: 1.0, RecipeTimes(ours, baseline, None))
+    assert plan.speed_up is None
+
+
+def test_the_number_of_videos_is_given_counted_or_in_the_recipe(tmp_path):
+    recipe = load_recipe(None, ["DATA.PATH_TO_DATA_DIR", str(tmp_path)])
+    assert dataset_size(recipe, 5) == 5
+    with pytest.raises(ValueError, match="has no list of training videos"):
+        dataset_size(recipe)
+    named = recipe.replaced({"DATA.NUM_TRAIN_VIDEOS": 1})
+    assert dataset_size(named) == 1
+    (tmp_path / "train.csv").write_text("v.mp4 0\n" * 3)
+    assert dataset_size(named) == 3
+
+
+def test_a_plan_is_of_shapes_and_processes_that_can_train(short_cycle_recipe, monkeypatch):
+    recipe = load_recipe(short_cycle_recipe)
+    for name in ("check_shapes", "check_world_size"):
+        with monkeypatch.context() as patch:
+            patch.setattr(training_plan, name, lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                plan_of(recipe, 64)
+    plan = plan_of(recipe, 64)
+    assert (plan.schedule.iterations, plan.evaluations[1]) == (24, 0)

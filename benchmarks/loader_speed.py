@@ -69,7 +69,7 @@ Result = dict[str, Any]
 Read = Callable[[int, int], object]
 """Function that reads a clip, given a video and a round."""
 Decode = Callable[[str, list[int]], Sequence[NDArray[np.uint8]]]
-"""Function that decodes the frames of a file at some positions to RGB pictures (H, W, 3)."""
+"""Function that decodes the frames of a file at some indices to RGB pictures (H, W, 3)."""
 
 
 def new_source_parser(doc: str | None, folder: str, videos: int) -> argparse.ArgumentParser:
@@ -221,10 +221,10 @@ def _peer(decode: Decode, dataset: ClipDataset, seed: int, shape: Shape) -> Read
         video = index[number].video
         rng = clip_generator(seed, epoch, number)
         plan = dataset.sampling.training_plan(rng, shape, video)
-        positions = np.minimum(plan.positions, video.frames - 1).tolist()
+        indices = np.minimum(plan.frame_indices, video.frames - 1).tolist()
         cropper = Cropper(plan.window(video), (video.width, video.height), shape.crop)
         clip = np.empty((shape.frames, shape.crop, shape.crop, 3), np.uint8)
-        pictures = decode(dataset.videos[number].path, positions)
+        pictures = decode(dataset.videos[number].path, indices)
         for picture, out in zip(pictures, clip, strict=True):
             cropper.image(picture, out)
         return clip
@@ -232,21 +232,21 @@ def _peer(decode: Decode, dataset: ClipDataset, seed: int, shape: Shape) -> Read
     return read
 
 
-def _torchcodec(path: str, positions: list[int]) -> Sequence[NDArray[np.uint8]]:
+def _torchcodec(path: str, indices: list[int]) -> Sequence[NDArray[np.uint8]]:
     """Decode in torchcodec's fastest mode, which does not scan the file."""
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(
         path, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="approximate"
     )
-    frames: NDArray[np.uint8] = decoder.get_frames_at(positions).data.numpy()
+    frames: NDArray[np.uint8] = decoder.get_frames_at(indices).data.numpy()
     return list(frames)
 
 
-def _decord(path: str, positions: list[int]) -> Sequence[NDArray[np.uint8]]:
+def _decord(path: str, indices: list[int]) -> Sequence[NDArray[np.uint8]]:
     from decord import VideoReader
 
-    frames: NDArray[np.uint8] = VideoReader(path, num_threads=1).get_batch(positions).asnumpy()
+    frames: NDArray[np.uint8] = VideoReader(path, num_threads=1).get_batch(indices).asnumpy()
     return list(frames)
 
 

@@ -136,7 +136,7 @@ class FrameClips(Dataset[dict[str, Any]]):
 
 def _cut(frames: Any, plan: ClipPlan) -> NDArray[np.uint8]:
     """Return the frames and the crop of a plan, (T, crop, crop, 3)."""
-    chosen = [torch.as_tensor(np.asarray(frames[int(i)])) for i in plan.positions]
+    chosen = [torch.as_tensor(np.asarray(frames[int(i)])) for i in plan.frame_indices]
     images: Tensor = torch.stack(chosen)
     if images.shape[-1] == 3:
         images = images.permute(0, 3, 1, 2)

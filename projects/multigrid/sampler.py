@@ -66,17 +66,17 @@ def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int,
 
 
 def clip_at(seed: int, num_videos: int, number: int) -> tuple[int, int]:
-    """Return the (video, epoch) pair at a position of the stream."""
+    """Return the (video, epoch) pair at an index of the stream."""
     epoch, place = divmod(number, num_videos)
     return int(_permutation(seed, epoch, num_videos)[place]), epoch
 
 
 def clip_numbers(step: ScheduleStep, rank: int, world_size: int) -> list[int]:
-    """Return the positions in the clip stream (see `stream`) of a rank's clips in one iteration.
+    """Return the indices in the clip stream (see `stream`) of a rank's clips in one iteration.
 
     The global mini-batch is divided into `world_size` consecutive slices of equal length, one per
-    rank. Within its slice, a rank reads clips in `group_order`. The position of a clip does not
-    depend on the number of processes, so use the position as the random seed of the clip.
+    rank. Within its slice, a rank reads clips in `group_order`. The index of a clip does not
+    depend on the number of processes, so use the index as the random seed of the clip.
     """
     size = step.shape.batch // world_size
     first = step.first_clip + rank * size
@@ -133,7 +133,7 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
                 )
 
     def _clip_at(self, number: int) -> tuple[int, int]:
-        """Return the (video, epoch) pair at a position of the stream."""
+        """Return the (video, epoch) pair at an index of the stream."""
         if self._stream is not None:
             return self._stream.at(number)
         return clip_at(self.seed, self.schedule.num_videos, number)

@@ -59,7 +59,7 @@ class ClipPlan:
     """Frames and crop to read from a video for one clip.
 
     Args:
-        positions: Indices of the frames, (T,).
+        frame_indices: Indices of the frames, (T,).
         size: (width, height) to which frames are resized.
         corner: (x, y) of the crop's upper left corner in the resized frame.
         crop: Side of the square crop, in pixels.
@@ -68,7 +68,7 @@ class ClipPlan:
             need this (see `set_coverage`).
     """
 
-    positions: NDArray[np.int64]
+    frame_indices: NDArray[np.int64]
     size: tuple[int, int]
     corner: tuple[int, int]
     crop: int
@@ -120,17 +120,17 @@ def plan_train(
     span = stride * grid.frames * rate
     exact = _is_exact(grid.options, video, centre)
     if grid.options.segments:
-        positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
+        indices = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
     else:
         start = u_start * max(video.frames - span, 0.0)
         moments = _at_stride(start, span, grid.frames, video, centre, exact=exact)
-        positions = _shown(moments, video, grid.options, centre)
+        indices = _shown(moments, video, grid.options, centre)
     short_side = draw_short_side(u_scale, grid)
     size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
     flip = grid.options.flip and bool(u_flip < 0.5)
     coverage = _coverage(grid, span, rate, short_side, exact=exact)
-    return ClipPlan(positions, size, corner, grid.crop, flip, coverage)
+    return ClipPlan(indices, size, corner, grid.crop, flip, coverage)
 
 
 def draw_stride(u: float, grid: Grid) -> int:
@@ -199,20 +199,20 @@ def plan_test(
             "pixels. Choose a smaller crop or a larger short side"
         )
     if options.segments:
-        positions = _in_segments(np.full(frames, (index + 0.5) / views), video)
+        indices = _in_segments(np.full(frames, (index + 0.5) / views), video)
     else:
         span = stride * frames * _rate(video, target_fps)
         room = max(video.frames - span, 0.0)
         start = room / 2 if views == 1 else room * index / (views - to_end)
         exact = _is_exact(options, video, centre)
         moments = _at_stride(start, span, frames, video, centre, exact=exact)
-        positions = _shown(moments, video, options, centre)
+        indices = _shown(moments, video, options, centre)
     width, height = size = _resized(video, short_side or crop)
     room = max(size) - crop
     along = round(room / 2) if crops == 1 else (0, round(room / 2), room)[part]
     across = round((min(size) - crop) / 2)
     corner = (along, across) if width >= height else (across, along)
-    return ClipPlan(positions, size, corner, crop, False)
+    return ClipPlan(indices, size, corner, crop, False)
 
 
 def frames_at(moments: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
@@ -447,4 +447,4 @@ class Shown(NamedTuple):
     @classmethod
     def of_plan(cls, plan: ClipPlan, video: Video) -> Shown:
         """Return the part of a video that the clip with this plan shows."""
-        return cls(int(np.ptp(plan.positions)) + 1, plan.window(video), video)
+        return cls(int(np.ptp(plan.frame_indices)) + 1, plan.window(video), video)

@@ -41,7 +41,7 @@ class WeightedStream:
         self._draw = lru_cache(maxsize=4)(self._draw_epoch)
 
     def at(self, number: int) -> tuple[int, int]:
-        """Return the (video, epoch) pair at a position of the stream.
+        """Return the (video, epoch) pair at an index of the stream.
 
         The second number differs for each clip of a video, as the seed of random augmentation must.
         """

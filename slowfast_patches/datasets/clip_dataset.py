@@ -198,7 +198,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if not self._multi_label:
             label: Label = video.label
             return label
-        span = plan.positions[[0, -1]].tolist() if self.split == "train" else ()
+        span = plan.frame_indices[[0, -1]].tolist() if self.split == "train" else ()
         vector: NDArray[np.float32] = np.zeros(self._classes, np.float32)
         vector[list(video.classes(*span))] = 1
         return vector

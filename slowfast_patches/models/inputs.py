@@ -41,8 +41,8 @@ def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
 @cache
 def _slow_frames(frames: int, alpha: int) -> tuple[int, ...]:
     """Return the indices of the frames that the slow pathway takes from `frames` frames."""
-    positions = torch.linspace(0, frames - 1, frames // alpha, device="cpu")
-    return tuple(positions.long().tolist())
+    indices = torch.linspace(0, frames - 1, frames // alpha, device="cpu")
+    return tuple(indices.long().tolist())
 
 
 @dataclass(frozen=True)

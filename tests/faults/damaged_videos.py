@@ -3,7 +3,7 @@
     python tests/faults/damaged_videos.py --files 500 --seed 7
 
 Each case writes a video in one of many codecs and containers, damages it at random, and reads clips
-at random positions. A case is wrong if nothing was said about the video and one of these holds:
+at random indices. A case is wrong if nothing was said about the video and one of these holds:
 
 - A clip differs from a decode of the file from the beginning.
 - FFmpeg reports errors, and a clip differs from the undamaged video.
@@ -166,9 +166,9 @@ def compare(path: Path, images: Images, rng: random.Random) -> ReadResult:
     """Read random clips of a video, and compare them with a whole decode and with `images`."""
     record = scan(str(path))
     frames = record.video.frames
-    positions = [sorted(rng.choices(range(frames), k=rng.randrange(1, 8))) for _ in range(CLIPS)]
+    indices = [sorted(rng.choices(range(frames), k=rng.randrange(1, 8))) for _ in range(CLIPS)]
     shown = list[tuple[int, NDArray[np.uint8]]]()
-    for wanted in [*positions, list(range(frames))]:
+    for wanted in [*indices, list(range(frames))]:
         side = min(record.video.width, record.video.height)
         size = (record.video.width, record.video.height)
         plan = ClipPlan(np.array(wanted), size, (0, 0), side, False)

@@ -57,9 +57,9 @@ def check_plan(plan, video):
     width, height = plan.size
     assert 0 <= plan.corner[0] <= width - plan.crop
     assert 0 <= plan.corner[1] <= height - plan.crop
-    assert plan.positions.min() >= 0
-    assert plan.positions.max() < video.frames
-    assert (np.diff(plan.positions) >= 0).all()
+    assert plan.frame_indices.min() >= 0
+    assert plan.frame_indices.max() < video.frames
+    assert (np.diff(plan.frame_indices) >= 0).all()
     # The frame is resized as a whole, in proportion but for the rounding of its long side.
     sides = video[2:4]
     assert 0 <= max(width, height) - max(sides) * min(width, height) / min(sides) + 1 <= 1
@@ -105,7 +105,7 @@ def test_every_plan_lies_within_its_video(
     grid = make_grid(shape, BASE, 2, jitter, sampling)
     plan = plan_train(clip_generator(*key), grid, video, target_fps)
     check_plan(plan, video)
-    assert len(plan.positions) == shape.frames
+    assert len(plan.frame_indices) == shape.frames
     assert plan.crop == shape.crop
     assert grid.short_sides[0] <= min(plan.size) <= grid.short_sides[1]
 
@@ -113,7 +113,7 @@ def test_every_plan_lies_within_its_video(
 def test_strides_are_uniform_from_2_to_8():
     """8 frames of stride s span 8·s - 1 frames, so the first and last positions determine s."""
     plans = train_plans(paper_grid(8, 112), VIDEO._replace(frames=5000), count=3500)
-    strides = Counter(round((p.positions[-1] - p.positions[0] + 1) / 8) for p in plans)
+    strides = Counter(round((p.frame_indices[-1] - p.frame_indices[0] + 1) / 8) for p in plans)
     assert sorted(strides) == [2, 3, 4, 5, 6, 7, 8]
     # 500 of each are expected, with a standard deviation of 21.
     assert max(abs(count - 500) for count in strides.values()) < 4 * 21
@@ -130,7 +130,7 @@ def test_coverage_puts_coarse_frames_where_they_are_among_the_baselines():
         plan = next(
             plan
             for plan in train_plans(make_grid(Shape(8, frames, 224), base, 2, (256, 340)))
-            if np.ptp(plan.positions) == stride * frames - 1
+            if np.ptp(plan.frame_indices) == stride * frames - 1
         )
         coverage = torch.tensor([plan.coverage])
         rows = torch.arange(16.0)[:, None]
@@ -143,7 +143,7 @@ def test_at_a_rate_of_0_strides_count_the_videos_own_frames():
     grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32), options=EXACT)
     video = Video(16, 60.0, 32, 32)
     (plan,) = train_plans(grid, video, count=1, target_fps=0)
-    assert plan.positions.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert plan.frame_indices.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
 
 
 # Videos with a variable frame rate are sampled by time.
@@ -167,8 +167,8 @@ def test_dropped_frames_change_no_clip(kept, grid, target_fps, seed):
         plan_train(clip_generator(0, 0, seed), grid, video, target_fps)
         for video in (whole, thinned)
     )
-    assert [max(k for k in kept if k <= n) for n in plan.positions] == kept[
-        other.positions
+    assert [max(k for k in kept if k <= n) for n in plan.frame_indices] == kept[
+        other.frame_indices
     ].tolist()
 
 
@@ -179,7 +179,7 @@ def test_a_key_frame_of_an_uneven_video_is_in_the_middle_of_its_clip():
         plan_test(video, frames=4, stride=1, crop=64, target_fps=1, centre=second * video.fps)
         for second in (6, 9)
     ]
-    assert [plan.positions.tolist() for plan in plans] == [[3, 3, 3, 3], [3, 4, 4, 4]]
+    assert [plan.frame_indices.tolist() for plan in plans] == [[3, 3, 3, 3], [3, 4, 4, 4]]
 
 
 # The fine grid is the host's (off is unchanged).
@@ -200,8 +200,8 @@ def test_positions_are_the_hosts(frames, fps, length, stride, view):
     start, end = get_start_end_idx(frames, stride * length * fps / 30, view, 10)
     host = temporal_sampling(torch.arange(frames), start, end, length).numpy()
     # The host computes in float32: a position that is whole may come out a frame lower.
-    assert np.abs(plan.positions - host).max() <= 1
-    assert (plan.positions != host).mean() <= 0.15
+    assert np.abs(plan.frame_indices - host).max() <= 1
+    assert (plan.frame_indices != host).mean() <= 0.15
 
 
 # Test clips.
@@ -216,7 +216,7 @@ def test_ten_views_of_three_crops_by_hand():
         for v in range(10)
         for s in range(3)
     ]
-    starts = [plan.positions[0] for plan in views[::3]]
+    starts = [plan.frame_indices[0] for plan in views[::3]]
     assert starts == [0, 23, 47, 70, 94, 118, 141, 165, 188, 212]
     assert [plan.corner for plan in views[:3]] == [(0, 0), (42, 0), (84, 0)]
     assert {plan.size for plan in views} == {(340, 256)}
@@ -230,7 +230,7 @@ def test_views_to_the_end_by_hand(count, ends):
         plan_test(VIDEO_300, frames=32, stride=2, crop=256, view=(v, count), to_end=True)
         for v in range(count)
     ]
-    assert [plan.positions[-1] for plan in plans] == ends
+    assert [plan.frame_indices[-1] for plan in plans] == ends
 
 
 @pytest.mark.parametrize("inverse", [False, True])
@@ -255,11 +255,11 @@ def test_a_clip_longer_than_the_video_follows_the_policy(policy, frames):
     options = replace(EXACT, short_videos=policy)
     base = Shape(2, 4, 32)
     grid = make_grid(base, base, 2, (32, 40), options)
-    assert plan_train(clip_generator(0, 0, 0), grid, SHORT).positions.tolist() == frames
+    assert plan_train(clip_generator(0, 0, 0), grid, SHORT).frame_indices.tolist() == frames
     plan = plan_test(SHORT, frames=4, stride=2, crop=32, options=options)
-    assert plan.positions.tolist() == frames
+    assert plan.frame_indices.tolist() == frames
     key_frame = plan_test(SHORT, frames=4, stride=2, crop=32, options=options, centre=4)
-    assert key_frame.positions.tolist() == [0, 2, 4, 4]
+    assert key_frame.frame_indices.tolist() == [0, 2, 4, 4]
 
 
 def test_the_policy_error_refuses_only_clips_longer_than_the_video():
@@ -267,7 +267,7 @@ def test_the_policy_error_refuses_only_clips_longer_than_the_video():
     with pytest.raises(ValueError, match="the video has 5 frames, but the clip needs 7"):
         plan_test(SHORT, frames=4, stride=2, crop=32, options=options)
     plan = plan_test(SHORT, frames=3, stride=2, crop=32, options=options)
-    assert plan.positions.tolist() == [0, 2, 4]
+    assert plan.frame_indices.tolist() == [0, 2, 4]
     with pytest.raises(ValueError, match="must be one of repeat_last, wrap, error"):
         SamplingOptions(short_videos="loop")
 

@@ -31,14 +31,14 @@ def segment_grid(frames):
 def centres(frames, segments, view=(0, 1)):
     video = Video(frames, 30.0, 64, 64)
     plan = plan_test(video, frames=segments, stride=2, crop=64, view=view, options=SEGMENTS)
-    return plan.positions.tolist()
+    return plan.frame_indices.tolist()
 
 
 # By hand.
 
 
 @pytest.mark.parametrize(
-    ("frames", "segments", "positions"),
+    ("frames", "segments", "indices"),
     [
         (16, 4, [2, 6, 10, 14]),  # [0, 4), [4, 8), ...: frame 2 comes on in the middle of the first
         (10, 4, [1, 3, 6, 8]),  # 1.25, 3.75, 6.25, 8.75
@@ -47,8 +47,8 @@ def centres(frames, segments, view=(0, 1)):
         (100, 1, [50]),
     ],
 )
-def test_a_single_view_takes_the_centres(frames, segments, positions):
-    assert centres(frames, segments) == positions
+def test_a_single_view_takes_the_centres(frames, segments, indices):
+    assert centres(frames, segments) == indices
 
 
 def test_views_are_spread_within_the_segments():
@@ -65,7 +65,7 @@ def test_views_are_spread_within_the_segments():
 def test_no_frame_is_preferred_whether_segments_divide_the_video_or_not(frames, segments):
     grid = Grid(segments, 32, (1, 1), (32, 32), SEGMENTS)
     video = Video(frames, 30.0, 32, 32)
-    taken = [plan_train(clip_generator(0, 0, n), grid, video).positions for n in range(1000)]
+    taken = [plan_train(clip_generator(0, 0, n), grid, video).frame_indices for n in range(1000)]
     counts = np.bincount(np.concatenate(taken), minlength=frames)
     expected = 1000 * segments / frames
     assert np.abs(counts - expected).max() < 4 * expected**0.5
@@ -83,11 +83,11 @@ def test_no_frame_is_preferred_whether_segments_divide_the_video_or_not(frames, 
 )
 def test_positions_ascend_with_one_in_each_segment(frames, segments, key, view):
     video = Video(frames, 24.0, 300, 250)
-    train = plan_train(clip_generator(*key), segment_grid(segments), video).positions.tolist()
-    for positions in (train, centres(frames, segments, (view, 10))):
-        assert len(positions) == segments
-        assert positions == sorted(positions)
-        for i, position in enumerate(positions):
+    train = plan_train(clip_generator(*key), segment_grid(segments), video).frame_indices.tolist()
+    for indices in (train, centres(frames, segments, (view, 10))):
+        assert len(indices) == segments
+        assert indices == sorted(indices)
+        for i, position in enumerate(indices):
             # Frame n shows in [n, n + 1), and some of that is in the segment; all of it times T.
             assert 0 <= i * frames < (position + 1) * segments
             assert position * segments < (i + 1) * frames

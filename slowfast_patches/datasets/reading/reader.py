@@ -2,8 +2,8 @@
 
 A clip is read in four steps:
 
-1. Take the frame positions from the plan. They were chosen before anything is read.
-2. Seek to the last key frame at or before the first position. Seek again wherever many frames in a
+1. Take the frame indices from the plan. They were chosen before anything is read.
+2. Seek to the last key frame at or before the first index. Seek again wherever many frames in a
    row are not needed.
 3. Decode only the packets that the wanted frames depend on.
 4. Crop the planes of the decoded frames, resize the crops, and only then convert them to RGB.
@@ -12,7 +12,7 @@ A clip is read in four steps:
     crop and resize planes       ▒[████]▒     ▒[██]   ▒[██]    OpenCV, on views of decoder memory
     convert to RGB            RGB (S, S, 3)                    swscale, for all YUV formats
 
-The reader needs the timestamps of the frames and the positions of the key frames. `scan` collects
+The reader needs the timestamps of the frames and the indices of the key frames. `scan` collects
 them once per video in a `ScannedVideo`, which the index stores.
 """
 
@@ -71,7 +71,7 @@ def read_clip(path: str, scanned: ScannedVideo, plan: ClipPlan) -> Clip:
     Returns:
         The clip, (T, crop, crop, 3) uint8 RGB.
     """
-    out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
+    out = np.empty((len(plan.frame_indices), plan.crop, plan.crop, 3), np.uint8)
     read_clips(path, scanned, [plan], [out])
     return out
 
@@ -82,13 +82,13 @@ def read_clips(
     """Read planned clips of a video in one pass.
 
     Each frame is decoded once and written to all clips that contain it. Apart from the clips, only
-    one decoded frame is kept in memory. Positions beyond the end of a video give its last frame.
+    one decoded frame is kept in memory. Indices beyond the end of a video give its last frame.
     Clips are not flipped, even if their plan has `flip`.
 
     Args:
         path: The video file or folder of JPEG files. Ignored if `scanned` names the files.
         scanned: The result of `scan(path)`.
-        plans: The frame positions of each clip, in ascending order, and the window to read.
+        plans: The frame indices of each clip, in ascending order, and the window to read.
         outs: Array of each clip, (T, crop, crop, 3) uint8, to which RGB is written.
 
     Raises:
@@ -101,7 +101,7 @@ def read_clips(
     for plan, out in zip(plans, outs, strict=True):
         shown = (video.width, video.height)
         cropper = Cropper(plan.window(video), shown, plan.crop, scanned.orientation, scanned.crop)
-        clips.append(_Clip(cropper, out, plan.positions.clip(max=video.frames - 1).tolist()))
+        clips.append(_Clip(cropper, out, plan.frame_indices.clip(max=video.frames - 1).tolist()))
     missing = {number for clip in clips for number in clip.rows}
     wanted = sorted(missing)
     with translate_decode_errors():
@@ -130,12 +130,12 @@ class _Clip:
         rows: Maps the index of a video frame to the indices in the clip that show the frame.
     """
 
-    def __init__(self, cropper: Cropper, out: Clip, positions: list[int]) -> None:
+    def __init__(self, cropper: Cropper, out: Clip, indices: list[int]) -> None:
         self.cropper = cropper
         self.rows = dict[int, list[int]]()
         self._out = out
-        for row, position in enumerate(positions):
-            self.rows.setdefault(position, []).append(row)
+        for row, index in enumerate(indices):
+            self.rows.setdefault(index, []).append(row)
 
     def write(self, number: int, frame: VideoFrame | Clip) -> None:
         """Write a frame of the video to all places in the clip that show it."""

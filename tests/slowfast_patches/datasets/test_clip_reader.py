@@ -30,12 +30,12 @@ def numbered(frames=FRAMES):
     return [picture(number) for number in range(frames)]
 
 
-def plan(positions):
-    return ClipPlan(np.array(positions), (SIDE, SIDE), (0, 0), SIDE, False)
+def plan(indices):
+    return ClipPlan(np.array(indices), (SIDE, SIDE), (0, 0), SIDE, False)
 
 
-def read(path, positions):
-    return numbers(read_clip(str(path), scan(str(path)), plan(positions)))
+def read(path, indices):
+    return numbers(read_clip(str(path), scan(str(path)), plan(indices)))
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +56,13 @@ def each(folder, request):
 # Which frames.
 
 
-positions = st.lists(st.integers(0, FRAMES - 1), min_size=1, max_size=8).map(sorted)
+indices = st.lists(st.integers(0, FRAMES - 1), min_size=1, max_size=8).map(sorted)
 
 
 @settings(max_examples=10, deadline=None)
-@given(positions=positions)
-def test_the_frames_asked_for_are_read(each, positions):
-    assert read(each, positions) == positions
+@given(indices=indices)
+def test_the_frames_asked_for_are_read(each, indices):
+    assert read(each, indices) == indices
 
 
 # Which pixels.
@@ -109,7 +109,7 @@ def overlapping():
 
 
 def read_as_one(path, record, plans):
-    clips = [np.zeros((len(p.positions), p.crop, p.crop, 3), np.uint8) for p in plans]
+    clips = [np.zeros((len(p.frame_indices), p.crop, p.crop, 3), np.uint8) for p in plans]
     read_clips(path, record, plans, clips)
     return clips
 
@@ -177,7 +177,7 @@ rows and columns of a whole frame, and repeats it within a clip's."""
 @needs_samples
 @pytest.mark.parametrize("path", READABLE, ids=lambda path: path.name)
 def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
-    """Random positions at the size of the file: every pixel of a crop, or for 10 bits its mean.
+    """Random indices at the size of the file: every pixel of a crop, or for 10 bits its mean.
 
     In the only sample with two videos, the second is the larger.
     """

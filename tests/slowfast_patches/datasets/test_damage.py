@@ -53,8 +53,8 @@ def scramble(path, number):
     path.write_bytes(content)
 
 
-def clip(path, record, positions):
-    plan = ClipPlan(np.array(positions), (SIDE, SIDE), (0, 0), SIDE, False)
+def clip(path, record, indices):
+    plan = ClipPlan(np.array(indices), (SIDE, SIDE), (0, 0), SIDE, False)
     return read_clip(str(path), record, plan)
 
 

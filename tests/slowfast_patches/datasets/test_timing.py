@@ -70,7 +70,7 @@ def test_a_clip_shows_the_frames_of_even_times(made, name):
             for video in (record.video, Video(duration, 24.0, SIDE, SIDE))
         )
         shown = numbers(read_clip(str(folder / name), record, plan))
-        assert shown == last_kept(kept, regular.positions.tolist())
+        assert shown == last_kept(kept, regular.frame_indices.tolist())
 
 
 def test_a_random_clip_has_even_times(made):

@@ -133,7 +133,7 @@ def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
         def plan(*args: Any, **options: Any) -> ClipPlan:
             made = plan_train(*args, **options)
             if request.iteration >= 0:  # not one of precise BN
-                where = (made.positions.tolist(), made.size, made.corner, made.crop, made.flip)
+                where = (made.frame_indices.tolist(), made.size, made.corner, made.crop, made.flip)
                 of_video = (request.iteration, request.video, request.epoch, str(request.shape))
                 seen.append((*of_video, where))
             return made

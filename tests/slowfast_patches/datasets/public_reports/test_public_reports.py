@@ -226,8 +226,8 @@ def test_what_a_report_was_about_is_read_right(tmp_path, report, monkeypatch):
     assert read(str(tmp_path / "prepared.mp4"), ALL[: len(report.shown)]) == [*report.shown]
 
 
-def read(path, positions):
-    plan = ClipPlan(np.array(positions), (SIDE, SIDE), (0, 0), SIDE, False)
+def read(path, indices):
+    plan = ClipPlan(np.array(indices), (SIDE, SIDE), (0, 0), SIDE, False)
     return numbers(read_clip(path, scan(path), plan))
 
 

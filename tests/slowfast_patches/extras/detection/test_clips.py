@@ -30,7 +30,7 @@ def test_frames_are_the_hosts(frames, stride, last):
     for centre in (0, 17, 60, last - 1):
         plan = plan_test(video, frames=frames, stride=stride, crop=224, centre=centre)
         expected = get_sequence(centre, frames * stride // 2, stride, last)
-        assert plan.positions.tolist() == expected
+        assert plan.frame_indices.tolist() == expected
 
 
 def test_boxes_by_hand():
@@ -40,7 +40,9 @@ def test_boxes_by_hand():
     inside, parts = boxes_in_clip(boxes, plan)
     np.testing.assert_allclose(inside[:2], [[10, 10, 70, 50], [0, 0, 50, 100]], atol=1e-4)
     np.testing.assert_allclose(parts, [[1, 0.24], [0.5, 0.5], [0, 0]], atol=1e-6)
-    flipped, _ = boxes_in_clip(boxes, ClipPlan(plan.positions, plan.size, plan.corner, 100, True))
+    flipped, _ = boxes_in_clip(
+        boxes, ClipPlan(plan.frame_indices, plan.size, plan.corner, 100, True)
+    )
     np.testing.assert_allclose(flipped[:2], [[30, 10, 90, 50], [50, 0, 100, 100]], atol=1e-4)
 
 

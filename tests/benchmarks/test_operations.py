@@ -44,8 +44,10 @@ def test_a_step_has_no_more_operations_than_this(load_program, name, keys, one_g
     program = load_program("benchmarks/operations.py")
     like_gpu = ["TRAIN.MIXED_PRECISION", "True", "SOLVER.FUSED", "True"]
     recipe = checked_recipe(RECIPES.format(name), [*like_gpu, *KEYS, *keys])
-    bn_size = 8 if recipe.model.has_batchnorm else None
-    shapes = [(Shape(24, 8, 32), bn_size)] + [(Shape(8, 8, 32), None)] * (one_group is not None)
+    bn_group_size = 8 if recipe.model.has_batchnorm else None
+    shapes = [(Shape(24, 8, 32), bn_group_size)] + [(Shape(8, 8, 32), None)] * (
+        one_group is not None
+    )
     rows = program.count_recipe(recipe, shapes, has_host=False)
     ceilings = [several, one_group]
     totals = [row["total"] for row in rows]

@@ -278,5 +278,5 @@ def test_a_clip_shorter_than_a_frame_shows_one_frame_again(fps):
     video = Video(50, fps, 64, 64)
     grid = Grid(frames=4, crop=32, strides=(2, 2), short_sides=(32, 32))
     for plan in train_plans(grid, video, 50):
-        assert len(set(plan.positions.tolist())) == 1
+        assert len(set(plan.frame_indices.tolist())) == 1
         assert plan.coverage == (1.0, 1.0)

@@ -32,9 +32,9 @@ def test_the_largest_shapes_are_tried_first_and_each_kind_once():
     steps = kinds_of_steps(whole)
     volumes = [step.shape.volume for step in steps]
     assert volumes == sorted(volumes, reverse=True)
-    kinds = [(step.shape, step.bn_size) for step in steps]
+    kinds = [(step.shape, step.bn_group_size) for step in steps]
     assert len(set(kinds)) == len(kinds)
-    assert set(kinds) == {(step.shape, step.bn_size) for step in whole.steps()}
+    assert set(kinds) == {(step.shape, step.bn_group_size) for step in whole.steps()}
     for step in steps:
         assert step == whole.at(step.iteration), "a step of the schedule"
 

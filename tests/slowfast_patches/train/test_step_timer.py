@@ -105,8 +105,8 @@ def test_a_step_is_repeated_between_two_waits_for_the_gpu(monkeypatch, device, w
 def test_a_timed_step_has_a_rate_that_changes_little_and_groups_within_its_clips():
     step = timed_step(SMALL, 4, 8)
     assert step == ScheduleStep(0, 0, SMALL, 1e-4, 4, 0, 0.0)
-    assert timed_step(SMALL, 8, 4).bn_size == 4
-    assert timed_step(SMALL, 4, None).bn_size is None
+    assert timed_step(SMALL, 8, 4).bn_group_size == 4
+    assert timed_step(SMALL, 4, None).bn_group_size is None
 
 
 class Steps:
@@ -122,7 +122,7 @@ class Steps:
         if self.error is not None:
             raise self.error
         assert batch["clips"].shape[:2] == (step.shape.batch // 2, step.shape.frames)
-        self.calls.append((step.shape, step.bn_size))
+        self.calls.append((step.shape, step.bn_group_size))
         mark("optimizer")
 
 
@@ -134,8 +134,8 @@ def test_shapes_take_turns_after_an_untimed_step_and_the_median_counts(monkeypat
 
     def time_step(take, step, batch, iterations, device) -> Timed:
         assert (take, iterations, device) == (stepper, 3, CPU)
-        assert stepper.calls[-1] == (step.shape, step.bn_size)
-        timed.append((step.shape, step.bn_size))
+        assert stepper.calls[-1] == (step.shape, step.bn_group_size)
+        timed.append((step.shape, step.bn_group_size))
         return Timed(next(seconds), {})
 
     monkeypatch.setattr(step_timer, "time_step", time_step)

@@ -142,7 +142,7 @@ def test_a_report_is_of_the_iterations_since_the_one_before(tmp_path, caplog):
         "phase": 0,
         "shape": [8, 4, 16],
         "lr": 0.1,
-        "bn_size": 4,
+        "bn_group_size": 4,
         "loss": 1.5,
         "top1": 25.0,
         "resampled": 3,
@@ -309,7 +309,13 @@ def test_a_validation_and_a_test_are_written_and_said(tmp_path, caplog, monkeypa
 
 def test_what_is_drawn_of_a_record():
     record = {"type": "train", "iteration": 3, "epoch": 1.0, "seconds": 2.0, "phase": 0}
-    record |= {"seconds_left": 1.0, "shape": [8, 4, 16], "loss": 2.0, "bn_size": None, "videos": 9}
+    record |= {
+        "seconds_left": 1.0,
+        "shape": [8, 4, 16],
+        "loss": 2.0,
+        "bn_group_size": None,
+        "videos": 9,
+    }
     assert curves(record) == {
         "train/loss": 2.0,
         "shape/batch": 8,

@@ -6,8 +6,9 @@ from torch import nn
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.extras.tsm.keys import TsmKeys
-from slowfast_patches.extras.tsm.tsm_model import ShiftedConv3d, temporal_shift
+from slowfast_patches.extras.tsm.tsm_model import ShiftedConv3d, check_frames, temporal_shift
 from slowfast_patches.extras.tsm.tsm_weights import shift_problems, torchvision_names
+from slowfast_patches.utils.errors import UserError
 
 
 def test_the_first_channel_comes_from_the_next_frame_and_the_second_from_the_one_before():
@@ -35,6 +36,19 @@ def test_the_convolution_shifts_a_share_of_its_input_and_has_the_parameters_of_t
     x[0, :, 1] = torch.tensor([1.0, 2, 4, 8, 16, 32, 64, 128, 256])[:, None, None]
     with torch.no_grad():
         assert shifted(x).flatten().tolist() == [1 + 2, 16 + 32 + 64 + 128 + 256, 4 + 8]
+
+
+@pytest.mark.parametrize(
+    ("frames", "share", "is_refused"), [(1, 8, True), (2, 8, False), (1, 0, False)]
+)
+def test_a_clip_needs_two_frames_if_channels_shift(frames, share, is_refused):
+    recipe = load_recipe(None, ["MODEL.ARCH", "tsm"])
+    recipe = recipe.replaced({"DATA.NUM_FRAMES": frames, "TSM.SHIFT_DIV": share})
+    if not is_refused:
+        check_frames(recipe)
+        return
+    with pytest.raises(UserError, match=rf"NUM_FRAMES is {frames}, but a shape of the schedule"):
+        check_frames(recipe)
 
 
 def named(*names: str) -> dict[str, torch.Tensor]:

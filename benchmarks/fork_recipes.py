@@ -68,7 +68,7 @@ def _merge(node: Any, values: dict[str, Any]) -> None:
             node[key] = type(node)._decode_cfg_value(value)
 
 
-def compute_metrics(path: Path, name: str, pairs: list[str]) -> RecipeResult:
+def load_fork_recipe(path: Path, name: str, pairs: list[str]) -> RecipeResult:
     """Return whether a recipe trains with multigrid, and why not."""
     try:
         cfg = load(path, pairs)
@@ -93,7 +93,7 @@ def compute_metrics(path: Path, name: str, pairs: list[str]) -> RecipeResult:
 def judge_all(folder: Path, pairs: list[str]) -> Iterator[RecipeResult]:
     """Return the results of all recipes of a folder, in alphabetical order."""
     for path in sorted(folder.rglob("*.yaml")):
-        yield compute_metrics(path, str(path.relative_to(folder)), pairs)
+        yield load_fork_recipe(path, str(path.relative_to(folder)), pairs)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -78,7 +78,7 @@ class VideoScores:
         compute_metrics: Callable[[Tensor, Tensor], ComputedMetrics],
     ) -> None:
         self._recipe = recipe
-        self._judge = compute_metrics
+        self._compute_metrics = compute_metrics
         self._num_clips = len(dataset) // len(dataset.videos)
         self._sums = recipe.data.ensemble_method == "sum"
         shape: tuple[int, ...] = (len(dataset.videos), recipe.model.num_classes)
@@ -126,7 +126,7 @@ class VideoScores:
                 "the metric cannot be computed, because the model returns NaN. The training has "
                 "diverged. Train with a lower SOLVER.BASE_LR."
             )
-        judged = self._judge(self.scores[scored], self.labels[scored])
+        judged = self._compute_metrics(self.scores[scored], self.labels[scored])
         metrics = judged.metrics | counts
         known = (self.scores, self.labels, scored, judged.precisions)
         return Evaluation(metrics, *known, loss=judged.loss)

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_option(parser, "--latency", "MS", "delay of each answer of the server (0)", float, 0.0)
     args = parser.parse_intermixed_args(argv)
     torch.set_num_threads(1)
-    local = dict(zip(("files", "prepared"), make_sets(args), strict=True))
+    local = make_sets(args)
     with serve(args.latency / 1000) as traffic:
         rows = [
             row for form, folder in local.items() for row in measure(args, form, folder, traffic)

@@ -9,6 +9,7 @@ One core reads clips of the same videos in several ways, in interleaved rounds:
     decord            decord or decord2, if it is installed: likewise
     files             this package's data set on the same files
     prepared          this package's data set on the output of multigrid-prepare
+    prepared, CRF N   likewise, for each --crf N of multigrid-prepare
 
 The benchmark prints the clips per second of processor time and the ratios to the other packages,
 as medians and quartiles over the rounds.
@@ -24,7 +25,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -54,6 +55,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.preparing.quality import CRF
 from slowfast_patches.datasets.reading.reader import Cropper
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.plan.recipe_schedule import schedule_of
@@ -62,7 +64,6 @@ from slowfast_patches.utils.command_line import add_option, tool
 __all__ = ["main", "measure"]
 
 HOST = "pyslowfast 1.0"
-OURS = ("files", "prepared")
 KINETICS = 240_000
 """Number of training videos. The shapes of a schedule do not depend on it."""
 Result = dict[str, Any]
@@ -90,34 +91,49 @@ def new_source_parser(doc: str | None, folder: str, videos: int) -> argparse.Arg
     return parser
 
 
+def add_crf(parser: argparse.ArgumentParser) -> None:
+    text = "also measure copies that multigrid-prepare --crf N makes; can be repeated"
+    add_option(parser, "--crf", "N", text, int, action="append", default=[])
+
+
 @tool
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write the result, and return the exit status."""
-    args = new_source_parser(__doc__, "runs/loader", 24).parse_intermixed_args(argv)
+    parser = new_source_parser(__doc__, "runs/loader", 24)
+    add_crf(parser)
+    args = parser.parse_intermixed_args(argv)
     use_one_core()
-    result = measure(*make_sets(args), args.cfg, args.overrides, args.rounds)
+    result = measure(make_sets(args, args.crf), args.cfg, args.overrides, args.rounds)
     print(format_result(result))
     write_result(args.output / "loader.json", "loader_speed.py", argv, result)
     print(f"\nThe result is in {args.output / 'loader.json'}")
     return 0
 
 
-def make_sets(args: argparse.Namespace) -> tuple[Path, Path]:
-    """Make two folders with a train.csv: for the videos, and for their prepared copies.
+def make_sets(args: argparse.Namespace, factors: Sequence[int] = ()) -> dict[str, Path]:
+    """Make folders with a train.csv: for the videos, and for their prepared copies.
 
     Existing copies are reused.
 
+    Args:
+        args: Options of `new_source_parser`.
+        factors: Constant rate factors of further prepared copies.
+
     Returns:
-        The folder for the videos, and the folder for the copies.
+        The folders by name: "files", "prepared" and "prepared, CRF N" for each factor N.
     """
     files = _choose_videos(args.csv, args.prefix, args.videos)
-    prepared = args.output / "prepared"
-    prepared.mkdir(parents=True, exist_ok=True)
-    copies = [prepared / f"{path.stem}.mp4" for path in files]
-    for path, copy in zip(files, tqdm(copies, "preparing", disable=None), strict=True):
-        if not copy.exists():
-            write_prepared(str(path), scan(str(path)), copy)
-    return _write_list(files, args.output / "files"), _write_list(copies, prepared)
+    sets = {"files": _write_list(files, args.output / "files")}
+    named = {f"prepared, CRF {factor}": factor for factor in factors if factor != CRF}
+    for name, factor in {"prepared": CRF, **named}.items():
+        folder = args.output / f"prepared_crf{factor}"
+        folder.mkdir(parents=True, exist_ok=True)
+        copies = [folder / f"{path.stem}.mp4" for path in files]
+        for path, copy in zip(files, tqdm(copies, f"preparing, CRF {factor}"), strict=True):
+            if not copy.exists():
+                write_prepared(str(path), scan(str(path)), copy, crf=factor)
+        sets[name] = _write_list(copies, folder)
+    return sets
 
 
 def _choose_videos(csv: Path, prefix: str, count: int) -> list[Path]:
@@ -142,20 +158,18 @@ def use_one_core() -> None:
 
 
 def measure(
-    files: Path, prepared: Path, cfg_file: str, overrides: Sequence[str], rounds: int
+    sets: Mapping[str, Path], cfg_file: str, overrides: Sequence[str], rounds: int
 ) -> Result:
     """Measure the clips per second at every shape, with every reader whose package is installed.
 
     Args:
-        files: Folder with the list of the videos.
-        prepared: Folder with the list of their prepared copies.
+        sets: Folders with lists of the same videos: "files", and those of their prepared copies.
         cfg_file: The recipe.
         overrides: KEY VALUE pairs that change the recipe.
         rounds: The number of rounds.
     """
     patching.apply()
     pairs = [*overrides, "DATA.PATH_PREFIX", "", "NUM_GPUS", 0, "DATA.PATH_LABEL_SEPARATOR", " "]
-    sets = {"files": files, "prepared": prepared}
     recipes = {
         way: load_recipe(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)])
         for way, folder in sets.items()
@@ -175,8 +189,12 @@ def measure(
         }
         reads |= {way: _ours(dataset, shape) for way, dataset in ours.items()}
         turns = {way: partial(_seconds, read, videos, count()) for way, read in reads.items()}
-        rows.append(_row(shape, take_turns(turns, rounds, warm_up=1)))
-    result = {"videos": videos, "shapes": rows, **provenance()}
+        rows.append(_row(shape, take_turns(turns, rounds, warm_up=1), list(ours)))
+    sizes = {
+        way: sum(Path(video.path).stat().st_size for video in dataset.videos) / 1e6
+        for way, dataset in ours.items()
+    }
+    result = {"videos": videos, "megabytes": sizes, "shapes": rows, **provenance()}
     result["versions"] |= {way: importlib.import_module(way).__version__ for way in peers}
     return result
 
@@ -263,12 +281,12 @@ def _seconds(read: Read, videos: int, rounds: count[int]) -> float:
     return (time.process_time() - start) / videos
 
 
-def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
+def _row(shape: Shape, seconds: dict[str, list[float]], sets: Sequence[str]) -> Result:
     speeds = {way: quartiles([1 / s for s in took]) for way, took in seconds.items()}
     times = {
-        other: {way: ratios(seconds[other], seconds[way]) for way in OURS}
+        other: {way: ratios(seconds[other], seconds[way]) for way in sets}
         for other in seconds
-        if other not in OURS
+        if other not in sets or other == "prepared"
     }
     return {
         "frames": shape.frames,
@@ -289,12 +307,14 @@ def format_result(result: Result) -> str:
     }
     times = {
         f"{way} / {other}": (f"times|{other}|{way}", spread_text)
-        for other in ways[:-2]
-        for way in OURS
+        for other, compared in rows[0]["times"].items()
+        for way in compared
+        if way != other
     }
     tables = [table(rows, clip | columns, markdown=True) for columns in (speeds, times)]
+    sizes = ", ".join(f"{way}: {size:.1f} MB" for way, size in result["megabytes"].items())
     machine = f"{result['machine']['processor']}, one core; {result['versions']}"
-    return "\n\n".join([*tables, machine])
+    return "\n\n".join([*tables, sizes, machine])
 
 
 if __name__ == "__main__":

@@ -230,11 +230,11 @@ def test_damaged_settings_are_named(run, tmp_path, content):
 
 def test_settings_that_differ_are_named_as_options(run, tmp_path):
     csv = write_list(tmp_path / "lists/train.csv", "a.mp4")
-    made = {"format": "old", "short_side": 128, "fps": None, "crf": 18.0}
+    made = {"format": "old", "short_side": 128, "fps": None, "crf": 12.0}
     made["root"] = str(tmp_path / "lists")
     (tmp_path / "o").mkdir()
     (tmp_path / "o/prepared.json").write_text(json.dumps(made))
     status, output = run("--csv", csv, "--output", tmp_path / "o", "--fps", 10)
     assert (status, "{" in output) == (2, False)
     assert "--short-side 128 (this command: 256), --fps not set (this command: 10.0)" in output
-    assert "--crf 18.0 (this command: 23)" in output
+    assert "--crf 12.0 (this command: 18)" in output

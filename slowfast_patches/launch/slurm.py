@@ -36,6 +36,20 @@ _RESUMABLE = (INTERRUPTED_STATUS, 128 + signal.SIGUSR1, 128 + signal.SIGTERM)
 """Exit statuses of srun after which a training can resume. Those of signals occur if a process is
 killed before it has installed its signal handlers."""
 
+_OWNERS = {
+    "partition": "the option for the partition",
+    "time": "--hours",
+    "signal": "--warning-seconds",
+    "nodes": "NUM_SHARDS",
+    "ntasks": "NUM_SHARDS",
+    "ntasks-per-node": "NUM_SHARDS, with one task per machine",
+    "cpus-per-task": "--cpus",
+    "requeue": "--requeues",
+    "no-requeue": "--requeues 0",
+    "open-mode": "nothing, because all parts of a run append to one log",
+}
+"""Options of sbatch that a job depends on, with what sets their values."""
+
 _EARLY_SECONDS = 60
 """SLURM may send the warning of sbatch's --signal so many seconds too early."""
 _LEFT_SECONDS = _EARLY_SECONDS + 60
@@ -71,10 +85,11 @@ class Slurm:
         warning_seconds: Seconds before the time limit at which SLURM sends a warning signal. The
             training must finish an iteration and save a checkpoint in this time.
         options: Other options of sbatch by name, such as account or job-name. The value of a
-            flag is empty.
+            flag is empty. Options that other attributes or the recipe set are not allowed.
 
     Raises:
-        ValueError: SLURM would not accept the times, or the warning would come too late.
+        ValueError: SLURM would not accept the times, the warning would come too late, or
+            `options` has an option that is set in another way.
     """
 
     partition: str
@@ -85,6 +100,12 @@ class Slurm:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in self.options:
+            if owner := _OWNERS.get(name.lstrip("-")):
+                raise UserError(
+                    f"--option {name} is not allowed, because the job depends on its value, which "
+                    f"is set by {owner}"
+                )
         seconds = self.hours * 3600
         if not (0 < self.warning_seconds < min(65_536, seconds) and self.hours < 10_000):
             raise UserError(

@@ -23,6 +23,9 @@ from slowfast_patches.utils.errors import UserError
         ({"hours": 1 / 15, "warning_seconds": 121}, r"4 minutes, .*--hours to 0\.067 or more"),
         ({"cpus": 0}, "0 CPU cores"),
         ({"requeues": -1}, "requeues itself -1 times"),
+        ({"options": {"time": "0"}}, "--option time is not allowed.* set by --hours"),
+        ({"options": {"nodes": "4"}}, "--option nodes is not allowed.* set by NUM_SHARDS"),
+        ({"options": {"no-requeue": ""}}, "--option no-requeue .* set by --requeues 0"),
     ],
 )
 def test_times_and_numbers_that_slurm_or_a_training_cannot_have_are_refused(options, said):
@@ -67,13 +70,13 @@ def test_a_batch_file_asks_for_what_the_recipe_needs(tmp_path):
 
 def test_without_gpus_none_are_asked_for_and_options_of_the_user_replace_others(tmp_path):
     recipe = load_recipe(None, ["NUM_GPUS", 0])
-    slurm = Slurm("cpu", cpus=5, options={"job-name": "my job", "exclusive": "", "nodes": "7"})
+    slurm = Slurm("cpu", cpus=5, options={"job-name": "my job", "exclusive": "", "output": "x"})
     _, found = directives(recipe, slurm, tmp_path)
     assert "gpus-per-node" not in found
     assert found["cpus-per-task"] == "#SBATCH --cpus-per-task=5"
     assert found["job-name"] == "#SBATCH --job-name='my job'"
     assert found["exclusive"] == "#SBATCH --exclusive"
-    assert found["nodes"] == "#SBATCH --nodes=7"
+    assert found["output"] == "#SBATCH --output=x"
 
 
 def parsed(*words, **more):

@@ -139,28 +139,43 @@ def make_schedule(
         cost_per_clip=cost_per_clip,
         group=bn_group_size or _LEVEL_GROUP,
     )
-    drafts = list[Phase]()
-    for part in _divide_training(policy, learning_rate.stage_ends, long_cycle, fine_tuning):
-        shapes = _short_cycle(scale, part.factors, used.short_cycle)
-        draft = Phase(
-            start=0,
-            stop=0,
-            baseline_epochs=part.epochs,
-            stage=part.stage,
-            lr_scale=batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule),
-            shapes=shapes,
-            bn_group_sizes=tuple(
-                _bn_group_size(bn_group_size, shape, shapes[-1], base) for shape in shapes
-            ),
-            first_clip=0,
-            fine_tuning=part.fine_tuning,
+    drafts = [
+        _draft(
+            part,
+            _short_cycle(scale, part.factors, used.short_cycle),
+            base,
+            bn_group_size,
+            batch_rate_rule,
         )
-        drafts.append(draft)
+        for part in _divide_training(policy, learning_rate.stage_ends, long_cycle, fine_tuning)
+    ]
     epochs = used.epoch_factor * learning_rate.stage_ends[-1]
     shares = _shares(drafts, equal_time)
     phases = _place_phases(drafts, [Fraction(epochs) * num_videos * share for share in shares])
     made = Schedule(base, num_videos, epochs, policy, phases, cycles)
     return _with_warmup_in_epochs(made) if warmup_in_epochs else made
+
+
+def _draft(
+    part: _Part,
+    shapes: tuple[Shape, ...],
+    base: Shape,
+    bn_group_size: int | None,
+    batch_rate_rule: str,
+) -> Phase:
+    """Return a phase without its iterations and clips, which `_place_phases` determines."""
+    last = shapes[-1]
+    return Phase(
+        start=0,
+        stop=0,
+        baseline_epochs=part.epochs,
+        stage=part.stage,
+        lr_scale=batch_rate_factor(last.batch / base.batch, batch_rate_rule),
+        shapes=shapes,
+        bn_group_sizes=tuple(_bn_group_size(bn_group_size, shape, last, base) for shape in shapes),
+        first_clip=0,
+        fine_tuning=part.fine_tuning,
+    )
 
 
 def _divide_training(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -71,6 +71,7 @@ def build_trainer(
 ) -> Trainer:
     """Build the parts of a training, and resume from a checkpoint or load the given weights.
 
+    The recipe becomes the data set, the number of its videos the schedule, and both the loader.
     Every process of the run must call this.
 
     Args:
@@ -93,24 +94,57 @@ def build_trainer(
     schedule = schedule_of(recipe, len(dataset))
     loading = limit_workers(recipe, training_bytes(schedule, world.size))
     stepper = _build_stepper(recipe, world, dataset)
-    patience = timedelta(seconds=recipe.dist_timeout_seconds)
-    form_groups(schedule, patience)
-    if recipe.bn.use_precise_stats:
-        form_bn_process_groups(world.size, patience)
+    _form_process_groups(recipe, schedule, world)
 
     def batches(start: int) -> Iterable[Batch]:
         return training_loader(loading, dataset, schedule, start, world.rank, world.size)
 
-    train = recipe.train
-    folder = recipe.output_dir
+    validation = Validation(loading, world, stop, dataset, schedule, datasets.get("val"))
+    validate = partial(validation, stepper.models)
+    metadata = _metadata(recipe, schedule, dataset, identity, resumable)
+    is_averaged = stepper.average is not None
+    in_order = _build_hooks(recipe, schedule, validate, metadata, hooks, is_averaged=is_averaged)
+    trainer = Trainer(stepper, schedule, batches, in_order, world=world, stop=stop)
+    _set_start(recipe, trainer, resumable)
+    if identity is not None:
+        note_clock(trainer.progress, clock_text(identity))
+    return trainer
+
+
+def _form_process_groups(recipe: Recipe, schedule: Schedule, world: World) -> None:
+    """Form the process groups in which ranks share BN statistics."""
+    timeout = timedelta(seconds=recipe.dist_timeout_seconds)
+    form_groups(schedule, timeout)
+    if recipe.bn.use_precise_stats:
+        form_bn_process_groups(world.size, timeout)
+
+
+def _build_hooks(
+    recipe: Recipe,
+    schedule: Schedule,
+    validate: Callable[[ScheduleStep], Mapping[str, float]],
+    metadata: Metadata,
+    hooks: Sequence[Hook],
+    *,
+    is_averaged: bool,
+) -> list[Hook]:
+    """Return all hooks of a training, in the order in which they are called.
+
+    Args:
+        recipe: The recipe of the training.
+        schedule: The schedule of the training.
+        validate: Function that takes the last iteration and returns the metrics.
+        metadata: Function that returns the fields of a checkpoint that describe the run.
+        hooks: Hooks of the user.
+        is_averaged: Whether the averaged weights are validated, too.
+    """
     evaluated = frozenset(evaluation_iterations(recipe, schedule))
     saved = checkpoint_iterations(recipe, schedule) | evaluated
-    validation = Validation(loading, world, stop, dataset, schedule, datasets.get("val"))
-    metadata = _metadata(recipe, schedule, dataset, identity, resumable)
+    folder, kept = recipe.output_dir, recipe.train.checkpoints_kept
     log = LogMetrics(recipe, saved)
-    save = SaveCheckpoint(folder, saved, metadata, train.checkpoints_kept, phase_ends(schedule))
-    metric = metric_names(recipe)[0] + EMA * (stepper.average is not None)
-    in_order: list[Hook] = [
+    save = SaveCheckpoint(folder, saved, metadata, kept, phase_ends(schedule))
+    metric = metric_names(recipe)[0] + EMA * is_averaged
+    return [
         DryRun(),
         WrapInDDP(),
         LossGuard(),
@@ -121,16 +155,11 @@ def build_trainer(
         *([ProgressBar(log, closes_after=evaluated)] if shows_bars() else []),
         save,  # before the validation, which may fail
         StopOnSignal(),
-        Validate(evaluated, partial(validation, stepper.models), log.log_evaluation),
-        *([KeepBest(folder, metric, metadata)] if train.keep_best else []),
+        Validate(evaluated, validate, log.log_evaluation),
+        *([KeepBest(folder, metric, metadata)] if recipe.train.keep_best else []),
         save,  # again, with the metrics and the running statistics of precise BN
         *(hook.build(recipe, saved) for hook in used_hooks(recipe)),
     ]
-    trainer = Trainer(stepper, schedule, batches, in_order, world=world, stop=stop)
-    _set_start(recipe, trainer, resumable)
-    if identity is not None:
-        note_clock(trainer.progress, clock_text(identity))
-    return trainer
 
 
 def _build_stepper(recipe: Recipe, world: World, dataset: VideoDataset) -> Stepper:

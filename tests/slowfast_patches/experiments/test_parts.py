@@ -508,3 +508,20 @@ def test_every_row_of_the_paper_has_a_recipe():
         for row in table.rows:
             assert (paper.CONFIGS / row.recipe).is_file(), row
             assert (paper.CONFIGS / row.baseline).is_file(), row
+
+
+def test_weights_that_are_not_given_yet_are_not_compared_and_random_ones_are(tmp_path):
+    torch.save({"x": torch.zeros(1)}, tmp_path / "r50.pyth")
+    weights = {"imagenet": str(tmp_path / "r50.pyth")}
+    made_of = {name: next(iter(PAPER_TABLES[name].rows)) for name in ("table1a", "table4")}
+    assert [row.start for row in made_of.values()] == ["scratch", "imagenet"]
+
+    def fact(name: str, **given: Any) -> object:
+        row = made_of[name]
+        found = paper.paper_variants([row], **given)[row.folder]
+        assert (found.name, found.baseline) == (row.folder, row.reference.folder)
+        return found.identity.facts.get("weights", "unknown")
+
+    assert fact("table1a") == {}
+    assert fact("table4") == "unknown"
+    assert fact("table4", weights=weights)["file"] == "r50.pyth"

@@ -422,3 +422,12 @@ def test_the_last_epoch_is_told_its_length():
         trainer = SimpleNamespace(current_epoch=epoch, fit_loop=loop)
         MultigridCallback(SCHEDULE).on_train_epoch_start(trainer, None)
         assert loop.max_batches == expected
+
+
+def test_the_callback_fixes_the_layout_of_gradients_and_knows_its_epochs(tmp_path, monkeypatch):
+    fixed = []
+    monkeypatch.setattr("multigrid.integrations.lightning.fix_gradient_layout", fixed.append)
+    module = Module()
+    fit(module, tmp_path, max_epochs=1, enable_checkpointing=False)
+    assert fixed == [module]
+    assert MultigridCallback(SCHEDULE).epochs == EPOCHS

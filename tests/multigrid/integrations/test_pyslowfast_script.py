@@ -378,3 +378,11 @@ def test_a_pyslowfast_that_cannot_be_enabled_ends_the_command(command, host):
     del host.build.build_model
     with pytest.raises(SystemExit, match=r"cannot be enabled: .* no slowfast.models.build.build_m"):
         command("raise RuntimeError")
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help", "tools/run_net.py"]])
+def test_the_command_tells_how_it_is_used(host, monkeypatch, words):
+    monkeypatch.setattr(sys, "argv", ["-m", *words])
+    monkeypatch.delitem(sys.modules, "multigrid.integrations.pyslowfast", raising=False)
+    with pytest.raises(SystemExit, match=r"(?s)^usage: .*SCRIPT is tools/run_net\.py"):
+        runpy.run_module("multigrid.integrations.pyslowfast", run_name="__main__")

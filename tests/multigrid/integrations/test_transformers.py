@@ -268,9 +268,9 @@ def with_adapter(way: str) -> nn.Module:
 @pytest.mark.parametrize(
     "way",
     [
-        "get_peft_model",
+        pytest.param("get_peft_model", marks=pytest.mark.slow),
         pytest.param("add_adapter", marks=pytest.mark.slow),
-        pytest.param("inject_adapter_in_model", marks=pytest.mark.slow),
+        "inject_adapter_in_model",
     ],
 )
 def test_adapters_and_a_trained_head_are_restored_whole(tmp_path, way):
@@ -426,3 +426,10 @@ def test_a_collator_of_the_caller_is_kept_and_the_default_is_imagenet_s(tmp_path
 )
 def test_colours_of_processors_are_for_pixels_from_0_to_1(values, mean, std):
     assert processor_colours(values) == (pytest.approx(mean), pytest.approx(std))
+
+
+def test_the_layout_of_gradients_is_fixed_once_for_a_model(tmp_path, monkeypatch):
+    fixed = []
+    monkeypatch.setattr("multigrid.integrations.transformers.fix_gradient_layout", fixed.append)
+    _, model = train(tmp_path)
+    assert fixed == [model]

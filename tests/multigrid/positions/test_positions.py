@@ -45,6 +45,16 @@ def test_coverage_shrinks_each_clip_about_its_middle():
     assert times.tolist() == [[2.0, 3.0, 4.0, 5.0], [0.5, 2.5, 4.5, 6.5]]
 
 
+def test_the_baseline_s_patches_need_no_interpolation_unless_clips_tell_their_coverage():
+    base = Patches(4, 2, 2)
+    table = table_of(base)
+    assert place_positions(table, base, base) is table
+    whole, half = place_positions(table, base, base, torch.tensor([[1.0, 1.0], [0.5, 1.0]]))
+    assert torch.allclose(whole, table)
+    # Half of 4 patches is from 1 to 3. The middles of its quarters are 0.75 to 2.25.
+    assert half.view(4, 2, 2, 3)[:, 0, 0, 0].tolist() == [0.75, 1.25, 1.75, 2.25]
+
+
 # Models.
 
 import transformers  # noqa: E402

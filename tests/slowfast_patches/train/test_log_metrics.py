@@ -56,8 +56,8 @@ def now(monkeypatch, caplog) -> Time:
 
 
 @pytest.fixture
-def train(now: Time, tmp_path: Path) -> Callable[..., list[dict]]:
-    """`train(start, stop, seconds=...)`: a run from one iteration to another; its records.
+def reported(now: Time, tmp_path: Path) -> Callable[..., list[dict]]:
+    """`reported(start, stop, seconds=...)`: a run from one iteration to another; its records.
 
     `seconds(i)` are those of training and of loading of iteration i.
     """
@@ -92,10 +92,10 @@ def train(now: Time, tmp_path: Path) -> Callable[..., list[dict]]:
 # Waiting for data, and what is left.
 
 
-def test_each_phase_says_what_its_time_went_to_and_each_report_what_is_left(train, caplog):
+def test_each_phase_says_what_its_time_went_to_and_each_report_what_is_left(reported, caplog):
     # 8 clips an iteration: 40 clips/s of training alone; the second phase waits as long again, the
     # first only for the mini-batch with which the run begins
-    records = train(seconds=lambda i: (0.2, 0.2 * (i >= 20) + 500 * (i == 0)))
+    records = reported(seconds=lambda i: (0.2, 0.2 * (i >= 20) + 500 * (i == 0)))
     by_iteration = {r["iteration"]: r for r in records if r["type"] == "train"}
     first, second, last = (by_iteration[n] for n in (2, 22, 40))
     assert (first["clips_per_second"], first["loading_share"]) == (40, 0)
@@ -139,8 +139,8 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
-def test_a_continued_run_draws_and_writes_each_point_once(tmp_path, train):
-    whole = train()
+def test_a_continued_run_draws_and_writes_each_point_once(tmp_path, reported):
+    whole = reported()
     found = curves(tmp_path)
     means = {"shape/batch": 8, "shape/frames": 8, "shape/crop": 32, "train/bn_group_size": 4}
     means |= {"train/loss": 2, "train/top1": 25, "train/loading_share": 0}
@@ -151,10 +151,10 @@ def test_a_continued_run_draws_and_writes_each_point_once(tmp_path, train):
     assert [step for step, _, _ in found["val/top1"]] == [10, 20, 30, 40]
     assert len(found) == 10
 
-    train(0, 25)
+    reported(0, 25)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"type": "tra')  # as the run was killed
-    records = train(14)
+    records = reported(14)
     assert curves(tmp_path) == {
         tag: [pytest.approx(point) for point in points] for tag, points in found.items()
     }
@@ -178,20 +178,20 @@ def test_damaged_lines_of_the_metrics_do_not_stop_a_resume(tmp_path, caplog, bad
 
 @pytest.mark.parametrize("space", [0, 700, 1111])
 def test_a_full_disk_ends_the_run_with_the_name_of_the_file_and_loses_no_line(
-    tmp_path, train, monkeypatch, space
+    tmp_path, reported, monkeypatch, space
 ):
     """The disk is full in the middle of a line. Then there is space again, and the run resumes."""
     no_events = SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", lambda *_, **__: no_events)
     path = tmp_path / "metrics.jsonl"
-    whole = train()
+    whole = reported()
     lines = path.read_bytes().splitlines(keepends=True)
     path.unlink()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (space, limits[1]))
         with pytest.raises(OSError, match="File too large") as failed:
-            train()
+            reported()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = explain_machine_error(failed.value)
@@ -200,4 +200,4 @@ def test_a_full_disk_ends_the_run_with_the_name_of_the_file_and_loses_no_line(
     assert b"".join(lines)[:space] == path.read_bytes()
     lines_left = path.read_bytes().count(b"\n")
     last_checkpoint = 2 * max(0, lines_left - 1)
-    assert without_times(train(last_checkpoint)) == without_times(whole)
+    assert without_times(reported(last_checkpoint)) == without_times(whole)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from multigrid import Shape
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import run as runs
@@ -89,6 +90,57 @@ def test_a_run_that_does_nothing_is_a_mistake(note):
     recipe = default_recipe().replaced({"TRAIN.ENABLE": False, "TEST.ENABLE": False})
     with pytest.raises(UserError, match=r"are False\. Set one of them True"):
         runs._check(recipe, SimpleNamespace(first_rank=1))
+
+
+@pytest.fixture
+def check(note, monkeypatch) -> Any:
+    """Return `check(resumes, KEY=value)`, which checks a training of 16 videos."""
+    for name in ("class_names", "check_world_size", "check_shapes", "build_on_meta"):
+        note(name)
+    note("_count_videos", 16)
+    note("frozen_names")
+    note("weight_files")
+    schedule: Any = SimpleNamespace(shapes=[Shape(8, 8, 32), Shape(64, 2, 64), Shape(16, 8, 16)])
+    note("schedule_of", schedule)
+    monkeypatch.setattr(runs, "CLIP_TRANSFORMS", [])
+    return lambda resumes=False, **keys: runs._check_training(config(**keys), resumes)
+
+
+def test_a_training_is_checked_with_its_lists_and_shapes(check, calls):
+    check()
+    assert names(calls) == [
+        *("class_names", "_count_videos", "schedule_of", "_count_videos", "check_world_size"),
+        "check_shapes",
+    ]
+    assert [call[2] for call in calls if call[0] == "_count_videos"] == ["train", "val"]
+    assert calls[2][2] == 16
+    assert [shape.batch for shape in calls[-1][2]] == [8, 64, 16]
+    calls.clear()
+    check(resumes=True)
+    assert "class_names" not in names(calls), "the checkpoint has the names"
+
+
+def test_changes_of_clips_are_checked_with_the_smallest_clip(check, calls, monkeypatch):
+    """2 × 64 and 8 × 16 are 128 each, so the first of them counts."""
+    changes = [
+        SimpleNamespace(switch=switch, check=lambda recipe, *size: calls.append(("changes", *size)))
+        for switch in ("MULTIGRID.LONG_CYCLE", "TRAIN.COMPILE")
+    ]
+    monkeypatch.setattr(runs, "CLIP_TRANSFORMS", changes)
+    check()
+    assert [call for call in calls if call[0] == "changes"] == [("changes", 2, 64)]
+
+
+def test_frozen_and_inflated_parameters_need_weights(check, note, calls):
+    with pytest.raises(UserError, match=r"^TRAIN\.FREEZE s1,s2 would freeze random weights\. Set"):
+        check(TRAIN__FREEZE=("s1", "s2"))
+    assert calls[-2][2] == ("s1", "s2")
+    check(TRAIN__FREEZE=("s1",), TRAIN__CHECKPOINT_FILE_PATH="a.pyth")
+    note("weight_files", [])
+    check(TRAIN__FREEZE=("s1",))
+    with pytest.raises(UserError, match="no weights to inflate"):
+        check(TRAIN__CHECKPOINT_INFLATE=True)
+    check(TRAIN__CHECKPOINT_INFLATE=True, TRAIN__CHECKPOINT_FILE_PATH="a.pyth")
 
 
 def test_videos_are_looked_up_all_over_a_list(note, monkeypatch):

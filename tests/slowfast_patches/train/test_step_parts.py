@@ -114,6 +114,17 @@ def test_a_model_is_compiled_to_one_graph_without_replay(monkeypatch, mode, name
     assert calls == [{"dynamic": False, "fullgraph": True, "mode": name}, model]
 
 
+def test_the_limit_of_graphs_is_raised_and_never_lowered(monkeypatch):
+    import torch._dynamo.config as dynamo
+
+    monkeypatch.setattr(dynamo, "recompile_limit", 8)
+    limits = list[int]()
+    for count in (5, 20, 10):
+        steps.expect_graphs(count)
+        limits.append(dynamo.recompile_limit)
+    assert limits == [8, 20, 20]
+
+
 def test_a_stepper_compiles_and_recomputes_if_it_is_told_to(monkeypatch):
     calls = list[Any]()
     monkeypatch.setattr(steps, "compiled", lambda model, mode: calls.append(mode) or "compiled")

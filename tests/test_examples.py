@@ -80,7 +80,7 @@ def run_as_rank(rank: int, name: str, arguments: list[str], folder: Path) -> Non
     os.chdir(folder)
     sys.argv = [name, *arguments]
     with Path(f"said_{rank}").open("w") as said, contextlib.redirect_stdout(said):
-        shutil.copy(EXAMPLES / "pyslowfast_demo.yaml", f"{rank}_pyslowfast_loop.yaml")
+        shutil.copy(EXAMPLES / "pyslowfast_demo.yaml", f"{rank}_pyslowfast_demo.yaml")
         program = Path(f"{rank}_{name}")
         text = (EXAMPLES / name).read_text()
         program.write_text(text.replace("EPOCHS = 20", "EPOCHS = 4"))

@@ -37,8 +37,15 @@ def _rates_of_one_machine(scales: bool, values: Values) -> dict[str, Any]:
     return {"SOLVER.REFERENCE_BATCH_SIZE": values["TRAIN.BATCH_SIZE"]}
 
 
+_DEFAULT_CROP = 224
+_DEFAULT_CHANNELS = [3, 3]
+"""Defaults of PySlowFast for DATA.CROP_SIZE and DATA.INPUT_CHANNEL_NUM."""
+
+
 def _check_crop(crop: int, values: Values) -> dict[str, Any]:
-    if crop != (train := values["DATA.TRAIN_CROP_SIZE"]):
+    # A printed config of PySlowFast names all keys, also this one with its default.
+    train = values["DATA.TRAIN_CROP_SIZE"]
+    if crop not in (train, _DEFAULT_CROP):
         raise UserError(
             f"DATA.CROP_SIZE {crop} does not match DATA.TRAIN_CROP_SIZE {train}. Remove "
             "DATA.CROP_SIZE: its value follows from DATA.TRAIN_CROP_SIZE."
@@ -48,7 +55,8 @@ def _check_crop(crop: int, values: Values) -> dict[str, Any]:
 
 def _check_channels(channels: tuple[int, ...], values: Values) -> dict[str, Any]:
     arch = values["MODEL.ARCH"]
-    if list(channels) != (wanted := MODELS[arch].input_channels):
+    wanted = MODELS[arch].input_channels
+    if list(channels) not in (wanted, _DEFAULT_CHANNELS):
         raise UserError(
             f"DATA.INPUT_CHANNEL_NUM {list(channels)} does not match MODEL.ARCH {arch}, which "
             f"takes RGB clips in each pathway: {wanted}. Remove DATA.INPUT_CHANNEL_NUM."
@@ -59,12 +67,14 @@ def _check_channels(channels: tuple[int, ...], values: Values) -> dict[str, Any]
 TRANSLATED: Mapping[str, Translated] = {
     "DATA.CROP_SIZE": Translated(
         int,
-        "The value follows from DATA.TRAIN_CROP_SIZE. Another value is refused.",
+        "The value follows from DATA.TRAIN_CROP_SIZE. Another value is refused, except the "
+        "default 224 of PySlowFast.",
         _check_crop,
     ),
     "DATA.INPUT_CHANNEL_NUM": Translated(
         tuple[int, ...],
-        "The value follows from MODEL.ARCH. Another value is refused.",
+        "The value follows from MODEL.ARCH. Another value is refused, except the default [3, 3] of "
+        "PySlowFast.",
         _check_channels,
     ),
     "SOLVER.BASE_LR_SCALE_NUM_SHARDS": Translated(

@@ -141,3 +141,9 @@ def test_data_set_and_crop_of_the_test_follow_from_the_training():
     as_it_is = ["DATA.CROP_SIZE", 128, "DATA.INPUT_CHANNEL_NUM", [3, 3]]
     keys = ["TRAIN.DATASET", "ssv2", "DATA.TRAIN_CROP_SIZE", 128]
     assert load_recipe(None, [*as_it_is, *keys]) == recipe
+
+
+def test_defaults_of_a_printed_pyslowfast_config_are_no_contradictions():
+    printed = ["DATA.CROP_SIZE", 224, "DATA.INPUT_CHANNEL_NUM", [3, 3]]
+    keys = ["MODEL.ARCH", "slow", "DATA.TRAIN_CROP_SIZE", 128]
+    assert load_recipe(None, [*printed, *keys]) == load_recipe(None, keys)

@@ -381,7 +381,7 @@ def test_jobs_without_step_times_are_refused(configs, load_program, capsys):
     program = load_program("tools/compare.py")
     with pytest.raises(SystemExit):
         program.parse_args(["--cfg", str(configs[0]), "--cfg", str(configs[1]), "--jobs", "2"])
-    assert "Give --step-times" in " ".join(capsys.readouterr().err.split())
+    assert "Add --step-times" in " ".join(capsys.readouterr().err.split())
 
 
 WAITING = """

@@ -155,7 +155,8 @@ def test_a_run_that_a_hook_ends_has_a_test_and_a_result_and_is_not_trained_furth
 def test_the_log_names_the_keys_that_change_at_the_boundary_of_a_long_cycle(multigrid_run):
     """The shapes are 32×2×23², 16×4×23², 8×4×32² and 4×8×32², then fine-tuning at a tenth."""
     log = Folder(multigrid_run).log
-    said = [line.split("keys of a recipe: ")[1] for line in log.splitlines() if "From here" in line]
+    words = "Recipe keys from this iteration on: "
+    said = [line.split(words)[1] for line in log.splitlines() if words in line]
     assert said[0].startswith("TRAIN.BATCH_SIZE 32, DATA.NUM_FRAMES 2, DATA.TRAIN_CROP_SIZE 23")
     assert said[1].startswith("TRAIN.BATCH_SIZE 16, DATA.NUM_FRAMES 4, SOLVER.BASE_LR")
     assert said[2].startswith("TRAIN.BATCH_SIZE 8, DATA.TRAIN_CROP_SIZE 32, SOLVER.BASE_LR")

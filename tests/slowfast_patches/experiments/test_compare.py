@@ -395,7 +395,12 @@ signal.signal(signal.SIGTERM, stop)
 (folder / "started").touch()
 time.sleep(60)
 """
-PARENT = "import sys; from slowfast_patches.experiments.runs import _run; _run(sys.argv[1:])"
+PARENT = """
+import signal, sys
+from slowfast_patches.experiments.runs import _run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup would have it ignored
+_run(sys.argv[1:])
+"""
 
 
 def wait_for(path: Path, seconds: float = 60) -> None:

@@ -114,14 +114,14 @@ def test_a_model_is_compiled_to_one_graph_without_replay(monkeypatch, mode, name
     assert calls == [{"dynamic": False, "fullgraph": True, "mode": name}, model]
 
 
-def test_the_limit_of_graphs_is_raised_and_never_lowered(monkeypatch):
+def test_the_limit_of_graphs_is_raised_and_never_lowered():
     import torch._dynamo.config as dynamo
 
-    monkeypatch.setattr(dynamo, "recompile_limit", 8)
     limits = list[int]()
-    for count in (5, 20, 10):
-        steps.expect_graphs(count)
-        limits.append(dynamo.recompile_limit)
+    with dynamo.patch(recompile_limit=8):  # monkeypatch would hide the setting when it undoes this
+        for count in (5, 20, 10):
+            steps.expect_graphs(count)
+            limits.append(dynamo.recompile_limit)
     assert limits == [8, 20, 20]
 
 

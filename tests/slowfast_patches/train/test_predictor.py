@@ -252,14 +252,6 @@ def test_weights_that_lack_a_tensor_of_the_model_are_refused(saved, stored):
         load_model(saved(model_state=state))
 
 
-def test_a_model_that_needs_boxes_scores_no_videos(saved, stored):
-    recipe = read_checkpoint(saved())[0]
-    predictors.require_clip_scores(recipe, Path("a.pyth"))
-    boxes = recipe.replaced({"DETECTION.ENABLE": True})
-    with pytest.raises(UserError, match=r"^a\.pyth is a model for detection, .* --targets FILE"):
-        predictors.require_clip_scores(boxes, Path("a.pyth"))
-
-
 def test_a_task_without_scores_of_clips_is_refused_before_the_model_is_built(saved, monkeypatch):
     def refuse(recipe, path) -> None:
         raise UserError(f"refused {path.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from slowfast_patches.extras.detection.key_frame_clips import (
 )
 from slowfast_patches.extras.detection.lists import KeyFrame
 from slowfast_patches.tasks import task_of
+from slowfast_patches.train.predict.predictor import require_clip_scores
 from slowfast_patches.utils.errors import UserError
 from tests.slowfast_patches.extras.detection.ava_lists import KEYS
 
@@ -227,3 +229,11 @@ def test_a_box_is_trained_if_a_quarter_of_it_is_seen(edges, seen):
     assert more["label"].shape == (2, 8)
     corner = round(200 * sum(edges) - 50)
     assert found.corner == ((0, 0) if seen else (min(max(corner, 0), 300), 0))
+
+
+def test_a_model_that_needs_boxes_scores_no_videos():
+    recipe = load_recipe(None)
+    require_clip_scores(recipe, Path("a.pyth"))
+    boxes = recipe.replaced({"DETECTION.ENABLE": True})
+    with pytest.raises(UserError, match=r"^a\.pyth is a model for detection, .* --targets FILE"):
+        require_clip_scores(boxes, Path("a.pyth"))

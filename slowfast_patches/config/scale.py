@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from multigrid import batch_rate_factor
+from multigrid.stage_rows import row_shapes
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.recipe_stages import scaled_rows
+from slowfast_patches.utils.errors import UserError
 
 _DIGITS = 6
 """Decimal places of scaled epochs. For most data sets, a millionth of an epoch is below one clip.
@@ -50,6 +52,10 @@ def scale_rates(recipe: Recipe) -> Recipe:
 
     `load_recipe` calls this function for NUM_SHARDS machines, and `resolve` calls it for the
     machines of a launcher.
+
+    Raises:
+        ValueError: No row of MULTIGRID.STAGES has the shape of the baseline's mini-batch, so
+            TRAIN.BATCH_SIZE does not say for how many clips the rates of the rows are.
     """
     solver = recipe.solver
     if not solver.reference_batch_size:
@@ -60,5 +66,18 @@ def scale_rates(recipe: Recipe) -> Recipe:
     values: dict[str, object] = {name: recipe[name] * factor for name in rates}
     values["SOLVER.REFERENCE_BATCH_SIZE"] = batch
     if recipe.multigrid.stages:
+        _check_rows(recipe)
         values["MULTIGRID.STAGES"] = scaled_rows(recipe.multigrid.stages, rate=factor)
     return recipe.replaced(values)
+
+
+def _check_rows(recipe: Recipe) -> None:
+    baseline = [recipe.train.batch_size, recipe.data.num_frames, recipe.data.train_crop_size]
+    rows = recipe.multigrid.stages
+    if baseline not in [list(shape) for row in rows for shape in row_shapes(row)]:
+        raise UserError(
+            "SOLVER.REFERENCE_BATCH_SIZE would scale the learning rates of MULTIGRID.STAGES, but "
+            f"no row has the baseline's shape {baseline} (TRAIN.BATCH_SIZE, DATA.NUM_FRAMES, "
+            "DATA.TRAIN_CROP_SIZE). Change the batch sizes of the rows together with "
+            "TRAIN.BATCH_SIZE, or set SOLVER.REFERENCE_BATCH_SIZE 0."
+        )

@@ -5,6 +5,7 @@ import pytest
 from multigrid import Shape
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.utils.errors import UserError
 from tests.slowfast_patches.train.conftest import At, die
 
 RECIPE = "configs/Demo/STAGES_COOLDOWN.yaml"
@@ -42,6 +43,16 @@ def test_length_and_reference_batch_scale_the_table_with_the_other_keys():
     schedule = schedule_of(recipe, 640)
     assert schedule.at(0).lr == pytest.approx(2 * 0.006)
     assert schedule.at(last.start).lr == pytest.approx(2 * 0.02)
+
+
+def test_rates_are_not_scaled_for_a_batch_that_the_table_does_not_have():
+    """The rows keep their 24 and 8 clips, so a quarter of the rates would be too low."""
+    keys = ["TRAIN.BATCH_SIZE", 2, "SOLVER.REFERENCE_BATCH_SIZE", 8]
+    with pytest.raises(UserError, match=r"no row has the baseline's shape \[2, 16, 64\]"):
+        load_recipe(RECIPE, keys)
+    rows = "[{'shape': [6, 8, 32], 'until': 12}, {'shape': [2, 16, 64], 'until': 30}]"
+    found = load_recipe(RECIPE, [*keys, "MULTIGRID.STAGES", rows])
+    assert found.solver.base_lr == pytest.approx(load_recipe(RECIPE).solver.base_lr / 4)
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,6 @@ class ReadsStep(nn.Module):
         super().__init__(*args, **kwargs)
         self.step_values = StepValues()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "step_values" not in state:  # pickled by an earlier version
-            state = {**state, "step_values": StepValues(state.get("group_size"))}
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-
 
 def share_values(layers: Iterable[ReadsStep], values: StepValues) -> None:
     """Give layers the same values."""

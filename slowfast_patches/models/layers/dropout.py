@@ -69,7 +69,7 @@ class ClipDropout(ReadsStep, nn.Dropout):
 
 
 class _Drop(torch.autograd.Function):
-    """Product of an input, a mask and a factor, in one operation. So is its backward pass."""
+    """Product of an input, a mask and a factor. Each pass is a single operation."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, kept: Tensor, factor: float) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from statistics import NormalDist
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -254,6 +255,10 @@ def _explain(baseline: str, times: str, chance: float | None) -> str:
     )
 
 
+_LINE, _SHORT_LINE = 80, 50
+"""Maximum characters in a line below a single panel, and below one of several panels."""
+
+
 def _figure(
     runs: pd.DataFrame, metric: str, chance: float | None, times: str, *, has_lengths: bool
 ) -> Figure:
@@ -268,7 +273,7 @@ def _figure(
     colours = dict(zip(runs["label"].unique(), cycle(COLOURS), strict=False))
     figure, panels = new_figure(1, 4 + 4 * len(titles), 5, columns=len(titles))
     for axes, (cost, title) in zip(panels, titles.items(), strict=True):
-        axes.set_xlabel(title)
+        axes.set_xlabel(fill(title, _LINE if len(titles) == 1 else _SHORT_LINE), parse_math=False)
         draw_curves(axes, curves_of(runs, cost, metric), colours, runs)
         if chance is not None:
             axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")

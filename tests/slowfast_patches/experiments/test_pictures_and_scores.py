@@ -117,6 +117,23 @@ def test_lengths_are_drawn_against_seconds_iterations_and_flops():
     assert figure.axes[0].get_ylabel() == "top-1 (%)"
 
 
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_the_source_of_the_step_times_is_read_whole_below_a_panel(has_lengths: bool) -> None:
+    runs = table_of(("one", 1.0, 0, 10, 50.0))
+    runs["result"] = [{"evaluations": [{"seconds": 1.0, "top1": 20.0}]}]
+    times = "iterations × the step times of runs/$a/$b/steps.json, measured on AMD EPYC (cpu), "
+    times += "1 threads, torch 2.13.0+cpu, 2026-11-28T12:41:54+00:00"
+    figure = comparison._figure(runs, "top1", None, times, has_lengths=has_lengths)
+    figure.draw_without_rendering()
+    label = figure.axes[0].xaxis.label
+    assert " ".join(label.get_text().split()) == f"seconds of training ({times})"
+    box = label.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    if has_lengths:
+        assert box.x1 <= figure.axes[1].xaxis.label.get_window_extent().x0
+
+
 def test_a_figure_of_the_paper_has_hollow_points_at_the_published_time():
     """Multigrid is 4 times as fast in the paper, and 2 times here."""
     rows = (

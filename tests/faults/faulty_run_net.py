@@ -1,17 +1,21 @@
 """Run tools/run_net.py with faults, which environment variables select.
 
-With FAULT=PLACE:NUMBER, the process kills itself (-9) at the call NUMBER, from 1, of a function.
-With FAULTY_RANK, only this rank does so. With ONE_BLOCK, networks have one block in each stage.
-A process restarted by torchrun or SLURM has no faults.
+With FAULT=PLACE:NUMBER, the process kills itself (-9) at the call NUMBER, from 1, of a function. At
+the place "full", the disk is full from this call on instead. With FAULTY_RANK, only this rank does
+so. With JUMPING_CLOCK, each call of time.time returns a time within a year of now. With ONE_BLOCK,
+networks have one block in each stage. A process restarted by torchrun or SLURM has no faults.
 """
 
+import errno
 import importlib
+import io
 import os
 import random
 import runpy
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ PLACES = {
     "step": (Stepper, "forward_backward"),
     "worker": (ClipDataset, "__getitems__"),
     "save": (torch, "save"),
+    "full": (torch, "save"),
     "rename": (Path, "replace"),
     "evaluation": (VideoScores, "add"),
 }
@@ -43,7 +48,10 @@ def install(place: str, number: int) -> None:
     def faulty(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == number:
+        if place == "full" and calls >= number and not isinstance(args[1], io.BytesIO):
+            args[1].write(b"half a checkpoint")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if calls == number and place != "full":
             if place == "step":
                 threading.Timer(random.uniform(0, 0.1), strike).start()
             elif place == "save":
@@ -57,6 +65,17 @@ def install(place: str, number: int) -> None:
     setattr(owner, name, faulty)
 
 
+def let_clock_jump() -> None:
+    now = time.time
+    rng = random.Random()  # not the one that trainings use and store
+
+    def jumping() -> float:
+        return now() + rng.uniform(-1, 1) * 365 * 86400
+
+    time.time = jumping
+    time.time_ns = lambda: int(1e9 * jumping())
+
+
 if __name__ == "__main__":
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -64,6 +83,8 @@ if __name__ == "__main__":
     place, number = os.environ.get("FAULT", "none:0").split(":")
     if place in PLACES and os.environ.get("FAULTY_RANK", rank) == rank and not again:
         install(place, int(number))
+    if "JUMPING_CLOCK" in os.environ:
+        let_clock_jump()
     if "ONE_BLOCK" in os.environ:
         patching.apply()
         models = importlib.import_module("slowfast.models.video_model_builder")

@@ -1,16 +1,18 @@
-"""Kill trainings at random moments, resume them, and compare them with undisturbed trainings.
+"""Interrupt trainings at random moments, resume them, and compare them with undisturbed trainings.
 
     python -m tests.faults.kills --minutes 60 --output runs/kills
-    python -m tests.faults.kills --processes 3 --cases plain accumulation
+    python -m tests.faults.kills --processes 3 --cases plain accumulation --endings kill
 
-Trainings of several kinds (CASES), on several numbers of processes, take turns. Each is killed (-9)
-and resumed again and again, at moments drawn from the time that an undisturbed training takes,
-until it ends. Its last checkpoint, metrics and result must then equal those of the undisturbed
-training bit for bit. When the time or the number of kills is reached, the last training ends
-without further kills.
+Trainings of several kinds (CASES), on several numbers of processes, take turns. Each is interrupted
+and resumed again and again, until it ends: all processes are killed (-9), some are asked to stop
+(SIGTERM), or the disk is full when a checkpoint is saved. Kills and stops come at moments drawn
+from the time that an undisturbed training takes. The wall clock of an interrupted training jumps by
+up to a year at each call, and so do the modification times of its files between two starts. The
+last checkpoint, metrics and result must equal those of the undisturbed training bit for bit. When
+the time or the number of interruptions is reached, the last training ends undisturbed.
 
-OUTPUT/summary.json counts kills and trainings by number of processes and case. The folder of a
-training that differs is kept. The exit status is 1 if any differ.
+OUTPUT/summary.json counts interruptions and trainings by number of processes and case. The folder
+of a training that differs is kept. The exit status is 1 if any differ.
 """
 
 import argparse
@@ -34,6 +36,7 @@ import torch
 from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.seams import BATCH_TRANSFORMS, CLIP_TRANSFORMS
+from slowfast_patches.utils.interruption import INTERRUPTED_STATUS
 from tests.conftest import (
     RECIPE,
     Folder,
@@ -64,6 +67,15 @@ with suppress(ImportError):  # an extra
     CASES["detection"] = (*DETECTION, "DATA.PATH_TO_DATA_DIR", "../ava")
 """Keys by case. All cases train one block in each stage and save after each iteration. In "shared
 BN", all processes share each BN group."""
+ENDINGS = {
+    "kill": {-signal.SIGKILL},
+    "stop": {INTERRUPTED_STATUS, -signal.SIGTERM},  # the second before the program handles signals
+    "full disk": {2},
+}
+"""Ways to interrupt a training, and the exit statuses of the processes concerned."""
+YEAR = 365 * 86400.0
+STOP_SECONDS = 120
+"""Seconds after which processes that were asked to stop, or whose disk is full, are killed."""
 
 
 class Kind(NamedTuple):
@@ -96,11 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=60, help="stop after (%(default)s)")
-    parser.add_argument("--kills", type=int, default=10**9, help="stop after N kills, if earlier")
+    parser.add_argument("--kills", type=int, default=10**9, help="stop after N of them, if earlier")
     parser.add_argument(
         *("--processes", "-n"), type=int, nargs="+", default=[1, 2, 3], help="(%(default)s)"
     )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES], help="(all)")
+    parser.add_argument("--endings", nargs="+", choices=ENDINGS, default=[*ENDINGS], help="(all)")
     parser.add_argument("--seed", type=int, help="of the moments (random)")
     parser.add_argument("--output", type=Path, default=Path("runs/kills"), help="new folder")
     args = parser.parse_args(argv)
@@ -108,11 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + 60 * args.minutes
     kinds = [Kind(case, count) for case in args.cases for count in args.processes]
-    counts = {kind.name: Counter(kills=0, same=0, different=0) for kind in kinds}
+    counts = {kind.name: Counter(same=0, different=0) for kind in kinds}
 
     def is_over() -> bool:
-        killed = sum(count["kills"] for count in counts.values())
-        return time.monotonic() > end or killed >= args.kills
+        interrupted = sum(count[ending] for count in counts.values() for ending in ENDINGS)
+        return time.monotonic() > end or interrupted >= args.kills
 
     server = Server()
     try:
@@ -125,8 +138,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             if name not in seconds:
                 seconds[name] = undisturbed(server, args.output, kind)
             folder = args.output / f"training_{number:05d}"
-            while not finished(server, folder, kind, None if is_over() else seconds[name]):
-                counts[name]["kills"] += 1
+            while not is_over():
+                ending = random.choice(args.endings)
+                if not interrupted(server, folder, kind, ending, seconds[name]):
+                    break
+                counts[name][ending] += 1
+                shift_times(folder / "out")
+            else:
+                train(server, folder, kind)
             difference = find_difference(folder / "out", args.output / name / "out")
             counts[name]["different" if difference else "same"] += 1
             if difference:
@@ -155,33 +174,70 @@ def make_data(output: Path) -> None:
 def undisturbed(server: Server, output: Path, kind: Kind) -> float:
     """Train without a kill, and return the seconds in which to kill."""
     start = time.monotonic()
-    finished(server, output / kind.name, kind, None)
+    train(server, output / kind.name, kind)
     outcome(output / kind.name / "out")  # raises if the training failed, as said.txt explains
     return 0.7 * (time.monotonic() - start)  # the machine may be less busy later
 
 
-def finished(server: Server, folder: Path, kind: Kind, most: float | None) -> bool:
-    """Start or resume a training, kill it within `most` seconds, and return whether it has ended.
+def train(server: Server, folder: Path, kind: Kind) -> None:
+    """Start or resume a training, and wait until it ends."""
+    folder.mkdir(exist_ok=True)
+    for process in start(server.start, folder, kind):
+        process.wait()
 
-    A training that ends with an error has ended, too. If `most` is None, it is not killed.
+
+def interrupted(server: Server, folder: Path, kind: Kind, ending: str, most: float) -> bool:
+    """Start or resume a training, and interrupt it within `most` seconds.
+
+    Return False if the training has ended before, by itself or with an error.
     """
     folder.mkdir(exist_ok=True)
-    end = None if most is None else time.monotonic() + random.uniform(0, most)
-    processes = start(server.start, folder, kind)
+    end = time.monotonic() + random.uniform(0, most)
+    fault = f"full:{random.randint(1, 6)}" if ending == "full disk" else "none:0"
+    processes = start(server.start, folder, kind, FAULT=fault, JUMPING_CLOCK="1")
+    if ending == "full disk":
+        wait(processes, time.monotonic() + most + STOP_SECONDS)
+    elif wait(processes, end):
+        return False
+    elif ending == "stop":
+        for process in random.sample(processes, random.randint(1, len(processes))):
+            process.terminate()
+        wait(processes, time.monotonic() + STOP_SECONDS)
+    kill(processes)
+    statuses = {process.returncode for process in processes}
+    return not statuses.isdisjoint(ENDINGS[ending])
+
+
+def wait(processes: Sequence[Process], end: float) -> bool:
+    """Wait for processes until a time of the monotonic clock, and return whether all have ended."""
     try:
         for process in processes:
-            process.wait(None if end is None else max(0.0, end - time.monotonic()))
+            process.wait(max(0.0, end - time.monotonic()))
     except TimeoutExpired:
-        for process in random.sample(processes, len(processes)):
-            time.sleep(random.uniform(0, 0.1))
-            if process.poll() is None:
-                try:
-                    os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:  # it has not made its process group yet
-                    os.kill(process.pid, signal.SIGKILL)
-            process.wait()
         return False
     return True
+
+
+def kill(processes: Sequence[Process]) -> None:
+    """Kill the processes that are left, in any order."""
+    for process in random.sample(processes, len(processes)):
+        if process.poll() is not None:
+            continue
+        time.sleep(random.uniform(0, 0.1))
+        if process.poll() is None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has not made its process group yet
+                os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def shift_times(folder: Path) -> None:
+    """Change the modification time of each file by up to a year, as clocks of machines differ."""
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            when = path.stat().st_mtime + random.uniform(-YEAR, YEAR)
+            os.utime(path, (when, when))
 
 
 def start(

@@ -58,16 +58,25 @@ LONG = (
 )
 
 
-# What trains, measures or starts programs is slow: tests in these folders, or with these fixtures.
-SLOW_FOLDERS = {"benchmarks"}
-SLOW_FIXTURES = {"cluster", "command_line", "multigrid_run", "start_python", "train"}
+# Reasons why tests in these folders, or with these fixtures, are slow.
+SLOW_FOLDERS = {"benchmarks": "measures"}
+SLOW_FIXTURES = {
+    "cluster": "starts a SLURM cluster",
+    "command_line": "trains for seconds",
+    "multigrid_run": "trains for seconds",
+    "start_python": "starts processes",
+    "train": "trains for seconds",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if item.path.parent.name in SLOW_FOLDERS or fixtures & SLOW_FIXTURES:
-            item.add_marker(pytest.mark.slow)
+        reasons = [SLOW_FOLDERS.get(item.path.parent.name)]
+        reasons += map(SLOW_FIXTURES.get, getattr(item, "fixturenames", ()))
+        for reason in filter(None, reasons):
+            item.add_marker(pytest.mark.slow(reason))
+        if any(not mark.args for mark in item.iter_markers("slow")):
+            raise pytest.UsageError(f'{item.nodeid}: say why it is slow: @pytest.mark.slow("why")')
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 

@@ -87,7 +87,7 @@ def run_as_rank(rank: int, name: str, arguments: list[str], folder: Path) -> Non
         runpy.run_path(str(program), run_name="__main__")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize(("name", "words", "processes", "said"), RUNS)
 @pytest.mark.usefixtures("trained_model")
 def test_an_example_runs(
@@ -112,7 +112,7 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 def test_readme_s_loop_trains(data: Path, monkeypatch: pytest.MonkeyPatch):
     (loop,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(data)
@@ -186,7 +186,7 @@ def notebook(
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.slow("runs a notebook")
 def test_the_notebook_runs_and_each_command_shows_something(notebook, capsys):
     names = notebook(SHORT)
     said = capsys.readouterr().out
@@ -204,7 +204,7 @@ def test_the_notebook_runs_and_each_command_shows_something(notebook, capsys):
     assert counts[0] == pytest.approx(counts[1], rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("runs a notebook")
 def test_a_command_of_the_notebook_that_fails_shows_its_error(notebook):
     with pytest.raises(RuntimeError, match=r"SOLVER\.NO_SUCH_KEY is not a config key"):
         notebook({**SHORT, 'MORE = ""': 'MORE = "SOLVER.NO_SUCH_KEY 1"'})

@@ -98,19 +98,19 @@ def test_the_quick_tests_of_what_is_left_pass(names, tmp_path):
     run_in(copied, "-m", "pytest", *words)
 
 
-@pytest.mark.slow  # and so not among the quick tests of a copy with fewer keys
+@pytest.mark.slow("not among the quick tests of a copy without an extra")
 def test_the_page_of_all_keys_is_up_to_date():
     page = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
     assert page == format_keys() + "\n"
 
 
-@pytest.mark.slow  # as above
+@pytest.mark.slow("not among the quick tests of a copy without an extra")
 def test_every_installed_command_has_a_tool():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert installed_commands().keys() == scripts.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 def test_a_training_on_single_labels_imports_no_extra(tiny_data, tmp_path):
     (tmp_path / "tiny.yaml").write_text(RECIPE)
     keys = ("DATA.PATH_TO_DATA_DIR", tiny_data, "OUTPUT_DIR", tmp_path / "run", "NUM_GPUS", 0)

@@ -42,7 +42,7 @@ from slowfast_patches.datasets.loader import training_loader
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from tests.multigrid.clips import Clips
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("starts programs")
 
 LATER = 5  # iterations, which end inside an epoch
 

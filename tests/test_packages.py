@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 METHOD = ROOT / "projects" / "multigrid"
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("builds wheels")
 
 
 @pytest.fixture

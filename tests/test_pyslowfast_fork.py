@@ -122,7 +122,7 @@ def resume(folder: Path, copy: Path, epoch: int) -> None:
     shutil.copy(folder / f"checkpoints/checkpoint_epoch_{epoch:05d}.pyth", copy / "checkpoints")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_two_processes_train_the_schedule_and_a_resumed_training_ends_with_the_same_weights(
     train_later, tmp_path
 ):
@@ -156,7 +156,7 @@ def test_two_processes_train_the_schedule_and_a_resumed_training_ends_with_the_s
     assert state(again) == state(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the quick tests have a case like it")
 def test_without_a_cycle_nothing_changes(train_later, tmp_path):
     pairs = (*NONE, "SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0])
     train_later(1, {"off": pairs}, is_enabled=False)
@@ -166,7 +166,7 @@ def test_without_a_cycle_nothing_changes(train_later, tmp_path):
     assert state(ours) == state(theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the quick tests have a case like it")
 def test_two_recipes_in_one_process_train_as_each_would_alone(train_later, tmp_path):
     """Also a recipe without a cycle after one with both."""
     other = (*BOTH, "TRAIN.BATCH_SIZE", 2, "MULTIGRID.BN_BASE_SIZE", 2)
@@ -181,7 +181,7 @@ def test_two_recipes_in_one_process_train_as_each_would_alone(train_later, tmp_p
     assert seen["schedule"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the quick tests have a case like it")
 def test_stages_train_without_a_cycle(train_later, tmp_path):
     """The script starts multigrid by the keys of the cycles."""
     rows = [
@@ -198,7 +198,7 @@ def test_stages_train_without_a_cycle(train_later, tmp_path):
     assert {what for what, *_ in seen["eval"]} == {"val"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 def test_an_mvit_trains_the_schedule_and_learns(train_later, tmp_path):
     """Its crops are multiples of 8: patches of 4 pixels, and pools of 2 patches."""
     pairs = (*BOTH, "MODEL.ARCH", "mvit", "DATA.INPUT_CHANNEL_NUM", [3])
@@ -267,7 +267,7 @@ def start(run_ranks: Callable[..., None], data_pairs: tuple[object, ...], tmp_pa
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize("script", ["run_net.py", "train_net.py"])
 def test_the_command_trains_and_tests(script, start, tmp_path):
     """run_net.py imports a private package. train_net.py only has functions."""
@@ -277,7 +277,7 @@ def test_the_command_trains_and_tests(script, start, tmp_path):
     assert json.loads((tmp_path / "run" / "test.json").read_text()) == [4, 8, 32, 32]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize(
     ("pairs", "opts", "message"),
     [
@@ -300,7 +300,7 @@ def test_the_command_refuses_what_would_not_train_multigrid(pairs, opts, message
     assert not (tmp_path / "run" / "0.json").exists(), "nothing is trained"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 @pytest.mark.parametrize("cycles", [NONE, (*BOTH, "SOLVER.LARS_ON", True)], ids=["off", "on"])
 def test_the_command_tests_a_model_with_any_keys(cycles, start, tmp_path):
     assert start("train_net.py", (*cycles, "TRAIN.ENABLE", False)) == "no error"
@@ -346,7 +346,7 @@ for name in (
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 def test_the_module_enables_multigrid_in_a_script_and_its_processes(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text(HELPER)

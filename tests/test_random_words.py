@@ -118,7 +118,7 @@ def end(tool: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch) -> 
         signal.signal(signal.SIGALRM, before)
 
 
-MANY = pytest.param(100, marks=pytest.mark.slow)
+MANY = pytest.param(100, marks=pytest.mark.slow("the quick tests have a few words"))
 
 
 @pytest.mark.parametrize("count", [6, MANY])

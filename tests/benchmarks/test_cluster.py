@@ -54,7 +54,7 @@ def test_hours_and_waiting_by_hand(short_cycle_recipe, capsys):
     assert multigrid["all_reduce"] == multigrid["shared_bn"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow("counts the operations of whole networks")
 @pytest.mark.parametrize(
     "command",
     [

@@ -26,7 +26,7 @@ def test_operations_with_values_are_counted_and_views_are_not():
     assert total(counting.counts, "forward") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow("counts the operations of whole networks")
 @pytest.mark.parametrize(
     ("name", "keys", "one_group", "several"),
     [
@@ -54,7 +54,7 @@ def test_a_step_has_no_more_operations_than_this(load_program, name, keys, one_g
     assert all(n <= most for n, most in zip(totals, ceilings, strict=False)), (totals, rows)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("counts the operations of whole networks")
 def test_the_program_prints_both_steps_and_fails_above_a_limit(load_program, tiny_recipe, capsys):
     program = load_program("benchmarks/operations.py")
     off = ["MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE", "False"]

@@ -58,7 +58,7 @@ def test_the_comparison_of_kills_notices_a_single_bit(multigrid_run, tmp_path):
     assert f".model_state.{name}" in kills.find_difference(same, multigrid_run)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_three_killed_processes_end_as_if_undisturbed(start_python, tiny_data, tmp_path):
     """Three numbers have several sums, which differ by rounding. Groups of BN add them, too."""
     (tmp_path / "data").symlink_to(tiny_data)
@@ -156,14 +156,14 @@ def test_the_quickest_test_that_fails_with_a_change_notices_it(judged):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.slow("runs all tests of a change")
 def test_a_change_that_the_tests_of_its_lines_miss_may_be_noticed_by_others(judged):
     """What a module computes when it is imported is not computed again in a fork."""
     assert judged(SUMS, {"test_constant": 1}, quick=True)["(a - b)"] == ""
     assert judged(SUMS, {"test_constant": 1})["(a - b)"] != ""
 
 
-@pytest.mark.slow
+@pytest.mark.slow("runs all tests of a change")
 def test_a_change_survives_where_no_test_fails(judged):
     nothing = "def test_nothing():\n    pass\n"
     assert judged(nothing, {"test_nothing": 1}) == {"return None": "", "(a - b)": ""}

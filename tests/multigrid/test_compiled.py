@@ -14,7 +14,7 @@ from multigrid.compiled import GRAPH_MODES, check_cuda_graphs
 from slowfast_patches.models.build_model import build_model
 from slowfast_patches.train.step import compiled
 
-pytestmark = pytest.mark.slow  # imports the compiler
+pytestmark = pytest.mark.slow("imports the compiler")
 
 GRAPHS = {"options": {"triton.cudagraphs": True}}
 

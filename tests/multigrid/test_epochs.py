@@ -116,7 +116,7 @@ class Worker(Clips):
         return super().__getitem__(request) | {"label": os.getpid()}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts workers")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_workers_live_through_all_epochs(persistent):
     training = new_training()

@@ -54,7 +54,7 @@ def interrupted_run(example, tmp_path_factory):
     return [first, rest], names
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 def test_the_example_runs_as_printed_and_goes_on_where_it_was_interrupted(interrupted_run):
     [first, [*phases, total]], _ = interrupted_run
     assert [line.split()[0] for line in first] == ["24×4×16²", "16×8×16²", "8×8×32²"]
@@ -63,7 +63,7 @@ def test_the_example_runs_as_printed_and_goes_on_where_it_was_interrupted(interr
     assert re.fullmatch(r"13\d iterations instead of 320", total)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 def test_the_loop_in_micro_batches_runs_as_printed(interrupted_run):
     """One iteration, in two halves."""
     _, names = interrupted_run

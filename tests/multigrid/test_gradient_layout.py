@@ -82,7 +82,7 @@ def resume(rank: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_three_processes_resume_as_if_uninterrupted(run_ranks):
     run_ranks(PROCESSES, resume)
 
@@ -114,12 +114,12 @@ def keep_gradients(rank: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_a_layout_that_cannot_be_fixed_is_named(run_ranks):
     run_ranks(2, give_layouts)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_gradients_from_before_are_kept(run_ranks):
     run_ranks(2, keep_gradients)
 

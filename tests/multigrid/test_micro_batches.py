@@ -93,7 +93,7 @@ def save_rank(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_two_processes_in_micro_batches_train_what_one_does_in_whole(tmp_path, run_ranks):
     run_ranks(2, save_rank, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]

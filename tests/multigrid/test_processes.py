@@ -95,7 +95,7 @@ def grouped(channels: int, k: int, **options) -> GroupedBatchNorm3d:
     return norm
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_processes_share_statistics_and_gradients(tmp_path):
     """Four processes give the results of one, for shared, equal and split groups of 8 clips."""
     cases = []

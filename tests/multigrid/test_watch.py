@@ -370,7 +370,7 @@ def accumulate_as_rank(_: int) -> None:
         accumulate_prepared(accelerator)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_accumulation_of_accelerate_is_noticed_behind_its_wrappers(run_ranks):
     run_ranks(1, accumulate_as_rank)
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def slow(*values):
     """Return a case for the whole suite: the quick tests have one like it."""
-    return pytest.param(*values, marks=pytest.mark.slow)
+    return pytest.param(*values, marks=pytest.mark.slow("the quick tests have a case like it"))
 
 
 VIDEOS, SEED = 40, 5

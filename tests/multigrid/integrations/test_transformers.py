@@ -220,7 +220,8 @@ class Epochs(transformers.TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "step"), [pytest.param("epoch", 6, marks=pytest.mark.slow), ("steps", 4)]
+    ("strategy", "step"),
+    [pytest.param("epoch", 6, marks=pytest.mark.slow("trains for seconds")), ("steps", 4)],
 )
 def test_a_training_by_epochs_is_resumed_anywhere(tmp_path, strategy, step):
     """Its epochs have three steps. Dropout shows that the random numbers go on, too."""
@@ -268,8 +269,8 @@ def with_adapter(way: str) -> nn.Module:
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param("get_peft_model", marks=pytest.mark.slow),
-        pytest.param("add_adapter", marks=pytest.mark.slow),
+        pytest.param("get_peft_model", marks=pytest.mark.slow("trains for seconds")),
+        pytest.param("add_adapter", marks=pytest.mark.slow("trains for seconds")),
         "inject_adapter_in_model",
     ],
 )

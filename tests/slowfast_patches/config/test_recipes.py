@@ -98,7 +98,7 @@ def test_recipes_have_the_named_cycles(name, cycles):
     assert cycles_of(load(name)) == cycles
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds all networks")
 def test_every_model_takes_every_shape_of_its_recipes():
     """Build each model once, and take the fewest frames at each crop."""
     models = dict[str, tuple[Recipe, set[tuple[int, int]]]]()

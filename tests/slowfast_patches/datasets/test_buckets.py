@@ -108,7 +108,7 @@ def test_an_uploaded_index_is_used_until_a_video_changes(prepared, bucket):
         assert read == {"/data/videos/a.mp4"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_a_forked_worker_has_a_connection_of_its_own(data, bucket):
     bucket.upload(data)
     dataset = ClipDataset.of_recipe(recipe_of("s3://data"), "train")
@@ -129,7 +129,7 @@ def test_a_forked_worker_has_a_connection_of_its_own(data, bucket):
 # Preparing.
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_a_data_set_is_prepared_from_a_bucket_into_a_bucket(run, data, bucket, tmp_path):
     bucket.upload(data, "videos/")
     lists = ("--csv", "s3://data/videos/train.csv")

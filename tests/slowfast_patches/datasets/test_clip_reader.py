@@ -173,7 +173,7 @@ DEEP = {"av1.mkv": 0.1, "bt2020_10bit.mp4": 3, "testsrc_vp9.webm": 4}
 rows and columns of a whole frame, and repeats it within a clip's."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow("decodes whole videos")
 @needs_samples
 @pytest.mark.parametrize("path", READABLE, ids=lambda path: path.name)
 def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):

@@ -86,7 +86,7 @@ VIDEOS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow("reads hundreds of files")
 def test_damaged_files_are_read_or_refused(tmp_path):
     """Small videos in many containers and codecs, including the prepared form."""
     folder, log = tmp_path / "fuzz", tmp_path / "log"

@@ -106,7 +106,7 @@ class Marked(Dataset[Batch]):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts workers")
 def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_order(schedule):
     cfg = config("DATA_LOADER.NUM_WORKERS", 3)
     start, pids = 5, defaultdict(set)

@@ -61,7 +61,7 @@ def write_list(csv, *names):
 # What comes out.
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, out, monkeypatch, caplog):
     monkeypatch.setattr(preparing, "run_each", run_each)  # in several processes
     (data / "classes.txt").write_text("a\nb\nc\nd\n")  # the lists have no video of the last

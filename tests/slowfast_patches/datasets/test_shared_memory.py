@@ -77,7 +77,7 @@ def load_with_little_room(rank: int) -> None:
 
 
 @needs_mount
-@pytest.mark.slow  # torch waits for its workers
+@pytest.mark.slow("torch waits for its workers")
 def test_with_a_small_dev_shm_the_loader_warns_and_the_error_is_explained(
     run_ranks: Callable[..., None],
 ):

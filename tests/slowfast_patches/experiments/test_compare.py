@@ -410,7 +410,7 @@ def wait_for(path: Path, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
 def test_a_training_ends_with_the_experiment_however_it_ends(tmp_path, number):
     script = tmp_path / "waiting.py"

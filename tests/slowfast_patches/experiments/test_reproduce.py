@@ -133,7 +133,7 @@ class TestArms:
 
 
 class TestDryRun:
-    @pytest.mark.slow
+    @pytest.mark.slow("plans all recipes of the paper")
     def test_all_tables_and_figures(self, cli: Callable, tmp_path: Path) -> None:
         output = tmp_path / "none"
         status, out, err = cli("all", "--dry-run", "--output", output)
@@ -207,7 +207,7 @@ class TestOutcome:
         assert "CPU: abacus, 2 cores" in text
         assert "multigrid-reproduce table4 --seeds 0 1" in text
 
-    @pytest.mark.slow
+    @pytest.mark.slow("plans all recipes of the paper")
     def test_where_the_data_was_need_not_be_given_to_read_results(
         self, cli: Callable, tmp_path: Path, write: Callable
     ) -> None:

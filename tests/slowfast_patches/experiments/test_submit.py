@@ -32,7 +32,7 @@ def submit(
     return call
 
 
-@pytest.mark.slow
+@pytest.mark.slow("plans whole schedules")
 def test_what_it_asks_slurm_for(submit: Callable, tmp_path: Path) -> None:
     options = ["--hours", 1.5, "--warning-seconds", 300, "--option", "account=vision"]
     options += ["--requeues", 7, "--dry-run", "NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2]
@@ -159,7 +159,7 @@ def test_lists_in_the_current_folder_are_not_those_of_the_job(
     assert "Training set" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.slow("plans whole schedules")
 def test_what_this_machine_does_not_see_is_only_warned_of(submit: Callable, tmp_path: Path) -> None:
     hidden = tmp_path / "on_the_nodes"
     keys = ["TRAIN.CHECKPOINT_FILE_PATH", hidden / "weights.pyth", "DATA.NUM_TRAIN_VIDEOS", 24]
@@ -170,7 +170,7 @@ def test_what_this_machine_does_not_see_is_only_warned_of(submit: Callable, tmp_
     assert "Training set: 24 videos" in said
 
 
-@pytest.mark.slow
+@pytest.mark.slow("plans whole schedules")
 @pytest.mark.parametrize(
     ("keys", "is_warned"),
     [

@@ -248,14 +248,14 @@ def two_agents(start_python, tmp_path) -> Callable[..., list[tuple[int, str]]]:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 def test_torchrun_starts_the_ranks_of_several_machines_again_with_c10d(two_agents, tmp_path):
     ends = two_agents(True, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert [status for status, _ in ends] == [0, 0], ends
     assert sums(tmp_path) == ["2 0", "2 0"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize(("by_c10d", "variable"), [(False, "1"), (True, "0")])
 def test_restarts_on_several_machines_without_a_new_store_are_refused(
     two_agents, tmp_path, by_c10d, variable

@@ -111,7 +111,7 @@ def wish(rank: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_what_one_process_wishes_all_know(run_ranks):
     run_ranks(2, wish)
 

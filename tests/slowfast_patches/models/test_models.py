@@ -67,7 +67,7 @@ def shaken_host(cfg: Recipe) -> nn.Module:
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains whole networks")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_at_the_coarsest_an_odd_and_the_finest_shape_of_its_schedule(name):
     assert_trains(thin(name, *CROPS))

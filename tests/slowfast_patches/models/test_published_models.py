@@ -25,7 +25,7 @@ SLOWFAST_PAPER = "Feichtenhofer et al., ICCV 2019: comparison with the state of 
 MODEL_ZOO = "PyTorchVideo's model zoo: I3D R50 8×8"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("counts the operations of whole networks")
 @pytest.mark.parametrize(
     ("name", "frames", "crop", "published", "source"),
     [

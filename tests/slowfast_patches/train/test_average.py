@@ -34,7 +34,7 @@ FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
 """The optimizer has no state of frozen weights."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 @pytest.mark.parametrize(
     "keys",
     [("MODEL.ACT_CHECKPOINT", True, *switched_on(BATCH_TRANSFORMS)), FROZEN],

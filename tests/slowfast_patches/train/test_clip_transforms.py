@@ -7,7 +7,7 @@ from slowfast_patches.train import run as run_module
 from slowfast_patches.utils.errors import UserError
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds networks")
 def test_a_change_that_is_on_is_checked_with_the_smallest_clip(tiny_config, tmp_path, monkeypatch):
     def refuse(recipe, frames, crop):
         raise UserError(f"no clips of {frames} frames of {crop} pixels")

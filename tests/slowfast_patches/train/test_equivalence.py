@@ -35,7 +35,7 @@ from slowfast_patches.train.trainer import Trainer
 from slowfast_patches.utils.distributed import World
 from tests.conftest import switched_on
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("trains for seconds")
 
 # 32 or 16 clips at the coarse shape, 32, 16 or 8 at the baseline's.
 OPTIONS = (

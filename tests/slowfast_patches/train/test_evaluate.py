@@ -146,7 +146,7 @@ def on_a_rank(rank: int, size: int, cases: list, expected: list) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_two_processes_give_the_metrics_of_one(run_ranks):
     """Views of a video on both ranks, one view on one of them, fewer clips than ranks, and clips
     that cannot be read."""

@@ -23,7 +23,7 @@ from slowfast_patches.train.parallel import in_parallel
 from slowfast_patches.train.step import Stepper
 from tests.conftest import assert_same_bits, one_block
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("starts processes")
 
 PROCESSES = 3
 CPU = torch.device("cpu")

@@ -68,7 +68,15 @@ def score(*_: object) -> dict[str, float]:
     return {"top1": 0.0}
 
 
-SEEDS = [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 15))]
+SEEDS = [
+    0,
+    1,
+    2,
+    *(
+        pytest.param(seed, marks=pytest.mark.slow("the quick tests have three seeds"))
+        for seed in range(3, 15)
+    ),
+]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -140,7 +140,16 @@ def disturbed(run_small: Callable[..., Folder], folder: Path, seed: int) -> Fold
     return run_small(folder, *PREDICTED)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(
+            pytest.param(n, marks=pytest.mark.slow("the quick tests have a seed"))
+            for n in (1, 2, 3)
+        ),
+    ],
+)
 def test_a_run_killed_at_random_places_ends_as_if_undisturbed(whole, run_small, tmp_path, seed):
     assert_same_run(disturbed(run_small, tmp_path, seed), whole)
 

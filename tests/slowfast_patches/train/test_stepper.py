@@ -242,7 +242,7 @@ def test_a_parameter_that_is_not_used_ends_a_training_of_several_processes(
 # Compiling. The compiler itself is torch's: what is traced runs as it is.
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a network")
 def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(monkeypatch):
     torch.compiler.reset()
     trace = partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")

@@ -133,7 +133,7 @@ raise SystemExit(tool(lambda: print("one line") or 0)())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 def test_a_closed_pipe_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)

@@ -40,7 +40,7 @@ def holder(tmp_path):
         process.stdin.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, holder):
     first = f"OUTPUT_DIR {tmp_path} is in use by another run: process {holder.pid} on"
     said = re.escape(first) + r".* since 20\d\d-\d\d-\d\dT[\d:+]+: .*python"
@@ -53,7 +53,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, holder):
         assert f"process {os.getpid()} on" in (tmp_path / "run.lock").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts programs")
 def test_a_training_is_refused_before_it_changes_anything(command_line, tmp_path, holder):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*")}
     status, said = command_line(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 from slowfast_patches.utils.processes import WorkerCrashed, run_each
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("starts processes")
 
 LIMIT = 60.0
 """Seconds to wait for another process before the test fails."""

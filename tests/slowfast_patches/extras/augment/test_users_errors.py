@@ -6,7 +6,7 @@ from tests.slowfast_patches.train.test_users_errors import MODULE, OFF, assert_t
 
 __all__ = ["module"]  # a fixture
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("trains for seconds")
 
 KEYS = ("AUG.ENABLE", True, "AUG.CUSTOM", "shake")
 

@@ -22,7 +22,7 @@ from slowfast_patches.train.step import Stepper
 from tests.conftest import Folder, one_block
 from tests.slowfast_patches.extras.detection.ava_lists import ACTIONS, write_moving_boxes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("trains for seconds")
 
 KEYS = (
     *("DETECTION.ENABLE", True, "TRAIN.DATASET", "ava", "TEST.DATASET", "ava"),

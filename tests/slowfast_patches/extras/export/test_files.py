@@ -49,7 +49,7 @@ def trace() -> Iterator[mock.Mock]:
         yield export
 
 
-@pytest.mark.slow  # the first program takes seconds
+@pytest.mark.slow("exports a network")
 def test_a_program_takes_any_number_of_clips_and_has_the_scores_and_names(predictor, tmp_path):
     path = tmp_path / "new" / "model.pt2"
     write_program(predictor, Path("unused"), path)

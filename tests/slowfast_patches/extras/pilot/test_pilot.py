@@ -210,7 +210,7 @@ def test_a_pilot_first_says_what_it_does_and_whether_it_can_write(
     assert not asked
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 def test_a_pilot_is_run_and_reported(run, tmp_path, monkeypatch, train):
     """Crops of 32 pixels cannot become smaller, so only fewer frames remain to be tried."""
 
@@ -231,7 +231,7 @@ def test_a_pilot_is_run_and_reported(run, tmp_path, monkeypatch, train):
     assert "\n    multigrid-pilot --cfg" in (tmp_path / "pilot.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 def test_of_a_baseline_that_is_shorter_than_a_pilot_the_command_is_said_that_trains_both(
     run, monkeypatch, capsys, load_program
 ):

@@ -173,7 +173,7 @@ def log_twice(folder: Path, name: str) -> None:
     second.close(True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("imports a tracker")
 def test_mlflow_continues_a_run(tmp_path, monkeypatch):
     from mlflow import MlflowClient
 
@@ -187,7 +187,7 @@ def test_mlflow_continues_a_run(tmp_path, monkeypatch):
     assert sorted((point.step, point.value) for point in history) == [(1, 1.0), (2, 0.5)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("imports a tracker")
 def test_trackio_continues_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read at the first import only
     import trackio
@@ -200,7 +200,7 @@ def test_trackio_continues_a_run(tmp_path, monkeypatch):
     assert [(row["step"], row["train/loss"]) for row in rows] == [(1, 1.0), (2, 0.5)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits for a server")
 def test_a_dead_server_of_mlflow_is_noticed_in_seconds(tmp_path, monkeypatch):
     """MLflow itself retries for four minutes."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -212,7 +212,7 @@ def test_a_dead_server_of_mlflow_is_noticed_in_seconds(tmp_path, monkeypatch):
     assert time.monotonic() - start < 30
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a tracker's process")
 def test_wandb_offline_leaves_one_run_with_all_points(tmp_path, monkeypatch):
     """Offline, wandb cannot continue a run, and of two folders only one would be shown."""
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -228,7 +228,7 @@ def test_wandb_offline_leaves_one_run_with_all_points(tmp_path, monkeypatch):
     assert sorted(name.rpartition("-")[2] for name in names) == sorted(["another", first.id])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a tracker's process")
 def test_wandb_has_a_run(tmp_path, monkeypatch):
     import wandb
 
@@ -240,7 +240,7 @@ def test_wandb_has_a_run(tmp_path, monkeypatch):
     run.close(True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 def test_a_whole_training_sends_its_lines(train, tmp_path, monkeypatch):
     runs = FakeRuns(fails_at=3)
     monkeypatch.setitem(tracker_module._RUNS, "mlflow", runs.start)

@@ -21,7 +21,7 @@ from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.layers.dropout import seed_dropout
 from slowfast_patches.models.solver import build_optimizer
 
-pytestmark = pytest.mark.slow  # importing transformers takes seconds
+pytestmark = pytest.mark.slow("imports transformers")
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
 KINDS = {

@@ -13,7 +13,7 @@ from slowfast_patches.train.dry_run import made_up_batch
 from slowfast_patches.train.step import Stepper
 from tests.slowfast_patches.train.test_average import assert_continues
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("imports transformers")
 
 CPU = torch.device("cpu")
 CONFIG = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -69,6 +69,6 @@ def test_layers_whose_activations_are_recomputed_have_the_same_gradients(stepper
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("imports transformers")
 def test_a_restored_stepper_trains_and_averages_as_one_that_was_not(tiny_config, tmp_path):
     assert_continues(tiny_config, tmp_path, *KEYS)

@@ -7,7 +7,7 @@ from tests.slowfast_patches.extras.transformers.test_recipes import division_mat
 from tests.slowfast_patches.models.test_published_models import multiply_adds
 
 
-@pytest.mark.slow
+@pytest.mark.slow("counts the operations of whole networks")
 def test_multiply_adds_of_a_clip_are_the_published_ones():
     """Tong et al., NeurIPS 2022: table 6."""
     recipe = load_recipe("configs/Kinetics/VIDEOMAE_B_16x4.yaml", ["HF.MODEL", "videomae"])

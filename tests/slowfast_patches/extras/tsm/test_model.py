@@ -70,7 +70,7 @@ def test_the_network_is_the_hosts_whose_blocks_shift_by_a_plain_loop():
     assert gradients[0].any()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains for seconds")
 def test_a_whole_training_with_validations_and_a_test_resumes_bit_for_bit(run_small, tmp_path):
     keys = ("MODEL.ARCH", "tsm", "TSM.SHIFT_DIV", 4)
     whole = run_small(tmp_path / "whole", *keys)

@@ -34,7 +34,7 @@ def test_the_iteration_factors_to_three_digits():
     assert found == [5.067, 3.378, 2.533]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("counts the operations of whole networks")
 def test_multiply_adds_of_a_clip_are_the_published_ones():
     """Lin, Gan and Han, ICCV 2019."""
     assert multiply_adds(load(TSM), 8, 224) == pytest.approx(32.9, rel=0.02)
@@ -62,7 +62,7 @@ def test_the_share_has_no_effect_on_other_models(caplog):
 WITHOUT = (*THIN, "MODEL.ARCH", "tsm", "TSM.SHIFT_DIV", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a whole network")
 def test_it_trains_at_every_shape():
     assert_trains(load_recipe(None, [*WITHOUT, *CROPS]))
 

@@ -7,6 +7,7 @@ loads this file as well.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import importlib.util
 import json
@@ -123,6 +124,19 @@ SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0], LRS: [1],
 MULTIGRID: {SHORT_CYCLE: True, EPOCH_FACTOR: 1}
 NUM_GPUS: 0
 """
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from searching the imported packages again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _unsynced() -> Iterator[None]:
+    """Do not wait for the disk: no test needs its files after a power failure."""
+    with mock.patch.object(os, "fsync", return_value=None):
+        yield
 
 
 @pytest.fixture

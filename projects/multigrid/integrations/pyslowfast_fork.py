@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
@@ -107,11 +107,11 @@ class _Fork:
         """Replace the functions of the fork, unless `enable` has done so before."""
         if isinstance(getattr(self.host["models.build:build_model"], "__self__", None), _Fork):
             return
-        for name, replacement in self.replacements.items():
-            for place in _places(name):
-                for alias, value in list(vars(place).items()):
-                    if value is self.host[name]:
-                        setattr(place, alias, replacement)
+        replaced = {id(self.host[name]): new for name, new in self.replacements.items()}
+        for place in _places(self.replacements):
+            for alias, value in list(vars(place).items()):
+                if id(value) in replaced:
+                    setattr(place, alias, replaced[id(value)])
 
     def _get_cfg(self) -> Any:
         cfg = self.host["config.defaults:get_cfg"]()
@@ -333,12 +333,12 @@ def _find(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def _places(name: str) -> list[Any]:
-    """Return the objects whose attribute `name` may have to be replaced.
+def _places(names: Iterable[str]) -> list[Any]:
+    """Return the objects whose attributes may be the functions `names` of the fork.
 
-    For a method, this is its class. For a function, these are all modules that are imported.
+    For a method, this is its class. For functions, these are all modules that are imported.
     """
-    owner = name.rpartition(".")[0]
-    if ":" in owner:
-        return [resolve_name(f"slowfast.{owner}")]
-    return [module for module in sys.modules.values() if isinstance(module, ModuleType)]
+    owners = [name.rpartition(".")[0] for name in names]
+    classes = [resolve_name(f"slowfast.{owner}") for owner in owners if ":" in owner]
+    modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
+    return classes + modules

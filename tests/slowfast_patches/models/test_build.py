@@ -10,9 +10,16 @@ import torch
 from torch import nn
 
 from multigrid import GroupedBatchNorm3d
+from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.build_model import build_model, build_on_meta, weight_files
+from slowfast_patches.models import build_model as build_module
+from slowfast_patches.models.build_model import (
+    build_model,
+    build_on_meta,
+    build_resnet,
+    weight_files,
+)
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.registry import ModelSpec, register_model
 from slowfast_patches.utils.errors import UserError
@@ -59,6 +66,58 @@ def test_a_model_of_a_user_gives_logits_in_training_and_scores_in_evaluation(reg
     assert model.mask_seed == 7
 
 
+class Host(nn.Module):
+    """Head with the pools of PySlowFast's heads for boxes (of 4 frames) and for clips."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__()
+        self.head = nn.Module()
+        self.head.s0_tpool = nn.AvgPool3d((4, 1, 1), stride=1)
+        self.head.pathway0_avgpool = nn.AvgPool3d((4, 2, 2), stride=2)
+        self.head.spool = nn.AvgPool3d(2)
+        self.head.dropout = nn.Dropout(0.25)
+        self.head.projection = nn.Linear(6, 4)
+        self.head.act = nn.Sigmoid()
+
+
+def test_heads_of_the_host_accept_every_shape_and_give_logits_in_training(monkeypatch):
+    patched = []
+    monkeypatch.setattr(patching, "apply", lambda: patched.append(True))
+    from slowfast.models.model_builder import _MODEL_TYPES
+
+    monkeypatch.setitem(_MODEL_TYPES, "c2d", Host)
+    keys = ["MODEL.ARCH", "c2d", "MODEL.DROPOUT_RATE", 0.25, "RNG_SEED", 7]
+    head = build_resnet(load_recipe(None, [*keys, "MODEL.HEAD_ACT", "sigmoid"])).train().head
+    assert patched == [True]  # before slowfast.models is imported
+    x = torch.randn(2, 6, 3, 5, 6)
+    torch.testing.assert_close(head.s0_tpool(x), x.mean(2, keepdim=True))
+    torch.testing.assert_close(head.pathway0_avgpool(x), x.mean((2, 3, 4), keepdim=True))
+    assert type(head.spool) is nn.AvgPool3d
+    assert (head.dropout.p, head.dropout.seed, head.dropout.features) == (0.25, 7, 6)
+    assert torch.equal(head.act(x), x)
+    head.eval()
+    assert torch.equal(head.act(x), x.sigmoid())
+    windows = nn.AvgPool3d((4, 2, 2), stride=2)(x.repeat(1, 1, 2, 1, 1))
+    assert torch.equal(head.pathway0_avgpool(x.repeat(1, 1, 2, 1, 1)), windows)
+
+
+def test_softmax_and_dropout_of_the_host_stay_unless_the_recipe_says_otherwise(monkeypatch):
+    patching.apply()
+    from slowfast.models.model_builder import _MODEL_TYPES
+
+    monkeypatch.setitem(_MODEL_TYPES, "c2d", Host)
+    keys = ["MODEL.ARCH", "c2d", "MODEL.HEAD_ACT", "softmax", "MODEL.DROPOUT_RATE", 0.0]
+    head = build_resnet(load_recipe(None, keys)).head
+    assert (type(head.dropout), type(head.act)) == (nn.Dropout, nn.Sigmoid)
+
+
+def test_a_model_is_checked_for_cuda_graphs(registered, monkeypatch):
+    checked = []
+    monkeypatch.setattr(build_module, "check_cuda_graphs", checked.append)
+    model = build_model(registered(lambda recipe: Net()))
+    assert checked == [model]
+
+
 def test_a_builder_that_returns_something_else_is_named(registered):
     with pytest.raises(
         UserError, match=r"MODEL\.ARCH mine0 must return a torch\.nn\.Module, not a l"
@@ -84,6 +143,22 @@ def test_a_model_without_bn_is_left_as_it_is(registered):
     model = build_model(registered(lambda recipe: made, has_batchnorm=False), grouped_bn=True)
     assert model is made
     assert type(model[1]) is nn.BatchNorm3d
+
+
+def test_on_the_meta_device_nothing_is_drawn_and_other_functions_are_called(registered):
+    seen = []
+
+    def build(recipe: Recipe) -> nn.Module:
+        x = torch.ones(2, 3)
+        seen.extend([x.normal_(), x.uniform_(0, 1), torch.sum(x, dim=1)])
+        assert seen[0] is seen[1] is x
+        return Net()
+
+    state = torch.get_rng_state()
+    build_on_meta(registered(build))
+    assert all(tensor.is_meta for tensor in seen)
+    assert seen[2].shape == (2,)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_initial_weights_are_files_that_the_spec_names(registered, tmp_path):

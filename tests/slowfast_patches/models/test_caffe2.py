@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,13 @@ def test_files_of_this_numpy(protocol: int, tmp_path: Path):
     for name, value in arrays.items():
         np.testing.assert_array_equal(found[name], value)
         assert found[name].dtype == value.dtype
+
+
+def test_an_ordered_dict_is_a_plain_container(tmp_path: Path):
+    blobs = OrderedDict(kernel=KERNEL, step=3)
+    found = read_blobs(written(tmp_path, pickle.dumps({"blobs": blobs}, protocol=2)))
+    assert list(found) == ["kernel"]
+    np.testing.assert_array_equal(found["kernel"], KERNEL)
 
 
 # Files that are refused. Each of them would create the file "executed" if its code were run.

@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from slowfast_patches.models.layers.conv_and_pool import convert_convolutions
+from slowfast_patches.models.layers.conv_and_pool import PlanarConv3d, convert_convolutions
 
 # Convolutions of PySlowFast's models: (channels in, out), kernel, stride. Padding keeps the size.
 PLANAR = {
@@ -64,11 +65,127 @@ def test_the_stem_compiles_into_one_graph():
         torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [{"groups": 3}, {"dilation": (2, 1, 1)}])
+class Kernels(TorchDispatchMode):
+    """Mode that lists which of torch's kernels compute convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = list[str]()
+        self.sizes = list[tuple[int, ...]]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name == "convolution":
+            self.used.append(f"{args[1].ndim - 2}-D convolution")
+            self.sizes.append(tuple(args[1].shape[2:]))
+        elif name == "_slow_conv2d_forward":
+            self.used.append("a matrix product per clip")
+        elif name in ("addmm", "mm", "bmm"):
+            self.used.append("one matrix product")
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_of(module: nn.Conv3d, x: Tensor) -> list[str]:
+    with torch.no_grad(), Kernels() as kernels:
+        module(x)
+    return kernels.used
+
+
+PLANES, VOLUMES = "2-D convolution", "3-D convolution"
+PER_CLIP, TOGETHER = "a matrix product per clip", "one matrix product"
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "size", "used"),
+    [
+        # 1 × 1 × 1, by the number of channels, and of positions per clip.
+        ((6, 512), (1, 1, 1), (1, 1, 1), (2, 3, 3), [PER_CLIP]),
+        ((512, 6), (1, 1, 1), (1, 1, 1), (2, 3, 3), [PER_CLIP]),
+        ((6, 513), (1, 1, 1), (1, 1, 1), (2, 3, 3), [PLANES]),
+        ((513, 6), (1, 1, 1), (1, 1, 1), (2, 3, 3), [PLANES]),
+        ((6, 513), (1, 1, 1), (1, 1, 1), (2, 2, 2), [TOGETHER]),
+        ((6, 9), (1, 1, 1), (1, 1, 1), (1, 3, 3), [PER_CLIP]),
+        ((6, 9), (1, 1, 1), (2, 2, 2), (4, 4, 4), [TOGETHER]),
+        # T × 1 × 1, by the number of output channels.
+        ((6, 4), (3, 1, 1), (1, 1, 1), (4, 3, 3), [PER_CLIP]),
+        ((6, 5), (3, 1, 1), (1, 1, 1), (4, 3, 3), [PLANES]),
+        ((6, 4), (3, 1, 1), (1, 1, 1), (4, 1, 1), [PER_CLIP]),
+        # T × k × k, where taps are stacked to up to 16 channels.
+        ((3, 15), (3, 3, 3), (1, 1, 1), (4, 5, 5), [PLANES] * 3),
+        ((3, 8), (5, 3, 3), (1, 1, 1), (4, 5, 5), [PLANES] * 3),
+        ((3, 2), (5, 7, 7), (1, 2, 2), (4, 9, 9), [PLANES]),
+        ((3, 16), (3, 3, 3), (1, 1, 1), (4, 5, 5), [VOLUMES]),
+        ((3, 2), (3, 3, 3), (2, 1, 1), (4, 5, 5), [VOLUMES]),
+        ((6, 9), (1, 3, 3), (1, 1, 1), (4, 5, 5), [VOLUMES]),
+    ],
+)
+def test_each_kernel_is_computed_in_the_way_that_is_fastest(channels, kernel, stride, size, used):
+    padding = tuple(side // 2 for side in kernel)
+    planar = convert_convolutions(nn.Conv3d(*channels, kernel, stride, padding))
+    assert kernels_of(planar, torch.randn(2, channels[0], *size)) == used
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel"),
+    [
+        ((1, 9, 9), (1, 7, 7)),
+        ((2, 9, 9), (3, 7, 7)),
+        ((9, 2, 9), (5, 3, 7)),
+        ((9, 9, 3), (5, 7, 5)),
+        ((3, 4, 4), (5, 7, 7)),
+    ],
+)
+def test_weights_that_meet_only_padding_are_left_out(size, kernel):
+    planar = convert_convolutions(nn.Conv3d(3, 16, (5, 7, 7), padding=(2, 3, 3)))
+    with torch.no_grad(), Kernels() as kernels:
+        planar(torch.randn(1, 3, *size))
+    assert kernels.sizes == [kernel]
+
+
+def test_half_precision_and_channels_last_use_no_kernel_that_lacks_them():
+    planar = convert_convolutions(nn.Conv3d(6, 4, (3, 1, 1), padding=(1, 0, 0)))
+    x = torch.randn(2, 6, 4, 3, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kernels_of(planar, x) == [PLANES]
+    last = x.contiguous(memory_format=torch.channels_last_3d)
+    assert kernels_of(planar, last) == [VOLUMES]
+    assert kernels_of(planar.to(torch.bfloat16), x.to(torch.bfloat16)) == [PLANES]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"groups": 3},
+        {"dilation": (2, 1, 1)},
+        {"padding": 0},
+        {"padding": (1, 1, 0)},
+        {"padding": (1, 0, 0), "padding_mode": "replicate"},
+        {"kernel_size": (2, 1, 1), "padding": (1, 0, 0)},
+        {"kernel_size": (3, 2, 1), "padding": (1, 1, 0)},
+    ],
+)
 def test_other_convolutions_stay_torchs_own(options):
-    plain = convolution("3×1×1", **options)
-    x = clips(plain, 8, 9, 8)
+    how = {"kernel_size": (3, 1, 1), "padding": (1, 0, 0)} | options
+    torch.manual_seed(0)
+    plain = nn.Conv3d(6, 9, **how)
+    x = torch.randn(2, 6, 8, 9, 8)
     assert torch.equal(convert_convolutions(copy.deepcopy(plain))(x), plain(x))
+
+
+def test_a_clip_without_a_batch_is_computed_by_torch():
+    plain = convolution("3×1×1")
+    (x,) = clips(plain, 8, 9, 8)[:1]
+    assert torch.equal(convert_convolutions(copy.deepcopy(plain))(x), plain(x))
+
+
+def test_all_convolutions_within_a_model_are_replaced_but_not_those_of_a_subclass():
+    class Own(nn.Conv3d):
+        """A convolution that may compute something else."""
+
+    model = nn.Sequential(nn.Sequential(convolution("3×1×1")), Own(9, 2, 1))
+    converted = convert_convolutions(model)
+    assert converted is model
+    assert [type(layer) for layer in (model[0][0], model[1])] == [PlanarConv3d, Own]
 
 
 @pytest.mark.parametrize(

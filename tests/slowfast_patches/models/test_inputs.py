@@ -1,5 +1,7 @@
 """Clips of uint8 become pathways, packed and normalised as in PySlowFast."""
 
+import operator
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,15 @@ from slowfast.datasets.utils import pack_pathway_output
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, pyslowfast_config
-from slowfast_patches.models.inputs import InputTransform, pack, pack_pathways, unpack
+from slowfast_patches.models import inputs
+from slowfast_patches.models.inputs import (
+    InputTransform,
+    blank_inputs,
+    pack,
+    pack_pathways,
+    send_together,
+    unpack,
+)
 
 CPU = torch.device("cpu")
 
@@ -103,3 +113,48 @@ def test_small_tensors_of_several_types_come_out_of_a_pack_as_they_went_in():
     for found, expected in zip(unpack(pack(tensors), tensors), tensors, strict=True):
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("keys", [(), ("DATA.REVERSE_INPUT_CHANNEL", True)])
+def test_pixels_on_the_device_become_the_same_pathways(keys):
+    to_model = transform("MODEL.ARCH", "slowfast", "TRAIN.MIXED_PRECISION", True, *keys)
+    clips = random_clips()
+    channels_first = clips.permute(0, 4, 1, 2, 3)
+    found = to_model.of_pixels(channels_first)
+    for ours, wanted in zip(found, to_model(clips, NO_FLIPS), strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert torch.equal(ours, wanted)
+    assert torch.equal(clips, random_clips()), "the clips were changed"
+
+
+def test_blank_clips_have_the_shape_of_a_mini_batch_and_take_no_memory(monkeypatch):
+    monkeypatch.setattr(inputs, "pack_pathways", lambda clips, alpha: [clips, alpha])
+    clips, alpha = blank_inputs((2, 8, 16), 4)
+    assert (tuple(clips.shape), clips.device.type) == ((2, 3, 8, 16, 16), "meta")
+    assert alpha == 4
+
+
+# Small tensors.
+
+
+def test_a_pack_takes_the_bytes_of_its_tensors_rounded_up_to_16():
+    """The sizes are 3, 0 and 24 bytes."""
+    tensors = [torch.ones(3, dtype=torch.bool), torch.zeros(0), torch.arange(3)]
+    packed = pack(tensors)
+    assert (packed.dtype, packed.shape) == (torch.uint8, (16 + 32,))
+    assert packed[16:40].view(torch.int64).tolist() == [0, 1, 2]
+
+
+def test_small_tensors_are_sent_in_one_copy_and_others_stay_where_they_are(monkeypatch):
+    packs = []
+    monkeypatch.setattr(inputs, "pack", lambda *args, **how: packs.append(how) or pack(*args))
+    there = torch.zeros(5, device="meta")
+    here = [torch.zeros(2, 3, dtype=torch.int64), torch.ones(3, dtype=torch.bool)]
+    first, same, last = send_together([here[0], there, here[1]], torch.device("meta"))
+    assert same is there
+    for found, sent in zip((first, last), here, strict=True):
+        assert (found.shape, found.dtype, found.is_meta) == (sent.shape, sent.dtype, True)
+    assert packs == [{"pin_memory": False}]
+    assert send_together([there], torch.device("meta"))[0] is there
+    assert all(map(operator.is_, send_together(here, CPU), here))
+    assert len(packs) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -77,3 +79,29 @@ def test_layers_have_their_parameters_again_even_after_an_error():
     after = dict(model.named_parameters())
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
+
+
+@pytest.mark.parametrize(("world", "counts"), [(1, [7]), (2, [2, 2, 2, 1])])
+def test_gradients_become_known_together_or_in_groups_if_processes_exchange_them(
+    world, counts, monkeypatch
+):
+    """Of the 9 weights of the convolution and the linear layers, 2 are frozen."""
+    monkeypatch.setattr(solver, "is_alone", lambda: world == 1)
+    monkeypatch.setattr(solver, "_WEIGHTS_AT_ONCE", 2)
+    model = net()
+    layers = (model.conv, model.first, model.second, model.unused, model.frozen)
+    with LoweredWeights(list(model.modules()), torch.bfloat16).lowered():
+        halves = {id(p): p for layer in layers for p in layer._parameters.values()}
+        casts = Counter(half.grad_fn for half in halves.values())
+        assert casts.pop(None) == 2
+        assert list(casts.values()) == counts
+        assert {half.dtype for half in halves.values()} == {torch.bfloat16}
+        assert model.first.weight is model.second.weight
+
+
+def test_a_model_without_trained_or_frozen_weights_may_be_lowered():
+    for trained in (True, False):
+        layer = nn.Linear(2, 2).requires_grad_(trained)
+        with LoweredWeights([layer], torch.bfloat16).lowered():
+            assert layer.weight.dtype == torch.bfloat16
+        assert layer.weight.dtype == torch.float32

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import zipfile
 from pathlib import Path
 from urllib.error import URLError
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from slowfast_patches.models.weights import check_file, load_weights, weight_files
+from slowfast_patches.models.weights import check_file, load_weights, local_file, weight_files
+from slowfast_patches.models.weights.weight_files import check_no_program, digest_of
 from slowfast_patches.utils.errors import UserError
 
 
@@ -100,6 +102,48 @@ def test_a_server_that_sends_too_slowly_is_given_up(tmp_path, monkeypatch):
 def test_other_addresses_are_refused(address):
     with pytest.raises(UserError, match=f"^{address} cannot be read. Give an https address"):
         check_file(address)
+
+
+def test_weights_of_the_package_are_found_by_name_unless_a_file_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(weight_files, "_SHIPPED", tmp_path / "package")
+    monkeypatch.setattr(weight_files, "SHIPPED", ("words-small",))
+    shipped = tmp_path / "package" / "words-small" / weight_files.WEIGHTS_FILE
+    shipped.parent.mkdir(parents=True)
+    shipped.touch()
+    assert local_file("words-small") == local_file(shipped.parent) == shipped
+    assert local_file("words-large") == Path("words-large")
+    Path("words-small").touch()
+    assert local_file("words-small") == Path("words-small")
+
+
+def test_a_program_of_torchs_export_is_refused_and_nothing_else(tmp_path):
+    path = tmp_path / "a.pt2"
+    check_no_program(path)  # there is no such file
+    path.write_bytes(b"no archive")
+    check_no_program(path)
+    for name in ("model/archive_format", "model/data.pkl"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(name, "pt2")
+        if name.endswith("format"):
+            with pytest.raises(UserError, match="is a program that --export has written"):
+                check_no_program(path)
+    check_no_program(path)
+
+
+def test_the_digest_depends_on_names_shapes_types_and_values_but_not_on_the_order():
+    ones = torch.ones(2, 3)
+    others = [
+        {"b": ones, "a": torch.zeros(2)},
+        {"a": ones, "b": torch.zeros(3)},
+        {"a": ones.view(3, 2), "b": torch.zeros(2)},
+        {"a": ones, "b": torch.zeros(2, dtype=torch.int32)},
+        {"a": 2 * ones, "b": torch.zeros(2)},
+    ]
+    digest = digest_of({"a": ones, "b": torch.zeros(2)})
+    transposed = torch.ones(3, 2).t()
+    assert digest_of({"b": torch.zeros(2), "a": transposed}) == digest
+    assert len({digest, *map(digest_of, others)}) == 6
 
 
 def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeypatch):

@@ -119,6 +119,19 @@ def test_the_slow_pathway_takes_the_channels_that_an_image_model_has(tmp_path: P
         assert said in caplog.text
 
 
+def test_inflation_without_effect_is_said(tmp_path: Path, caplog):
+    class Net(nn.Module):
+        def __init__(self, kernel: nn.Module) -> None:
+            super().__init__()
+            self.conv = kernel
+
+    flat, deep = Net(nn.Conv2d(3, 4, 1)), Net(nn.Conv3d(3, 4, 1))
+    for source, inflate, said in ((deep, True, True), (deep, False, False), (flat, True, False)):
+        caplog.clear()
+        load_weights(deep, saved(source.state_dict(), tmp_path), inflate=inflate)
+        assert ("CHECKPOINT_INFLATE True has no effect" in caplog.text) == said
+
+
 def test_resnet_18_is_refused(tmp_path: Path):
     basic = {k: v for k, v in resnet().items() if ".conv3" not in k and ".bn3" not in k}
     with pytest.raises(ValueError, match="18 or 34 layers"):
@@ -143,15 +156,15 @@ def test_a_registered_model_may_have_the_names_of_wrappers_and_of_torchvision(na
     assert same_tensors(model, theirs.state_dict()) == theirs.state_dict().keys()
 
 
-def test_the_statistics_of_two_splits_worked_out():
-    """In channel 0 the means 1 and 3 have mean 2 and variance 1. In channel 1 both are 10."""
+def test_the_statistics_of_three_splits_worked_out():
+    """In channel 0 the means 0, 3 and 3 have mean 2 and variance 2. In channel 1 all are 10."""
     state = {
         "s1.bn.weight": torch.ones(2),
         "s1.bn.bias": torch.zeros(2),
         "s1.bn.bn.running_mean": torch.zeros(2),
         "s1.bn.bn.running_var": torch.ones(2),
-        "s1.bn.split_bn.running_mean": torch.tensor([1.0, 10.0, 3.0, 10.0]),
-        "s1.bn.split_bn.running_var": torch.tensor([2.0, 4.0, 4.0, 8.0]),
+        "s1.bn.split_bn.running_mean": torch.tensor([0.0, 10.0, 3.0, 10.0, 3.0, 10.0]),
+        "s1.bn.split_bn.running_var": torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 9.0]),
         "s1.bn.split_bn.num_batches_tracked": torch.tensor(5),
     }
     folded = host_names(state, ["s1.bn.weight"])
@@ -159,7 +172,7 @@ def test_the_statistics_of_two_splits_worked_out():
         f"s1.bn.{p}" for p in ("weight", "bias", "running_mean", "running_var")
     }
     assert folded["s1.bn.running_mean"].tolist() == [2.0, 10.0]
-    assert folded["s1.bn.running_var"].tolist() == [3.0 + 1.0, 6.0 + 0.0]
+    assert folded["s1.bn.running_var"].tolist() == [3.0 + 2.0, 5.0 + 0.0]
 
 
 def test_a_head_of_other_classes_is_left_and_said(caplog, tmp_path: Path):

@@ -30,6 +30,15 @@ def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
     assert int(average.num_batches_tracked) == 1
 
 
+def test_an_average_is_a_copy_that_is_not_trained():
+    model = nn.Linear(2, 2)
+    average = start_average(model)
+    assert not any(value.requires_grad for value in average.parameters())
+    assert all(value.requires_grad for value in model.parameters())
+    nn.init.zeros_(model.weight)
+    assert average.weight.all()
+
+
 FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
 """The optimizer has no state of frozen weights."""
 

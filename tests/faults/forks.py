@@ -87,6 +87,7 @@ class Judge(Recorder):
         for path in {change.path for change in self.changes}:
             with suppress(Exception):  # Some are imported late, in the tests that need them.
                 import_module(module_name(path))
+        gc.unfreeze()  # gc.get_objects leaves out what is frozen
         functions = functions_by_file()
         gc.freeze()
         found = []

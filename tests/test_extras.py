@@ -82,6 +82,7 @@ def run_in(folder: Path, *words: object) -> str:
 
 
 @pytest.mark.extras
+@pytest.mark.slow("runs on a copy without an extra")
 @pytest.mark.parametrize("name", EXTRAS)
 def test_without_an_extra_all_else_is_imported_and_all_recipes_load(name, tmp_path):
     left = [other for other in EXTRAS if other != name]
@@ -89,6 +90,7 @@ def test_without_an_extra_all_else_is_imported_and_all_recipes_load(name, tmp_pa
 
 
 @pytest.mark.extras
+@pytest.mark.slow("runs on a copy without an extra")
 @pytest.mark.parametrize("names", [EXTRAS, *([name] for name in EXTRAS)], ids=["all", *EXTRAS])
 def test_the_quick_tests_of_what_is_left_pass(names, tmp_path):
     """`make core` deletes all extras, and `make extras` deletes each alone."""

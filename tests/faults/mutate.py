@@ -182,7 +182,7 @@ def main() -> int:
     sys.dont_write_bytecode = True
     possible = possible_changes(args.paths)
     chosen = random.Random(args.seed).sample(possible, min(args.count, len(possible)))
-    marker = "not gpu" if args.all else "not gpu and not slow"
+    marker = "not gpu and not extras" + ("" if args.all else " and not slow")
     copies = [copied_tree() for _ in range(args.jobs)]
     shares = [chosen[job :: args.jobs] for job in range(args.jobs)]
     try:

@@ -81,10 +81,8 @@ def test_several_labels_of_a_video_and_their_precision():
     assert found.loss == pytest.approx(-sum(logs) / 4)
 
 
-def test_ranks_add_scores_and_clips_and_take_the_labels_that_one_of_them_has(monkeypatch):
-    """The other rank has read video 1, whose label is 1."""
-    other = collect()
-    other.add(part([1, 1], [1, 1]), torch.tensor([[0.1, 0.9], [0.3, 0.7]]))
+def join(monkeypatch: pytest.MonkeyPatch, other: VideoScores) -> None:
+    """Let reductions over the ranks add the scores, clips and labels of another rank."""
 
     def add(values: Tensor) -> Tensor:
         theirs_of = other.clips if values.dtype == torch.int64 else other.scores
@@ -96,12 +94,32 @@ def test_ranks_add_scores_and_clips_and_take_the_labels_that_one_of_them_has(mon
 
     monkeypatch.setattr(scores_module, "sum_over_ranks", add)
     monkeypatch.setattr(scores_module, "max_over_ranks", most)
+
+
+def test_ranks_add_scores_and_clips_and_take_the_labels_that_one_of_them_has(monkeypatch):
+    """The other rank has read video 1, whose label is 1."""
+    other = collect()
+    other.add(part([1, 1], [1, 1]), torch.tensor([[0.1, 0.9], [0.3, 0.7]]))
+    join(monkeypatch, other)
     made = collect()
     made.add(part([0, 0], [0, 0]), torch.tensor([[0.8, 0.2], [0.6, 0.4]]))
     found = made.result()
     assert found.labels[:2].tolist() == [0, 1]
     torch.testing.assert_close(found.probabilities[:2, 0].tolist(), [0.7, 0.2])
     assert found.metrics == {"top1": 100, "videos": 3, "unreadable": 1}
+
+
+def test_with_maxima_a_video_has_the_highest_score_of_all_ranks(monkeypatch):
+    """Each rank has read a clip of videos 0 and 1."""
+    maxima = ("DATA.ENSEMBLE_METHOD", "max")
+    other = collect(*maxima)
+    other.add(part([0, 1], [0, 1]), torch.tensor([[-4.0, -2], [-1, -6]]))
+    join(monkeypatch, other)
+    made = collect(*maxima)
+    made.add(part([0, 1], [0, 1]), torch.tensor([[-5.0, -1], [-3, -5]]))
+    found = made.result()
+    assert found.probabilities[:2].tolist() == [[-4, -1], [-1, -5]]
+    assert found.metrics == {"top1": 0, "videos": 3, "unreadable": 1}
 
 
 def test_nan_is_a_diverged_training():
@@ -148,6 +166,10 @@ def test_too_few_readable_videos_end_the_run():
 def test_the_log_likelihood_of_a_label(scores, expected):
     found = label_loss(torch.tensor(scores), torch.tensor([0, 1]))
     assert found == (None if expected is None else pytest.approx(expected, abs=1e-3))
+
+
+def test_a_probability_that_is_rounded_above_1_has_no_negative_loss():
+    assert label_loss(torch.tensor([[1.00005, 0.0]]), torch.tensor([0])) == 0
 
 
 def test_the_log_likelihood_of_several_labels():

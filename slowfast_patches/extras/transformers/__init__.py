@@ -23,6 +23,7 @@ FILES = (
     "docs/frozen_backbones.md",
     "docs/transformers.md",
     "tests/slowfast_patches/extras/transformers",
+    "tests/slowfast_patches/extras/transformers_and_hub",
     "tests/slowfast_patches/extras/transformers_and_mixing",
 )
 """Files of this extra outside of its folder."""

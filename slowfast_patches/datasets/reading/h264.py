@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from av.packet import Packet
 from av.video.stream import VideoStream
@@ -53,18 +52,6 @@ class _Bits:
                 return
 
 
-class _FrameNumber(NamedTuple):
-    """Where the frame number lies in the header of a slice.
-
-    Attributes:
-        skipped: Number of bits between the first three codes and the frame number.
-        bits: Number of bits of the frame number.
-    """
-
-    skipped: int
-    bits: int
-
-
 def field_test(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool] | None:
     """Return a function that tells whether a packet of a stream begins with a field.
 
@@ -76,16 +63,21 @@ def field_test(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool] | N
         return None
     size = (header[4] & 3) + 1
     try:
-        place = _frame_number(_Bits(header[8 : 8 + int.from_bytes(header[6:8])]))
+        skipped = _bits_before_flag(_Bits(header[8 : 8 + int.from_bytes(header[6:8])]))
     except ValueError:  # the parameter set is damaged
         return None
-    if place is None:
+    if skipped is None:
         return None
-    return lambda packet: _begins_with_field(memoryview(packet), size, place)
+    return lambda packet: _begins_with_field(memoryview(packet), size, skipped)
 
 
-def _frame_number(bits: _Bits) -> _FrameNumber | None:
-    """Parse a sequence parameter set. Return None if the stream can have no fields."""
+def _bits_before_flag(bits: _Bits) -> int | None:
+    """Parse a sequence parameter set.
+
+    Returns:
+        The number of bits between the first three codes of a slice and the flag that tells whether
+        the slice is that of a field. None if the stream can have no fields.
+    """
     profile = bits.number(8)
     bits.skip(16, 0)
     has_planes = 0
@@ -106,10 +98,11 @@ def _frame_number(bits: _Bits) -> _FrameNumber | None:
         bits.skip(1, 0, 0)
         bits.skip(*[0] * bits.golomb())
     bits.skip(0, 1, 0, 0)
-    return None if bits.number(1) else _FrameNumber(2 * has_planes, frame_number)
+    # If the planes are separate, the plane of a slice (2 bits) precedes the frame number.
+    return None if bits.number(1) else 2 * has_planes + frame_number
 
 
-def _begins_with_field(data: memoryview, size: int, place: _FrameNumber) -> bool:
+def _begins_with_field(data: memoryview, size: int, skipped: int) -> bool:
     """Return whether the first slice in a packet is that of a field."""
     position = 0
     while position + size < len(data):
@@ -117,7 +110,7 @@ def _begins_with_field(data: memoryview, size: int, place: _FrameNumber) -> bool
         if data[start] & 31 in _SLICES:
             bits = _Bits(bytes(data[start : start + _HEADER]))
             try:
-                bits.skip(0, 0, 0, place.skipped, place.bits)
+                bits.skip(0, 0, 0, skipped)
                 return bool(bits.number(1))
             except ValueError:
                 return False

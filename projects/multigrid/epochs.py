@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from multigrid.sampler import Batch, MultigridBatchSampler
 from multigrid.schedule import Schedule
+from multigrid.user_warning import warn_user
 
 
 class Progress(Protocol):
@@ -69,10 +69,9 @@ class EpochLoader(DataLoader[Batch]):
         start = self.training.iteration
         stop = min(stop, self.training.schedule.iterations)
         if start >= stop:
-            warnings.warn(
+            warn_user(
                 "the training is complete, so the loader has no mini-batches. For another "
-                "training, create another Training",
-                stacklevel=2,
+                "training, create another Training"
             )
             return
         if self._batches is None or self._position != start:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from warnings import warn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multigrid.errors import MultigridError
+from multigrid.user_warning import warn_user
 
 
 def fix_gradient_layout(network: nn.Module) -> None:
@@ -40,11 +40,10 @@ def fix_gradient_layout(network: nn.Module) -> None:
         return
     if network.static_graph:
         # Such a network detects in its first iteration which parameters have gradients.
-        warn(
+        warn_user(
             "DistributedDataParallel was created with static_graph=True, so a resumed training on "
             "three or more processes differs from an uninterrupted one by rounding errors. Leave "
-            "static_graph out",
-            stacklevel=2,
+            "static_graph out"
         )
         return
     if network.find_unused_parameters:

@@ -88,7 +88,7 @@ class StepState:
         self.refresh()
         self.values.group_size = group_size
         if group_size is not None and not self._norms:
-            warn_unconverted(stacklevel=3)
+            warn_unconverted()
 
     def set_coverage(self, coverage: Tensor | None) -> None:
         """Set the coverage of the clips of the next forward (see `multigrid.set_coverage`)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -31,6 +30,7 @@ from multigrid.schedule import Schedule, ScheduleStep
 from multigrid.schedule_identity import describe
 from multigrid.shared_memory import fit_workers
 from multigrid.step_state import StepState, scaled_rates
+from multigrid.user_warning import warn_user
 from multigrid.watch import LoopWatch, check_converted, untrained, unwrap
 
 _CYCLES_CODE = (
@@ -107,7 +107,7 @@ class Training:
         self._state: StepState | None = None
         self._watch = LoopWatch()
         for text in (*fine_tuning_warnings(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
-            warnings.warn(text, stacklevel=2)
+            warn_user(text)
 
     @property
     def epoch(self) -> int:
@@ -165,8 +165,7 @@ class Training:
         sampler = MultigridBatchSampler(
             self.schedule, self.seed, rank, size, self.iteration, self.weights
         )
-        if size > 1:
-            form_groups(self.schedule)
+        form_groups(self.schedule)
         if self.model is not None and self.optimizers and not self.is_complete:
             self._watch.attach(self.model, self.optimizers)
         _, shortage = fit_workers(
@@ -176,7 +175,7 @@ class Training:
             prefetch=options.get("prefetch_factor") or 2,
         )
         if shortage:
-            warnings.warn(f"{shortage}, or reduce num_workers", stacklevel=2)
+            warn_user(f"{shortage}, or reduce num_workers")
         # Give it a generator, because the loader would otherwise change torch's random numbers.
         options = {"collate_fn": collate, "generator": torch.Generator(), **options}
         clips = CheckedClips(dataset, is_collated=options["collate_fn"] is collate)
@@ -241,7 +240,7 @@ class Training:
             self._is_compared = True
             copied = self._watch.broadcasts_buffers
             for text in differences(self.model, are_copied=copied):
-                warnings.warn(text, stacklevel=2)
+                warn_user(text)
         self._watch.attach(self.model, optimizers)
         step = self.schedule.at(iteration)
         self._watch.begin(
@@ -287,8 +286,9 @@ class Training:
             ValueError: No iteration has begun. Or a mini-batch of the schedule has fewer BN groups
                 than micro-batches, or the model has BN layers that were not converted.
         """
-        if self._step is None or self._state is None:
+        if self._state is None:
             raise MultigridError("no iteration has begun. Call training.begin(batch) first")
+        assert self._step is not None
         count = self._step.shape.batch // _ranks()[1]
         modules = self._state.modules
         norms = [m for m in modules if isinstance(m, _BatchNorm) and m.training]
@@ -322,7 +322,7 @@ class Training:
             check_converted(model)
         advice = [text for one in optimizers for text in rate_rule_advice(self.schedule, one)]
         for text in (*dict.fromkeys(advice), *untrained(model, optimizers)):
-            warnings.warn(text, stacklevel=3)
+            warn_user(text)
 
     def _set_coverage(self, batch: Mapping[str, Any]) -> None:
         """Set the coverage of the clips of a mini-batch for the position embeddings.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from multigrid.agreement import broadcasts_buffers
 from multigrid.batchnorm import GroupedBatchNorm3d
 from multigrid.errors import MultigridError
+from multigrid.user_warning import warn_user
 
 _WINDOW, _MOST_SUMMED = 8, 4
 """Report a loop if 4 of the last 8 iterations added their gradients to earlier ones."""
@@ -246,7 +246,7 @@ class LoopWatch:
     def _warn_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, stacklevel=4)
+            warn_user(text)
 
 
 def _watch_of(part: nn.Module | Optimizer) -> LoopWatch | None:

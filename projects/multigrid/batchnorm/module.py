@@ -12,9 +12,6 @@ group size. Call `convert_batchnorm` once, after building a model, to convert ev
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from multigrid.batchnorm.shared import SharedBatchNorm, arrange
 from multigrid.errors import MultigridError
 from multigrid.step_values import ReadsStep, Stats, StepValues, share_values
+from multigrid.user_warning import warn_user
 
 _VECTOR = 8
 """Values that torch's CPU kernel processes at once.
@@ -85,7 +83,8 @@ class GroupedBatchNorm3d(ReadsStep, nn.BatchNorm3d):
             self._check_input_dim(input)
             place.calls.append(None)
             tensors = (self.running_mean, self.running_var, self.weight, self.bias)
-            return F.batch_norm(input, *tensors, True, self.momentum or 0.0, self.eps)
+            assert self.momentum is not None  # such a layer has no place
+            return F.batch_norm(input, *tensors, True, self.momentum, self.eps)
         self._check_input_dim(input)
         clips, ranks_per_group = arrange(len(input), k)
         groups = len(input) // clips
@@ -174,7 +173,7 @@ def group_order(clips: int, group_size: int | None) -> list[int]:
         clips: The number of clips on this process.
         group_size: Clips per group, or None for no groups.
     """
-    if group_size is None or group_size >= clips or clips % group_size:
+    if group_size is None or clips % group_size:
         return list(range(clips))
     groups = clips // group_size
     return [(j % groups) * group_size + j // groups for j in range(clips)]
@@ -185,18 +184,8 @@ def _is_channels_last(x: Tensor) -> bool:
 
 
 def _repeat_per_group(vector: Tensor, groups: int) -> Tensor:
-    """Repeat a vector (C,) once per group, (G·C,); faster than `Tensor.repeat` on the CPU."""
-    if vector.device.type != "cpu" or torch.compiler.is_compiling():
-        # On other devices, the backward pass of indexing sums gradients in a random order.
-        return vector.expand(groups, -1).contiguous().view(-1)
-    return vector.index_select(0, _repeat_index(len(vector), groups))
-
-
-@cache
-def _repeat_index(channels: int, groups: int) -> Tensor:
-    """Return the channel indices 0 to C - 1, repeated once per group."""
-    with torch.inference_mode(False):  # cached for later backward passes too
-        return torch.arange(channels, device="cpu").repeat(groups)
+    """Repeat a vector (C,) once per group, (G·C,); faster than `Tensor.repeat`."""
+    return vector.expand(groups, -1).contiguous().view(-1)  # batch_norm needs a stride of 1
 
 
 def convert_batchnorm(module: nn.Module) -> nn.Module:
@@ -253,14 +242,13 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
     norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm3d)]
     share_values(norms, StepValues(group_size))
     if group_size is not None and not norms:
-        warn_unconverted(stacklevel=3)
+        warn_unconverted()
 
 
-def warn_unconverted(stacklevel: int) -> None:
+def warn_unconverted() -> None:
     """Warn that a group size has no effect, because a model has no `GroupedBatchNorm3d`."""
-    warnings.warn(
+    warn_user(
         "group_size has no effect because the model has no GroupedBatchNorm3d. Call "
         "convert_batchnorm(model) once after building it, or make_schedule(bn_group_size=None) if "
-        "it has no batch normalisation",
-        stacklevel=stacklevel + 1,
+        "it has no batch normalisation"
     )

@@ -9,7 +9,6 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +34,7 @@ from multigrid.prepare_step import MultigridLR
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
 from multigrid.training import Training
+from multigrid.user_warning import warn_user
 
 check_transformers()
 
@@ -204,7 +204,7 @@ class MultigridTrainer(Trainer):
         )
         defaults = {field.name: field.default for field in fields(TrainingArguments)}
         if unused := [name for name in _NO_EFFECT if getattr(args, name) != defaults[name]]:
-            warn(f"{', '.join(unused)} have no effect. The schedule replaces them", stacklevel=2)
+            warn_user(f"{', '.join(unused)} have no effect. The schedule replaces them")
         args.max_steps = schedule.iterations
         args.ignore_data_skip = True  # The loader starts at the right iteration.
         args.remove_unused_columns = False

@@ -33,7 +33,8 @@ def differences(model: nn.Module, *, are_copied: bool) -> tuple[str, ...]:
     local = (_checksum(parameters) if is_whole else 0.0, _checksum(running))
     found: list[tuple[float, float] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, local)
-    weights, stats = (set(values) for values in zip(*(one for one in found if one), strict=True))
+    weights = {one[0] for one in found if one}
+    stats = {one[1] for one in found if one}
     texts = list[str]()
     if len(weights) > 1:
         texts.append(

@@ -85,6 +85,53 @@ def test_layers_together_compute_what_they_compute_alone(k, recomputes, world, m
     assert int(ours.twice.num_batches_tracked) == 8
 
 
+@pytest.mark.parametrize("k", [None, 4])
+def test_pictures_instead_of_clips_are_refused(k):
+    """An input (N, C, H, W) would be normalised with its height as the time."""
+    model = mg.convert_batchnorm(nn.Sequential(nn.BatchNorm3d(3)))
+    state = StepState(model)
+    state.set_group_size(k)
+    pictures = torch.ones(8, 3, 4, 4)
+    with pytest.raises(ValueError, match="expected 5D input"):
+        model(pictures)
+    with pytest.raises(ValueError, match="expected 5D input"), state.step(), state.forward(8):
+        model(pictures)
+
+
+def test_all_layers_may_be_called_twice_in_a_forward():
+    """The statistics of the second call are not those of the first."""
+    alone, ours = (mg.convert_batchnorm(nn.Sequential(nn.BatchNorm3d(3))) for _ in range(2))
+    mg.set_group_size(alone, 2)
+    state = StepState(ours)
+    state.set_group_size(2)
+    with state.step(), state.forward(8):
+        found = ours(5 * ours(clips(8, 0).float()))
+    torch.testing.assert_close(found, alone(5 * alone(clips(8, 0).float())))
+    torch.testing.assert_close(ours.state_dict(), alone.state_dict())
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(), nn.Sequential(nn.BatchNorm3d(3, affine=False))])
+def test_a_model_may_have_no_layers_that_work_together(model):
+    state = StepState(mg.convert_batchnorm(model.train()))
+    state.set_group_size(2 if len(model) else None)
+    with state.step(), state.forward(8):
+        output = model(clips(8, 0).float())
+    assert output.shape == (8, 3, 2, 3, 3)
+
+
+@pytest.mark.parametrize(("world", "parts"), [(1, 1), (2, 3)])
+def test_gradients_of_several_processes_become_known_in_parts(world, parts, monkeypatch):
+    """DDP exchanges the gradients of two layers while those of earlier layers are computed."""
+    monkeypatch.setattr(together, "is_distributed", lambda: world > 1)
+    monkeypatch.setattr(together, "_LAYERS_AT_ONCE", 2)
+    model = mg.convert_batchnorm(nn.Sequential(*(nn.BatchNorm3d(3) for _ in range(5))))
+    state = StepState(model)
+    state.set_group_size(4)
+    with state.step(), state.forward(8):
+        places = [layer.step_values.places[layer] for layer in model]
+        assert len({place.weight.grad_fn for place in places}) == parts
+
+
 def test_relu_changes_the_output_of_grouped_layers_without_a_copy():
     """An output that is a view would be copied by autograd, in the backward pass of ReLU."""
     layer = mg.convert_batchnorm(nn.Sequential(nn.BatchNorm3d(3), nn.ReLU(inplace=True)))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -179,8 +182,24 @@ def test_a_state_of_another_training_is_refused(change, message):
     other = make_schedule(SCHEDULE.base, cycles=CYCLES, **given | rate | change)
     with pytest.raises(ValueError, match=message):
         new_training(seed, other).load_state_dict(state)
-    with pytest.raises(ValueError, match="is at iteration 1000, but"):
-        new_training().load_state_dict(state | {"iteration": 1000})
+
+
+@pytest.mark.parametrize("iteration", [-1, SCHEDULE.iterations + 1, "3", 3.0, None])
+def test_a_state_at_no_iteration_of_the_schedule_is_refused(iteration):
+    training = new_training()
+    state = training.state_dict() | {"iteration": iteration}
+    with pytest.raises(ValueError, match=f"is at iteration {iteration}, but the schedule has"):
+        training.load_state_dict(state)
+    assert training.iteration == 0
+
+
+def test_a_complete_training_that_is_resumed_leaves_model_and_optimizer_free():
+    training = new_training()
+    training.load_state_dict(training.state_dict() | {"iteration": SCHEDULE.iterations})
+    assert training.is_complete
+    training.loader(Clips(VIDEOS))
+    training.model(torch.zeros(4, 3, 2, 8, 8)).sum().backward()
+    training.optimizer.step()
 
 
 def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
@@ -228,3 +247,76 @@ def test_an_index_may_be_any_integer():
 def test_a_data_set_of_another_length_is_refused():
     with pytest.raises(ValueError, match="100 videos"):
         new_training().loader(Clips(99))
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_no_micro_batches_are_refused(steps):
+    with pytest.raises(ValueError, match=f"accumulation_steps is {steps}, but must be 1 or more"):
+        Training(SCHEDULE, accumulation_steps=steps)
+
+
+# What a loop on several processes needs.
+
+
+def test_the_processes_are_compared_once_after_the_first_iteration(monkeypatch):
+    copied = list[bool]()
+
+    def differences(model, *, are_copied):
+        copied.append(are_copied)
+        return ("they differ",)
+
+    monkeypatch.setattr("multigrid.training.differences", differences)
+    monkeypatch.setattr("multigrid.training.is_distributed", lambda: True)
+    monkeypatch.setattr("multigrid.watch.broadcasts_buffers", lambda: True)
+    training = new_training()
+    training.begin(0)
+    training.model(torch.zeros(64, 3, 1, 4, 4))
+    assert copied == []
+    with pytest.warns(UserWarning, match="they differ"):
+        training.begin(1)
+    training.begin(2)
+    assert copied == [True]
+
+
+def test_the_loader_of_several_processes_has_a_rank_s_clips_and_forms_bn_groups(monkeypatch):
+    formed = []
+    monkeypatch.setattr("multigrid.training.form_groups", formed.append)
+    alone = next(iter(new_training().loader(Clips(VIDEOS))))["clips"]
+    formed.clear()
+    monkeypatch.setattr("multigrid.training._ranks", lambda: (1, 2))
+    second = next(iter(new_training().loader(Clips(VIDEOS))))["clips"]
+    assert formed == [SCHEDULE]
+    assert 2 * len(second) == len(alone)
+    videos = [clips[:, 0, 0, 0, 0].tolist() for clips in (alone, second)]
+    assert set(videos[1]) <= set(videos[0])
+
+
+# Shared memory of the workers of the loader.
+
+LARGEST = 3 * max(shape.volume for shape in SCHEDULE.shapes)
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "batches"),
+    [
+        ({"num_workers": 2}, 1, 5),  # two mini-batches of each worker, and the one in use
+        ({"num_workers": 2, "prefetch_factor": 3}, 1, 7),
+        ({"num_workers": 1}, 2, 2 * 3),  # of two processes on one machine
+        ({}, 1, 0),
+    ],
+)
+def test_workers_that_find_no_shared_memory_are_warned_of(options, processes, batches, monkeypatch):
+    def warned(free: int) -> bool:
+        memory = SimpleNamespace(f_blocks=10**9, f_bavail=free, f_frsize=1)
+        monkeypatch.setattr(os, "statvfs", lambda _: memory)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            new_training().loader(Clips(VIDEOS), **options)
+        texts = [str(one.message) for one in told if "/dev/shm" in str(one.message)]
+        assert all("or reduce num_workers" in text for text in texts)
+        return bool(texts)
+
+    if processes > 1:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert not warned(batches * LARGEST)
+    assert batches == 0 or warned(batches * LARGEST - 1)

@@ -41,9 +41,10 @@ def channel_moments(x: Tensor) -> Tensor:
         The moments, (2, C) float64.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
+    _, channels = x.shape[:2]
     # The zeros are placeholders for running statistics. Their dtype is that of the result.
-    running = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
-    mean, var = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
+    zeros = torch.zeros(channels, dtype=dtype, device=x.device)
+    mean, var = torch.batch_norm_update_stats(x, zeros, zeros, 0.0)
     mean = mean.double()
     return torch.stack((mean, var.double() + mean.square()))
 

@@ -68,16 +68,17 @@ class NormsTogether:
     def before_forward(self, clips: int) -> None:
         """Prepare the layers for a forward pass with this number of clips on this process."""
         k = self.values.group_size
-        groups = 1 if k is None else clips // k if clips % k == 0 else 0
-        norms = [norm for norm in self.norms if _can_join(norm)] if groups else []
+        groups = 1 if k is None or clips % k else clips // k
+        norms = [norm for norm in self.norms if _can_join(norm)]
         self._places = places = {norm: Place() for norm in norms}
         self.values.places = dict[nn.Module, Place](places.items())
-        if groups <= 1 or not norms:
+        if groups == 1 or not norms:
             return
         if groups not in self._repeated:
             self._repeated[groups] = self._repeat(norms, groups)
         alike, layout, vectors = self._repeated[groups]
-        self._stats = vectors[0].detach().new_zeros(layout.length)
+        dtype, device = _kind(alike[0])
+        self._stats = torch.zeros(layout.length, dtype=dtype, device=device)
         stats = layout.split(self._stats)
         for i, norm in enumerate(alike):
             if (place := places.get(norm)) is not None:
@@ -130,12 +131,17 @@ class NormsTogether:
 
     def _track(self, stats: dict[GroupedBatchNorm3d, Stats], *, is_first: bool) -> None:
         """Update the running statistics of layers with the statistics of one call each."""
-        groups = len(next(iter(stats.values()))[0]) // next(iter(stats)).num_features
-        repeated = self._repeated[groups]
-        if is_first and list(stats) == repeated.norms and self._stats is not None:
+        norm, (mean, _) = next(iter(stats.items()))
+        repeated = self._repeated[len(mean) // norm.num_features]
+        if is_first and list(stats) == repeated.norms:
+            assert self._stats is not None
             averages = list(repeated.layout.sum(self._stats))
         else:
-            averages = [x.view(groups, -1).sum(0) for pair in stats.values() for x in pair]
+            averages = [
+                values.view(-1, norm.num_features).sum(0)
+                for norm, pair in stats.items()
+                for values in pair
+            ]
         by_momentum = defaultdict[float, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
         for i, norm in enumerate(stats):
             assert norm.momentum is not None
@@ -194,7 +200,7 @@ class _Layout:
         self.length = sum(self.lengths)
         values = torch.split(torch.arange(sum(sizes), device="cpu"), self.sizes)
         index = torch.cat([value.repeat(groups) for value in values])
-        order = index.argsort(stable=True).view(-1, groups).t().flatten()
+        order = index.argsort().view(-1, groups).t().flatten()
         self._index = index.int().to(device)
         self._order = order.int().to(device)
 

@@ -10,7 +10,6 @@ from multigrid.batchnorm import (
     GroupedBatchNorm3d,
     convert_batchnorm,
     group_order,
-    module,
     set_group_size,
 )
 
@@ -73,19 +72,35 @@ class _Chunks(nn.Module):
 
 
 def test_groups_and_running_statistics_by_hand(layout):
-    """Groups (1, 3) and (10, 30), every second clip: means 2 and 20, unbiased variances 2, 200."""
-    x = torch.tensor([1.0, 10.0, 3.0, 30.0]).view(4, 1, 1, 1, 1).contiguous(memory_format=layout)
-    norm = _norm(1, 2, momentum=0.5, eps=1e-9, affine=False)
-    torch.testing.assert_close(norm(x).flatten(), torch.tensor([-1.0, -1.0, 1.0, 1.0]))
-    assert norm.running_mean.item() == pytest.approx(0.5 * 0 + 0.5 * 11)
-    assert norm.running_var.item() == pytest.approx(0.5 * 1 + 0.5 * 101)
+    """Groups (1, 3) and (10, 30), every second clip: means 2 and 20, unbiased variances 2, 200.
+
+    The other channel is the negative of this one.
+    """
+    x = torch.tensor([1.0, 10.0, 3.0, 30.0]).view(4, 1, 1, 1, 1)
+    x = torch.cat((x, -x), 1).contiguous(memory_format=layout)
+    norm = _norm(2, 2, momentum=0.5, eps=1e-9, affine=False)
+    torch.testing.assert_close(norm(x)[:, 0].flatten(), torch.tensor([-1.0, -1.0, 1.0, 1.0]))
+    assert norm.running_mean.tolist() == pytest.approx([0.5 * 0 + 0.5 * 11, 0.5 * 0 - 0.5 * 11])
+    assert norm.running_var.tolist() == pytest.approx([0.5 * 1 + 0.5 * 101] * 2)
     norm(x)
-    assert norm.running_mean.item() == pytest.approx(8.25)
+    assert norm.running_mean.tolist() == pytest.approx([8.25, -8.25])
     assert norm.num_batches_tracked.item() == 2
-    average = _norm(1, 2, momentum=None)  # of all steps
+    average = _norm(2, 2, momentum=None)  # of all steps
     average(x)
     average(x + 6)
-    assert average.running_mean.item() == pytest.approx((11 + 17) / 2)
+    assert average.running_mean.tolist() == pytest.approx([(11 + 17) / 2, (-11 - 5) / 2])
+
+
+def test_an_output_has_the_memory_format_of_its_input():
+    """An input that is contiguous in no format has a contiguous output."""
+    norm = _norm(3, 2)
+    x = _clips(4, 3, 2, 5, 4)
+    channels_last = norm(x.contiguous(memory_format=CHANNELS_LAST))
+    assert channels_last.is_contiguous(memory_format=CHANNELS_LAST)
+    for contiguous in (norm(x), norm(x.transpose(3, 4))):
+        assert contiguous.is_contiguous()
+        assert not contiguous.is_contiguous(memory_format=CHANNELS_LAST)
+    assert torch.equal(norm(x.transpose(3, 4)), norm(x.transpose(3, 4).contiguous()))
 
 
 def test_group_order_by_hand():
@@ -169,14 +184,6 @@ def test_statistics_that_are_not_to_be_tracked_are_not():
     assert norm.running_mean.tolist() == [0, 0]
     with pytest.raises(ValueError, match="group_size is 0, but must be at least 1"):
         set_group_size(norm, 0)
-
-
-def test_vectors_are_repeated_alike_where_the_operations_differ(monkeypatch):
-    """Other devices and compiled code do not take an index."""
-    vector = torch.tensor([1.0, 2.0, 3.0])
-    assert module._repeat_per_group(vector, 2).tolist() == [1, 2, 3, 1, 2, 3]
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert module._repeat_per_group(vector, 2).tolist() == [1, 2, 3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("group_size", [None, 2])

@@ -65,6 +65,7 @@ class World:
         self._barrier.wait()
         if not async_op:
             tensor.copy_(total)
+            return None
         return SimpleNamespace(wait=lambda: tensor.copy_(total))
 
 
@@ -83,6 +84,7 @@ def world(monkeypatch):
         (8, 4, 3, (4, 1)),
         (6, 4, 2, None),  # a group would be cut
         (2, 8, 4, (2, 4)),
+        (1, 4, 8, (1, 4)),
         (2, 8, 8, (2, 4)),
         (2, 8, 6, None),  # four processes do not divide six
         (3, 8, 8, None),
@@ -150,6 +152,16 @@ def test_two_ranks_give_the_result_of_one(world):
         for name, value in expected[4].named_buffers():
             torch.testing.assert_close(getattr(norm, name), value)
     assert set(world.reduced_in) == {"group of 2"}
+
+
+def test_shared_statistics_have_no_gradient_but_the_output_has(world):
+    def on_rank(rank):
+        form_bn_process_groups(2)
+        x, weight, bias = torch.rand(2, 3, 1, 2, 2), torch.ones(3), torch.zeros(3)
+        found = shared.SharedBatchNorm.apply(x.requires_grad_(), weight, bias, 2, 0.1)
+        return [tensor.requires_grad for tensor in found]
+
+    assert world.run(on_rank) == [[True, False, False]] * 2
 
 
 def test_process_groups_are_formed_once_and_only_where_ranks_share(world):

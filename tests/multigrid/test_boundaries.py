@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from multigrid import FrameClips, Shape, SteppedRate, Video, make_schedule
+from multigrid import Cycles, FrameClips, Shape, SteppedRate, Video, make_schedule
 from multigrid.cost import rate_rule_advice
 from multigrid.grids import Grid
 from multigrid.sampling import clip_generator, plan_train
@@ -118,5 +118,8 @@ def test_the_square_root_is_advised_only_where_the_rate_grows_linearly():
     assert rate_rule_advice(root, adam) == ()
     flat = make_schedule(base, 200, policy, cycles=None, bn_group_size=None)
     assert rate_rule_advice(flat, adam) == ()
+    twice = make_schedule(base, 200, policy, Cycles(((0.5, 1.0), (1.0, 1.0))), bn_group_size=None)
+    (text,) = rate_rule_advice(twice, adam)
+    assert "by up to 2," in text
     adam.param_groups[0]["batch_rate_rule"] = "sqrt"
     assert rate_rule_advice(growing, adam) == ()

@@ -55,6 +55,8 @@ def test_bn_groups_of_gentle_divide_every_batch(batch, sizes):
         (GENTLE, 24_999, None),
         (GENTLE, 25_000, PAPER),
         (replace(GENTLE, long_cycle=((0.5, 1.0), (1.0, 1.0))), 100, None),
+        (replace(GENTLE, long_cycle=((0.5, 1.0), (1.0, 1.0))), 25_000, None),
+        (replace(GENTLE, short_cycle=(0.5,)), 25_000, None),
         (None, 100, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tests of which numbers of processes can train a schedule, and of shared statistics."""
+"""Tests of the BN statistics that processes share."""
 
 from __future__ import annotations
 
@@ -11,48 +11,10 @@ import torch.distributed as dist
 
 from multigrid import (
     GroupedBatchNorm3d,
-    Phase,
-    Schedule,
-    Shape,
-    SteppedRate,
     average_running_stats,
-    check_processes,
     form_bn_process_groups,
     group_order,
-    possible_processes,
 )
-
-RATE = SteppedRate((16.0, 20.0), (0.1, 0.01))
-
-
-def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
-    """Return a schedule of one phase with mini-batches of some clips and some BN group sizes."""
-    shapes = tuple(Shape(batch, 8, 32) for batch, _ in batches)
-    sizes = tuple(size for _, size in batches)
-    phase = Phase(0, len(shapes), (0.0, 1.0), 0, 1.0, shapes, sizes, 0)
-    return Schedule(shapes[-1], 50, 1.0, RATE, (phase,))
-
-
-@pytest.mark.parametrize(
-    ("batches", "possible"),
-    [
-        ([(12, 4)], [1, 3, 6, 12]),  # 12, 4, 2 and 1 clips; 3 and 6 clips would cut groups of 4
-        ([(8, None)], [1, 2, 4, 8]),
-        ([(32, 16), (16, 8)], [1, 2, 4, 8, 16]),
-        ([(12, 4), (8, 8)], [1]),  # groups of 8 clips on 3 processes
-        ([(6, 6)], [1, 2, 3, 6]),
-    ],
-)
-def test_processes_divide_the_batch_and_neither_cut_a_group_nor_share_two(batches, possible):
-    schedule = schedule_of(batches)
-    assert possible_processes(schedule) == possible
-    for processes in possible:
-        check_processes(schedule, processes)
-    with pytest.raises(ValueError, match=f"schedule: {', '.join(map(str, possible))}$"):
-        check_processes(schedule, 5)
-
-
-# What processes share.
 
 
 def _clips(layout: torch.memory_format) -> torch.Tensor:

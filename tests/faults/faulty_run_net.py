@@ -78,6 +78,8 @@ def let_clock_jump() -> None:
 
 if __name__ == "__main__":
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if "--shard-id" in sys.argv:
+        rank = sys.argv[sys.argv.index("--shard-id") + 1]
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     again = any(os.environ.get(name, "0") != "0" for name in counts)
     place, number = os.environ.get("FAULT", "none:0").split(":")

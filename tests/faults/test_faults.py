@@ -58,23 +58,54 @@ def test_the_comparison_of_kills_notices_a_single_bit(multigrid_run, tmp_path):
     assert f".model_state.{name}" in kills.find_difference(same, multigrid_run)
 
 
-@pytest.mark.slow("starts processes")
-def test_three_killed_processes_end_as_if_undisturbed(start_python, tiny_data, tmp_path):
-    """Three numbers have several sums, which differ by rounding. Groups of BN add them, too."""
+@pytest.fixture
+def start_kind(start_python, tiny_data, tmp_path):
+    """`start_kind(kind, name, KEY=value, ...)`: the processes of a training, in a folder."""
     (tmp_path / "data").symlink_to(tiny_data)
     (tmp_path / "tiny.yaml").symlink_to(tiny_data / "tiny.yaml")
-    kind = kills.Kind("shared BN", 3)
     keys = ("SOLVER.MAX_EPOCH", 2.0, "SOLVER.STEPS", [0, 1.5], "BN.USE_PRECISE_STATS", False)
     keys += ("DATA_LOADER.NUM_WORKERS", 0, "TEST.NUM_ENSEMBLE_VIEWS", 1)
+
+    def start(kind, name, **environment):
+        (tmp_path / name).mkdir(exist_ok=True)
+        return kills.start(start_python, tmp_path / name, kind, *keys, **environment)
+
+    return start
+
+
+@pytest.mark.slow("starts processes")
+def test_three_killed_processes_end_as_if_undisturbed(start_kind, tmp_path):
+    """Three numbers have several sums, which differ by rounding. Groups of BN add them, too."""
+    kind = kills.Kind("shared BN", 3)
     for name, fault, status in (
         ("whole", "none:0", 0),
         ("killed", "step:4", -9),
         ("killed", "none:0", 0),
     ):
-        (tmp_path / name).mkdir(exist_ok=True)
-        processes = kills.start(start_python, tmp_path / name, kind, *keys, FAULT=fault)
+        processes = start_kind(kind, name, FAULT=fault)
         said = (tmp_path / name / "said.txt").read_text
         assert [process.wait(240) for process in processes] == [status] * 3, said()
+    assert kills.find_difference(tmp_path / "killed" / "out", tmp_path / "whole" / "out") == ""
+
+
+@pytest.mark.slow("starts processes")
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TRAININGS", 1))))
+def test_two_processes_of_which_one_is_killed_end_as_if_undisturbed(seed, start_kind, tmp_path):
+    """The other process ends by itself, and says that it lost one. Rank 0 alone writes."""
+    kind = kills.Kind("plain", 2)
+    assert [process.wait(240) for process in start_kind(kind, "whole")] == [0, 0]
+    rng = random.Random(seed)
+    said = tmp_path / "killed" / "said.txt"
+    for place in rng.sample(["step", "save", "rename", "evaluation"], 3):
+        faulty = 0 if place in ("save", "rename") else rng.randrange(2)
+        fault = f"{place}:{rng.randint(1, MOST[place])}"
+        processes = start_kind(kind, "killed", FAULT=fault, FAULTY_RANK=str(faulty))
+        statuses = [process.wait(240) for process in processes]
+        assert statuses[faulty] == -9, (fault, said.read_text())
+        assert statuses[1 - faulty] == 2, (fault, said.read_text())
+        assert f"error: rank {1 - faulty}: Another rank failed" in said.read_text()
+        said.unlink()
+    assert [process.wait(240) for process in start_kind(kind, "killed")] == [0, 0], said.read_text()
     assert kills.find_difference(tmp_path / "killed" / "out", tmp_path / "whole" / "out") == ""
 
 

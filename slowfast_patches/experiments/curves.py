@@ -57,8 +57,8 @@ def reach(curve: pd.DataFrame, accuracy: float) -> tuple[float, bool]:
     last = int(np.searchsorted(best, accuracy))
     if last == len(best):
         return math.inf, False
-    between = curve[max(last - 1, 0) : last + 1]
-    cost = np.exp(np.interp(accuracy, between["best"], np.log(between["cost"])))
+    until = curve[: last + 1]
+    cost = np.exp(np.interp(accuracy, until["best"], np.log(until["cost"])))
     return float(cost), bool(best[0] > accuracy)
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import KEYS, plain
-from slowfast_patches.experiments.checks import check_alike, checked
+from slowfast_patches.experiments import checks
+from slowfast_patches.experiments.checks import check_alike, check_outputs, checked
 from slowfast_patches.experiments.comparison import make_variants
 from slowfast_patches.experiments.paper import PAPER_TABLES, paper_variants
 from slowfast_patches.experiments.report import explain_differences, variant_differences
@@ -257,6 +258,20 @@ def test_an_experiment_does_not_write_where_it_reads(folder):
     variants = make_variants([folder / "baseline.yaml", folder / "top.yaml"], [])
     with pytest.raises(ValueError, match=r"here\.yaml is read by this command"):
         checked(Experiment(variants, [0], folder / "out"), trains=False)
+
+
+def test_only_weights_on_this_machine_are_looked_at(folder, monkeypatch):
+    """An address is not downloaded to find out whether it would be overwritten."""
+    asked = list[str]()
+    monkeypatch.setattr(checks, "local_file", lambda path: asked.append(path) or Path(path))
+    experiment = experiment_in(folder)
+    check_outputs(experiment, [], [])
+    assert asked == []
+    keys = ("TRAIN.CHECKPOINT_FILE_PATH", "https://some.org/a", "TEST.CHECKPOINT_FILE_PATH", "b")
+    recipe = experiment.variants[0].recipe.replaced(dict(zip(keys[::2], keys[1::2], strict=True)))
+    variants = [replace(experiment.variants[0], recipe=recipe)]
+    check_outputs(replace(experiment, variants=variants), [], [])
+    assert asked == ["b"]
 
 
 def test_the_variants_of_the_paper_are_scored_like_their_baselines():

@@ -27,7 +27,7 @@ from slowfast_patches.experiments.slurm_jobs import check_resumable, submit_expe
 from slowfast_patches.experiments.variants import Variant, hidden_files, step_seconds_of
 from slowfast_patches.launch import slurm
 from slowfast_patches.launch.slurm import Slurm, slurm_of, submit
-from slowfast_patches.plan.run_identity import Identity
+from slowfast_patches.plan.run_identity import Identity, run_identity
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import Mean
@@ -204,6 +204,21 @@ def test_a_job_that_would_not_resume_is_refused_before_it_is_queued(two, tmp_pat
     check_resumable(other.replaced({"TRAIN.ENABLE": False}))
 
 
+def test_videos_are_not_looked_at_before_a_job_that_would_resume(two, tmp_path):
+    """The job compares them. Here, the list exists, and the videos do not."""
+    (tmp_path / "train.csv").write_text("a.mp4 0\n" * 136)
+    recipe = two[0].recipe.replaced(
+        {"DATA.PATH_TO_DATA_DIR": str(tmp_path), "OUTPUT_DIR": str(tmp_path / "run")}
+    )
+    identity = run_identity(recipe, clips=False).to_json()
+    identity["facts"]["train_clips"] = {"readable": 136, "content": "as they were"}
+    checkpoints.save(tmp_path / "run", made(cfg=recipe.text, identity=identity, changes=[]))
+    check_resumable(recipe)
+    (tmp_path / "train.csv").write_text("b.mp4 0\n" * 136)
+    with pytest.raises(UserError, match="is of another run: train_list"):
+        check_resumable(recipe)
+
+
 # Runs beside each other.
 
 
@@ -313,6 +328,11 @@ def test_a_run_has_failed_without_a_result_or_with_another_status(tmp_path, caps
     runs.note_failure(folder, "x, seed 0", ended(0))
     runs.note_failure(folder, "x, seed 0", ended(9))
     assert "exit status 9" in (folder / "failed.json").read_text()
+
+
+def test_the_output_of_a_run_goes_to_standard_error(capfd):
+    assert runs._run(["sh", "-c", "echo said; exit 3"]).returncode == 3
+    assert capfd.readouterr() == ("", "said\n")
 
 
 def test_after_nohup_a_hangup_stops_nothing(monkeypatch):

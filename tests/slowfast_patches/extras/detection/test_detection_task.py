@@ -97,6 +97,20 @@ def test_the_stride_of_the_feature_map_is_checked():
     check_feature_map(load_recipe(None, KEYS))
 
 
+def test_boxes_need_a_feature_map():
+    model = SimpleNamespace(arch="a transformer", spec=SimpleNamespace(is_resnet=False))
+    with pytest.raises(UserError, match=r"a transformer is not possible .* no feature map to pool"):
+        check_feature_map(SimpleNamespace(model=model))
+
+
+def test_the_files_of_an_evaluation_are_read_before_a_run(monkeypatch):
+    read = list[object]()
+    monkeypatch.setattr(detection_task, "read_annotations", read.append)
+    made = task()
+    made.check_files()
+    assert read == [made.recipe]
+
+
 # Scores.
 
 

@@ -13,7 +13,13 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     read_list,
 )
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
-from slowfast_patches.extras.detection.lists import read_boxes
+from slowfast_patches.extras.detection.lists import (
+    ava_path,
+    check_boxes,
+    evaluation_files,
+    read_boxes,
+    read_sources,
+)
 from slowfast_patches.train.run import _count_videos
 from tests.slowfast_patches.datasets.recipes import recipe_of as video_recipe
 from tests.slowfast_patches.extras.detection.ava_lists import recipe_of, write_lists
@@ -144,6 +150,66 @@ def test_boxes_without_a_label_are_named_where_labels_are_needed(tmp_path, caplo
     )
 
 
+@pytest.mark.parametrize(
+    ("box", "has_area"),
+    [
+        ("0.1,0.1,0.2,0.2", True),
+        ("0.1,0.1,0.1,0.2", False),
+        ("0.1,0.1,0.2,0.1", False),
+        ("0.2,0.1,0.1,0.2", False),
+        ("0.1,0.2,0.2,0.1", False),
+        ("-0.5,0.1,0.0,0.2", False),  # left of the frame
+        ("1.0,0.1,1.5,0.2", False),
+    ],
+)
+def test_a_box_has_an_area_in_the_frame_or_is_left_out(tmp_path, caplog, box, has_area):
+    path = tmp_path / "boxes.csv"
+    path.write_text(f"v,0902,{box},1\n" * 2 + "v,0902,0.5,0.5,0.6,0.6,1\n")
+    assert len(list(read_boxes(path, 1))) == (3 if has_area else 1)
+    told = [] if has_area else [f"{path}: 2 boxes have no area in the frame and are left out"]
+    assert caplog.messages == told
+
+
+@pytest.mark.parametrize(
+    ("line", "is_valid"),
+    [
+        ("v,0902,-1.0,0,2.0,1,3", True),
+        ("v,1798,0,0,1,1,1", True),
+        ("v,1799,0,0,1,1,1", False),
+        ("v,0901,0,0,1,1,1", False),
+        ("v,0902,-1.1,0,1,1,1", False),
+        ("v,0902,0,0,1,2.1,1", False),
+        ("v,0902,0,0,1,1,0", False),
+        ("v,0902,0,0,1,1,4", False),
+    ],
+)
+def test_seconds_sides_and_labels_have_bounds(tmp_path, line, is_valid):
+    path = tmp_path / "boxes.csv"
+    path.write_text(line)
+    if is_valid:
+        assert len(list(read_boxes(path, 3))) == 1
+        return
+    with pytest.raises(ValueError, match=r"boxes\.csv, line 1: a value is out of range"):
+        list(read_boxes(path, 3))
+
+
+def test_detected_boxes_need_a_score_and_no_label(tmp_path, caplog):
+    path = tmp_path / "boxes.csv"
+    path.write_text("v,0902,0,0,1,1,,0.5\nv,0903,0,0,1,1,,0.49\nv,0904,0,0,1,1,2,0.7\n")
+    found = [(second, labels) for _, second, _, labels in read_boxes(path, 3, 0.5)]
+    assert found == [(902, []), (904, [1])]
+    assert not caplog.messages
+    path.write_text("v,0902,0,0,1,1,2\n")
+    with pytest.raises(ValueError, match=r"line 1: .* for predicted boxes a score"):
+        list(read_boxes(path, 3, 0.5))
+
+
+def test_a_key_frame_has_up_to_a_thousand_boxes():
+    check_boxes(1000, "a, second 902")
+    with pytest.raises(ValueError, match="key frame of a, second 902 has more than 1000 boxes"):
+        check_boxes(1001, "a, second 902")
+
+
 def test_too_many_boxes_in_a_key_frame_are_refused(tmp_path):
     lines = "".join(f"a,0902,0.1,0.1,0.9,{0.2 + n / 2000:.4f},1\n" for n in range(1001))
     with pytest.raises(ValueError, match="key frame of a, second 902 has more than 1000 boxes"):
@@ -158,6 +224,43 @@ def test_equal_names_in_a_label_map_are_told_apart(tmp_path):
     (folder / "names.pbtxt").write_text(text.replace("3", "1"))
     with pytest.raises(ValueError, match="has an id more than once"):
         class_names(recipe_of(folder))
+
+
+def test_a_label_map_may_be_absent_but_not_empty(tmp_path):
+    folder = write_lists(tmp_path, TRAIN)
+    (folder / "names.pbtxt").write_text("")
+    with pytest.raises(ValueError, match=r"must name classes .* from 1 to MODEL\.NUM_CLASSES 3"):
+        class_names(recipe_of(folder))
+    (folder / "names.pbtxt").write_text('label {\n  name: "x"\n  label_id: none\n}\n')
+    with pytest.raises(ValueError, match=r"the label map .*names\.pbtxt cannot be read"):
+        class_names(recipe_of(folder))
+    (folder / "names.pbtxt").unlink()
+    assert class_names(recipe_of(folder)) is None
+
+
+def test_an_evaluation_reads_files_beside_the_lists_and_a_training_does_not(tmp_path):
+    recipe = recipe_of(tmp_path, "AVA.ANNOTATION_DIR", "notes", "AVA.EXCLUSION_FILE", "out.csv")
+    names = ("names.pbtxt", "out.csv", "ava_val_v2.2.csv")
+    assert evaluation_files(recipe, "val") == [Path("notes", name) for name in names]
+    assert evaluation_files(recipe, "test") == evaluation_files(recipe, "val")
+    assert evaluation_files(recipe, "train") == []
+
+
+@pytest.mark.parametrize(("split", "key"), [("train", "TRAIN"), ("val", "TEST"), ("test", "TEST")])
+def test_each_split_has_its_own_lists_and_needs_one(tmp_path, split, key):
+    recipe = recipe_of(tmp_path, f"AVA.{key}_LISTS", ["one.csv", "two.csv"])
+    assert ava_path(recipe, split) == tmp_path / "one.csv"
+    with pytest.raises(ValueError, match=rf"AVA\.{key}_LISTS is empty, but must name a list"):
+        ava_path(recipe.replaced({f"AVA.{key}_LISTS": ()}), split)
+
+
+def test_a_warning_of_repeated_videos_counts_them_once(tmp_path, caplog):
+    folder = with_videos(tmp_path, train="a.mp4 0\na.mp4 0\nb.mp4 0\na.mp4 0\nc.mp4 0\n")
+    for _ in range(2):
+        found = read_sources(recipe_of(folder), "train")
+        assert [Path(video.path).name for video in found] == ["a.mp4", "b.mp4", "c.mp4"]
+    told = f"{folder}/train.csv: 1 videos are listed more than once and used once: a"
+    assert caplog.messages == [told]
 
 
 def test_copies_of_a_video_under_another_name_are_found(tmp_path):

@@ -40,6 +40,33 @@ def test_values_by_hand(edges, aligned, expected):
     torch.testing.assert_close(pooled.mT, torch.tensor(expected).expand(1, 1, 2, 2))
 
 
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        # Aligned, a box from -1 to 1 has its samples at positions -1 and 0.
+        (-1.0, [1, 1]),
+        (-1.1, [0, 1]),
+        # The map has 4 columns: samples at 3 and 4.
+        (3.0, [1, 1]),
+        (3.1, [1, 0]),
+    ],
+)
+def test_a_sample_counts_up_to_one_position_outside_the_map(left, expected):
+    ones = torch.ones(1, 1, 4, 4)
+    pooled = ROIAlign((1, 2), 1.0, 0)(ones, boxes((left, 1, left + 2, 2)))
+    torch.testing.assert_close(pooled, torch.tensor([[[expected]]]).float())
+    turned = ROIAlign((2, 1), 1.0, 0)(ones, boxes((1, left, 2, left + 2)))
+    torch.testing.assert_close(turned, pooled.mT)
+
+
+def test_each_box_is_pooled_from_its_own_map_at_the_scale_of_the_features():
+    """Of the second map, whose values are 10 larger, columns 0 and 1."""
+    maps = torch.cat([COLUMNS, COLUMNS + 10])
+    rois = torch.tensor([[1.0, 0, 0, 8, 8], [0, 0, 0, 8, 8]])
+    pooled = ROIAlign((1, 2), 0.25, 0)(maps, rois)
+    torch.testing.assert_close(pooled, torch.tensor([[[[10.0, 11]]], [[[0.0, 1]]]]))
+
+
 def test_a_box_of_no_size_is_zero_and_no_box_is_no_row():
     align = ROIAlign((2, 3), 1.0, 0)
     assert not align(COLUMNS + 1, boxes((1, 1, 1, 1))).any()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.extras.detection.box_scores import BoxScores
 from slowfast_patches.extras.detection.key_frame_clips import Targets, classes_of
 from slowfast_patches.extras.detection.predict_boxes import predict_boxes
@@ -146,6 +147,22 @@ def test_boxes_beside_one_after_the_end_of_a_video_are_predicted(folder, tmp_pat
         assert (one["second"], scores.tolist()) == (902, pytest.approx([0.3, 0.6, 0.1]))
         assert (other["second"], none) == (950, None)
         assert "ends before its key frame at second 950" in other["error"]
+
+
+def test_a_box_that_is_seen_in_part_is_predicted_and_unlisted_videos_are_refused(folder, tmp_path):
+    """The only crop shows the columns 16 to 80 of 96, and 20 of the 24 columns of the box."""
+    model = MadeUp(folder)
+    model.recipe = model.recipe.replaced({"TEST.NUM_SPATIAL_CROPS": 1})
+    file = tmp_path / "part.csv"
+    file.write_text(f"a,0902,{BOXES['a']},\na,0902,0,0,1,1,\n")
+    frames = tmp_path / "a"
+    for number in range(70):
+        write_jpeg(frames / f"{number}.jpg", 96, 64)
+    (part, scores), (whole, _) = predict_boxes(model, str(frames), file)
+    assert (part["box"], whole["box"]) == ((0.125, 0.25, 0.375, 0.75), (0, 0, 1, 1))
+    assert scores.tolist() == pytest.approx([0.3, 0.6, 0.1])
+    with pytest.raises(UnreadableVideoError, match=r"has no box in .*part\.csv"):
+        predict_boxes(model, str(tmp_path / "b"), file)
 
 
 def test_annotations_that_cannot_be_read_are_named(folder):

@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.plan.flops import flops_per_clip
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.step_times import model_of
+from slowfast_patches.utils.errors import UserError
 
 
 def recipe(*overrides: object) -> Recipe:
@@ -49,3 +52,39 @@ def test_seconds_are_level_by_the_steps_with_the_most_clips(tmp_path):
     found = {(s.frames, s.crop): s.batch for s in schedule_of(level, 640).shapes}
     assert {batch for (frames, _), batch in found.items() if frames == 16} == {8}
     assert {batch for (frames, _), batch in found.items() if frames < 16} == {16}
+
+
+def test_the_rates_of_the_solver_are_those_of_stages_without_a_rate():
+    """640 videos in mini-batches of 8 are 80 iterations an epoch."""
+
+    def rates(*rows: dict[str, object], steps: tuple[float, ...] = (0, 2)) -> list[float]:
+        keys = ["SOLVER.LR_POLICY", "steps_with_relative_lrs", "SOLVER.WARMUP_EPOCHS", 0]
+        keys += ["SOLVER.STEPS", steps, "SOLVER.LRS", (1, 0.1)]
+        keys += ["SOLVER.BASE_LR", 0.5, "SOLVER.MAX_EPOCH", 3, "MULTIGRID.STAGES", list(rows)]
+        schedule = schedule_of(load_recipe(None, ["TRAIN.BATCH_SIZE", 8, *keys]), 640)
+        return [schedule.at(iteration).lr for iteration in (0, 80, 160)]
+
+    shape = {"shape": [8, 16, 64]}
+    first, last = {**shape, "until": 1}, {**shape, "until": 3}
+    assert rates(last) == pytest.approx([0.5, 0.5, 0.05])
+    assert rates({**first, "rate": 0.2}, last) == pytest.approx([0.2, 0.5, 0.05])
+    given = [{**first, "rate": 0.2}, {**last, "rate": 0.3}]
+    assert rates(*given) == pytest.approx([0.2, 0.3, 0.3])
+    # Keys that no stage needs are not looked at.
+    assert rates(*given, steps=(0, 1, 2)) == pytest.approx([0.2, 0.3, 0.3])
+    with pytest.raises(ValueError, match=r"SOLVER.LRS .* must have one value per step"):
+        rates(*given[:1], last, steps=(0, 1, 2))
+
+
+@pytest.mark.parametrize(("size", "is_valid"), [(0, True), (4, True), (3, False), (8, True)])
+def test_the_batch_of_a_baseline_divides_into_its_bn_groups(size: int, is_valid: bool):
+    keys = ["TRAIN.BATCH_SIZE", 8, "BN.GROUP_SIZE", size, "SOLVER.STEPS", (0,)]
+    made = load_recipe(None, [*keys, "SOLVER.LRS", (1,)])
+    if is_valid:
+        assert schedule_of(made, 64).phases[0].bn_group_sizes == (size or None,)
+        return
+    said = (
+        r"batch of 8 clips .TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1. .*groups of 3.*BN\.GROUP_SIZE to a"
+    )
+    with pytest.raises(UserError, match=said):
+        schedule_of(made, 64)

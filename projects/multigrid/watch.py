@@ -52,21 +52,20 @@ class LoopWatch:
 
     undivided = 0
     broadcasts_buffers = False
+    _is_open = False  # begun, and neither stepped nor skipped
+    _is_ready = False  # begun, and a forward or a step may follow
+    _was_skipped = False
+    _has_backward = False
+    _is_summed = False
+    _has_ended = False
+    _unstepped = 0
+    _missed = 0
+    _version = 0
 
     def __init__(self) -> None:
         self._stepped = set[Optimizer]()
-        self._is_open = False  # begun, and neither stepped nor skipped
-        self._is_ready = False  # begun, and a forward or a step may follow
-        self._was_skipped = False
-        self._has_run = False
-        self._has_backward = False
-        self._is_summed = False
-        self._has_ended = False
         self._ever_stepped = set[Optimizer]()
-        self._unstepped = 0
-        self._missed = 0
         self._summed = deque[bool](maxlen=_WINDOW)
-        self._version = 0
         self._rates = dict[Optimizer, list[float]]()
         self._said = set[str]()
         self._optimizers: tuple[Optimizer, ...] = ()
@@ -150,7 +149,6 @@ class LoopWatch:
         forwards between `begin` and `optimizer.step()` are allowed.
         """
         if self._model.training and torch.is_grad_enabled():
-            self._has_run = True
             self.broadcasts_buffers = broadcasts_buffers()
             self._check_begun("model(...)", self._is_ready)
 

@@ -102,6 +102,40 @@ def test_parts_of_data_sets_are_wrapped_from_outside_and_from_inside():
         assert seen[5] == pytest.approx(2 * seen[25], abs=1), "videos 0 to 9 are there twice"
 
 
+def pixels(layout: str, frames: int = 2, height: int = 20, width: int = 24):
+    """Return frames whose red is the row of a pixel, and whose green is its column."""
+    made = np.zeros((frames, height, width, 3), np.uint8)
+    made[..., 0] = np.arange(height)[:, None]
+    made[..., 1] = np.arange(width)
+    return torch.from_numpy(made).permute(0, 3, 1, 2) if layout == "tensor" else made
+
+
+@pytest.mark.parametrize("layout", ["array", "tensor"])
+@pytest.mark.parametrize(("height", "width", "corner"), [(20, 24, (2, 4)), (24, 20, (4, 2))])
+def test_the_crop_is_in_the_centre_of_a_wide_or_tall_video(layout, height, width, corner):
+    frames = pixels(layout, 1, height, width)
+    clip = FrameClips([(frames, 0)], Shape(4, 1, 16), short_sides=(20, 20))[0]["clip"]
+    assert clip.shape == (1, 16, 16, 3)
+    row, column = corner
+    assert clip[0, :, 0, 0].tolist() == list(range(row, row + 16))
+    assert clip[0, 0, :, 1].tolist() == list(range(column, column + 16))
+    assert clip.flags.c_contiguous
+
+
+def test_smaller_frames_are_averages_of_the_larger_ones():
+    """One column of four is white. Interpolation without a filter would only read the others."""
+    frames = np.zeros((1, 64, 64, 3), np.uint8)
+    frames[:, :, ::4] = 200
+    clip = FrameClips([(frames, 0)], Shape(4, 1, 16), short_sides=(16, 16))[0]["clip"]
+    assert np.abs(clip[0, 4:12, 4:12].astype(int) - 50).max() < 15
+
+
+@pytest.mark.parametrize("frames", [pixels("array", 0), pixels("array")[..., :2], None, []])
+def test_items_without_colour_frames_are_refused(frames):
+    with pytest.raises(ValueError, match=r"item 0 of list must be \(frames, label\)"):
+        FrameClips([(frames, 0)], Shape(4, 1, 16))[0]
+
+
 @pytest.mark.parametrize(
     ("item", "message"),
     [

@@ -18,7 +18,15 @@ from torch.utils.data import (
     default_collate,
 )
 
-from multigrid import PAPER, Shape, SteppedRate, Training, convert_batchnorm, make_schedule
+from multigrid import (
+    PAPER,
+    MultigridBatchSampler,
+    Shape,
+    SteppedRate,
+    Training,
+    convert_batchnorm,
+    make_schedule,
+)
 from multigrid.epochs import divide_epochs
 from tests.multigrid.clips import Clips
 
@@ -95,6 +103,42 @@ def test_an_epoch_that_was_left_goes_on_at_the_next_iteration():
     training.begin(next(ahead))
     next(ahead)  # fetched in advance, and not trained
     assert train(training, loader) == list(range(3, LENGTH))
+
+
+def test_one_pass_over_the_clips_serves_all_epochs_until_an_epoch_is_left(monkeypatch):
+    """Each pass starts the worker processes."""
+    starts = list[int]()
+    batches = MultigridBatchSampler.__iter__
+
+    def note(sampler):
+        starts.append(sampler.start)
+        return batches(sampler)
+
+    monkeypatch.setattr(MultigridBatchSampler, "__iter__", note)
+    training = new_training()
+    loader = training.loader(Clips(VIDEOS))
+    for _ in range(training.epochs):
+        train(training, loader)
+    assert starts == [0]
+    training.load_state_dict(training.state_dict() | {"iteration": LENGTH + 1})
+    training.begin(next(iter(loader)))
+    training.iteration = 1
+    train(training, loader)
+    assert starts == [0, LENGTH + 1, 1]
+
+
+def test_the_seeds_of_the_workers_differ_between_iterations_and_seeds():
+    def seeds(seed: int, iteration: int, **options):
+        training = new_training()
+        training.seed, training.iteration = seed, iteration
+        loader = training.loader(Clips(VIDEOS), **options)
+        next(iter(loader))
+        return None if loader.generator is None else tuple(loader.generator.get_state().tolist())
+
+    assert seeds(5, 3) == seeds(5, 3)
+    for other in (seeds(5, 4), seeds(6, 3), seeds(6, 4)):
+        assert other != seeds(5, 3)
+    assert seeds(5, 3, generator=None) is None
 
 
 def test_all_epochs_in_one_loop_may_be_fetched_in_advance():

@@ -14,11 +14,15 @@ from slowfast.datasets.decoder import get_start_end_idx, temporal_sampling
 
 from multigrid import (
     PAPER,
+    ClipPlan,
     Grid,
     Patches,
+    Sampling,
     SamplingOptions,
     Shape,
+    Shown,
     Video,
+    Window,
     clip_generator,
     make_grid,
     place_positions,
@@ -280,3 +284,165 @@ def test_a_clip_shorter_than_a_frame_shows_one_frame_again(fps):
     for plan in train_plans(grid, video, 50):
         assert len(set(plan.frame_indices.tolist())) == 1
         assert plan.coverage == (1.0, 1.0)
+
+
+# Values at which a plan changes, by hand.
+
+
+def test_a_clip_longer_than_its_video_starts_at_the_first_frame():
+    """5 frames of stride 2 are at 0, 2.25, 4.5, 6.75 and 9 of 8 frames."""
+    video = Video(8, 30.0, 64, 64)
+    grid = Grid(frames=5, crop=32, strides=(2, 2), short_sides=(32, 32))
+    plans = train_plans(grid, video, count=20)
+    plans.append(plan_test(video, frames=5, stride=2, crop=32))
+    assert {tuple(plan.frame_indices) for plan in plans} == {(0, 2, 4, 6, 7)}
+
+
+def test_a_last_frame_just_after_the_end_is_after_the_end():
+    """Of a video of 5 frames, a clip of 2 frames at stride 5 shows frames 0 and 5."""
+    options = replace(EXACT, short_videos="wrap")
+    clip = {"frames": 2, "stride": 5, "crop": 32}
+    assert plan_test(SHORT, **clip, options=options).frame_indices.tolist() == [0, 0]
+    assert plan_test(SHORT, **clip, options=EXACT).frame_indices.tolist() == [0, 4]
+    with pytest.raises(ValueError, match="the clip needs 6"):
+        plan_test(SHORT, **clip, options=replace(EXACT, short_videos="error"))
+
+
+@pytest.mark.parametrize(("frames", "indices"), [(3, [9, 10, 11]), (4, [8, 9, 10, 11])])
+def test_a_key_frame_is_in_the_middle_of_its_clip(frames, indices):
+    plan = plan_test(VIDEO, frames=frames, stride=1, crop=64, centre=10)
+    assert plan.frame_indices.tolist() == indices
+    grid = Grid(frames, crop=32, strides=(1, 1), short_sides=(32, 32))
+    plan = plan_train(clip_generator(0, 0, 0), grid, VIDEO, centre=10)
+    assert plan.frame_indices.tolist() == indices
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "size", "corners"),
+    [
+        (680, 512, (340, 256), [(0, 16), (58, 16), (116, 16)]),
+        (512, 680, (256, 340), [(16, 0), (16, 58), (16, 116)]),
+        (512, 512, (256, 256), [(0, 16), (16, 16), (32, 16)]),
+    ],
+)
+def test_crops_of_a_short_side_above_the_crop(width, height, size, corners):
+    video = Video(300, 30.0, width, height)
+    clip = {"frames": 4, "stride": 1, "crop": 224, "short_side": 256}
+    plans = [plan_test(video, **clip, spatial=(part, 3)) for part in range(3)]
+    assert {plan.size for plan in plans} == {size}
+    assert [plan.corner for plan in plans] == corners
+    assert plan_test(video, **clip).corner == corners[1]
+
+
+@pytest.mark.parametrize("crops", [0, 2, 4])
+def test_other_numbers_of_crops_are_refused(crops):
+    with pytest.raises(ValueError, match=f"number of spatial crops is {crops}, but it must be 1 o"):
+        plan_test(VIDEO, frames=4, stride=1, crop=64, spatial=(0, crops))
+
+
+def test_a_crop_larger_than_the_frame_is_refused():
+    clip = {"frames": 4, "stride": 1, "crop": 64}
+    assert plan_test(VIDEO, **clip, short_side=64).size == (85, 64)
+    with pytest.raises(ValueError, match=r"crop of 64 pixels does not fit .* short side of 63"):
+        plan_test(VIDEO, **clip, short_side=63)
+
+
+def test_half_of_the_training_clips_are_mirrored_unless_flip_is_off():
+    flips = [plan.flip for plan in train_plans(paper_grid(8, 112), count=400)]
+    assert sum(flips) == pytest.approx(200, abs=4 * 10)  # a standard deviation of 10
+    assert not any(plan.flip for plan in train_plans(paper_grid(8, 112, flip=False), count=40))
+
+
+# Coverage, by hand.
+
+
+def coverage(frames, stride, fps, *, crop=112, short_side=200, base=(4, 1), **options):
+    """Return the coverage of a clip. Baseline crops of 224 are cut from 256 to 320 pixels."""
+    sampling = SamplingOptions(**options)
+    baseline = Grid(base[0], 224, (base[1], base[1]), (256, 320))
+    sides = (short_side, short_side)
+    grid = Grid(frames, crop, (stride, stride), sides, sampling, baseline)
+    return plan_train(clip_generator(0, 0, 0), grid, Video(900, fps, 400, 400)).coverage
+
+
+@pytest.mark.parametrize(
+    ("frames", "stride", "fps", "options", "expected"),
+    [
+        # At 60 Hz, the baseline's 4 frames span 8 of the video. They are 7/3 apart.
+        # 2 frames of stride 1 span 4, and are 3 apart.
+        (2, 1, 60.0, {}, 2 * 3 / (4 * 7 / 3)),
+        (2, 1, 60.0, {"exact_strides": True}, 4 / 8),
+        (2, 2, 60.0, {"exact_strides": True}, 1.0),
+        # One frame stands for the whole span.
+        (1, 2, 60.0, {}, 4 / (4 * 7 / 3)),
+        # At 15 Hz, the baseline spans 2 frames, which are 1/3 apart, and 2 frames span 1.
+        (2, 1, 15.0, {}, 1 / (4 / 3)),
+        # In segments, each clip shows the whole video.
+        (2, 1, 60.0, {"segments": True}, 1.0),
+    ],
+)
+def test_the_coverage_in_time(frames, stride, fps, options, expected):
+    assert coverage(frames, stride, fps, **options)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("crop", "short_side", "expected"),
+    [
+        (112, 200, 0.56 / 0.7),  # baseline crops show from 224/320 = 0.7 to 0.875 of the height
+        (112, 160, 1.0),
+        (112, 128, 1.0),
+        (112, 320, 0.5),
+    ],
+)
+def test_the_coverage_in_space(crop, short_side, expected):
+    found = coverage(4, 1, 30.0, crop=crop, short_side=short_side)
+    assert found == (1.0, pytest.approx(expected))
+
+
+# What a plan shows of its video.
+
+
+def test_the_window_of_a_plan_is_in_the_video_s_pixels():
+    """The frame is resized from 80 × 60 to 40 × 20, by 2 and by 3."""
+    video = Video(9, 30.0, 80, 60)
+    plan = ClipPlan(np.array([2, 4, 7]), (40, 20), (10, 5), 8, False)
+    assert plan.window(video) == Window(20, 15, 16, 24)
+    assert Shown.of_plan(plan, video) == Shown(6, Window(20, 15, 16, 24), video)
+
+
+# Settings of a data set.
+
+SAMPLING = Sampling(Shape(8, 4, 32), 2, (40, 48), EXACT, target_fps=15.0, to_end=True)
+
+
+def test_a_training_plan_is_that_of_the_grid_of_the_shape():
+    """At 30 Hz and strides for 15 Hz, two frames of stride 2 to 4 are 4 to 8 frames apart."""
+    shape = Shape(16, 2, 16)
+    grid = make_grid(shape, Shape(8, 4, 32), 2, (40, 48), EXACT)
+    for centre in (None, 60):
+        found = SAMPLING.training_plan(clip_generator(1, 2, 3), shape, VIDEO, centre)
+        expected = plan_train(clip_generator(1, 2, 3), grid, VIDEO, 15.0, centre=centre)
+        assert str(found) == str(expected)
+        assert 4 <= np.ptp(found.frame_indices) <= 8
+
+
+def test_evaluation_plans_by_hand():
+    """Of 36 frames, 4 with a stride of 4 at 30 Hz span 16. The views start at 0, 10 and 20.
+
+    A single crop is from the smallest short side of the training, and three are as high as a frame.
+    """
+    video = Video(36, 30.0, 80, 40)
+    plans = [SAMPLING.evaluation_plan(part, (3, 3), 32, video) for part in range(9)]
+    assert [plan.frame_indices[0] for plan in plans] == [0, 0, 0, 10, 10, 10, 20, 20, 20]
+    assert np.diff(plans[0].frame_indices).tolist() == [4, 4, 4]
+    assert [plan.corner for plan in plans[:3]] == [(0, 0), (16, 0), (32, 0)]
+    assert {plan.size for plan in plans} == {(64, 32)}
+    one = SAMPLING.evaluation_plan(0, (1, 1), 32, video)
+    assert (one.size, one.corner, one.frame_indices[0]) == ((80, 40), (24, 4), 10)
+    key_frame = SAMPLING.evaluation_plan(0, (1, 1), 32, video, centre=20)
+    assert (key_frame.size, key_frame.frame_indices.tolist()) == ((64, 32), [12, 16, 20, 24])
+
+
+def test_the_short_side_of_an_evaluation_is_at_least_the_crop():
+    crops = [(32, 1), (39, 1), (40, 1), (41, 1), (32, 3)]
+    assert [SAMPLING.evaluation_short_side(*each) for each in crops] == [40, 40, 40, 41, 32]

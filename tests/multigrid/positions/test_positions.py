@@ -14,6 +14,7 @@ from multigrid import (
     place_positions,
     set_coverage,
 )
+from multigrid.positions import check_transformers
 
 # Places on the baseline's grid.
 
@@ -31,6 +32,16 @@ def test_a_coarse_patch_keeps_its_place():
     assert placed[:, 0, 0, 0].tolist() == [0.5, 2.5, 4.5, 6.5]
     assert placed[0, :, 0, 1].tolist() == [0.5, 2.5]
     assert placed[0, 0, :, 2].tolist() == [0.5, 2.5]
+
+
+def test_patches_beyond_the_middles_of_the_outer_ones_get_their_embeddings():
+    """Twice as many patches lie at -0.25, 0.25, 0.75 and 1.25 of the 2 along each axis."""
+    base = Patches(2, 2, 2)
+    placed = place_positions(table_of(base), base, Patches(4, 4, 4)).view(4, 4, 4, 3)
+    expected = [0.0, 0.25, 0.75, 1.0]
+    assert placed[:, 0, 0, 0].tolist() == pytest.approx(expected)
+    assert placed[0, :, 0, 1].tolist() == pytest.approx(expected)
+    assert placed[0, 0, :, 2].tolist() == pytest.approx(expected)
 
 
 def test_coverage_shrinks_each_clip_about_its_middle():
@@ -123,11 +134,31 @@ def test_a_coarse_clip_trains_all_weights_and_its_coverage_moves_the_positions(n
 def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
     model = build("videomae")
     coarse = [Shape(8, 8, 32), Shape(16, 4, 16)]
+    check_patches(model, [Shape(8, 8, 32), Shape(16, 8, 32)])
     with pytest.raises(ValueError, match=r"Call multigrid.convert_positions\(model\)"):
         check_patches(model, coarse)
     check_patches(convert_positions(model), coarse)
     with pytest.raises(ValueError, match=r"32×4×23².*size_divisor=8"):
         check_patches(model, [Shape(8, 8, 32), Shape(32, 4, 23)])
+
+
+@pytest.mark.parametrize("version", ["5.18.0", "5.18.0rc1", "5.23.1", "6.0"])
+def test_versions_of_transformers_that_load_all_weights_are_accepted(version, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+    check_transformers()
+
+
+@pytest.mark.parametrize("version", ["5.17.9", "4.99.0"])
+def test_versions_of_transformers_that_lose_weights_are_refused(version, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+    for act in (check_transformers, lambda: convert_positions(nn.Linear(1, 1))):
+        with pytest.raises(ImportError, match=f"transformers {version} is too old"):
+            act()
+
+
+def test_a_model_without_known_positions_is_refused():
+    with pytest.raises(ValueError, match=r"does not support Linear, only VideoMAE, .*FollowsGrid"):
+        convert_positions(nn.Linear(1, 1))
 
 
 def test_patches_that_are_not_square_and_models_for_pre_training_are_refused():

@@ -91,12 +91,13 @@ def test_no_limit_and_no_workers_need_no_shared_memory():
         assert fit_workers(3, 1000) == (3, "")
 
 
-def test_crops_reach_all_corners_of_a_frame():
-    """A crop of 31 pixels in 32² has two places on each axis, and all four together."""
+@pytest.mark.parametrize(("width", "height", "columns", "rows"), [(68, 64, 4, 2), (64, 68, 2, 4)])
+def test_crops_reach_all_corners_of_a_frame(width, height, columns, rows):
+    """A crop of 31 pixels has two places along a side of 32, and four along a side of 34."""
     grid = Grid(frames=1, crop=31, strides=(1, 1), short_sides=(32, 32))
-    video = Video(5, 30.0, 64, 64)
-    plans = [plan_train(clip_generator(0, 0, number), grid, video) for number in range(60)]
-    assert {plan.corner for plan in plans} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    video = Video(5, 30.0, width, height)
+    plans = [plan_train(clip_generator(0, 0, number), grid, video) for number in range(100)]
+    assert {plan.corner for plan in plans} == {(x, y) for x in range(columns) for y in range(rows)}
 
 
 def test_an_item_without_a_request_is_the_centre_at_no_iteration():

@@ -112,10 +112,9 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
     sizes for a shape, only the smallest is returned, which has the most groups.
     """
     schedule = schedule_of(recipe, MANY_VIDEOS)
-    sizes: dict[Shape, int | None] = {}
+    sizes: dict[Shape, list[int]] = {}
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_group_sizes, strict=True):
-            known = sizes.setdefault(shape, size)
-            if size is not None and known is not None:
-                sizes[shape] = min(size, known)
-    return list(dict.fromkeys([(schedule.base, None), *sizes.items()]))
+            sizes.setdefault(shape, []).extend([] if size is None else [size])
+    smallest = ((shape, min(given, default=None)) for shape, given in sizes.items())
+    return list(dict.fromkeys([(schedule.base, None), *smallest]))

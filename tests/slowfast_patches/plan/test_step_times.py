@@ -13,8 +13,14 @@ from multigrid import Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.experiments.variants import step_seconds_of
+from slowfast_patches.plan import recipe_times
 from slowfast_patches.plan.recipe_schedule import schedule_of
-from slowfast_patches.plan.recipe_times import measured_times, shapes_to_measure
+from slowfast_patches.plan.recipe_times import (
+    UNTIMED,
+    find_times,
+    measured_times,
+    shapes_to_measure,
+)
 from slowfast_patches.plan.step_times import (
     MisfitError,
     clock_here,
@@ -181,3 +187,40 @@ def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config,
     assert found[0] == (Shape(4, 8, 32), None)
     assert {shape for shape, _ in found} == set(schedule_of(cfg, 10**4).shapes)
     assert dict(found[1:])[Shape(32, 4, 16)] == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "smallest"),
+    [((4, 2), 2), ((2, 4), 2), ((4, None), 4), ((None, 4), 4), ((None, None), None)],
+)
+def test_of_several_bn_groups_of_a_shape_the_smallest_is_measured(given, smallest):
+    """Without MULTIGRID.BN_BASE_SIZE, a stage without a size has the clips of a process."""
+    rows = [{"shape": [8, 16, 64], "until": 10 * (n + 1)} for n in range(2)]
+    rows = [row | ({"bn_group_size": n} if n else {}) for row, n in zip(rows, given, strict=True)]
+    keys = ["TRAIN.BATCH_SIZE", 8, "SOLVER.MAX_EPOCH", 20, "MULTIGRID.BN_BASE_SIZE", 0]
+    recipe = load_recipe(None, [*keys, "MULTIGRID.STAGES", rows])
+    assert shapes_to_measure(recipe)[1:] == [(Shape(8, 16, 64), smallest)]
+
+
+def test_a_recipe_without_times_has_none_and_one_with_a_misfit_is_told_what_to_do(recipe, times):
+    cfg = load_recipe(recipe)
+    assert find_times(cfg, None, []) is UNTIMED
+    assert find_times(cfg, None, [times]).ours(Shape(16, 16, 45)) == 135
+    other = load_recipe(recipe, ["MODEL.NUM_CLASSES", 5])
+    with pytest.raises(UserError, match=r"another model: .*\. Measure .* with --step-seconds S"):
+        find_times(other, None, [times])
+
+
+def test_a_given_time_is_estimated_at_other_shapes_by_their_flops(recipe, times, monkeypatch):
+    """A clip of 16 frames and 64² pixels has 65,536 pixels. One of 32² has a quarter of them."""
+    monkeypatch.setattr(
+        recipe_times, "flops_per_clip", lambda recipe: lambda frames, crop: frames * crop**2
+    )
+    found = find_times(load_recipe(recipe), 6.0, [times])
+    assert found.ours(Shape(8, 16, 64)) == found.baseline(Shape(8, 16, 64)) == pytest.approx(6)
+    assert found.ours(Shape(16, 16, 32)) == pytest.approx(3)
+    assert found.source.startswith("an estimate, from 6 s at the baseline's shape")
+
+
+def test_one_process_has_no_communication_to_leave_out(recipe, times):
+    assert "communication" not in measured_times([times], load_recipe(recipe)).source

@@ -113,6 +113,21 @@ def test_what_cannot_be_read_is_not_scored(tmp_path, unread):
     assert found == {"map": pytest.approx(100), "videos": 4, "unreadable": len(unread)}
 
 
+def test_no_box_of_a_video_that_cannot_be_read_is_missed(tmp_path):
+    """A detector found nothing in the last key frame of b, so it is not among the key frames.
+
+    If b is read, one of its two boxes is found, behind a wrong one: a quarter of class 3.
+    """
+    truth = f"{TRUTH}b,0904,{BOXES['b']},3,0\n"
+    predicted = "".join(f"{name},0902,{box},,1.0\n" for name, box in BOXES.items())
+    lists = write_lists(tmp_path, truth, val=truth, predicted=predicted)
+    assert judged(lists).precisions == [pytest.approx(100), None, pytest.approx(25)]
+    made, dataset = scores_and_clips(lists, "DATA.MAX_BAD_FRACTION", 0.9)
+    for clip in range(dataset.num_clips):
+        made.add(dataset.__getitems__([clip]), SCORES[:1])
+    assert made.result().precisions == [pytest.approx(100), None, None]
+
+
 def test_a_video_that_is_listed_twice_counts_once(folder):
     lists = "['val.csv', 'train.csv']"  # both have the same videos
     found = perfect(folder, *ANNOTATED, "AVA.TEST_LISTS", lists)
@@ -149,7 +164,9 @@ def test_boxes_beside_one_after_the_end_of_a_video_are_predicted(folder, tmp_pat
         assert "ends before its key frame at second 950" in other["error"]
 
 
-def test_a_box_that_is_seen_in_part_is_predicted_and_unlisted_videos_are_refused(folder, tmp_path):
+def test_a_box_that_is_seen_in_part_is_predicted_and_unlisted_videos_are_refused(
+    folder, tmp_path, caplog
+):
     """The only crop shows the columns 16 to 80 of 96, and 20 of the 24 columns of the box."""
     model = MadeUp(folder)
     model.recipe = model.recipe.replaced({"TEST.NUM_SPATIAL_CROPS": 1})
@@ -161,6 +178,7 @@ def test_a_box_that_is_seen_in_part_is_predicted_and_unlisted_videos_are_refused
     (part, scores), (whole, _) = predict_boxes(model, str(frames), file)
     assert (part["box"], whole["box"]) == ((0.125, 0.25, 0.375, 0.75), (0, 0, 1, 1))
     assert scores.tolist() == pytest.approx([0.3, 0.6, 0.1])
+    assert "no label" not in caplog.text
     with pytest.raises(UnreadableVideoError, match=r"has no box in .*part\.csv"):
         predict_boxes(model, str(tmp_path / "b"), file)
 

@@ -147,12 +147,14 @@ def ava_precisions(
     categories, classes, truth, left_out = read_annotations(recipe)
     # The host returns the precisions by name, and names may be equal.
     categories = [{"id": row["id"], "name": str(row["id"])} for row in categories]
-    if dataset.split == "val" and not AvaKeys.of(recipe).full_test_on_val:
-        kept = [key for key in truth[0] if int(key.split(",")[1]) % 4 == 0]
-        truth = [{key: of_kind[key] for key in kept} for of_kind in truth]
+    every_fourth = dataset.split == "val" and not AvaKeys.of(recipe).full_test_on_val
     unread = _unread(dataset.videos, scored)
-    kept = [key for key in truth[0] if key not in unread and key.rpartition(",")[0] not in unread]
-    truth = [{key: of_kind[key] for key in kept} for of_kind in truth]
+
+    def counts(key: str) -> bool:
+        name, _, second = key.rpartition(",")
+        return not unread & {key, name} and not (every_fourth and int(second) % 4)
+
+    truth = [{key: found for key, found in kind.items() if counts(key)} for kind in truth]
     detections: list[dict[str, list[Any]]] = [defaultdict(list) for _ in range(3)]
     boxes, labels, confidences = detections
     rows = zip(scores, scored, strict=True)

@@ -73,8 +73,7 @@ class ROIAlign(nn.Module):
         start, end = (edge[:, None, None] for edge in edges)
         length = end - start if self.aligned else (end - start).clamp(min=1)
         counts = (length / bins).ceil().clamp(min=0)
-        max_count = max(1, int(counts.max())) if counts.numel() else 1
-        sample = torch.arange(max_count, device=length.device)
+        sample = torch.arange(max(counts.flatten().tolist(), default=0), device=length.device)
         bin_ = torch.arange(bins, device=length.device)[:, None]
         points = start + (bin_ + (sample + 0.5) / counts.clamp(min=1)) * (length / bins)
         valid = (sample < counts) & (points >= -1) & (points <= size)

@@ -65,6 +65,14 @@ def test_a_box_is_where_its_pixels_are_at_every_shape(folder, shape, epoch):
         assert edges == pytest.approx(seen, abs=1.6), (place, edges, seen)
 
 
+def test_the_numbers_of_boxes_and_key_frames_are_logged(tmp_path, caplog):
+    lines = f"{TRAIN}a,0902,0,0,1,1,1,0\n"
+    with caplog.at_level("INFO"):
+        dataset = build_dataset(recipe_of(write_lists(tmp_path, lines), *KEYS), "train")
+    assert "train: 3 boxes in 2 key frames" in caplog.messages
+    assert dataset.first_rows.tolist() == [0, 2, 3]
+
+
 def test_crops_without_a_box_are_drawn_again_and_counted(folder):
     """Both boxes are at the left or right side of frames that are wider than the crop."""
     dataset = build_dataset(recipe_of(folder, *KEYS), "train")

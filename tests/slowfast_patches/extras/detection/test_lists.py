@@ -14,6 +14,7 @@ from slowfast_patches.datasets.lists.dataset_lists import (
 )
 from slowfast_patches.datasets.lists.overlaps import find_overlaps
 from slowfast_patches.extras.detection.lists import (
+    KeyFrame,
     ava_path,
     check_boxes,
     evaluation_files,
@@ -92,7 +93,22 @@ def test_classes_have_the_names_of_the_label_map_and_else_their_numbers(tmp_path
     assert class_names(recipe_of(write_lists(tmp_path, TRAIN))) == ("stand", "2", "run")
 
 
+def test_a_key_frame_is_described_by_its_second_its_boxes_and_their_labels():
+    one = KeyFrame("a.mp4", 0, "a", 902, ((0.0, 0.0, 1.0, 1.0),), ((0, 2),))
+    others = [{"second": 903}, {"boxes": ((0.0, 0.0, 1.0, 0.5),)}, {"labels": ((0,),)}]
+    assert one._replace(path="b.mp4", video=1, name="b").annotation == one.annotation
+    texts = {one._replace(**other).annotation for other in others}
+    assert len(texts | {one.annotation}) == 4
+
+
 # Lists that are wrong.
+
+
+def test_a_missing_list_is_named(tmp_path):
+    recipe = recipe_of(write_lists(tmp_path, TRAIN))
+    (tmp_path / "train.csv").unlink()
+    with pytest.raises(ValueError, match=rf"{tmp_path}/train\.csv .*DATA\.PATH_TO_DATA_DIR"):
+        read_sources(recipe, "train")
 
 
 def with_videos(folder: Path, **lists: str) -> Path:

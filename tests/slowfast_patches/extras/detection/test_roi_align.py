@@ -23,6 +23,8 @@ def boxes(*edges: tuple[float, ...]) -> Tensor:
         ((0, 0, 2, 2), True, [0.0, 1.0]),
         # Not aligned, value n lies at n: samples at 0.5 and 1.5.
         ((0, 0, 2, 2), False, [0.5, 1.5]),
+        # Not aligned, a box of no size has the size 1: samples at 1.25 and 1.75.
+        ((1, 1, 1, 1), False, [1.25, 1.75]),
         # To the left, samples at -2.5 and -0.5 of the aligned map: the first is outside, the second
         # is the border's.
         ((-3, 0, 1, 2), True, [0.0, 0.0]),
@@ -71,3 +73,11 @@ def test_a_box_of_no_size_is_zero_and_no_box_is_no_row():
     align = ROIAlign((2, 3), 1.0, 0)
     assert not align(COLUMNS + 1, boxes((1, 1, 1, 1))).any()
     assert align(COLUMNS, torch.zeros(0, 5)).shape == (0, 1, 2, 3)
+
+
+def test_features_get_gradients_and_boxes_get_none():
+    features = COLUMNS.clone().requires_grad_()
+    rois = boxes((0, 0, 4, 4), (1, 1, 1, 1)).requires_grad_()
+    ROIAlign((1, 1), 1.0, 0)(features, rois).sum().backward()
+    assert features.grad.sum().item() == pytest.approx(1)  # of a mean over the map
+    assert rois.grad is None

@@ -9,7 +9,7 @@ import torch
 
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
-from slowfast_patches.extras.detection.box_scores import BoxScores
+from slowfast_patches.extras.detection.box_scores import BoxScores, ava_precisions
 from slowfast_patches.extras.detection.key_frame_clips import Targets, classes_of
 from slowfast_patches.extras.detection.predict_boxes import predict_boxes
 from slowfast_patches.tasks import task_of
@@ -79,6 +79,19 @@ def test_a_validation_is_on_every_fourth_second(tmp_path):
     recipe = recipe_of(lists, *KEYS, *ANNOTATED)
     assert len(build_dataset(recipe, "val").videos) == 2
     assert len(build_dataset(recipe, "test").videos) == 3
+
+
+@pytest.mark.parametrize(("whole", "precision"), [(False, 100), (True, 50)])
+@pytest.mark.parametrize("second", [902, 903, 905])
+def test_a_validation_is_scored_on_every_fourth_second(tmp_path, second, whole, precision):
+    """The detector finds the box of second 904. Another second has a box that it misses."""
+    truth = f"a,0{second},{BOXES['a']},1,0\na,0904,{BOXES['a']},1,0\n"
+    lists = write_lists(tmp_path, truth, val=truth, predicted=f"a,0904,{BOXES['a']},,0.99\n")
+    recipe = recipe_of(lists, *KEYS, "AVA.FULL_TEST_ON_VAL", whole)
+    dataset = build_dataset(recipe, "val")
+    assert [key_frame.second for key_frame in dataset.videos] == [904]
+    found = ava_precisions(recipe, dataset, [[0.9, 0.5, 0.8]], [True])
+    assert found == [pytest.approx(precision), None, None]
 
 
 def test_crops_count_by_what_they_show_of_a_box(folder):

@@ -59,12 +59,12 @@ def field_test(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool] | N
     or is not H.264 in an mp4 or Matroska file.
     """
     header = stream.codec_context.extradata or b""  # avcC, see ISO 14496-15
-    if stream.codec_context.name != "h264" or header[:1] != b"\1" or len(header) < 9:
+    if stream.codec_context.name != "h264" or header[:1] != b"\1":
         return None
-    size = (header[4] & 3) + 1
     try:
+        size = (header[4] & 3) + 1
         skipped = _bits_before_flag(_Bits(header[8 : 8 + int.from_bytes(header[6:8])]))
-    except ValueError:  # the parameter set is damaged
+    except (IndexError, ValueError):  # the parameter set is damaged
         return None
     if skipped is None:
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
 import pytest
 
-from slowfast_patches.datasets.reading import bounds
+from slowfast_patches.datasets.reading import bounds, video_file
 from slowfast_patches.datasets.reading.bounds import Header, check_header
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from tests.slowfast_patches.datasets.public_reports.boxes import box
@@ -78,6 +79,10 @@ def samples(folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> in
         (box(b"moov", struct.pack(">I4sQ", 1, b"trak", 15) + sizes(40)) + box(b"free", b""), 2),
         # An atom that is longer than its parent ends with it.
         (box(b"moov", struct.pack(">I4s", 999, b"trak") + sizes(40)) + box(b"free", b""), 3 + 40),
+        (box(b"moov", struct.pack(">I4sQ", 1, b"trak", 1) + sizes(40)) + box(b"free", b""), 2),
+        (box(b"moov", sizes(4096, one_size=1 << 24)), 1 + 4096),  # before a handler says sound
+        (box(b"moov", track(sizes(4096, one_size=1 << 24), b"soun")), 7 + 4),
+        (box(b"moov", track(sizes(40)) + box(b"free", b"")), 8 + 40),
         # Bytes that are too few for an atom are skipped.
         (box(b"moov", track(sizes(40)) + bytes(7)) + box(b"free", b""), 8 + 40),
         (box(b"mdat", sizes(40)), 1),
@@ -100,6 +105,23 @@ def test_a_file_may_have_as_many_samples_as_bytes(tmp_path):
                 check(tmp_path, whole)
         else:
             assert check(tmp_path, whole) == Header(is_mp4=True)
+
+
+def test_sound_whose_samples_have_several_sizes_counts_in_full(tmp_path):
+    path = tmp_path / "a.mp4"
+    path.write_bytes(FTYP + box(b"moov", track(sizes(1 << 24), b"soun")))
+    os.truncate(path, 1 << 23)
+    with pytest.raises(UnreadableVideoError, match="than the maximum"):
+        check_header(str(path))
+
+
+def test_the_size_of_a_remote_file_is_that_of_its_content(tmp_path, monkeypatch):
+    for module in (bounds, video_file):
+        monkeypatch.setattr(module, "is_remote", lambda path: True)
+    path = tmp_path / "a.mp4"
+    path.write_bytes(FTYP + box(b"moov", track(sizes(4000))) + box(b"mdat", bytes(90)))
+    with pytest.raises(UnreadableVideoError, match=f"more than {path.stat().st_size} frames"):
+        check_header(str(path))
 
 
 def test_the_maximum_is_named_if_the_file_is_larger(tmp_path, monkeypatch):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slowfast_patches.datasets.reading.h264 import field_test
 
-MAIN, HIGH, HIGH_444 = 77, 100, 244
+MAIN = 77
 FIELD, FRAME = "1", "0"
 
 
@@ -35,27 +37,9 @@ def unit(kind: int, bits: str) -> bytes:
     return bytes([0x60 | kind]) + bytes(escaped)
 
 
-def parameters(
-    profile: int = MAIN,
-    *,
-    chroma: str = "",
-    bits: int = 8,
-    order: str = ue(0, 4),
-    references: int = 1,
-    fields: bool = True,
-) -> str:
-    """Return a parameter set of pictures of 64 × 64 pixels.
-
-    Args:
-        profile: The profile.
-        chroma: The part about chroma samples, which only some profiles have.
-        bits: Number of bits of a frame number.
-        order: The part about the order of pictures.
-        references: Number of references.
-        fields: Whether the frames may be fields.
-    """
-    head = u(8, profile) + u(16, 30) + ue(0) + chroma + ue(bits - 4) + order
-    return head + ue(references) + "0" + ue(3, 1) + ("0" if fields else "1")
+def parameters(bits: int = 8, *, fields: bool = True) -> str:
+    """Return a parameter set of the main profile whose frame numbers have so many bits."""
+    return u(8, MAIN) + u(16, 30) + ue(0, bits - 4, 0, 4, 1) + "0" + ue(3, 1) + str(int(not fields))
 
 
 def stream_of(parameter_set: str, size: int = 4, name: str = "h264") -> SimpleNamespace:
@@ -66,64 +50,106 @@ def stream_of(parameter_set: str, size: int = 4, name: str = "h264") -> SimpleNa
     return SimpleNamespace(codec_context=context)
 
 
-def slice_of(flag: str, *, kind: int = 5, number: str = u(8, 0), plane: str = "") -> bytes:
-    """Return a slice whose header ends with the flag that tells whether it is a field."""
-    return unit(kind, ue(0, 7, 0) + plane + number + flag + u(64, 0))
+def slice_of(flag: str, *, kind: int = 5) -> bytes:
+    """Return a slice of frame 0 with the flag that tells whether it is a field."""
+    return unit(kind, ue(0, 7, 0) + u(8, 0) + flag + u(64, 0))
 
 
 def packet_of(*units: bytes, size: int = 4) -> bytes:
     return b"".join(len(each).to_bytes(size) + each for each in units)
 
 
-# Each list of 16 or 64 scales is a flag 1 and the differences, or a flag 0. The signed difference 0
-# has the code 0, 1 has the code 1, and -8 has the code 16, which ends a list that began with 8.
-FLAT_16, FLAT_64, ENDED = "1" + ue(0) * 16, "1" + ue(0) * 64, "1" + ue(16)
-UP_AND_DOWN = "1" + ue(*[1, 2] * 8)
-FOUR_UP_AND_DOWN = "1" + ue(*[7] * 2, *[16], *[7] * 13)  # 8, 12, 16, 8 and on: never 0
-PARAMETERS = {
-    "main profile": parameters(),
-    "frame numbers of 4 bits": parameters(bits=4),
-    "frame numbers of 16 bits": parameters(bits=16),
-    "high profile": parameters(HIGH, chroma=ue(1, 0, 0) + "00"),
-    "bit depths of 10": parameters(110, chroma=ue(1, 2, 2) + "00"),
-    "no chroma": parameters(HIGH, chroma=ue(0, 0, 0) + "00"),
-    "4:4:4": parameters(HIGH_444, chroma=ue(3) + "0" + ue(0, 0) + "00"),
-    "a scaling matrix without lists": parameters(HIGH, chroma=ue(1, 0, 0) + "01" + "0" * 8),
-    "scaling lists": parameters(
-        HIGH, chroma=ue(1, 0, 0) + "01" + FLAT_16 * 5 + UP_AND_DOWN + FLAT_64 * 2
-    ),
-    "short scaling lists": parameters(
-        HIGH, chroma=ue(1, 0, 0) + "01" + ENDED * 6 + FLAT_64 + ENDED
-    ),
-    "scales that change": parameters(
-        HIGH, chroma=ue(1, 0, 0) + "01" + FOUR_UP_AND_DOWN + "0" * 5 + FLAT_64 + "0"
-    ),
-    "twelve scaling lists of 4:4:4": parameters(
-        HIGH_444, chroma=ue(3) + "0" + ue(0, 0) + "01" + FLAT_16 * 6 + FLAT_64 * 6
-    ),
-    "order 1": parameters(order=ue(1) + "0" + ue(2, 3, 0)),
-    "order 1 with three offsets": parameters(order=ue(1) + "0" + ue(2, 3, 3, 9, 8, 7)),
-    "order 2": parameters(order=ue(2)),
-    "many references": parameters(references=16),
-}
-BITS = {"frame numbers of 4 bits": 4, "frame numbers of 16 bits": 16}
+WITH_CHROMA = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)
+"""Profiles whose parameter sets describe the chroma samples."""
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_the_flag_of_a_slice_is_found_behind_every_parameter_set(name):
-    is_field = field_test(stream_of(PARAMETERS[name]))
-    ones = "1" * BITS.get(name, 8)
-    for number in (ones, ones.replace("1", "0")):
-        assert is_field(packet_of(slice_of(FIELD, number=number)))
-        assert not is_field(packet_of(slice_of(FRAME, number=number)))
+def signed(number: int) -> str:
+    """Return a signed Exp-Golomb code: 0, 1, -1, 2 are the codes of 0, 1, 2, 3."""
+    return ue(2 * number - 1 if number > 0 else -2 * number)
 
 
-def test_a_slice_of_a_separate_colour_plane_names_the_plane():
-    chroma = ue(3) + "1" + ue(0, 0) + "00"
-    is_field = field_test(stream_of(parameters(HIGH_444, chroma=chroma)))
-    for plane in ("00", "01", "10"):
-        assert is_field(packet_of(slice_of(FIELD, plane=plane, number=u(8, 0))))
-        assert not is_field(packet_of(slice_of(FRAME, plane=plane, number=u(8, 255))))
+@st.composite
+def scaling_list(draw: st.DrawFn, size: int) -> str:
+    """Return a list of scales as differences. The list begins at 8, and ends with a scale of 0."""
+    bits, scale = "1", 8
+    for _ in range(size):
+        new = draw(st.sampled_from([0, 255, scale, scale + 1, scale - 1, 7, 200]))
+        change = (new - scale + 128) % 256 - 128
+        bits += signed(change)
+        scale = new % 256
+        if scale == 0:
+            break
+    return bits
+
+
+@st.composite
+def chroma_part(draw: st.DrawFn, profile: int) -> tuple[str, bool]:
+    """Return the part about chroma samples, and whether the colour planes are separate."""
+    if profile not in WITH_CHROMA:
+        return "", False
+    form = draw(st.integers(0, 3))
+    planes = form == 3 and draw(st.booleans())
+    bits = ue(form) + (str(int(planes)) if form == 3 else "")
+    bits += ue(draw(st.integers(0, 6)), draw(st.integers(0, 6))) + draw(st.sampled_from("01"))
+    if not draw(st.booleans()):
+        return bits + "0", planes
+    lists = [16] * 6 + [64] * (6 if form == 3 else 2)
+    return bits + "1" + "".join(draw(st.just("0") | scaling_list(size)) for size in lists), planes
+
+
+@st.composite
+def order_part(draw: st.DrawFn) -> str:
+    """Return the part about the order of pictures, of one of three kinds."""
+    kind = draw(st.integers(0, 2))
+    if kind != 1:
+        return ue(kind) + (ue(draw(st.integers(0, 12))) if kind == 0 else "")
+    offsets = draw(st.lists(st.integers(-99, 99), max_size=60).map(lambda part: part * 3))
+    firsts = signed(draw(st.integers(-9, 9))) + signed(draw(st.integers(-9, 9)))
+    return (
+        ue(1)
+        + draw(st.sampled_from("01"))
+        + firsts
+        + ue(len(offsets))
+        + "".join(map(signed, offsets))
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), fields=st.booleans())
+def test_the_flag_of_a_slice_is_found_behind_every_parameter_set(data, fields):
+    """The parameter set is cut after the flag that says whether frames may be fields."""
+    draw = data.draw
+    profile = draw(st.sampled_from([66, MAIN, 88, *WITH_CHROMA]))
+    chroma, planes = draw(chroma_part(profile))
+    bits = draw(st.integers(4, 16))
+    head = u(8, profile) + u(16, draw(st.integers(0, 65535))) + ue(draw(st.integers(0, 31)))
+    order = draw(order_part()) + ue(draw(st.integers(0, 16))) + draw(st.sampled_from("01"))
+    sides = ue(draw(st.integers(0, 300)), draw(st.integers(0, 300)))
+    parameter_set = head + chroma + ue(bits - 4) + order + sides + ("0" if fields else "1")
+    is_field = field_test(stream_of(parameter_set))
+    assert (is_field is not None) == fields
+    if not fields:
+        return
+    codes = ue(*draw(st.tuples(st.integers(0, 8000), st.integers(0, 9), st.integers(0, 255))))
+    number = draw(st.text("01", min_size=bits + 2 * planes, max_size=bits + 2 * planes))
+    for flag in (FIELD, FRAME):
+        rest = draw(st.text("01", min_size=9, max_size=40))
+        assert is_field(packet_of(unit(5, codes + number + flag + rest))) == (flag == FIELD)
+
+
+@pytest.mark.parametrize("order", [ue(0, 4), ue(1) + "0" + ue(0, 0, 251) + ue(1000) * 251])
+def test_a_parameter_set_without_its_last_byte_is_damaged(order):
+    """The number of the set is such that the flag begins a byte, which belongs to another set."""
+    sets = (
+        u(24, MAIN << 16) + ue(number, 4) + order + ue(1) + "0" + ue(3, 1)
+        for number in (0, 1, 3, 7)
+    )
+    bits = next(bits for bits in sets if len(bits) % 8 == 0)
+    content = b"\x67" + int(bits, 2).to_bytes(len(bits) // 8)
+    for length, is_damaged in ((len(content), True), (len(content) + 1, False)):
+        header = bytes([1, 100, 0, 30, 0xFF, 0xE1]) + length.to_bytes(2) + content + bytes(9)
+        context = SimpleNamespace(name="h264", extradata=header)
+        assert (field_test(SimpleNamespace(codec_context=context)) is None) == is_damaged
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -135,6 +161,7 @@ def test_the_first_slice_counts_behind_units_of_other_kinds(size):
         assert is_field(packet_of(delimiter, message, field, frame, size=size))
         assert not is_field(packet_of(delimiter, message, frame, field, size=size))
     assert not is_field(packet_of(delimiter, message, size=size))
+    assert not is_field(packet_of(delimiter, b"", size=size))
     assert not is_field(b"")
 
 
@@ -157,7 +184,6 @@ def test_escaped_zeros_in_a_header_do_not_count():
     "stream",
     [
         stream_of(parameters(fields=False)),
-        stream_of(PARAMETERS["high profile"][:-1] + "1"),
         stream_of(parameters(), name="hevc"),
         stream_of(u(8, MAIN)),  # the parameter set ends too early
         stream_of(u(8, MAIN) + u(16, 30) + "0" * 40),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -219,7 +220,33 @@ def test_a_file_that_has_become_shorter_is_unreadable_and_the_next_is_read(path,
     short.write_bytes(path.read_bytes()[: int(record.offsets[1]) - 1])
     with pytest.raises(UnreadableVideoError, match="has become shorter"):
         list(decode_prepared(str(short), record, [3]))
+    assert prepared._decoder.cache_info().currsize == 0, "it may be in the middle of a group"
     assert [number for number, _ in decode_prepared(str(path), record, [3])] == [3]
+
+
+def test_damaged_frames_and_errors_of_ffmpeg_are_named_by_their_place_in_the_file(
+    path, monkeypatch
+):
+    """Frame 3 of the second group is frame 51 of the file."""
+    said = []
+
+    def decode_group(decoder, data, wanted):
+        yield from ((number, SimpleNamespace(is_corrupt=number == 3)) for number in sorted(wanted))
+
+    monkeypatch.setattr(prepared, "_decode_group", decode_group)
+    monkeypatch.setattr(prepared, "warn_of_damage", lambda path, what: said.append(what))
+    errors = iter(["", "error while decoding"])
+    monkeypatch.setattr(prepared, "ErrorLog", lambda: SimpleNamespace(new=lambda: next(errors)))
+    frames = decode_prepared(str(path), scan(str(path)), [2, GROUP + 3, GROUP + 4])
+    assert [number for number, _ in frames] == [2, GROUP + 3, GROUP + 4]
+    assert said == ["frame 51 is damaged", "FFmpeg reports 'error while decoding'"]
+
+
+def test_a_pipe_in_place_of_a_prepared_file_is_not_opened(path, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(prepared, "read_range", None)
+    with pytest.raises(UnreadableVideoError, match="not a regular file"):
+        list(decode_prepared(str(tmp_path / "pipe"), scan(str(path)), [3]))
 
 
 def test_a_remote_file_is_read_with_one_request_and_a_local_one_group_by_group(path, monkeypatch):

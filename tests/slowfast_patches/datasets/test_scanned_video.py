@@ -107,6 +107,11 @@ def test_a_video_is_unpacked_as_it_was_packed(
     assert found.can_seek == (keys is not None and len(keys) > 1)
 
 
+@pytest.mark.parametrize(("keys", "seeks"), [(None, False), ([0], False), ([0, 4], True)])
+def test_a_video_with_a_second_key_frame_can_seek(keys, seeks):
+    assert ScannedVideo(Kind.VIDEO, Video(7, 30.0, 64, 48), keys=keys).can_seek == seeks
+
+
 def test_a_list_of_scanned_videos_gives_videos_reasons_and_where_seeks_fail():
     video = ScannedVideo(Kind.VIDEO, Video(7, 30.0, 64, 48), keys=np.array([0, 4]))
     rows = [

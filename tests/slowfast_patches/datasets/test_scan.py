@@ -1,15 +1,24 @@
 """Tests of scanned videos: their properties, and the reasons why videos are unreadable."""
 
+import contextlib
+import math
 import os
+import struct
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
+import numpy as np
 import pytest
 
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.bounds import Header
 from slowfast_patches.datasets.reading.scan import scan, scan_each
+from slowfast_patches.datasets.reading.scanned_video import UPRIGHT, WHOLE, Orientation, Part
+from slowfast_patches.datasets.reading.survey import Stamp
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, open_video
+from slowfast_patches.utils.processes import WorkerCrashed
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
 
 # Made files.
@@ -64,6 +73,191 @@ def test_most_mp4_files_are_opened_once_and_never_probed(tmp_path, monkeypatch):
     monkeypatch.setattr(scanning, "open_video", counted)
     scan(path)
     assert opened == [{"probes": False}]
+
+
+# Which surveys are trusted.
+
+
+def stream_of(**parts: object) -> SimpleNamespace:
+    known = {"average_rate": Fraction(25), "guessed_rate": None, "time_base": Fraction(1, 25)}
+    known |= {"frames": 0, "width": 64, "height": 48}
+    codec = SimpleNamespace(name=parts.pop("codec", "h264"))
+    return SimpleNamespace(codec_context=codec, **known | parts)
+
+
+def file_of(
+    duration: float = 0, *, reorders: bool = False, is_probed: bool = True, **parts: object
+):
+    container = SimpleNamespace(
+        duration=round(duration * 1_000_000) or None,
+        format=SimpleNamespace(name=parts.pop("format", "matroska,webm")),
+    )
+    how = {"reorders": reorders, "is_probed": is_probed, "path": "a.mkv"}
+    return SimpleNamespace(container=container, stream=stream_of(**parts), **how)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_small"),
+    [
+        (file_of(frames=100, width=128, height=64), False),  # 819,200 pixels
+        (file_of(frames=61, width=128, height=64), True),
+        (file_of(frames=62, width=128, height=64), False),
+        (file_of(frames=61, width=64, height=128), True),
+        # The number of frames is unknown: 2 s at 25 or 30 frames per second.
+        (file_of(2.4, width=128, height=64), True),
+        (file_of(2.4, width=128, height=64, average_rate=Fraction(30)), False),
+        (file_of(frames=0, width=128, height=64), False),  # nothing is known
+        (file_of(2.4, average_rate=None), False),
+        (file_of(9, frames=61, width=128, height=64), True),
+    ],
+)
+def test_a_video_is_small_if_all_its_pixels_are_few(monkeypatch, file, is_small):
+    """61 frames of 128 × 64 have 499,712 pixels, and 62 frames have 507,904."""
+    monkeypatch.setattr(scanning, "FULLY_DECODED", 61 * 128 * 64)
+    assert scanning._is_small(file) == is_small
+
+
+def stamps(*times: int | None) -> list[Stamp]:
+    return [Stamp(time, True) for time in times]
+
+
+@pytest.mark.parametrize(
+    ("times", "file", "in_order"),
+    [
+        ((0, 2, 1, 3), file_of(reorders=True), True),
+        ((0, 2, 1, 3), file_of(codec="mpeg4", reorders=True), False),
+        ((0, 2, 1, 3), file_of(codec="mpeg4"), True),
+        ((0, 1, 2, 3), file_of(), True),
+        ((0, 1, 2, 3), file_of(reorders=True), False),
+        ((0, 1, 2, 3), file_of(is_probed=False), True),
+        ((0, 1, 1, 3), file_of(), False),
+        ((0, 2, 1, 2), file_of(), False),
+        ((0, None, 2, 3), file_of(), False),
+        ((None, 0, 2, 1), file_of(), False),
+    ],
+)
+def test_ascending_timestamps_of_a_codec_that_reorders_are_not_those_of_frames(
+    times, file, in_order
+):
+    assert scanning._are_in_order(SimpleNamespace(packets=stamps(*times)), file) == in_order
+
+
+@pytest.mark.parametrize("reorders", [True, False])
+def test_whether_a_codec_reorders_is_probed_if_it_is_in_doubt(monkeypatch, reorders):
+    asked = []
+
+    @contextlib.contextmanager
+    def probed(path):
+        asked.append(path)
+        yield SimpleNamespace(reorders=reorders)
+
+    monkeypatch.setattr(scanning, "open_video", probed)
+    found = SimpleNamespace(packets=stamps(0, 1, 2))
+    assert scanning._are_in_order(found, file_of(reorders=True, is_probed=False)) != reorders
+    assert asked == ["a.mkv"]
+
+
+@pytest.mark.parametrize(
+    ("is_full", "packets", "frames", "failed", "in_step"),
+    [
+        (False, (0, 1, 2), (), 0, True),
+        (True, (0, 1, 2), (0, 1, 2), 0, True),
+        (True, (0, 1, 2), (0, 2), 1, True),
+        (True, (0, 1, 2), (0, 2), 0, False),
+        (True, (0, 1, 2), (0,), 1, False),
+        (True, (0, 1, 2), (0, 1, 5), 0, False),
+        (True, (0, 1), (0, 1, 1), 0, True),
+    ],
+)
+def test_packets_are_in_step_with_frames_unless_more_are_lost_than_failed(
+    is_full, packets, frames, failed, in_step
+):
+    found = SimpleNamespace(
+        is_full=is_full, packets=stamps(*packets), frames=stamps(*frames), failed=failed
+    )
+    assert scanning._is_in_step(found) == in_step
+
+
+def test_the_rate_is_the_average_or_else_the_guess_or_else_none():
+    two = np.array([0, 1], np.int64)
+    assert scanning._timing(file_of(average_rate=Fraction(25)), two).fps == 25
+    guessed = file_of(average_rate=None, guessed_rate=Fraction(15), time_base=Fraction(1, 15))
+    assert scanning._timing(guessed, two).fps == 15
+    nothing = file_of(average_rate=None, guessed_rate=None, time_base=None)
+    with pytest.raises(UnreadableVideoError, match="no frame rate"):
+        scanning._timing(nothing, None)
+    jump = np.array([0, 1, 2, 9000, 9001], np.int64)
+    assert scanning._timing(file_of(format="mpegts"), jump).fps == 25  # two joined files
+    assert scanning._timing(file_of(format="matroska,webm"), jump).fps < 1
+
+
+MATRIX = {0: (1, 0, 0, 1), 1: (0, -1, 1, 0), 2: (-1, 0, 0, -1), 3: (0, 1, -1, 0)}
+"""The (a, b, c, d) of each number of quarter turns counterclockwise. They move (x, y) to (ax + cy,
+bx + dy), where y points down."""
+
+
+@pytest.mark.parametrize("turns", MATRIX)
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_rotation_is_rounded_to_a_quarter_turn_after_a_mirror(turns, mirrored):
+    a, b, c, d = (65536 * part for part in MATRIX[turns])
+    if mirrored:
+        a, b = -a, -b
+    for angle in (0, 40, -40):  # turned by some more degrees
+        cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+        turned = (a * cos - b * sin, a * sin + b * cos, c * cos - d * sin, c * sin + d * cos)
+        numbers = [round(part) for part in turned]
+        matrix = struct.pack("=9i", *numbers[:2], 0, *numbers[2:], 0, 5, 5, 1 << 30)
+        frame = SimpleNamespace(side_data={"DISPLAYMATRIX": matrix})
+        assert scanning.orientation_of(frame) == Orientation(turns, mirrored)
+    assert scanning.orientation_of(SimpleNamespace(side_data={})) == UPRIGHT
+
+
+CROP = "    Side data:\n      Frame Cropping: {}/{}/{}/{}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (CROP.format(10, 20, 4, 8), Part(0.1, 0.08, 0.7, 0.76)),
+        ("", WHOLE),
+        ("  Stream #0:2: Video\n" + CROP.format(10, 20, 4, 8), WHOLE),
+        (CROP.format(60, 40, 4, 8), WHOLE),  # nothing would be left
+        (CROP.format(10, 20, 25, 25), WHOLE),
+        (CROP.format(60, 39, 0, 0), Part(0.6, 0, 0.01, 1)),
+        (CROP.format(0, 0, 25, 24), Part(0, 0.5, 1, 0.02)),
+    ],
+)
+def test_the_crop_is_that_of_the_stream(text, part):
+    """A frame of 100 × 50 pixels, and margins at the left, right, top and bottom."""
+    described = "  Stream #0:0: Video\n" + CROP.format(1, 2, 3, 4) + "  Stream #0:1: Video\n" + text
+    container = SimpleNamespace(dumps_format=lambda: described)
+    file = SimpleNamespace(container=container, stream=SimpleNamespace(index=1))
+    level = av.logging.get_level()
+    found = scanning.crop_of(file, SimpleNamespace(width=100, height=50))
+    assert found == pytest.approx(part)
+    assert av.logging.get_level() == level
+
+
+# Several videos.
+
+
+@pytest.mark.parametrize(
+    ("count", "asked", "processes"), [(63, 5, 0), (64, 5, 5), (64, None, 3), (0, None, 0)]
+)
+def test_many_videos_are_scanned_by_several_processes(monkeypatch, count, asked, processes):
+    started = []
+
+    def run_each(work, paths, workers, jobs_per_worker):
+        started.append(workers)
+        yield from ((path, WorkerCrashed() if path == "3" else f"of {path}") for path in paths)
+
+    monkeypatch.setattr(scanning, "run_each", run_each)
+    monkeypatch.setattr(scanning, "available_cores", lambda: 3)
+    found = dict(scan_each([*map(str, range(count))], asked))
+    assert started == [processes]
+    assert len(found) == count
+    assert found.get("3", scanning.KILLER) == scanning.KILLER
+    assert found.get("4", "of 4") == "of 4"
 
 
 # Bad ones.

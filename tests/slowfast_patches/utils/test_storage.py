@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import fsspec
@@ -97,6 +98,7 @@ def test_remote_files_exist_and_are_read_whole_and_in_ranges(remote):
     with open_file(str(file)) as opened:
         assert opened.seek(4) == 4
         assert opened.read(3) == b"456"
+        assert opened.readable()
         assert opened.seekable()
         assert opened.seek(-1, io.SEEK_END) == 9
         assert opened.read() == b"9"
@@ -153,6 +155,81 @@ def test_remote_files_are_written_whole_and_removed(remote, tmp_path):
     upload(tmp_path / "a", f"{remote}/up")
     assert as_path(f"{remote}/up").read_bytes() == b"local"
     make_folder(as_path(f"{remote}/folder"))
+
+
+class Bucket:
+    """File system that remembers what it has listed, until it is told to forget it."""
+
+    async_impl = False
+
+    def __init__(self) -> None:
+        self.files, self.remembered, self.requests = list[dict](), None, list[dict]()
+
+    def invalidate_cache(self, place: str) -> None:
+        self.remembered = None
+
+    def ls(self, place: str, detail: bool) -> list[dict]:
+        assert detail
+        self.remembered = self.remembered or list(self.files)
+        return self.remembered
+
+    def info(self, place: str) -> dict:
+        return {"type": "file" if self.ls(place, detail=True) else "directory"}
+
+    def cat_file(self, place: str, **options: object) -> bytes:
+        self.requests.append(options)
+        return b"0123"
+
+
+@pytest.fixture
+def bucket(monkeypatch) -> Bucket:
+    made = Bucket()
+    monkeypatch.setattr(storage, "url_to_fs", lambda path: (made, "place"))
+    return made
+
+
+def test_a_folder_is_listed_as_it_is_now(bucket):
+    """Others of this process use the same file system, and files come and go."""
+    file = {"name": "bucket/videos/a.mp4", "type": "file", "size": 1}
+    bucket.remembered = [file]
+    assert list_files(ADDRESS) == {}
+    bucket.files = [file]
+    assert list_files(ADDRESS).keys() == {"a.mp4"}
+    assert bucket.remembered is None
+    bucket.remembered = [file]
+    bucket.files = []
+    assert as_path(ADDRESS).is_dir()
+
+
+def test_a_file_has_the_version_and_the_time_that_its_file_system_gives(bucket):
+    info = {"name": "a", "type": "file", "size": None}
+    written, created = (datetime.fromtimestamp(seconds, UTC) for seconds in (2000, 1000))
+
+    def status(**more: object) -> Status:
+        bucket.files = [info | more]
+        return list_files(ADDRESS)["a"]
+
+    plain = status()
+    assert (plain.size, plain.modified) == (0, None)
+    assert status(created=created, LastModified=written).modified == 2000
+    versions = [plain.version, status(ETag="x").version, status(ETag="y").version]
+    assert len(set(versions)) == 3
+    assert max(versions) < -1
+    assert status(ETag="x", mtime=written) == (0, versions[1], 2000)
+
+
+def test_only_the_bytes_that_are_wanted_are_requested(bucket):
+    for bounds in ((0, None), (0, 3), (2, None)):
+        assert read_range(f"{ADDRESS}/a.mp4", *bounds) == b"0123"
+    plain = {"cache_type": "none"}
+    assert bucket.requests == [
+        plain,
+        plain | {"start": 0, "end": 3},
+        plain | {"start": 2, "end": None},
+    ]
+    bucket.async_impl = True
+    read_range(f"{ADDRESS}/a.mp4", 0, 3)
+    assert bucket.requests[-1] == {"start": 0, "end": 3}
 
 
 def test_errors_of_a_remote_file_system_name_the_path_and_what_to_check(monkeypatch):

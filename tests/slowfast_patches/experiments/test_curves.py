@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from slowfast_patches.experiments.comparison import compare, make_variants
-from slowfast_patches.experiments.curves import curves_of, leads, reach
+from slowfast_patches.experiments.curves import curves_of, leads, leads_table, levels_table, reach
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.variants import with_length
 
@@ -38,6 +38,50 @@ def test_a_longer_training_that_is_worse_changes_nothing_before_one_that_is_bett
     curve = make_curve([400, 200, 100], [90, 40, 50])
     assert reach(curve, 50) == pytest.approx((100, False))
     assert reach(curve, 70) == pytest.approx((200 * 2**0.5, False))
+
+
+def test_the_times_of_accuracies_are_a_table() -> None:
+    """A level between two lengths is reached on the way of a doubling.
+
+    The baseline needs 10 · 2^(19/20) s for 69 %, and the other recipe 5 · 2^(9/20) s.
+    """
+    curves = {
+        "base": make_curve([10, 20], [50, 70]),
+        "fast": make_curve([5, 10], [60, 80]),
+        "low": make_curve([1], [40]),
+    }
+    table = levels_table(curves, "top-1")
+    assert table.headers == [
+        *("base", "top-1, %", "time"),
+        *("fast,\ntime", "speed-up", "low,\ntime", "speed-up"),
+    ]
+    assert table.rows == [
+        ["at 20×", "70.0", "20 s", "7.07 s", "2.83×", "not reached", "–"],
+        ["1 point below its best", "69.0", "19.3 s", "6.83 s", "2.83×", "not reached", "–"],
+        ["at 10×", "50.0", "10 s", "≤ 5 s", "≥ 2.00×", "not reached", "–"],
+    ]
+
+
+def test_the_ratio_of_two_bounds_is_unknown() -> None:
+    """Below the best result of a single length, both times are bounds."""
+    curves = {"base": make_curve([10], [50]), "fast": make_curve([5], [60])}
+    assert levels_table(curves, "top-1").rows == [
+        ["at 10×", "50.0", "10 s", "≤ 5 s", "≥ 2.00×"],
+        ["1 point below its best", "49.0", "≤ 10 s", "≤ 5 s", "–"],
+    ]
+
+
+def test_the_lead_at_each_time_is_a_table() -> None:
+    """At 200 s, the other recipe is 5 points above. They are equal 5 / 15 of a doubling later."""
+    table = leads_table({"base": CURVE, "other": make_curve([100, 400], [70, 80])})
+    assert table.headers == ["config", "training time", "points above\nbase"]
+    assert [row[1:] for row in table.rows] == [
+        ["100 s", "+20.0"],
+        ["3.33 min", "+5.0"],
+        ["4.2 min", "equal"],
+        ["6.67 min", "-10.0"],
+    ]
+    assert {row[0] for row in table.rows} == {"other"}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,13 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.experiments import beside, checks, paper, runs, variants
 from slowfast_patches.experiments.comparison import make_variants
 from slowfast_patches.experiments.paper import PAPER_TABLES, PaperTable, Row
-from slowfast_patches.experiments.report import Report, Table, experiment_warnings, variants_table
+from slowfast_patches.experiments.report import (
+    Report,
+    Table,
+    count_cell,
+    experiment_warnings,
+    variants_table,
+)
 from slowfast_patches.experiments.reproduction import report_table
 from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.slurm_jobs import check_resumable, submit_experiment
@@ -286,7 +292,9 @@ class FakeRun:
         self.calls.append("wait")
 
 
-def test_an_interruption_ends_the_runs_that_go_on_and_waits_for_them(experiment, monkeypatch):
+def test_an_interruption_ends_the_runs_that_go_on_and_waits_for_them(
+    experiment, monkeypatch, capsys
+):
     """The second run waits until the first has ended."""
     started = list[tuple[FakeRun, int]]()
 
@@ -302,6 +310,7 @@ def test_an_interruption_ends_the_runs_that_go_on_and_waits_for_them(experiment,
     tables = beside.train_beside(experiment, Path("net.py"), 1)
     assert len(next(tables)) == 0
     assert len(next(tables)) == 0
+    assert capsys.readouterr().err.startswith("4 runs, 1 at a time: about")
     assert experiment.failed() == {("baseline", 4): mock.ANY}
     with pytest.raises(KeyboardInterrupt):
         next(tables)
@@ -328,6 +337,40 @@ def test_a_run_has_failed_without_a_result_or_with_another_status(tmp_path, caps
     runs.note_failure(folder, "x, seed 0", ended(0))
     runs.note_failure(folder, "x, seed 0", ended(9))
     assert "exit status 9" in (folder / "failed.json").read_text()
+
+
+def test_missing_runs_are_trained_in_turn_and_a_failure_before_is_forgotten(
+    experiment, write_run, monkeypatch, capsys
+):
+    """One run has finished. Of the others, those of multigrid fail, one of them again."""
+    baseline, multigrid = experiment.variants
+    write_run(experiment, baseline, 4, 10, top1=50.0)
+    runs.note_failure(experiment.folder(multigrid, 4), "it", ended(9))
+    assert list(experiment.failed()) == [("multigrid", 4)]
+    commands = list[list[str]]()
+
+    def run(command: list[str]) -> Any:
+        assert experiment.failed().get(("multigrid", 4)) is None or len(commands) > 0
+        commands.append(command[-4:])
+        if "multigrid.yaml" in command[3]:
+            return ended(3)
+        write_run(experiment, baseline, 7, 10, top1=50.0)
+        return ended(0)
+
+    monkeypatch.setattr(runs, "_run", run)
+    tables = runs.train(experiment, Path("net.py"))
+    capsys.readouterr()
+    assert [len(table) for table in tables] == [1, 1, 2, 2]
+    folders = ["multigrid/seed4", "baseline/seed7", "multigrid/seed7"]
+    assert [command[-1] for command in commands] == [f"{experiment.output}/{f}" for f in folders]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Run ")]
+    names = ["multigrid, seed 4", "baseline, seed 7", "multigrid, seed 7"]
+    assert said == [f"Run {number} of 3: {name}" for number, name in enumerate(names, 1)]
+    assert set(experiment.failed()) == {("multigrid", 4), ("multigrid", 7)}
+    assert "exit status 3" in experiment.failed()["multigrid", 4]
+    found = experiment.runs()
+    assert count_cell(experiment, found, baseline) == "2 of 2"
+    assert count_cell(experiment, found, multigrid) == "0 of 2, 2 failed"
 
 
 def test_the_output_of_a_run_goes_to_standard_error(capfd):

@@ -1,6 +1,7 @@
 """What the pictures of experiments show, and scores and verdicts at their bounds."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -77,6 +78,16 @@ def test_a_curve_has_the_mean_of_each_length_and_its_number_of_seeds():
     assert heights == pytest.approx([2 * 8**0.5, 0])
 
 
+def test_curves_are_in_the_order_of_the_runs_and_leave_out_those_without_a_result():
+    runs = table_of(("b", 1, 0, 50, 30), ("a", 1, 0, 100, 40), ("c", 1, 0, 9, math.nan))
+    found = curves_of(runs, "clock", "top1")
+    assert list(found) == ["b", "a"]
+    assert found["a"].to_dict("records") == [
+        {"length": 1, "cost": 100, "accuracy": 40, "std": pytest.approx(math.nan, nan_ok=True)}
+        | {"best": 40}
+    ]
+
+
 def test_a_single_length_has_a_linear_axis_and_no_notes():
     runs = table_of(("a", 1, 0, 100, 40), ("b", 1, 0, 50, 30))
     _, [axes] = new_figure(1, 4, 4)
@@ -95,6 +106,7 @@ def test_without_lengths_the_validations_of_each_run_are_a_thin_line():
     lines = {line.get_alpha(): line.get_xydata().tolist() for line in axes.lines}
     assert lines[0.5] == [[50, 20], [100, 40]]
     assert axes.get_xlim()[0] == 0
+    assert tuple(figure.get_size_inches()) == (8, 5)
     assert axes.get_xlabel() == "seconds of training (steps)"
     assert axes.get_ylabel() == "top-1 (%)"
     (chance,) = [line for line in axes.lines if line.get_label() == "chance, 12.5 %"]
@@ -108,6 +120,7 @@ def test_lengths_are_drawn_against_seconds_iterations_and_flops():
     figure = comparison._figure(runs, "top1", None, "steps", has_lengths=True)
     labels = ["seconds of training (steps)", "iterations", "training FLOPs"]
     assert [axes.get_xlabel() for axes in figure.axes] == labels
+    assert tuple(figure.get_size_inches()) == (16, 5)  # 4 inches for each panel
     for axes, factor in zip(figure.axes, (1, 2, 1e9), strict=True):
         expected = [(100 * factor, 40), (200 * factor, 60)]
         assert points_of(axes)["a (n = 1)"] == expected
@@ -160,6 +173,7 @@ def test_a_figure_of_the_paper_has_hollow_points_at_the_published_time():
     assert axes.get_ylabel() == "top-1 accuracy (%)"
     assert "relative to the baseline" in axes.get_xlabel()
     assert figure.get_suptitle() == "Title"
+    assert tuple(figure.get_size_inches()) == (8, 5)
     assert len(figure.legends) == 1
 
 
@@ -213,6 +227,22 @@ def test_a_difference_of_twice_its_error_is_clear(experiment, change, errors, is
     assert text.startswith("Verdict: compared with baseline, the top-1 of multigrid differs by")
     assert ("undecided" not in text) is is_clear
     assert baseline.name == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "is_asked"),
+    [((2, 2), False), ((3, 2), False), ((2, 1), True), ((1, 1), True), ((1, 0), False)],
+)
+def test_more_seeds_are_asked_for_if_a_variant_has_one(
+    experiment, write_run, monkeypatch, seeds, is_asked
+):
+    monkeypatch.setattr(comparison, "_figure", lambda *_, **__: None)
+    experiment = replace(experiment, seeds=range(3))
+    for variant, count in zip(experiment.variants, seeds, strict=True):
+        for seed in range(count):
+            write_run(experiment, variant, seed, 100, top1=50.0, top5=90.0)
+    report = comparison.compare(experiment, experiment.runs(), "multigrid-compare --cfg x")
+    assert ("To add seeds" in report.result[-1]) is is_asked
 
 
 @pytest.mark.parametrize(("chance", "low"), [(10.0, True), (9.9, False), (0.0, False)])

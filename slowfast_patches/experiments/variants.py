@@ -130,7 +130,9 @@ def step_seconds(variant: Variant, files: Sequence[Path]) -> float:
         MisfitError: No file fits the recipe.
     """
     ours = measured_times(files, variant.recipe).ours
-    return schedule_cost(variant.schedule, None, ours).seconds or 0.0
+    seconds = schedule_cost(variant.schedule, None, ours).seconds
+    assert seconds is not None, "A file that fits has the times of all shapes."
+    return seconds
 
 
 def step_seconds_of(

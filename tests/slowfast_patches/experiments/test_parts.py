@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.experiments import beside, checks, paper, runs, variants
+from slowfast_patches.experiments import beside, checks, comparison, paper, runs, variants
 from slowfast_patches.experiments.comparison import make_variants
 from slowfast_patches.experiments.paper import PAPER_TABLES, PaperTable, Row
 from slowfast_patches.experiments.report import (
@@ -306,7 +306,8 @@ def test_an_interruption_ends_the_runs_that_go_on_and_waits_for_them(
         return started[-1][0]
 
     monkeypatch.setattr(beside, "_start", start)
-    monkeypatch.setattr(beside, "_PERIOD", 0)
+    waits = list[float]()
+    monkeypatch.setattr(beside.time, "sleep", waits.append)
     tables = beside.train_beside(experiment, Path("net.py"), 1)
     assert len(next(tables)) == 0
     assert len(next(tables)) == 0
@@ -314,6 +315,7 @@ def test_an_interruption_ends_the_runs_that_go_on_and_waits_for_them(
     assert experiment.failed() == {("baseline", 4): mock.ANY}
     with pytest.raises(KeyboardInterrupt):
         next(tables)
+    assert waits == [beside._PERIOD] * 4, "between two looks at the runs"
     (first, lowest), (second, nicer) = started
     assert (lowest, nicer) == (0, 5)
     assert (first.calls, second.calls) == ([], ["terminate", "wait"])
@@ -484,6 +486,28 @@ def test_files_that_this_machine_lacks_are_returned_and_others_are_read(two, tmp
     lists[0].write_text("a.mp4 no\n")
     with pytest.raises(UserError, match=r"train\.csv"):
         hidden_files(recipe)
+
+
+def test_a_recipe_that_cannot_be_trained_is_named(two):
+    """A crop of 32 pixels has no room for the window of the head over 64 pixels."""
+    path = two[0].cfg_file
+    with pytest.raises(UserError, match=r"^mine: DATA\.TEST_CROP_SIZE 32 is too small"):
+        variants.make_variant("mine", path, ["DATA.TEST_CROP_SIZE", "32"])
+    made = variants.make_variant("mine", path, ["DATA.TEST_CROP_SIZE", "96"])
+    assert (made.name, made.label, made.baseline, made.length) == ("mine", "mine", "mine", 1)
+
+
+def test_other_lengths_of_a_recipe_are_not_compared_with_the_baseline(two, write_run, tmp_path):
+    """A recipe that is shortened to the iterations of another is."""
+    files = [variant.cfg_file for variant in two]
+    made = make_variants(files, [], equal_iterations=True)
+    made += [variants.with_length(variant, 2) for variant in made[::2]]
+    experiment = Experiment(made, [0], tmp_path)
+    assert comparison._compared(experiment, experiment.runs()) == []
+    for variant in made:
+        write_run(experiment, variant, 0, 100, top1=50.0)
+    names = [variant.name for variant in comparison._compared(experiment, experiment.runs())]
+    assert names == ["baseline x0.3529", "multigrid"]
 
 
 # Checks.

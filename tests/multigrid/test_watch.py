@@ -26,6 +26,7 @@ from multigrid import (
     make_schedule,
     network_input,
 )
+from multigrid.watch import untrained
 from tests.multigrid.clips import Clips
 
 VIDEOS = 100
@@ -94,6 +95,7 @@ def test_hooks_of_a_training_do_not_stay_on_the_parameters():
     assert not any(parameter._backward_hooks for parameter in model.parameters())
     training = new_training(model)
     training.begin(0)
+    training.begin(1)
     assert all(len(parameter._backward_hooks) == 1 for parameter in model.parameters())
 
 
@@ -256,6 +258,48 @@ def test_a_parameter_that_no_optimizer_has_is_named():
         training.begin(0)
     with pytest.raises(ValueError, match="the optimizer is a str"):
         Training(SCHEDULE, model, ["sgd"]).begin(0)
+
+
+@pytest.mark.parametrize(("count", "listed"), [(5, "0, 1, 2, 3, 4 "), (6, "0, 1, 2, 3, 4, ... ")])
+def test_five_parameters_at_most_are_named(count, listed):
+    model = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in range(count))
+    model.append(nn.Parameter(torch.zeros(1)))
+    model.append(nn.Parameter(torch.zeros(1), requires_grad=False))
+    texts = untrained(model, [SGD([model[count]], lr=0.0)])
+    assert len(texts) == 1
+    assert f"has the parameters {listed}({count} in all)" in texts[0]
+    assert untrained(model, [SGD([one], lr=0.0) for one in model]) == ()
+
+
+def test_the_latest_training_of_a_model_watches_it():
+    model = new_model()
+    first, second = new_training(model), new_training(model)
+    first.begin(0)
+    second.begin(0)
+    model(torch.zeros(8, 3, 1, 4, 4))
+    second.skip()
+    with pytest.raises(ValueError, match=r"Call training.begin\(batch\)"):
+        model(torch.zeros(8, 3, 1, 4, 4))
+    first.begin(1)
+    model(torch.zeros(8, 3, 1, 4, 4))
+
+
+@pytest.mark.usefixtures("silent")
+def test_parameters_that_are_unfrozen_or_added_later_are_watched():
+    """Each time, the gradients of one iteration are not applied, and count as skipped."""
+    model = new_model()
+    model[0].requires_grad_(False)
+    training = Training(SCHEDULE, model, SGD(model[1].parameters(), lr=0.0))
+    model[5].requires_grad_(False)
+    for number, batch in enumerate(islice(training.batches(training.loader(Clips(VIDEOS))), 4)):
+        if number == 1:
+            model[1].requires_grad_(False)
+            model[5].requires_grad_(True)
+            training.optimizer.add_param_group({"params": model[5].parameters()})
+        training.begin(batch)
+        loss_of(model, batch).backward()
+        training.optimizer.zero_grad()
+        assert training.state_dict()["iteration"] == number + 1
 
 
 def test_a_rate_in_a_tensor_stays_in_the_tensor():

@@ -20,11 +20,14 @@ from multigrid import (
     GroupedBatchNorm3d,
     MultigridLR,
     Patches,
+    Schedule,
     Shape,
     SteppedRate,
     Training,
+    clip_numbers,
     convert_batchnorm,
     make_schedule,
+    stream,
 )
 from tests.multigrid.clips import Clips
 
@@ -233,8 +236,47 @@ def test_a_mini_batch_that_is_not_the_next_is_refused(batch, message):
     training.begin(1)
     with pytest.raises(ValueError, match=message):
         training.begin(batch)
-    with pytest.raises(ValueError, match="model and optimizer"):
-        Training(SCHEDULE).begin(0)
+
+
+def test_begin_needs_a_model_and_an_optimizer():
+    whole = new_training()
+    for parts in ((), (whole.model,), (None, whole.optimizer), (whole.model, [])):
+        with pytest.raises(ValueError, match="has no model or no optimizer"):
+            Training(SCHEDULE, *parts).begin(0)
+
+
+def test_mini_batches_of_another_training_are_refused():
+    training = new_training()
+    with pytest.raises(ValueError, match=r"loader .* of the same training"):
+        training.batches(new_training().loader(Clips(VIDEOS)))
+    training.batches(training.loader(Clips(VIDEOS)))
+
+
+def test_a_model_that_does_not_accept_a_shape_is_refused_in_the_first_iteration():
+    class Odd(nn.Module):
+        def patches(self, frames, crop):
+            raise ValueError("no even number")
+
+        def set_coverage(self, coverage):
+            pass
+
+    training = new_training()
+    training.model.add_module("odd", Odd())
+    with pytest.raises(ValueError, match=r"not accept clips of shape .*: no even number"):
+        training.begin(0)
+
+
+def test_a_parameter_group_that_is_added_keeps_its_ratio_to_the_others():
+    """A group without a rate of its own has the schedule's."""
+    training = new_training()
+    optimizer, norm = training.optimizer, training.model[1]
+    step = training.begin(0)
+    optimizer.add_param_group({"params": [norm.weight], "lr": step.lr / 10})
+    optimizer.add_param_group({"params": [norm.bias]})
+    for iteration in (1, 2):
+        step = training.begin(iteration)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == pytest.approx([step.lr, step.lr / 2, step.lr / 10, step.lr])
 
 
 def test_an_index_may_be_any_integer():
@@ -278,17 +320,33 @@ def test_the_processes_are_compared_once_after_the_first_iteration(monkeypatch):
     assert copied == [True]
 
 
-def test_the_loader_of_several_processes_has_a_rank_s_clips_and_forms_bn_groups(monkeypatch):
-    formed = []
+@pytest.fixture
+def second_of_two(monkeypatch):
+    """Make this process the second of two. The value is a list of the schedules of BN groups."""
+    formed = list[Schedule]()
     monkeypatch.setattr("multigrid.training.form_groups", formed.append)
-    alone = next(iter(new_training().loader(Clips(VIDEOS))))["clips"]
-    formed.clear()
-    monkeypatch.setattr("multigrid.training._ranks", lambda: (1, 2))
-    second = next(iter(new_training().loader(Clips(VIDEOS))))["clips"]
-    assert formed == [SCHEDULE]
-    assert 2 * len(second) == len(alone)
-    videos = [clips[:, 0, 0, 0, 0].tolist() for clips in (alone, second)]
-    assert set(videos[1]) <= set(videos[0])
+    monkeypatch.setattr("multigrid.training.is_distributed", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    return formed
+
+
+def test_the_loader_of_several_processes_has_a_rank_s_clips_and_forms_bn_groups(second_of_two):
+    clips = next(iter(new_training().loader(Clips(VIDEOS))))["clips"]
+    assert second_of_two == [SCHEDULE]
+    step = SCHEDULE.at(0)
+    expected = [stream(SEED, VIDEOS, n, n + 1)[0][0] for n in clip_numbers(step, 1, 2)]
+    assert clips[:, 0, 0, 0, 0].tolist() == expected
+
+
+def test_micro_batches_divide_the_clips_of_a_process(second_of_two, monkeypatch):
+    training = new_training()
+    training.accumulation_steps = 2
+    training.model[1].eval()  # without BN groups, a clip is divided from the others
+    step = training.begin(0)
+    local = step.shape.batch // 2
+    parts = list(training.micro_batches({"labels": torch.arange(local)}))
+    assert sorted(n for part in parts for n in part.clips) == list(range(local))
 
 
 # Shared memory of the workers of the loader.
@@ -305,7 +363,9 @@ LARGEST = 3 * max(shape.volume for shape in SCHEDULE.shapes)
         ({}, 1, 0),
     ],
 )
-def test_workers_that_find_no_shared_memory_are_warned_of(options, processes, batches, monkeypatch):
+def test_workers_that_find_no_shared_memory_are_warned_of(
+    options, processes, batches, monkeypatch, request
+):
     def warned(free: int) -> bool:
         memory = SimpleNamespace(f_blocks=10**9, f_bavail=free, f_frsize=1)
         monkeypatch.setattr(os, "statvfs", lambda _: memory)
@@ -320,3 +380,6 @@ def test_workers_that_find_no_shared_memory_are_warned_of(options, processes, ba
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert not warned(batches * LARGEST)
     assert batches == 0 or warned(batches * LARGEST - 1)
+    request.getfixturevalue("second_of_two")
+    assert not warned(batches * LARGEST // 2), "each process has half of the mini-batch"
+    assert batches == 0 or warned(batches * LARGEST // 2 - 1)

@@ -168,6 +168,15 @@ def test_convert_prepares_an_mvit_for_every_shape_and_refuses_half_patches():
         odd.convert(new_model(new_config()))
 
 
+def test_the_patches_of_a_clip_by_hand():
+    """Patches have 2 frames of 4 × 4 pixels."""
+    model = convert_mvit(new_model(new_config()))
+    assert model.patches(16, 48) == (8, 12, 12)
+    for frames, crop in ((15, 48), (16, 46)):
+        with pytest.raises(ValueError, match=rf"clips of {frames} frames of {crop}² pixels cannot"):
+            model.patches(frames, crop)
+
+
 def test_an_mvit_of_an_earlier_release_is_refused():
     model = new_model(new_config())
     del model.T

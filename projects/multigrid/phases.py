@@ -24,6 +24,9 @@ from multigrid.stages import Stage, StagedRate, check_stages
 _LEVEL_GROUP = 8
 """Without BN groups, batches that keep a cost constant are multiples of this number of clips."""
 
+_UNPLACED = {"start": 0, "stop": 0, "first_clip": 0}
+"""Place of a phase whose iterations and clips `_place_phases` has not determined yet."""
+
 _DEFAULTS = (GENTLE, 8, 1, "linear", False, False, True, None)
 """Defaults of the arguments of `make_schedule` that have no effect with stages."""
 
@@ -166,14 +169,12 @@ def _draft(
     """Return a phase without its iterations and clips, which `_place_phases` determines."""
     last = shapes[-1]
     return Phase(
-        start=0,
-        stop=0,
+        **_UNPLACED,
         baseline_epochs=part.epochs,
         stage=part.stage,
         lr_scale=batch_rate_factor(last.batch / base.batch, batch_rate_rule),
         shapes=shapes,
         bn_group_sizes=tuple(_bn_group_size(bn_group_size, shape, last, base) for shape in shapes),
-        first_clip=0,
         fine_tuning=part.fine_tuning,
     )
 
@@ -242,8 +243,7 @@ def _staged_schedule(
     for number, stage in enumerate(stages):
         shapes = stage.shapes
         draft = Phase(
-            start=0,
-            stop=0,
+            **_UNPLACED,
             baseline_epochs=(start, stage.until),
             stage=number,
             lr_scale=1.0,
@@ -251,7 +251,7 @@ def _staged_schedule(
             bn_group_sizes=tuple(
                 _bn_group_size(stage.bn_group_size, shape, shapes[-1], base) for shape in shapes
             ),
-            first_clip=0,
+            fine_tuning=False,
         )
         drafts.append(draft)
         start = stage.until

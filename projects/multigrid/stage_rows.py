@@ -60,7 +60,7 @@ def _stage(row: Row, machines: int, bn_group_size: int | None) -> Stage:
     return Stage(
         shape=tuple(shapes),
         until=row["until"],
-        rate=(rate[0], rate[1]) if is_list(rate) and len(rate) == 2 else rate,
+        rate=tuple(rate) if is_list(rate) else rate,
         bn_group_size=None
         if bn_group_size is None
         else row.get("bn_group_size", bn_group_size) or None,
@@ -89,12 +89,12 @@ def _is_row(row: Row) -> bool:
     if not {"shape", "until"} <= row.keys() <= {"shape", "until", "rate", "bn_group_size"}:
         return False
     rate = row.get("rate", 0)
-    rates = rate if is_list(rate) else [rate]
+    rates = rate if is_list(rate) else [rate, rate]
     shapes = row_shapes(row)
     return (
         all(is_list(s) and len(s) == 3 and all(_is_whole(n, 1) for n in s) for s in shapes)
         and _is_number(row["until"])
-        and len(rates) in (1, 2)
+        and len(rates) == 2
         and all(_is_number(r) and r >= 0 for r in rates)
         and _is_whole(row.get("bn_group_size", 0), 0)
     )

@@ -15,43 +15,6 @@ from multigrid.cost import rate_rule_advice
 from multigrid.grids import Grid
 from multigrid.sampling import clip_generator, plan_train
 from multigrid.shared_memory import fit_workers
-from multigrid.stage_rows import are_rows
-
-
-@pytest.mark.parametrize(
-    ("change", "valid"),
-    [
-        ({}, True),
-        ({"rate": 0}, True),
-        ({"rate": [0.1, 0.0]}, True),
-        ({"rate": -0.1}, False),
-        ({"rate": "0.1"}, False),
-        ({"rate": True}, False),
-        ({"rate": float("inf")}, False),
-        ({"rate": [0.1, -0.1]}, False),
-        ({"rate": []}, False),
-        ({"rate": [1, 1, 1]}, False),
-        ({"until": "5"}, False),
-        ({"until": None}, False),
-        ({"shape": [1, 1, 1]}, True),
-        ({"shape": [0, 1, 1]}, False),
-        ({"shape": [1, 1]}, False),
-        ({"shape": [1, 1, 1.5]}, False),
-        ({"other": 1}, False),
-        ({"bn_group_size": 0}, True),
-        ({"bn_group_size": -1}, False),
-        ({"until": 0}, False),
-    ],
-)
-def test_what_a_row_of_a_table_of_stages_may_be(change, valid):
-    row = {"shape": [8, 4, 16], "until": 5, **change}
-    assert are_rows([row]) is valid
-    assert are_rows(({"shape": (8, 4, 16), "until": 2.5}, row)) is valid
-
-
-def test_a_row_needs_a_shape_and_an_end():
-    assert not are_rows([{"shape": [8, 4, 16]}])
-    assert not are_rows([{"until": 5}])
 
 
 def memory(blocks, free):

@@ -114,7 +114,7 @@ def pixels(layout: str, frames: int = 2, height: int = 20, width: int = 24):
 @pytest.mark.parametrize(("height", "width", "corner"), [(20, 24, (2, 4)), (24, 20, (4, 2))])
 def test_the_crop_is_in_the_centre_of_a_wide_or_tall_video(layout, height, width, corner):
     frames = pixels(layout, 1, height, width)
-    clip = FrameClips([(frames, 0)], Shape(4, 1, 16), short_sides=(20, 20))[0]["clip"]
+    clip = FrameClips([(frames, 0)], Shape(4, 1, 16), short_sides=(20, 30))[0]["clip"]
     assert clip.shape == (1, 16, 16, 3)
     row, column = corner
     assert clip[0, :, 0, 0].tolist() == list(range(row, row + 16))
@@ -209,7 +209,7 @@ def test_strides_and_short_sides_that_no_crop_fits_are_refused(stride, short_sid
 
 
 def test_the_least_stride_and_short_side_are_accepted_and_the_default_is_the_paper_s():
-    """Short sides of 256 to 320 pixels for crops of 224 are 18 to 23 for crops of 16."""
+    """Short sides of 256 to 320 pixels for crops of 224 are 128 to 160 for crops of 112."""
     assert FrameClips(Frames("array"), BASE, stride=1, short_sides=(16, 16)).short_sides == (16, 16)
-    assert FrameClips(Frames("array"), BASE).short_sides == (18, 23)
+    assert FrameClips(Frames("array"), Shape(4, 4, 112)).short_sides == (128, 160)
     assert len(FrameClips(Frames("array", 7), BASE)) == 7

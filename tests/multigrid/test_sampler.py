@@ -15,6 +15,7 @@ from multigrid import (
     SteppedRate,
     clip_numbers,
     collate,
+    empty_clips,
     make_schedule,
     network_input,
     stream,
@@ -69,8 +70,31 @@ def test_a_sampler_can_start_at_any_iteration(schedule, trained):
     again = MultigridBatchSampler(schedule, SEED, 1, 2, start=trained)
     assert list(again) == whole[trained:]
     assert len(again) == len(whole) - trained
-    with pytest.raises(ValueError, match="start is 1000, but the schedule has"):
-        MultigridBatchSampler(schedule, SEED, start=1000)
+
+
+def test_a_sampler_may_start_at_the_end_but_at_no_other_iteration(schedule):
+    count = schedule.iterations
+    assert list(MultigridBatchSampler(schedule, SEED, start=count)) == []
+    for start in (-1, count + 1):
+        with pytest.raises(ValueError, match=f"start is {start}, but the schedule has {count} it"):
+            MultigridBatchSampler(schedule, SEED, start=start)
+
+
+def test_a_framework_is_told_that_mini_batches_are_already_divided(schedule):
+    with pytest.raises(ValueError, match=r"Do not pass the loader to accelerator\.prepare"):
+        _ = MultigridBatchSampler(schedule, SEED).batch_size
+
+
+@pytest.mark.parametrize("in_worker", [True, False])
+def test_the_clips_of_a_worker_are_in_shared_memory(in_worker, monkeypatch):
+    monkeypatch.setattr(
+        "multigrid.sampler.get_worker_info", lambda: object() if in_worker else None
+    )
+    assert empty_clips(2, 1, 4).is_shared() is in_worker
+    clip = np.full((1, 2, 2, 3), 7, np.uint8)
+    batch = collate([{"clip": clip, "label": 0, "flip": False, "iteration": 3}])
+    assert batch["clips"].is_shared() is in_worker
+    assert batch["clips"].tolist() == clip[None].tolist()
 
 
 # With a loader.

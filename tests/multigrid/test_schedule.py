@@ -218,6 +218,25 @@ def test_cycles_on_a_cosine():
     assert schedule.at(schedule.phases[4].start).lr == pytest.approx(8 * 0.8345653)
 
 
+# Keyword arguments.
+
+
+@pytest.mark.parametrize(("size", "batch"), [(4, 12), (None, 8), (2, 10)])
+def test_a_batch_of_equal_cost_has_whole_bn_groups_or_eight_clips(size, batch):
+    """A clip of 16 frames costs 60, and one of 8 frames 48. So 10 clips cost as much as 8."""
+
+    def cost(frames: int, crop: int) -> float:
+        return 1.5 * frames + 36
+
+    cycles = Cycles(((0.5, 1.0), (1.0, 1.0)))
+    made = schedule_of_cycles(BASE, VIDEOS, RATE, cycles, bn_group_size=size, cost_per_clip=cost)
+    assert made.phases[0].base_shape == Shape(batch, 8, 64)
+
+
+def test_a_bn_group_may_have_one_clip():
+    assert make_schedule(BASE, VIDEOS, RATE, bn_group_size=1).at(1).bn_group_size == 1
+
+
 # What cannot be scheduled.
 
 

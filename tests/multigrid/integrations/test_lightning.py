@@ -5,6 +5,7 @@ tests/test_loops.py checks that it trains the same as a plain loop, on one proce
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import lightning as L
@@ -334,12 +335,54 @@ def check(max_epochs, max_steps=-1):
     _check_trainer(trainer, MultigridCallback(SCHEDULE).training)
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("epochs", "steps"), [(EPOCHS, -1), (-1, -1), (None, -1), (1000, -1), (2, 0), (2, 5)]
 )
 def test_lightning_s_default_and_a_number_of_steps_are_no_other_number_of_epochs(epochs, steps):
-    check(epochs, steps)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "max_epochs")
+        check(epochs, steps)
+
+
+def start(*, iteration, trained, batches=LENGTH, fast_dev_run=False):
+    """Begin to train with a callback at an iteration, in a Trainer that has trained some steps."""
+    multigrid = MultigridCallback(SCHEDULE)
+    multigrid.training.iteration = iteration
+    progress = SimpleNamespace(total=SimpleNamespace(processed=trained))
+    trainer = SimpleNamespace(
+        train_dataloader=multigrid.loader(Clips(VIDEOS)),
+        num_training_batches=batches,
+        fast_dev_run=fast_dev_run,
+        fit_loop=SimpleNamespace(
+            epoch_loop=SimpleNamespace(batch_progress=progress), max_batches=LENGTH
+        ),
+        optimizers=[],
+        strategy=SimpleNamespace(model=nn.Linear(1, 1)),
+        current_epoch=0,
+    )
+    multigrid.on_train_start(trainer, None)
+
+
+@pytest.mark.parametrize("iteration", [1, WHOLE])
+def test_a_callback_at_an_iteration_that_the_trainer_has_not_reached_is_refused(iteration):
+    with pytest.raises(ValueError, match="Create a new callback for each fit"):
+        start(iteration=iteration, trained=0)
+    start(iteration=iteration, trained=1)
+    start(iteration=0, trained=0)
+
+
+def test_a_limit_of_the_batches_is_refused_unless_lightning_only_tries_the_code():
+    for batches in (LENGTH - 1, LENGTH + 1):
+        with pytest.raises(ValueError, match="limit_train_batches and overfit_batches"):
+            start(iteration=0, trained=0, batches=batches)
+    start(iteration=0, trained=0, batches=1, fast_dev_run=True)
+
+
+def test_a_checkpoint_of_weights_alone_has_no_loops_to_place():
+    multigrid = MultigridCallback(SCHEDULE)
+    saved = {"callbacks": {multigrid.state_key: {"iteration": 4}}}
+    multigrid.on_load_checkpoint(SimpleNamespace(training=True), None, saved)
+    multigrid.on_load_checkpoint(SimpleNamespace(training=False), None, {"loops": {}})
 
 
 def test_one_epoch_less_stops_early_and_one_more_changes_nothing():
@@ -375,6 +418,12 @@ def progress(*, epoch, ready, batch, iteration):
             {"epoch": 2, "ready": 2, "batch": 3, "iteration": 6},
             6,
             {"epoch": 2, "ready": 2, "batch": 0, "iteration": 6},
+        ),
+        # A whole epoch more was counted than was trained.
+        (
+            {"epoch": 3, "ready": 3, "batch": 0, "iteration": 9},
+            4,
+            {"epoch": 1, "ready": 2, "batch": 1, "iteration": 4},
         ),
         # One mini-batch more was counted than was trained.
         (

@@ -9,13 +9,16 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from multigrid import (
     ClipRequest,
     Cycles,
+    GroupedBatchNorm3d,
     MultigridError,
     Shape,
     SteppedRate,
@@ -99,6 +102,20 @@ def test_stages_that_are_no_schedule_are_refused(pairs, message):
         new_multigrid("MULTIGRID.STAGES", STAGES, *pairs)
 
 
+def test_the_config_has_the_epochs_and_with_a_cycle_the_baseline_s_shape():
+    cfg = new_config("BN.NORM_TYPE", "sub_batchnorm")
+    multigrid = PySlowFastMultigrid(cfg, VIDEOS)
+    assert len(multigrid.epoch_ends) == cfg.SOLVER.MAX_EPOCH == 9
+    assert (cfg.MULTIGRID.DEFAULT_B, cfg.MULTIGRID.DEFAULT_T, cfg.MULTIGRID.DEFAULT_S) == (4, 8, 32)
+    assert cfg.BN.NORM_TYPE == "batchnorm"
+    cfg = new_config(*CYCLES_OFF, "BN.NORM_TYPE", "sub_batchnorm")
+    PySlowFastMultigrid(cfg, VIDEOS)
+    assert (
+        *(6, 0),
+        "sub_batchnorm",
+    ) == (cfg.SOLVER.MAX_EPOCH, cfg.MULTIGRID.DEFAULT_B, cfg.BN.NORM_TYPE)
+
+
 # --- the data set under the config of each shape
 
 
@@ -128,7 +145,8 @@ def test_draws_follow_seed_epoch_and_video_and_leave_the_generators_alone():
 
     before = state()
     keys = [(video, epoch) for video in (0, 1) for epoch in (0, 1)]
-    assert len({draws(*key, BASE) for key in keys}) == 4
+    for of_generator in zip(*(draws(*key, BASE) for key in keys), strict=True):
+        assert len(set(of_generator)) == 4, "Python, NumPy and PyTorch are each seeded"
     assert all(draws(*key, BASE) == draws(*key, COARSE) for key in keys)
     assert state() == before
 
@@ -200,6 +218,26 @@ def test_a_training_follows_the_schedule_and_goes_on_bit_for_bit_inside_a_phase_
     assert all(map(torch.equal, half.state_dict().values(), model.state_dict().values()))
 
 
+def test_a_training_is_resumed_at_an_epoch_or_an_iteration():
+    """The epochs have 5, 2 and 2 iterations."""
+    multigrid = new_multigrid()
+    multigrid.epoch_ends = (5, 7, 9)
+    assert multigrid.longest_epoch == 5
+
+    def next_epoch():
+        return next(((epoch, len(part)) for epoch, part in multigrid.epochs([])), None)
+
+    for epoch, iteration, following in ((0, 0, (0, 5)), (1, 5, (1, 2)), (2, 7, (2, 2))):
+        multigrid.resume(epoch=epoch)
+        assert (multigrid.training.iteration, next_epoch()) == (iteration, following)
+    multigrid.resume(epoch=3)
+    assert next_epoch() is None
+    multigrid.resume(iteration=6)
+    assert next_epoch() == (1, 1)
+    multigrid.resume()
+    assert next_epoch() == (0, 5)
+
+
 @pytest.mark.parametrize(
     ("videos", "ends"),
     [
@@ -246,6 +284,74 @@ def test_heads_pool_any_map_in_training_and_their_window_in_evaluation():
         pooled = model.projection(model.bn(model.conv(clip)).relu().mean((2, 3, 4)))
         assert torch.allclose(model([clip]), pooled, atol=1e-6)
     assert model.state_dict().keys() == Net().state_dict().keys()
+
+
+def test_an_axis_with_a_window_of_one_is_not_pooled():
+    """As in a head that averages the scores of the frames."""
+    model = Net()
+    model.pool = nn.AvgPool3d((1, 8, 8), stride=1)
+    new_multigrid().convert(model)
+    maps = torch.randn(2, 4, 5, 3, 3)
+    pooled = model.pool.train()(maps)
+    assert torch.allclose(pooled, maps.mean((3, 4), keepdim=True))
+
+
+class Pathways(Net):
+    """Network that notes the shapes of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = list[list[tuple[int, ...]]]()
+
+    def forward(self, pathways):
+        self.seen.append([tuple(clip.shape) for clip in pathways])
+        return super().forward(pathways)
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@pytest.mark.parametrize(("arch", "slow"), [("slowfast", True), ("i3d", False)])
+def test_a_model_is_tried_with_the_pathways_of_its_architecture(arch, slow):
+    """The slow pathway has half of the frames. The key has the channels of two pathways."""
+    model = Pathways()
+    pairs = ("MODEL.ARCH", arch, "SLOWFAST.ALPHA", 2, "DATA.INPUT_CHANNEL_NUM", [3, 3])
+    new_multigrid(*pairs).convert(model)
+    shapes = [(8, 32), (2, 16), (2, 23)]
+    expected = [[(1, 3, t // 2, s, s)] * slow + [(1, 3, t, s, s)] for t, s in shapes]
+    assert model.seen[0] == expected[0]
+    assert all(each in model.seen for each in expected)
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_model_in_ddp_no_longer_broadcasts_the_statistics_of_one_process(alone):
+    """They are averaged. The layout of the gradients is chosen, too."""
+    network = DistributedDataParallel(Net())
+    assert new_multigrid().convert(network) is network
+    assert not network.broadcast_buffers
+    assert type(network.module.bn) is GroupedBatchNorm3d
+    network([torch.zeros(4, 3, 8, 32, 32)])
+    assert network._has_rebuilt_buckets
+
+
+def test_a_module_that_cannot_be_divided_into_patches_is_refused():
+    class Odd(nn.Module):
+        def patches(self, frames, crop):
+            raise ValueError("no even number")
+
+        def set_coverage(self, coverage):
+            pass
+
+    model = Net()
+    model.odd = Odd()
+    with pytest.raises(ValueError, match=r"not accept clips of shape .*: no even number"):
+        new_multigrid().convert(model)
 
 
 def test_a_model_that_does_not_fit_a_shape_is_refused_with_the_shape():

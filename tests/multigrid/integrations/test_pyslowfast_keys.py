@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fvcore.common.config import CfgNode
 
-from multigrid import MultigridError, Shape
+from multigrid import MultigridError, Shape, SteppedRate
 from multigrid.integrations.pyslowfast_checks import refused_keys
 from multigrid.integrations.pyslowfast_keys import (
     add_multigrid_config,
@@ -136,6 +136,16 @@ def test_each_rule_refuses_its_values_alone(name, valid, refused):
         tree[key] = value
         found = refused_keys(cfg)
         assert list(found.values()) == ([f"{name} {value}"] if value in refused else [])
+
+
+def test_a_table_of_stages_needs_a_policy_only_for_rows_without_a_rate():
+    off = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
+    cfg = new_config(*off, "SOLVER.LR_POLICY", "poly", "MULTIGRID.STAGES", ROWS)
+    assert schedule_of(cfg, 400).at(0).lr == 0.1
+    cfg.MULTIGRID.STAGES = [{"shape": [8, 4, 16], "until": 6}]
+    with pytest.raises(MultigridError, match="LR_POLICY poly is not supported"):
+        schedule_of(cfg, 400)
+    assert schedule_of(cfg, 400, SteppedRate((6.0,), (0.3,))).at(0).lr == 0.3
 
 
 # --- an MViT, whose crops are multiples of patches and pools

@@ -5,8 +5,19 @@ import os
 
 import pytest
 
-from slowfast_patches.datasets.preparing.video_lists import find_classes
-from tests.slowfast_patches.datasets.made_videos import noise, rows, times, write_video
+from slowfast_patches.datasets.preparing.video_lists import (
+    find_classes,
+    format_csv,
+    read_lists,
+    read_ssv2_lists,
+)
+from tests.slowfast_patches.datasets.made_videos import (
+    noise,
+    rows,
+    times,
+    write_ssv2_json,
+    write_video,
+)
 
 
 def write_empty(folder, *names):
@@ -95,6 +106,83 @@ def test_folders_of_splits_may_have_other_common_names(tmp_path, train, val, tes
 def test_folders_that_do_not_serve_are_named(tmp_path, names, message):
     with pytest.raises(ValueError, match=message):
         find_classes(write_empty(tmp_path / "set", *names), None)
+
+
+@pytest.mark.parametrize(("fraction", "held_out"), [(0.5, 6), (0.25, 3), (0.01, 1), (0.99, 11)])
+def test_a_fraction_of_each_class_is_held_out_but_never_all(tmp_path, fraction, held_out):
+    folder = write_empty(tmp_path / "set", "b/1.mp4", *(f"a/{n}.mp4" for n in range(12)))
+    write_empty(folder, "b/2.mp4")
+    videos, _ = found(folder, fraction)
+    assert sorted(label for _, label in videos["val"]) == [0] * held_out + [1]
+    assert len(videos["train"]) == 13 - held_out
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.5, 1.5])
+def test_a_fraction_of_none_or_all_is_refused(classes, fraction):
+    with pytest.raises(ValueError, match=f"--val-fraction is {fraction}, but must be between"):
+        find_classes(classes, fraction)
+
+
+def test_split_folders_of_a_hidden_folder_and_files_beside_classes_do_not_count(tmp_path, caplog):
+    folder = write_empty(tmp_path / "set", "train/a/1.mp4", "val/a/2.mp4", ".git/x", "readme.txt")
+    assert found(folder)[0]["train"] == [("train/a/1.mp4", 0)]
+    assert caplog.text == ""
+
+
+# Lists of csv and json files.
+
+
+def test_lists_of_csv_files_have_their_names_and_the_folder_of_their_paths(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    for name in ("one/train.csv", "two/val.csv"):
+        (tmp_path / name).write_text("a.mp4,1\n")
+    csvs = [tmp_path / "one/train.csv", tmp_path / "two/val.csv"]
+    one, two = read_lists(csvs, prefix="", separator=",")
+    assert (one.name, one.origin, one.root) == ("train.csv", csvs[0], tmp_path / "one")
+    assert [(path, label) for path, label in two.videos] == [(f"{tmp_path}/two/a.mp4", 1)]
+    one, two = read_lists(csvs, prefix="/videos", separator=",")
+    assert [str(listed.root) for listed in (one, two)] == ["/videos", "/videos"]
+    assert one.videos[0].path == "/videos/a.mp4"
+
+
+def test_csv_files_of_the_same_name_and_missing_ones_are_refused(tmp_path):
+    csv = tmp_path / "train.csv"
+    with pytest.raises(ValueError, match=r"--csv .*train\.csv does not exist"):
+        read_lists([csv], prefix="", separator=" ")
+    with pytest.raises(ValueError, match="the same name"):
+        read_lists([csv, tmp_path / "x/train.csv"], prefix="", separator=" ")
+
+
+def test_lists_of_ssv2_are_those_of_training_and_validation(tmp_path):
+    entries = [{"id": "41", "template": "Holding [something]"}, {"id": 7, "template": "Nothing"}]
+    labels = {"Holding something": "1", "Nothing": "0"}
+    write_ssv2_json(tmp_path, labels=labels, train=entries, validation=entries[1:])
+    (tmp_path / "20bn-something-something-v2").mkdir()
+    lists, names = read_ssv2_lists(tmp_path, prefix="")
+    folder = tmp_path / "20bn-something-something-v2"
+    assert [(each.name, each.root) for each in lists] == [
+        ("train.csv", folder),
+        ("val.csv", folder),
+    ]
+    assert [each.origin.name for each in lists] == [
+        "something-something-v2-train.json",
+        "something-something-v2-validation.json",
+    ]
+    assert list(lists[0].videos) == [(f"{folder}/41.webm", 1), (f"{folder}/7.webm", 0)]
+    assert list(lists[1].videos) == [(f"{folder}/7.webm", 0)]
+    assert names == ("Nothing", "Holding something")
+
+
+def test_what_is_written_is_read_as_it_was():
+    assert format_csv([("a b.mp4", 0), ("c.mp4", 12)], " ") == "a b.mp4 0\nc.mp4 12\n"
+    assert format_csv([("a,b.mp4", 3)], r"\t") == "a,b.mp4\t3\n"
+    for path in ("a\nb.mp4", "a\rb.mp4", "'a.mp4'", " a.mp4", "a.mp4\t", "a\udc80.mp4"):
+        with pytest.raises(ValueError, match="cannot be written to a csv file"):
+            format_csv([("fine.mp4", 0), (path, 0)], ",")
+    for separator in ("", "a", "\n"):
+        with pytest.raises(ValueError, match="cannot separate"):
+            format_csv([], separator)
 
 
 def test_folders_are_prepared(run, tmp_path):

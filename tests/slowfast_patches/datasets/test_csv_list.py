@@ -3,7 +3,8 @@
 import pytest
 
 from slowfast_patches.config.recipe import default_recipe
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
+from slowfast_patches.datasets.lists import csv_list
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.dataset_lists import class_names, count_list, read_list
 
 
@@ -57,6 +58,86 @@ def test_lines_may_end_as_on_any_system(tmp_path, end):
     assert list(videos) == [(f"{tmp_path}/a b.mp4", 1), (f"{tmp_path}/c.mp4", 0)]
     with pytest.raises(ValueError, match=r"line [23]: .* is not a path and a label"):
         read_csv(write(tmp_path, f"a.mp4 1{end}c.mp4{end}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("a.mp4 123456789", ("a.mp4", 123456789)),
+        ("a.mp4 1234567890", None),  # longer than any class index
+        ("a.mp4 ²", None),
+        ("a.mp4 ", None),
+        (" 3", None),
+        ("a.mp4 -1", None),
+        ("'' 3", ("''", 3)),
+        ("'a' 3", ("a", 3)),
+    ],
+)
+def test_a_class_index_has_up_to_nine_digits_and_a_path_at_least_one_character(line, found):
+    if found:
+        assert split_line(line, " ") == found
+        return
+    with pytest.raises(ValueError, match="is not a path and a label"):
+        split_line(line, " ")
+
+
+def test_a_labelled_video_has_its_label_on_all_frames_and_as_text():
+    video = LabelledVideo("a.mp4", 3)
+    assert (video.annotation, video.classes(), video.classes(7, 9)) == ("3", {3}, {3})
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_a_missing_list_is_named_and_a_test_may_be_left_out(tmp_path, name):
+    with pytest.raises(ValueError, match=r"does not exist\. Set DATA\.PATH") as caught:
+        read_csv(tmp_path / f"{name}.csv")
+    assert ("TEST.ENABLE False" in str(caught.value)) == (name == "test")
+
+
+def test_the_line_that_is_not_utf_8_is_counted_from_the_first(tmp_path):
+    for before, line in ((b"", 1), (b"a.mp4 0\n", 2), (b"a.mp4 0\n\n", 3)):
+        with pytest.raises(ValueError, match=f"line {line}: the text is not UTF-8"):
+            read_csv(write(tmp_path, before + b"\xff.mp4 1\n\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("~/a.mp4", "Write the whole path"),
+        ("$DATA/a.mp4", "Write the whole path"),
+        ("D:/a.mp4", "not a path on this machine"),
+        ("videos.zip/a.mp4", "in an archive"),
+        ("S3://x/a.mp4", "is an address"),
+        ("a.mp4 train", "more than two columns"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_explained_unless_there_is_such_a_file(tmp_path, name, said):
+    with pytest.raises(ValueError, match=f"line 1: .*{said}"):
+        read_csv(write(tmp_path, f"{name} 0"))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+    assert list(read_csv(write(tmp_path, f"{name} 0"))) == [(str(tmp_path / name), 0)]
+
+
+def test_a_folder_and_a_number_are_named_in_a_bucket_as_well(tmp_path, monkeypatch):
+    class Remote(type(tmp_path)):
+        """Path of a bucket with a single folder."""
+
+        def is_dir(self) -> bool:
+            return self.name == "v_Archery"
+
+        def exists(self) -> bool:
+            return self.is_dir()
+
+    monkeypatch.setattr(csv_list, "is_remote", lambda path: path.startswith("s3:"))
+    monkeypatch.setattr(csv_list, "as_path", Remote)
+    monkeypatch.setattr(csv_list, "join", lambda folder, name: f"s3:/{name}")
+    path = write(tmp_path, "v_Archery 120 5")
+    with pytest.raises(ValueError, match="remove the number of frames"):
+        read_csv(path)
+    assert len(read_csv(write(tmp_path, "other 120 5"))) == 1
+    with pytest.raises(ValueError, match="not a path on this machine"):
+        read_csv(write(tmp_path, r"D:\a.mp4 5"))
+    assert len(read_csv(write(tmp_path, r"D:\v_Archery/v_Archery 5"))) == 1
 
 
 def test_a_column_with_the_number_of_frames_is_named(tmp_path):

@@ -3,6 +3,8 @@
 import pytest
 
 from slowfast_patches.datasets.lists.frame_list import HEADER, read_frame_list
+from slowfast_patches.datasets.reading.scanned_video import Kind
+from tests.slowfast_patches.datasets.made_videos import write_jpeg
 
 TWO_VIDEOS = f"""{HEADER}
 46GP8 0 0 46GP8/46GP8-000001.jpg ""
@@ -60,3 +62,35 @@ def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
     assert len(frames._data) < 7 * 200 * 100
     assert frames[150].files[42] == f"{tmp_path}/150/150_000042.jpg"
     assert frames[150].classes() == {6}
+
+
+@pytest.mark.parametrize("text", [HEADER, f"{HEADER}\n  \n"])
+def test_a_list_without_frames_is_refused(tmp_path, text):
+    with pytest.raises(ValueError, match=r"train\.csv contains no frames"):
+        read(tmp_path, text)
+    with pytest.raises(ValueError, match=r"does not exist\. Set DATA\.PATH"):
+        read_frame_list(tmp_path / "none.csv", num_classes=3, fps=30)
+
+
+def test_a_video_has_the_size_of_its_first_frame_and_the_label_of_the_list(tmp_path):
+    for number, width in ((0, 64), (1, 80)):
+        write_jpeg(tmp_path / f"a{number}.jpg", width, 48)
+    (video,) = read(tmp_path, f'{HEADER}\na 0 3 a0.jpg "7"\na 0 5 a1.jpg "7"\n')
+    record = video.scanned()
+    assert record.kind == Kind.FRAMES
+    assert record.video == (2, 24.0, 64, 48, None)
+    assert record.files == (f"{tmp_path}/a0.jpg", f"{tmp_path}/a1.jpg")
+    assert (video.label, video.annotation) == (7, "((7,), (7,))")
+
+
+@pytest.mark.parametrize("ids", [(3, 3), (5, 3), (0, 2, 1), (1, 0, 2)])
+def test_frame_ids_must_increase(tmp_path, ids):
+    lines = "".join(f'a 0 {number} {place}.jpg ""\n' for place, number in enumerate(ids))
+    with pytest.raises(ValueError, match="video a: the frame ids are not in ascending order"):
+        read(tmp_path, f"{HEADER}\n{lines}")
+
+
+@pytest.mark.parametrize(("number", "labels"), [("x", '""'), ("1", '"a"'), ("1.5", '""')])
+def test_frame_ids_and_labels_are_whole_numbers(tmp_path, number, labels):
+    with pytest.raises(ValueError, match="video a: a frame id or a label is not a whole number"):
+        read(tmp_path, f"{HEADER}\na 0 {number} 1.jpg {labels}\n")

@@ -1,7 +1,10 @@
 """Tests of warnings about lists: repeated videos, empty classes, and overlapping lists."""
 
+import hashlib
+
 import pytest
 
+from slowfast_patches.datasets.lists import overlaps
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.datasets.lists.frame_list import HEADER, read_frame_list
@@ -65,6 +68,10 @@ def test_a_remote_video_is_named_by_its_address(tmp_path):
         ("train", (1, 1), 3, "2 of MODEL.NUM_CLASSES 3 classes have no training video: 0 and 2"),
         ("val", (2, 2), 3, "the 2 videos have only 1 of 3 labels, so the accuracy says nothing"),
         ("val", (0, 1, 0), 3, ""),
+        ("val", (0, 1, 0, 1), 4, ""),  # half of the classes
+        ("val", (0, 1, 0, 1, 1), 5, "the 5 videos have only 2 of 5 labels"),
+        ("val", (0, 1, 0, 1), 5, ""),  # fewer videos than classes
+        ("test", (2, 2), 3, "the 2 videos have only 1 of 3 labels"),
     ],
 )
 def test_lists_without_most_classes_are_warned_of(tmp_path, split, labels, classes, message):
@@ -72,6 +79,22 @@ def test_lists_without_most_classes_are_warned_of(tmp_path, split, labels, class
     warnings = list_warnings(recipe(tmp_path, "kinetics", CLASSES, classes), split, videos)
     assert len(warnings) == bool(message)
     assert message in "".join(warnings)
+
+
+def test_lists_without_labels_are_not_warned_of(tmp_path):
+    cfg = recipe(tmp_path, "kinetics")
+    for split in ("train", "val"):
+        assert list_warnings(cfg, split, list(range(9))) == []
+
+
+def test_a_test_on_the_validation_list_is_warned_of_if_there_is_no_training(tmp_path):
+    (tmp_path / "val.csv").write_text(f'{HEADER}\na 0 0 1.jpg ""\n')
+    twice = [LabelledVideo("a.mp4", 0)] * 2
+    for enabled, count in ((True, 0), (False, 1)):
+        cfg = recipe(tmp_path, "charades", "TRAIN.ENABLE", enabled)
+        found = list_warnings(cfg, "test", twice)
+        assert isinstance(found, list)
+        assert len(found) == count
 
 
 # Videos that several lists have in common.
@@ -137,3 +160,40 @@ def test_copies_of_the_frames_of_a_list_are_found(tmp_path):
     write_jpeg(tmp_path / "b/b0.jpg", level=200)
     (found,) = find_overlaps(lists)
     assert found.shared == [(str(tmp_path / "a"), str(tmp_path / "c"))]
+
+
+def test_copies_within_a_list_are_no_overlap_and_those_of_three_lists_are_found(tmp_path):
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / f"{name}.mp4").write_text("same" if name != "d" else "else")
+    a, b, c, d = (tmp_path / f"{name}.mp4" for name in "abcd")
+    assert find_overlaps({"train": videos(a, b), "val": videos(d)}) == []
+    found = find_overlaps({"train": videos(a, d), "val": videos(b), "test": videos(c, d)})
+    assert [(each.first, each.second, len(each.shared)) for each in found] == [
+        ("train", "val", 1),
+        ("train", "test", 2),
+        ("val", "test", 1),
+    ]
+
+
+def test_large_files_are_compared_by_their_beginning_before_they_are_read(tmp_path, monkeypatch):
+    """Only the files that begin alike are read as a whole."""
+    monkeypatch.setattr(overlaps, "_HEAD", 4)
+    digested = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, kind: digested.append(file.name) or digest(file, kind)
+    )
+    contents = {"a": b"headone", "b": b"headone", "c": b"tailone", "d": b"headtwo"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    a, b, c, d = (str(tmp_path / name) for name in "abcd")
+    (found,) = find_overlaps({"train": videos(a, c), "val": videos(b, d)})
+    assert found.shared == [(a, b)]
+    assert sorted(digested) == [a, b, d]
+
+
+def test_empty_files_and_videos_without_a_path_are_no_copies(tmp_path):
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).touch()
+    lists = {"train": [*videos(tmp_path / "a.mp4"), 7], "val": [*videos(tmp_path / "b.mp4"), 7]}
+    assert find_overlaps(lists) == []

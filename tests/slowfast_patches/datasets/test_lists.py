@@ -1,18 +1,24 @@
 """Tests of the lists of each data set: files, numbers of videos, and class names."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
+    dataset_of,
+    is_tested_on_val,
+    label_counts,
     list_digest,
     list_path,
     load_with_classes,
     read_list,
 )
 from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.registry import DATASETS, DatasetSpec
 from slowfast_patches.train import run as run_module
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.errors import RunError
@@ -86,6 +92,122 @@ def test_the_test_split_is_test_csv_or_else_val_csv(tmp_path):
         assert list_path(cfg, "test") == tmp_path / name
 
 
+def test_ssv2_csv_files_of_videos_are_read_like_those_of_kinetics(ssv2):
+    (ssv2 / "train.csv").write_text("a.mp4 2\n")
+    assert list(read_list(recipe(ssv2, "ssv2"), "train")) == [(f"{ssv2}/a.mp4", 2)]
+    labels = ssv2 / "something-something-v2-labels.json"
+    assert class_names(recipe(ssv2, "ssv2"))[1] == "Pushing something left"
+    labels.unlink()
+    assert class_names(recipe(ssv2, "ssv2")) is None
+    (ssv2 / "classes.txt").write_text("a\nb\nc\n")
+    assert class_names(recipe(ssv2, "ssv2")) == ("a", "b", "c")
+
+
+def test_ssv2_without_lists_or_with_more_classes_is_refused(ssv2):
+    with pytest.raises(ValueError, match=r"entry 'Doing nothing': the label is 2, .* from 0 to 1"):
+        read_list(recipe(ssv2, "ssv2", CLASSES, 2), "train")
+    (ssv2 / "something-something-v2-train.json").unlink()
+    with pytest.raises(ValueError, match=r"contains neither train\.csv nor something-something"):
+        read_list(recipe(ssv2, "ssv2"), "train")
+
+
+# Data sets of a user.
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Return `register(name, ...)`, which registers a data set."""
+
+    def make(name: str, **spec: object) -> None:
+        monkeypatch.setitem(DATASETS.entries, name, DatasetSpec(**spec))
+
+    return make
+
+
+class Built(SimpleNamespace):
+    """A data set that a user has built."""
+
+
+def test_videos_of_a_built_data_set_are_its_own_unless_it_reads_lists(register, tmp_path):
+    def build(recipe, split):
+        return Built(videos=[split, "b"])
+
+    register("own", build=build)
+    assert read_list(recipe(tmp_path, "own"), "val") == ["val", "b"]
+    register("own", build=build, read=lambda recipe, path, split: [path.name])
+    assert read_list(recipe(tmp_path, "own"), "val") == ["val.csv"]
+
+
+@pytest.mark.parametrize(("split", "name"), [("train", "own"), ("val", "own"), ("test", "other")])
+def test_an_empty_data_set_is_named(register, tmp_path, split, name):
+    for each in ("own", "other"):
+        register(each, read=lambda recipe, path, split: [])
+    cfg = recipe(tmp_path, "own", "TEST.DATASET", "other")
+    with pytest.raises(ValueError, match=f"the data set {name} has no videos for {split}"):
+        read_list(cfg, split)
+
+
+def test_a_data_set_of_an_unknown_task_is_refused(register, tmp_path):
+    register("own", task="none")
+    with pytest.raises(ValueError, match="the task of own"):
+        dataset_of(recipe(tmp_path, "own"), "train")
+
+
+def test_the_test_is_on_the_validation_list_if_both_are_equal_files(register, tmp_path):
+    """The lists of Charades are the same file if there is no test.csv."""
+    kinetics = recipe(tmp_path, "kinetics")
+    assert not is_tested_on_val(kinetics)
+    (tmp_path / "val.csv").write_text("a.mp4 0\n")
+    assert not is_tested_on_val(kinetics)
+    assert is_tested_on_val(recipe(tmp_path, "charades"))
+    for text, is_same in (("a.mp4 0\n", True), ("b.mp4 0\n", False)):
+        (tmp_path / "test.csv").write_text(text)
+        assert is_tested_on_val(kinetics) == is_same
+    (tmp_path / "test.csv").write_text("a.mp4 0\n")
+    register("own", build=lambda recipe, split: Built(videos=[]))
+    assert not is_tested_on_val(recipe(tmp_path, "own"))
+    (tmp_path / "val.csv").unlink()
+    assert not is_tested_on_val(kinetics)
+
+
+def test_the_digest_depends_on_relative_paths_or_names_and_on_labels(tmp_path):
+    def digest(*videos: object, **keys: object) -> str:
+        pairs = [part for pair in keys.items() for part in pair]
+        return list_digest(recipe(tmp_path, "kinetics", *pairs), videos)
+
+    first = digest(LabelledVideo(f"{tmp_path}/a.mp4", 0))
+    assert first == digest(LabelledVideo("/x/a.mp4", 0), **{"DATA.PATH_PREFIX": "/x"})
+    named = digest(SimpleNamespace(name="n", path="a.mp4", annotation="0"))
+    assert named == digest(SimpleNamespace(name="n", path="b.mp4", annotation="0"))
+    others = [
+        digest(LabelledVideo("/x/a.mp4", 0)),
+        digest(LabelledVideo(f"{tmp_path}/a.mp4", 1)),
+        digest(LabelledVideo(f"{tmp_path}/x/a.mp4", 0)),
+        digest(7),
+        digest(8),
+        digest(7, 8),
+        digest(),
+    ]
+    assert len({first, named, *others}) == 9
+
+
+def test_the_digest_of_a_json_list_does_not_depend_on_the_folder_of_its_videos(ssv2):
+    digests = []
+    for prefix in ("/x", "/y/z"):
+        cfg = recipe(ssv2, "ssv2", "DATA.PATH_PREFIX", prefix)
+        digests.append(list_digest(cfg, read_list(cfg, "train")))
+    assert digests[0] == digests[1]
+    assert digests[0] != list_digest(cfg, read_list(cfg, "val"))
+
+
+def test_videos_are_counted_by_class(tmp_path):
+    cfg = recipe(tmp_path, "kinetics", CLASSES, 4)
+    videos = [LabelledVideo("a.mp4", label) for label in (0, 3, 0)]
+    assert label_counts(cfg, [*videos, 7]) == [2, 0, 0, 1]
+    with pytest.raises(ValueError, match=r"SOLVER\.CLASS_WEIGHTS needs .* kinetics has no list"):
+        label_counts(cfg, [7, 8])
+
+
 # Names of classes.
 
 
@@ -124,6 +246,34 @@ def test_the_number_of_classes_is_that_of_the_training_list_where_nothing_says_i
     assert (count("configs/Demo/SLOWFAST_DEMO.yaml"), count(OWN_VIDEOS, CLASSES, 5)) == (8, 5)
     (tmp_path / "classes.txt").write_text("\n".join("abcdefghijklm"))
     assert count(OWN_VIDEOS) == 13
+
+
+def test_a_list_without_labels_or_a_data_set_without_lists_has_no_number_of_classes(
+    register, tmp_path
+):
+    (tmp_path / "train.csv").write_text(f'{HEADER}\na 0 0 1.jpg ""\n')
+    register("own", build=lambda recipe, split: Built(videos=[LabelledVideo("a", 9)]))
+    for dataset in ("charades", "own"):
+        data = ["DATA.PATH_TO_DATA_DIR", str(tmp_path), "TRAIN.DATASET", dataset]
+        assert load_with_classes(OWN_VIDEOS, data).model.num_classes == 400
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"a": 0, "b": 2}', "distinct index from 0 to 1"),
+        ('["a", " "]', "distinct index from 0 to 1"),
+        ('["a", 3]', "distinct index from 0 to 1"),
+        ("[]", "distinct index from 0 to 0"),
+        ("{}", "distinct index from 0 to 0"),
+        ("3", "the top-level value is a int"),
+        ('{"a": 0, "b": 0, "a": 1, "c": 2}', "has the name 'a' twice"),
+    ],
+)
+def test_class_names_and_indices_must_be_distinct_and_complete(tmp_path, content, said):
+    (tmp_path / "classes.json").write_text(content)
+    with pytest.raises(ValueError, match=f"classes.json.*{said}"):
+        class_names(recipe(tmp_path, "kinetics"))
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ class Judge(Recorder):
         said = self.path.with_suffix(".failed")
         said.unlink(missing_ok=True)
         if pid := os.fork():
-            status = os.waitpid(pid, 0)[1]
+            status = wait_for(pid)
             return said.read_text() if said.exists() else f"the end of a process: {status}"
         try:
             limit(30 + 8 * sum(self.known.seconds[item.nodeid] for item in items))
@@ -162,11 +162,19 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def limit(seconds: float) -> None:
-    """End this process and its children after some seconds, and limit its memory."""
+    """End this process after some seconds, also if it waits in C, and limit its memory."""
     os.setsid()
-    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(seconds))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+
+
+def wait_for(pid: int) -> int:
+    """Wait for a process that has called `limit`, end its children, and return its status."""
+    status = os.waitpid(pid, 0)[1]
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    return status
 
 
 def run_in_fork(
@@ -178,7 +186,7 @@ def run_in_fork(
     """
     recorder.path.unlink(missing_ok=True)
     if pid := os.fork():
-        return os.waitpid(pid, 0)[1]
+        return wait_for(pid)
     try:
         limit(seconds)
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -112,7 +112,7 @@ def find_placement(
         )
     # The recipe may leave out NUM_SHARDS and SHARD_ID, or repeat the values of the launcher.
     allowed = {(1, 0), (found.machines, 0), (found.machines, found.machine)}
-    if asked not in allowed or not 0 <= found.machine < max(1, found.machines):
+    if asked not in allowed or not 0 <= found.machine < found.machines:
         raise UserError(
             f"NUM_SHARDS is {asked[0]} and SHARD_ID is {asked[1]}, but SHARD_ID must be from 0 to "
             "NUM_SHARDS - 1. If torchrun or srun starts the run, remove both keys."

@@ -138,12 +138,16 @@ def started(monkeypatch):
         given = []
 
         def start_processes(*arguments, **options):
+            assert tracked, "the resource tracker starts before signals are blocked"
             given.append((arguments, options))
             during()
             return ranks
 
         monkeypatch.setattr(module, "start_processes", start_processes)
-        monkeypatch.setattr(module.resource_tracker, "ensure_running", lambda: None)
+        tracked = []
+        monkeypatch.setattr(
+            module.resource_tracker, "ensure_running", lambda: tracked.append("it runs")
+        )
         module.finished.clear()
         module._start_ranks(placement, recipe(), print)
         return given[0]

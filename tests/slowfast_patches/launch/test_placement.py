@@ -98,6 +98,7 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, 
         (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "NUM_SHARDS is 3"),
         (ONE_TASK_A_GPU | {"SLURM_STEP_NUM_TASKS": "15"}, [], None, "15 tasks on 2 machines"),
         ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID must be from 0 to NUM_SHARDS - 1"),
+        ({}, ["SHARD_ID", 1], None, "NUM_SHARDS is 1 and SHARD_ID is 1, but"),
     ],
 )
 def test_launchers_that_contradict_each_other(environment, keys, init_method, said):

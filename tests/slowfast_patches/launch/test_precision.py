@@ -12,7 +12,8 @@ from slowfast_patches.launch.launch import resolve
     [
         ((), (), False),
         (("avx512_bf16", "amx_tile"), (), True),
-        (("amx_tile",), ("RESNET.WIDTH_PER_GROUP", 16), False),
+        (("amx_tile",), ("RESNET.WIDTH_PER_GROUP", 31), False),
+        (("amx_tile",), ("RESNET.WIDTH_PER_GROUP", 32), True),
         ((), ("NUM_GPUS", 1, "RESNET.WIDTH_PER_GROUP", 8), True),
     ],
 )

@@ -169,12 +169,18 @@ def test_videos_appear_in_proportion_to_their_weights():
     counts = Counter[int]()
     clips = [stream.at(number) for number in range(1200)]
     assert len(set(clips)) == 1200, "each clip of a video has a seed of its own"
+    assert min(epoch for _, epoch in clips) == 0
+    assert max(epoch for _, epoch in clips) < 600, "6 for each epoch"
     for start in range(0, 1200, 12):
         epoch = Counter(video for video, _ in clips[start : start + 12])
         assert (epoch[0], epoch[1]) == (6, 3)
         assert {epoch[2], epoch[3]} == {1, 2}
         counts += epoch
     assert counts[2] == pytest.approx(150, abs=25)
+
+
+def test_the_weights_of_a_class_add_up_to_one():
+    assert balanced_weights([3, 0, 3, 3, 3]) == [0.25, 1.0, 0.25, 0.25, 0.25]
 
 
 def test_classes_are_balanced_whatever_the_processes_and_the_start():

@@ -170,6 +170,43 @@ def test_a_mini_batch_that_was_not_divided_is_not_stepped_on():
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    ("clips", "size", "parts", "expected"),
+    [
+        # Clips i and i + 6 are a group, and so on.
+        (12, 2, 3, [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]),
+        # Three groups of 4: the first micro-batch has groups 0 and 2.
+        (12, 4, 2, [[0, 2, 3, 5, 6, 8, 9, 11], [1, 4, 7, 10]]),
+        (5, None, 2, [[0, 2, 4], [1, 3]]),
+        # A group has more clips than this process. So all of them stay together.
+        (4, 8, 1, [[0, 1, 2, 3]]),
+    ],
+)
+def test_micro_batches_have_whole_groups(clips, size, parts, expected):
+    batch = {"x": torch.arange(clips)}
+    found = list(divide(batch, clips, size, parts, []))
+    assert [micro.clips for micro in found] == expected
+    assert [micro.batch["x"].tolist() for micro in found] == expected
+    assert [micro.weight for micro in found] == [len(part) / clips for part in expected]
+    assert [micro.is_last for micro in found] == [False] * (parts - 1) + [True]
+
+
+def test_running_statistics_become_the_mean_over_the_micro_batches_and_counts_stay_whole():
+    """Micro-batches of 8 and 4 clips add 3 and 6 to a mean of 1: 1 + (8 · 3 + 4 · 6) / 12 = 5."""
+    norm, frozen = nn.BatchNorm3d(1), nn.BatchNorm3d(1).eval()
+    norm.running_mean.fill_(1.0)
+    frozen.running_mean.fill_(0.1)
+    model = nn.Sequential(nn.Sequential(norm), frozen)
+    frozen.eval()
+    for micro in divide({"x": torch.arange(12)}, 12, 4, 2, model.modules()):
+        assert norm.running_mean.item() == 1.0, "each starts from before the mini-batch"
+        norm.running_mean.add_(3.0 if len(micro.clips) == 8 else 6.0)
+        norm.num_batches_tracked.add_(1)
+    assert norm.running_mean.item() == pytest.approx(5.0)
+    assert norm.num_batches_tracked.item() == 1
+    assert frozen.running_mean.item() == torch.tensor(0.1).item()
+
+
 def test_buffers_that_no_forward_changes_keep_their_exact_values():
     """A constant may be infinite, as in a mask. Running means of equal halves are their mean."""
     model = nn.Module()

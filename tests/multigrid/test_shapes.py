@@ -30,6 +30,7 @@ def test_the_exponent_of_the_batchs_growth_by_hand(exponent, clips):
         ((1 / 2, 1), 1, Shape(128, 16, 224)),
         ((1, HALF), 1, Shape(128, 32, 158)),
         ((1, 1), 1, PAPER),
+        ((1, 0.9), 1, Shape(79, 32, 202)),  # 64 / 0.81 = 79.01
         # Crops that are multiples of a number.
         # 158.4 is nearest to 10 · 16 and to 5 · 32; (224 / 160)² = 1.96, that is 2
         ((1 / 4, HALF), 16, Shape(512, 8, 160)),

@@ -200,6 +200,18 @@ def test_without_a_cycle_every_call_is_the_host_s_also_after_a_training_with_cyc
     assert not average.called
 
 
+def test_a_model_that_is_built_before_the_schedule_has_plain_batch_normalisation(host):
+    """The first model after the schedule is converted, and no other one."""
+    enable()
+    cfg = new_config("BN.NORM_TYPE", "sub_batchnorm")
+    model = host.models.made_by(cfg)
+    assert called(host, "build_model")[0][0].BN.NORM_TYPE == "batchnorm"
+    assert type(model.bn) is nn.BatchNorm3d
+    run = train(host, new_config(), stop=0)
+    assert type(run.model.bn) is GroupedBatchNorm3d
+    assert type(host.models.made_by(run.cfg).bn) is nn.BatchNorm3d
+
+
 def test_running_statistics_are_averaged_over_processes_in_multigrid_training(host):
     enable()
     run = train(host, new_config(), stop=0)

@@ -142,6 +142,8 @@ def test_items_without_colour_frames_are_refused(frames):
         ((torch.zeros(4, 3, 20, 20), 0), r"float32.*before they are normalised"),
         (("a.mp4", 0), "VideoClips"),
         ({"video": 0}, "item 0 of list must be"),
+        ({"video": 0, "label": 1}, "item 0 of list must be"),
+        ((torch.zeros(4, 3, 20, 20, dtype=torch.uint8), 0, 1), "item 0 of list must be"),
     ],
 )
 def test_other_items_are_refused_with_what_to_use(item, message):

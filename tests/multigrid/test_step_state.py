@@ -132,6 +132,30 @@ def test_gradients_of_several_processes_become_known_in_parts(world, parts, monk
         assert len({place.weight.grad_fn for place in places}) == parts
 
 
+@pytest.mark.parametrize(
+    ("dtype", "weights", "count", "together"),
+    [
+        (torch.float32, torch.float32, 8, True),
+        (torch.bfloat16, torch.float32, 8, True),
+        (torch.float64, torch.float64, 8, True),
+        (torch.float64, torch.float32, 8, False),  # statistics are computed in float64
+        (torch.float32, torch.float32, 16, False),  # other groups than were announced
+    ],
+)
+def test_layers_work_together_on_the_clips_and_the_precision_that_were_announced(
+    dtype, weights, count, together
+):
+    model = mg.convert_batchnorm(nn.Sequential(nn.BatchNorm3d(3), nn.BatchNorm3d(3))).to(weights)
+    state = StepState(model)
+    state.set_group_size(4)
+    with state.step(), state.forward(8):
+        places = [layer.step_values.places[layer] for layer in model]
+        output = model(clips(count, 0).to(dtype))
+    assert [len(place.calls) for place in places] == [int(together)] * 2
+    assert output.dtype == dtype
+    assert [int(layer.num_batches_tracked) for layer in model] == [1, 1]
+
+
 def test_relu_changes_the_output_of_grouped_layers_without_a_copy():
     """An output that is a view would be copied by autograd, in the backward pass of ReLU."""
     layer = mg.convert_batchnorm(nn.Sequential(nn.BatchNorm3d(3), nn.ReLU(inplace=True)))

@@ -78,12 +78,8 @@ def place_positions(
     """
     if patches == base and coverage is None:
         return table
-    in_time, in_height, in_width = (
-        _weights(places, n).to(table.dtype)
-        for places, n in zip(
-            place_patches(base, patches, coverage, table.device), base, strict=True
-        )
-    )
+    weights = map(_weights, place_patches(base, patches, coverage, table.device), base)
+    in_time, in_height, in_width = (each.to(table.dtype) for each in weights)
     rows = table.view(*base, -1)
     placed = torch.einsum("nat,nbh,ncw,thwd->nabcd", in_time, in_height, in_width, rows)
     placed = placed.flatten(1, 3)
@@ -105,11 +101,14 @@ def place_patches(
         For each axis, fractional indices (N, patches) of the centres of the patches.
     """
     covered = torch.ones(1, 2, device=device) if coverage is None else coverage.to(device)
-    places = list[Tensor]()
-    for whole, count, axis in zip(base, patches, (0, 1, 1), strict=True):
-        middles = (torch.arange(count, device=device) + 0.5) / count - 0.5
-        places.append(whole * (0.5 + covered[:, axis, None] * middles) - 0.5)
-    return places
+    in_time, in_space = covered[..., None].unbind(1)
+    return list(map(_places, base, patches, (in_time, in_space, in_space)))
+
+
+def _places(base: int, count: int, covered: Tensor) -> Tensor:
+    """Return the positions (N, count) along an axis of which clips cover a fraction (N, 1)."""
+    middles = (torch.arange(count, device=covered.device) + 0.5) / count - 0.5
+    return base * (0.5 + covered * middles) - 0.5
 
 
 def _weights(places: Tensor, base: int) -> Tensor:

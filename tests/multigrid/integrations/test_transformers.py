@@ -434,3 +434,22 @@ def test_the_layout_of_gradients_is_fixed_once_for_a_model(tmp_path, monkeypatch
     monkeypatch.setattr("multigrid.integrations.transformers.fix_gradient_layout", fixed.append)
     _, model = train(tmp_path)
     assert fixed == [model]
+
+
+def test_the_scheduler_is_saved_with_the_state_of_the_training(tmp_path):
+    def scheduler():
+        trainer = trainer_of(tmp_path)
+        optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
+        return trainer.create_scheduler(1, optimizer)
+
+    first, second = scheduler(), scheduler()
+    first.training.iteration = 3
+    for _ in range(3):
+        first.optimizer.step()
+        first.step()
+    state = first.state_dict()
+    assert state["training"]["iteration"] == 3
+    second.load_state_dict(state)
+    assert (second.training.iteration, second.last_epoch) == (3, 3)
+    assert second.get_last_lr() == first.get_last_lr() == [SCHEDULE.at(3).lr]
+    assert "training" in state, "the state of the caller stays"

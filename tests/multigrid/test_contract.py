@@ -42,6 +42,10 @@ def test_the_data_set_inside_is_found_with_its_own_index():
     assert [inner for _, inner in found] == [request(n) for n in (0, 1, 2, 1, 0, 6)]
 
 
+def test_the_wrapper_has_as_many_videos():
+    assert len(CheckedClips(Clips(10), True)) == 10
+
+
 @pytest.mark.parametrize("videos", [[3], [3, 0, 5]])
 def test_samples_are_read_at_once_if_the_data_set_can(videos):
     dataset = Several()

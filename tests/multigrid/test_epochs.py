@@ -60,6 +60,7 @@ def test_epochs_are_equal_shares_of_the_iterations():
     assert divide_epochs(odd) == (7, 4)  # of 8 passes: 6 epochs of 4, and one of 1
     large = make_schedule(Shape(200, 4, 8), VIDEOS, RATE, None, bn_group_size=2)
     assert divide_epochs(large) == (4, 1)  # a mini-batch has two passes
+    assert divide_epochs(replace(odd, epochs=0.4)) == (1, 25)  # less than half of a pass
 
 
 def test_one_iter_of_the_loader_is_one_epoch():

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from multigrid import MultigridError, Shape
 from multigrid.batchnorm import GroupedBatchNorm3d
 from multigrid.integrations.pyslowfast import PySlowFastMultigrid, enable
+from multigrid.integrations.pyslowfast_arguments import check_arguments, explained_options
 from multigrid.integrations.pyslowfast_tools import provide_private_package, train_and_test
 from tests.multigrid.integrations.configs import VIDEOS, Asked, Net, new_config
 
@@ -398,3 +399,43 @@ def test_the_command_tells_how_it_is_used(host, monkeypatch, words):
     monkeypatch.delitem(sys.modules, "multigrid.integrations.pyslowfast", raising=False)
     with pytest.raises(SystemExit, match=r"(?s)^usage: .*SCRIPT is tools/run_net\.py"):
         runpy.run_module("multigrid.integrations.pyslowfast", run_name="__main__")
+
+
+def test_a_script_that_does_not_exist_is_named(host, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["-m", "tools/none.py"])
+    monkeypatch.delitem(sys.modules, "multigrid.integrations.pyslowfast", raising=False)
+    with pytest.raises(SystemExit, match=r"^error: there is no script tools/none\.py in "):
+        runpy.run_module("multigrid.integrations.pyslowfast", run_name="__main__")
+
+
+# --- the line of the command
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["run.py", "--cfg", "a.yaml", "--opts", "A.B", "1"], 2, "write: --cfg a.yaml A.B 1\n"),
+        (["run.py", "--cfg", "a.yaml", "A.B", "1"], 2, ""),
+        (["run.py", "--opts", "--help"], 0, ""),
+    ],
+)
+def test_a_parser_that_does_not_know_opts_is_explained(words, code, told, capsys):
+    with pytest.raises(SystemExit) as end, explained_options(words):
+        sys.exit(code)
+    assert end.value.code == code
+    err = capsys.readouterr().err
+    assert err.endswith(told)
+    assert bool(err) is bool(told)
+
+
+def test_arguments_of_every_release_are_checked_for_files(tmp_path):
+    """A release of 2020 has no cfg_files, and a parser may leave out the options."""
+    (tmp_path / "a.yaml").touch()
+    check_arguments(Namespace(cfg_file="a.yaml", opts=["A.B", "1"]))
+    check_arguments(Namespace(cfg_files=[str(tmp_path / "a.yaml")], opts=None))
+    check_arguments(Namespace(cfg_files=None))
+    with pytest.raises(
+        MultigridError, match=r"no config file A\.B.*write: --cfg FILE --opts A\.B 1$"
+    ):
+        check_arguments(Namespace(cfg_files=["A.B", "1"], opts=None))

@@ -183,9 +183,9 @@ def _add(header: _Header, marker: int, segment: bytes) -> None:
         header.width = int.from_bytes(segment[3:5])
         header.components = set(segment[6::3])
         check_pixels(header.width, header.height)
-    elif marker == _SCAN and segment:
+    elif marker == _SCAN and len(segment) >= 6:
         header.scans += 1
-        *_, first, last, bits = (0, 0, 0, *segment)
+        first, last, bits = segment[-3:]
         if bits & 15 == 0:
             parts = segment[1 : 1 + 2 * segment[0] : 2]
             header.refined |= {(c, k) for c in parts for k in range(first, min(last, 63) + 1)}

@@ -9,12 +9,14 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading import file_status
 from slowfast_patches.datasets.reading.file_status import video_status
-from slowfast_patches.datasets.reading.frames import frame_files
+from slowfast_patches.datasets.reading.frames import frame_files, is_frames
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
+from slowfast_patches.utils.storage import Status
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
 
 
@@ -86,6 +88,22 @@ def test_names_that_give_no_order_are_no_series(tmp_path, names):
     said = r"series of pictures: {} \(1 file\) and {} \(1 file\)\. Rename the frames"
     with pytest.raises(UnreadableVideoError, match=said.format(*map(re.escape, names))):
         frame_files(folder_of(tmp_path / "v", *names))
+
+
+def test_two_names_of_one_number_make_every_file_a_series(tmp_path):
+    with pytest.raises(UnreadableVideoError, match="contains 3 series of pictures: 01"):
+        frame_files(folder_of(tmp_path / "v", "1.jpg", "01.jpg", "2.jpg"))
+
+
+def test_a_series_in_the_current_folder(tmp_path, monkeypatch):
+    folder_of(tmp_path, "1.jpg", "2.jpg", "a.jpg")
+    monkeypatch.chdir(tmp_path)
+    assert is_frames("*.jpg")
+    assert frame_files("*.jpg") == ["1.jpg", "2.jpg"]
+    assert not is_frames("1.jpg")
+    assert not is_frames("none/*.jpg")
+    (tmp_path / "b*.jpg").touch()
+    assert not is_frames("b*.jpg")
 
 
 @pytest.mark.parametrize(
@@ -167,3 +185,36 @@ def test_the_index_has_the_new_size_after_frames_were_overwritten(tmp_path, cach
 def test_what_does_not_exist_has_no_status(tmp_path):
     names = ["none", "none/*.jpg", "\0", "*.jpg"]
     assert video_status([*(str(tmp_path / name) for name in names[:3])]) == {}
+
+
+def test_a_folder_without_frames_has_a_status(tmp_path):
+    (tmp_path / "v").mkdir()
+    os.utime(tmp_path / "v", (100, 100))
+    status = video_status([str(tmp_path / "v")])[str(tmp_path / "v")]
+    assert (status.size, status.modified) == (0, 100)
+    (tmp_path / "a.mp4").write_bytes(b"1234")
+    os.utime(tmp_path / "a.mp4", ns=(5, 7_000_000_001))
+    found = video_status([str(tmp_path / "a.mp4")])[str(tmp_path / "a.mp4")]
+    assert found == (4, 7_000_000_001, pytest.approx(7.0))
+
+
+@pytest.mark.parametrize("path", ["s3://b/v", "s3://b/v/img_*.jpg"])
+def test_frames_in_a_bucket_have_a_version_of_their_own(monkeypatch, path):
+    """It is below -1, where versions of local files are not. Other files do not count."""
+    files = {"img_1.jpg": Status(10, 5, 100.0), "img_2.jpg": Status(20, 6, None)}
+    files["other.txt"] = Status(40, 7, 900.0)
+    names = [f"s3://b/v/{name}" for name in ("img_1.jpg", "img_2.jpg", "gone.jpg")]
+    monkeypatch.setattr(file_status, "frame_files", lambda path: names)
+    monkeypatch.setattr(file_status, "list_status", lambda paths: {"s3://b/a.mp4": Status(1, 2, 3)})
+    monkeypatch.setattr(file_status, "list_files", lambda folder: files)
+    monkeypatch.setattr(
+        file_status, "list_folders", lambda folder: {"v"} if folder == "s3://b" else set()
+    )
+    found = video_status([path, "s3://b/a.mp4", "s3://b/none", "s3://c/v"])
+    assert found.keys() == {path, "s3://b/a.mp4"}
+    assert found["s3://b/a.mp4"] == (1, 2, 3)
+    status = found[path]
+    assert (status.size, status.modified) == (30, 100.0)
+    assert status.version < -1
+    files["img_2.jpg"] = Status(20, 8, None)
+    assert video_status([path])[path].version not in (status.version, -1)

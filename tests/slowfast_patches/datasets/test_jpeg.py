@@ -3,6 +3,7 @@
 import re
 import struct
 from functools import partial
+from types import SimpleNamespace
 from unittest import mock
 
 import cv2
@@ -142,7 +143,79 @@ def test_segments_and_bytes_are_bounded(write, monkeypatch):
         read_jpeg("", write(content))
 
 
+def test_a_file_may_have_as_many_bytes_and_segments_as_the_maximum(write, monkeypatch):
+    content = encoded()
+    path = write(content)
+    monkeypatch.setattr(jpeg, "MAX_BYTES", len(content))
+    last = len(list(jpeg._segments(content))) - 1
+    monkeypatch.setattr(jpeg, "_MAX_SEGMENTS", last)
+    assert jpeg_size(path) == (128, 96)
+    monkeypatch.setattr(jpeg, "_MAX_SEGMENTS", last - 1)
+    with pytest.raises(UnreadableVideoError, match=f"and {last} segments"):
+        jpeg_size(path)
+
+
+def test_a_size_in_a_segment_that_is_cut_does_not_count(write):
+    content = encoded()
+    place = re.search(rb"\xff\xc0", content).start()
+    with pytest.raises(UnreadableVideoError, match=r"a\.jpg is not a JPEG file"):
+        jpeg_size(write(content[: place + 12]))
+
+
+def test_a_folder_with_the_name_of_a_picture_is_refused(tmp_path):
+    (tmp_path / "a.jpg").mkdir()
+    with pytest.raises(UnreadableVideoError, match=r"^a\.jpg cannot be opened: .* regular file"):
+        read_jpeg(str(tmp_path), "a.jpg")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_read"),
+    [("mjpeg: overread 8", False), ("mjpeg: error y=3 x=0", False), ("mjpeg: unsupported", True)],
+)
+def test_only_errors_about_the_end_of_the_data_count(write, monkeypatch, error, is_read):
+    """The picture is black at its end, so that FFmpeg is asked."""
+    image = picture()
+    image[-20:] = 0
+    monkeypatch.setattr(jpeg, "_is_complete", lambda content: False)
+    monkeypatch.setattr(jpeg, "ErrorLog", lambda: SimpleNamespace(new=lambda: error))
+    path = write(encoded(image))
+    if is_read:
+        assert read_jpeg("", path).shape == (96, 128, 3)
+        return
+    with pytest.raises(UnreadableVideoError, match="is not a complete JPEG file"):
+        read_jpeg("", path)
+
+
+def test_a_grey_picture_without_an_end_is_read(write):
+    content = encoded(picture()[..., 0])
+    expected = read_jpeg("", write(content))
+    assert (read_jpeg("", write(content[:-2])) == expected).all()
+
+
 # Orientation.
+
+
+def exif_of(tag: int, value: int) -> bytes:
+    field = struct.pack(">HHIHH", tag, 3, 1, value, 0)
+    return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 1) + field + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("parts", "size"),
+    [
+        ([exif_of(0x0112, 6)], (96, 128)),
+        ([exif_of(0x0112, 9)], (128, 96)),  # no such orientation
+        ([exif_of(0x0100, 6)], (128, 96)),  # another tag
+        ([b"Exif\0\0no TIFF"], (128, 96)),
+        ([b"http\0" + exif_of(0x0112, 6)], (128, 96)),
+        ([exif_of(0x0112, 6), exif_of(0x0112, 3)], (96, 128)),  # the first counts
+        ([exif_of(0x0112, 1), exif_of(0x0112, 6)], (96, 128)),
+    ],
+)
+def test_the_orientation_is_that_of_the_exif_data(write, parts, size):
+    content = encoded()
+    segments = (b"\xff\xe1" + struct.pack(">H", len(part) + 2) + part for part in parts)
+    assert jpeg_size(write(content[:2] + b"".join(segments) + content[2:])) == size
 
 
 def test_an_orientation_in_xmp_does_not_stretch_a_picture(tmp_path):

@@ -14,7 +14,7 @@ from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.scanned_video import ScannedVideo
-from slowfast_patches.datasets.reading.timing import timing_of
+from slowfast_patches.datasets.reading.timing import avi_times, moments_of, timing_of
 from slowfast_patches.datasets.video_clips import VideoClips
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
 from tests.slowfast_patches.datasets.public_reports.numbered import SIDE, numbers, picture
@@ -132,8 +132,18 @@ EVERY = np.arange(50)
         (np.r_[EVERY, EVERY + 0.5] * 40, 25, True, 25, False, ""),  # joined, both begin at 0
         (np.r_[EVERY, EVERY + 9000] * 40, 25, True, 25, False, ""),  # joined, with a jump
         (np.r_[EVERY, EVERY + 200] * 40, 25, True, 9.94, True, "variable"),  # a freeze of 6 s
+        (np.r_[EVERY, EVERY + 299] * 40, 25, True, 7.1, True, "variable"),  # a gap of just 10 s
         (None, 25, False, 25, False, ""),
         (EVERY[:1], 25, False, 25, False, ""),
+        # The rate that is reported may differ by 3 % of the duration, and by a frame.
+        (np.arange(1000) * 40, 25.6, False, 25.6, False, ""),
+        (np.arange(1000) * 40, 25.9, False, 25, False, "has 25 frames per second, but FFmpeg"),
+        (np.array([0, 1000]), 25, False, 25, False, "shows a frame for 1 s"),
+        # Numbers above 2^52 are not exact.
+        (2**52 - 49 + EVERY, 25, False, 1000, False, "1000 frames per"),
+        (2**52 - 48 + EVERY, 25, False, 25, False, ""),
+        (EVERY - 2**52, 25, False, 1000, False, "1000 frames per"),
+        (EVERY - 2**52 - 1, 25, False, 25, False, ""),
     ],
 )
 def test_the_rate_is_that_of_the_timestamps(stamps, reported, joinable, fps, varies, remark):
@@ -143,6 +153,46 @@ def test_the_rate_is_that_of_the_timestamps(stamps, reported, joinable, fps, var
     assert (timing.times is not None) == varies
     assert remark in timing.remark
     assert bool(remark) == bool(timing.remark)
+
+
+@pytest.mark.parametrize(("gap", "is_long"), [(600, True), (500, False)])
+def test_a_frame_is_shown_for_long_if_half_of_the_video_consists_of_long_gaps(gap, is_long):
+    """Four gaps of 0.3 s last 1.2 s, the next one 0.6 s or 0.5 s, and the longest 1.2 s."""
+    stamps = np.cumsum([0, 300, 300, 300, 300, gap, 1200])
+    remark = timing_of(stamps, 0.001, 2).remark
+    assert remark.startswith("has a variable frame rate, 2")
+    assert ("shows a frame for 0.6 s" in remark) == ("shows" in remark) == is_long
+
+
+def test_frames_move_by_up_to_16_places_when_they_are_sorted():
+    """In a file of two joined parts, frames move further."""
+    for distance, is_known in ((16, True), (17, False)):
+        order = np.arange(50)
+        order[[3, 3 + distance]] = order[[3 + distance, 3]]
+        timing = timing_of(order * 1000, 0.001, 25)
+        assert timing.fps == (1 if is_known else 25)
+
+
+def test_without_a_tick_or_a_rate_there_is_no_timing_of_its_own():
+    assert timing_of(EVERY, 0, 25) == (25, None, "")
+    assert timing_of(EVERY, 0, 0) is None
+    assert timing_of(None, 0.001, 0) is None
+    assert timing_of(EVERY * 40, 0.001, 0).fps == pytest.approx(25)
+
+
+def test_the_times_of_an_avi_file_are_those_of_decoding_if_all_are_one_frame_late():
+    late = np.array([1, 2, 5, 6])
+    assert avi_times([0, 1, 2, 5], late, reorders=False).tolist() == [0, 1, 2, 5]
+    assert avi_times([0, 1, 2, 5], late, reorders=True) is late
+    assert avi_times([0, 1, 3, 5], late, reorders=False) is late
+    assert avi_times([0, 1, 2, None], late, reorders=False) is late
+
+
+def test_moments_are_times_in_frames_since_the_first_less_half_a_millisecond():
+    """Of 3 frames in 1 s, the mean distance is 0.5 s, at 2.5 frames per second as is given."""
+    moments = moments_of(np.array([100, 200, 1100]), 2.5)
+    assert moments == pytest.approx([-0.00125, 0.2 - 0.00125, 2 - 0.00125])
+    assert moments_of(None, 2.5) is None
 
 
 # What is said.

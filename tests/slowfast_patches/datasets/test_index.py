@@ -1,29 +1,39 @@
 """The index: what it keeps, what it scans anew, and what happens to it."""
 
 import gzip
+import itertools
 import json
 import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from multigrid import Shape
+from multigrid import Shape, Video
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import decoding
+from slowfast_patches.datasets.reading import index as indexing
 from slowfast_patches.datasets.reading import scan as scanning
-from slowfast_patches.datasets.reading.index import index_files, open_index
+from slowfast_patches.datasets.reading.index import (
+    Entry,
+    index_files,
+    open_index,
+    publish_index,
+    unlisted,
+)
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.scanned_video import Kind
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.datasets.video_clips import VideoClips
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.interruption import TrainingInterruptedError
 from slowfast_patches.utils.processes import WorkerCrashed
+from slowfast_patches.utils.storage import as_path
 from tests.slowfast_patches.datasets.made_videos import (
     break_frame,
     grey,
@@ -257,3 +267,126 @@ def test_a_failed_seek_is_remembered_by_the_index(data, file, scanned, monkeypat
         assert index.content == clips.index.content
         assert not notes.exists()
     assert scanned == ["even.mp4"]
+
+
+# Entries.
+
+SCANNED = ScannedVideo(Kind.VIDEO, Video(7, 30.0, 64, 48), keys=np.array([0])).packed()
+
+
+@pytest.mark.parametrize(
+    ("entry", "status", "fits"),
+    [
+        (Entry(5, 9, SCANNED, ""), (5, 9), True),
+        (Entry(5, 9, SCANNED, ""), (6, 9), False),
+        (Entry(5, 9, SCANNED, ""), (5, 8), False),
+        (Entry(5, 9, "", "cannot be opened"), (5, 9), False),
+        (Entry(5, 9, "", scanning.KILLER), (5, 9), True),
+        (Entry(5, 9, SCANNED[:-4], ""), (5, 9), False),
+        (Entry(5, 9, "text", ""), (5, 9), False),
+        # Versions of remote files are below -1. A local file that was uploaded has the same size.
+        (Entry(5, 9, SCANNED, ""), (5, -2), True),
+        (Entry(5, 0, SCANNED, ""), (5, -2), True),
+        (Entry(6, 9, SCANNED, ""), (5, -2), False),
+        (Entry(5, -3, SCANNED, ""), (5, -2), False),
+        (Entry(5, -1, SCANNED, ""), (5, -2), False),
+        (Entry(5, -2, SCANNED, ""), (5, 9), False),
+        (Entry(-1, 9, SCANNED, ""), (-1, -1), False),
+    ],
+)
+def test_an_entry_is_used_again_for_a_video_of_the_same_size_and_time(entry, status, fits):
+    assert entry.fits(*status) == fits
+
+
+def test_the_content_of_an_entry_is_its_size_and_scan_but_not_its_time():
+    content = Entry(5, 9, SCANNED, "").content
+    assert content == Entry(5, 8, SCANNED, "", damage="part", seeks=False).content
+    others = [Entry(6, 9, SCANNED, ""), Entry(5, 9, "", "bad"), Entry(5, 9, "", "")]
+    assert len({content, *(entry.content for entry in others)}) == 4
+
+
+def test_hashes_of_an_index_tell_other_videos_and_other_times(data):
+    index = opened(data)
+    assert opened(data).content == index.content
+    assert opened(data).times == index.times
+    os.utime(data / "even.mp4", ns=(0, 1))
+    touched = opened(data)
+    assert touched.content == index.content
+    assert touched.times != index.times
+    write_video(data / "even.mp4", grey(7))
+    assert opened(data).content != index.content
+
+
+def test_an_index_is_saved_once_a_minute_and_at_the_end(data, monkeypatch):
+    """The clock goes on by 25 s with each look at it."""
+    saved = []
+    clock = itertools.count(0, 25)
+    monkeypatch.setattr(indexing, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(indexing, "_save", lambda csv, entries: saved.append(len(entries)))
+    opened(data, [str(path) for path in sorted(data.glob("*.mp4"))] + [str(data / "bare.h264")])
+    assert saved == [3, 4]
+    opened(data, [str(data / "even.mp4")])
+    assert saved[2:] == [1]
+
+
+def test_an_index_without_new_videos_is_not_written_again(data, file):
+    opened(data)
+    file.touch()
+    os.utime(file, (1, 1))
+    opened(data)
+    assert file.stat().st_mtime == 1
+
+
+def test_the_list_of_problems_goes_with_the_problems(data, caplog):
+    listing = data / "train.index.problems.txt"
+    (data / "text.mp4").write_text("no video")
+    write_video(data / "one.mp4", grey(1))
+    opened(data)
+    lines = listing.read_text().splitlines()
+    assert {line.partition(" ")[0] for line in lines} == {
+        str(data / name) for name in ("text.mp4", "one.mp4", "uneven.mp4")
+    }
+    assert len(lines) == 3
+    for number, what in (
+        (1, "cannot be read"),
+        (1, "can be read only in part"),
+        (1, "have an unusual frame rate"),
+    ):
+        assert f"{number} of the 7 videos of {data / 'train.csv'} {what}" in caplog.text
+    assert f"All are listed in {listing}" in caplog.text
+    caplog.clear()
+    opened(data, [str(data / "even.mp4")])
+    assert not listing.exists()
+    assert caplog.text == ""
+
+
+def test_videos_without_a_list_have_an_index_in_the_cache_by_their_paths(cache, tmp_path):
+    paths = [str(tmp_path / name) for name in ("a.mp4", "b.mp4")]
+    place = unlisted(paths)
+    assert place.parent == cache
+    assert place == unlisted([os.path.relpath(path) for path in paths])
+    assert len({place, unlisted(paths[:1]), unlisted(paths[::-1]), unlisted([])}) == 4
+
+
+def test_notes_about_seeks_may_end_within_a_line(data):
+    opened(data)
+    notes = data / "train.index.unseekable.txt"
+    notes.write_text('"even.mp4"\n"gone.mp4"\n"uneven.m')
+    index = opened(data, [str(data / "even.mp4"), str(data / "uneven.mp4")])
+    assert index[0].keys.tolist() == [0]
+    assert index[1].can_seek == (len(scan(str(data / "uneven.mp4")).keys) > 1)
+    assert not notes.exists()
+    assert opened(data, [str(data / "even.mp4")])[0].keys.tolist() == [0]
+
+
+def test_an_index_of_a_bucket_is_uploaded_beside_its_list(tmp_path, monkeypatch):
+    uploads = []
+    cached = tmp_path / "cached.index.json.gz"
+    beside = as_path("s3://b/train.index.json.gz")
+    monkeypatch.setattr(indexing, "index_files", lambda csv: [beside, cached])
+    monkeypatch.setattr(indexing, "upload", lambda file, path: uploads.append((file, path)))
+    publish_index(as_path("s3://b/train.csv"))
+    assert uploads == []
+    cached.touch()
+    publish_index(as_path("s3://b/train.csv"))
+    assert uploads == [(cached, "s3://b/train.index.json.gz")]

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 
 import av
 import cv2
@@ -11,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import Video
-from slowfast_patches.datasets.preparing.encode import X264, write_prepared
-from slowfast_patches.datasets.reading.prepared import decode_prepared
+from slowfast_patches.datasets.preparing import encode
+from slowfast_patches.datasets.preparing.encode import X264, source_pictures, write_prepared
+from slowfast_patches.datasets.reading.prepared import TAG, decode_prepared
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_video
 
@@ -133,7 +136,137 @@ def test_odd_sizes_become_even_and_every_length_is_kept(folder, size, video):
     assert scan(str(prepared_of(source))).video == video
 
 
+# Which frames are shown when, by hand.
+
+
+def schedule(indices, *, fills_gaps):
+    """Return the times of each picture. Frame i of six has the times 10 i and 10 i + 5."""
+    stamps = [np.array([10 * n, 10 * n + 5]) for n in range(6)]
+    pictures = ((number, f"picture {number}") for number in indices)
+    return dict(encode._schedule(pictures, stamps, fills_gaps=fills_gaps))
+
+
+def test_a_missing_frame_leaves_a_gap_or_the_picture_before_it_fills_it():
+    assert schedule([0, 1, 3], fills_gaps=False) == {
+        "picture 0": [0, 5],
+        "picture 1": [10, 15],
+        "picture 3": [30, 35],
+    }
+    assert schedule([1, 3], fills_gaps=True) == {
+        "picture 1": [0, 5, 10, 15, 20, 25],
+        "picture 3": [30, 35, 40, 45, 50, 55],
+    }
+    assert schedule([2], fills_gaps=True) == {"picture 2": [0, 5, *range(10, 60, 5)]}
+    assert schedule([], fills_gaps=True) == {}
+
+
+def timeline(video, rate, *, resample):
+    tick, stamps = encode._timeline(video, Fraction(rate), resample=resample)
+    assert len(stamps) == video.frames
+    return tick, [times.tolist() for times in stamps]
+
+
+def test_frames_are_repeated_or_omitted_for_another_rate():
+    """Of 4 frames at 10 per second, 20 per second show each twice, and 5 show every other."""
+    video = Video(4, 10.0, 64, 48)
+    assert timeline(video, 20, resample=True) == (
+        Fraction(1, 20),
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+    )
+    assert timeline(video, 5, resample=True) == (Fraction(1, 5), [[0], [], [1], []])
+    assert timeline(video, 10, resample=True) == (Fraction(1, 10), [[0], [1], [2], [3]])
+    assert timeline(video, 1, resample=True) == (Fraction(1, 1), [[0], [], [], []])
+    assert timeline(video, 10, resample=False) == (Fraction(1, 10), [[0], [1], [2], [3]])
+
+
+def test_frames_of_a_variable_rate_keep_their_times():
+    """At 10 frames per second on average, the frames are shown from 0, 0.3 and 0.4 s on."""
+    video = Video(3, 10.0, 64, 48, np.array([-0.005, 2.995, 3.995]))
+    assert timeline(video, 10, resample=False) == (
+        Fraction(1, 90_000),
+        [[0], [27_000], [36_000]],
+    )
+    # 10 moments per second: the first frame is shown at 0, 0.1 and 0.2 s.
+    assert timeline(video, 10, resample=True) == (Fraction(1, 10), [[0, 1, 2], [], []])
+
+
+@pytest.mark.parametrize(
+    ("size", "short_side", "expected"),
+    [
+        ((96, 64), 64, (96, 64)),
+        ((96, 64), 100, (96, 64)),
+        ((96, 64), 32, (48, 32)),
+        ((64, 96), 32, (32, 48)),
+        ((97, 65), 256, (96, 64)),
+        ((99, 67), 256, (100, 68)),
+        ((300, 2), 256, (300, 2)),
+        ((300, 4), 2, (150, 2)),
+    ],
+)
+def test_pictures_are_even_and_no_larger_than_their_source(monkeypatch, size, short_side, expected):
+    frame = av.VideoFrame.from_ndarray(np.zeros((size[1], size[0], 3), np.uint8), format="rgb24")
+    monkeypatch.setattr(encode, "_decoded", lambda source, record: iter([(4, frame)]))
+    record = ScannedVideo(Kind.VIDEO, Video(1, 25.0, *size))
+    ((number, picture),) = source_pictures("a", record, short_side)
+    assert number == 4
+    assert picture.shape == (expected[1] * 3 // 2, expected[0])
+
+
+def test_only_frames_in_order_are_taken(monkeypatch):
+    """Damaged files can give frames twice, or late."""
+    numbers = [0, 1, 1, 3, 2, 4]
+    monkeypatch.setattr(encode, "decode_all", lambda source, record: ((n, n) for n in numbers))
+    record = ScannedVideo(Kind.VIDEO, Video(5, 25.0, 64, 48))
+    assert [number for number, _ in encode._decoded("a", record)] == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("format", "space", "range_", "is_plain"),
+    [
+        ("yuv420p", 2, 0, True),
+        ("yuv420p", 5, 1, True),
+        ("yuv420p", 6, 1, True),
+        ("yuv420p", 1, 1, False),  # BT.709
+        ("yuv420p", 5, 2, False),  # full range
+        ("yuv444p", 5, 1, False),
+        ("yuv420p10le", 5, 1, False),
+    ],
+)
+def test_frames_of_bt_601_in_8_bits_need_no_other_colours(format, space, range_, is_plain):
+    frame = av.VideoFrame(16, 16, format)
+    frame.colorspace = space
+    frame.color_range = range_
+    assert encode._is_plain(frame) == is_plain
+
+
+def test_a_prepared_file_has_the_rate_the_time_and_the_mark_that_are_given(folder, source):
+    target = prepared_of(source, modified=1000.0, fps=12.5)
+    assert target.stat().st_mtime == 1000
+    with av.open(str(target)) as container:
+        assert container.metadata["comment"] == TAG
+        (stream,) = container.streams
+        assert (stream.average_rate, stream.frames) == (Fraction(25, 2), 50)
+        assert stream.codec_context.pix_fmt == "yuv420p"
+
+
 # What can go wrong.
+
+
+def test_up_to_half_of_the_frames_may_be_missing_and_that_is_said(tmp_path, monkeypatch, caplog):
+    picture = np.full((48, 32), 128, np.uint8)
+    record = ScannedVideo(Kind.VIDEO, Video(4, 25.0, 32, 32))
+    for count, is_written in ((4, True), (2, True), (1, False)):
+        caplog.clear()
+        pictures = [(number, picture) for number in range(count)]
+        monkeypatch.setattr(encode, "source_pictures", lambda *_, made=pictures: iter(made))
+        target = tmp_path / f"{count}.mp4"
+        if not is_written:
+            with pytest.raises(UnreadableVideoError, match="has 4 frames, but only 1 can be"):
+                write_prepared(f"source {count}", record, target)
+            continue
+        write_prepared(f"source {count}", record, target)
+        assert scan(str(target)).video.frames == count
+        assert ("only 2 of its 4 frames decode" in caplog.text) == (count == 2)
 
 
 def test_a_source_that_breaks_off_leaves_no_file(tmp_path, source):

@@ -182,6 +182,15 @@ def test_what_was_captured_is_restored_with_the_clock(tmp_path):
         assert trainer.stepper.model.state_dict()[name].equal(value)
 
 
+def test_the_statistics_of_a_process_are_restored_with_its_state(tmp_path):
+    trainer = make(tmp_path)
+    trainer.progress.iteration = 1
+    count = sum(b.numel() for b in trainer.stepper.models.buffers() if b.is_floating_point())
+    found = checkpoints.capture(trainer, lambda _: FACTS, torch.full((1, count), 5.0))
+    checkpoints.restore(trainer, found)
+    assert values_of(trainer.stepper.models) == {5.0}
+
+
 # Running statistics of several processes.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +74,21 @@ def test_compiling_needs_two_graphs_for_each_kind(monkeypatch):
     made.recipe = config(TRAIN__COMPILE=True)
     dry_run(made, whole)
     assert expected == [2 * len(kinds_of_steps(whole))]
+
+
+@pytest.mark.parametrize(("device", "freed"), [(CPU, 0), (GPU, 1)])
+def test_memory_and_generators_are_those_of_the_device(monkeypatch, device, freed):
+    forked, calls = list[Any](), list[str]()
+    made = stepper()
+    made.device = device
+    monkeypatch.setattr(dry_runs, "_peak", lambda *_: 0.0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("freed"))
+    monkeypatch.setattr(
+        torch.random, "fork_rng", lambda devices: forked.append(devices) or nullcontext()
+    )
+    dry_run(made, plan())
+    assert forked == [[GPU] * freed]
+    assert calls == ["freed"] * freed
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,6 +104,21 @@ def test_clips_are_scored_in_parts_of_a_batch_and_failures_are_logged_once(
     torch.testing.assert_close(found.probabilities[:, 0].float(), expected)
     said = [text for text in caplog.messages if "a.mp4" in text]
     assert said == ["a.mp4 is torn; unreadable clips are not scored"]
+
+
+@pytest.mark.parametrize("world", [ALONE, SECOND])
+def test_the_bar_of_an_evaluation_counts_mini_batches(loader, monkeypatch, world):
+    shown = list[Any]()
+
+    @contextmanager
+    def terminal_bar(name: str, total: int, *, is_main: bool) -> Iterator[Any]:
+        shown.append((name, total, is_main))
+        yield SimpleNamespace(update=lambda: shown.append("update"))
+
+    monkeypatch.setattr(evaluations, "terminal_bar", terminal_bar)
+    loader(clips([255, 255], [0, 0], {}), clips([255, 0], [1, 1], {}))
+    evaluate(Scores(), small(), Videos(videos=range(2)), 1, world)
+    assert shown == [("evaluation", 2, world.is_main), "update", "update"]
 
 
 def test_failures_of_all_processes_are_logged_by_the_main_one(loader, monkeypatch, caplog):

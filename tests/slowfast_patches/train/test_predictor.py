@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +151,22 @@ def test_a_video_without_a_readable_clip_has_no_scores(predictor, tmp_path):
         predictor.clips(str(folder))
 
 
+def test_if_no_clip_can_be_read_the_first_reason_is_told(predictor, video, monkeypatch):
+    class NoClips:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitems__(self, numbers: range) -> dict[str, Any]:
+            failures = [(video, f"has no frame {number}") for number in numbers]
+            return {"clips": torch.zeros(0, 8, 32, 32, 3), "failures": failures}
+
+    monkeypatch.setattr(predictors, "ClipDataset", NoClips)
+    with pytest.raises(UnreadableVideoError, match=r"^has no frame 0$"):
+        predictor.clips(video)
+
+
 # Warnings.
 
 
@@ -233,6 +250,14 @@ def test_weights_alone_need_a_recipe_and_have_its_scores(predictor, stored, vide
     assert found.recipe.test.batch_size == 2
     assert found.class_names == predictor.class_names, "those of the data"
     assert found.scores(video).equal(predictor.scores(video))
+
+
+def test_an_exported_program_is_no_checkpoint(tmp_path):
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/archive_format", "pt2")
+    with pytest.raises(UserError, match="a program that --export has written"):
+        read_checkpoint(path)
 
 
 def test_a_given_recipe_is_used_instead_of_the_stored_one(trained, stored, tmp_path):

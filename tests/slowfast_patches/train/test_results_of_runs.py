@@ -188,8 +188,9 @@ def test_without_a_training_a_model_is_loaded_and_the_data_set_is_read(
 )
 @pytest.mark.parametrize("own_names", [None, ["x", "y", "z"]])
 def test_predictions_have_the_names_of_the_videos_and_only_scores_that_there_are(
-    recipe, evaluated, tmp_path, trained, prefix, table, own_names
+    recipe, evaluated, tmp_path, caplog, trained, prefix, table, own_names
 ):
+    caplog.set_level("INFO")
     recipe = recipe.replaced({"TEST.SAVE_RESULTS_PATH": "scores.csv"})
     tests._write_files(recipe, DATA, evaluation(1.0, own_names), trained=trained)
     with (tmp_path / f"{prefix}scores.csv").open() as file:
@@ -198,6 +199,7 @@ def test_predictions_have_the_names_of_the_videos_and_only_scores_that_there_are
     assert [row[0] for row in rows] == (own_names or ["a.mp4", "b", "c"])
     assert [row[1:4] for row in rows] == [["cat", "cat", "0.75"], [], ["dog", "cat", "0.5"]]
     assert (tmp_path / f"{table}_classes.csv").exists()
+    assert caplog.messages == [f"Predictions written to {tmp_path}/{prefix}scores.csv."]
 
 
 def test_without_a_name_no_predictions_are_written(recipe, evaluated, tmp_path):

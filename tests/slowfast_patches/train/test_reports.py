@@ -166,6 +166,24 @@ def test_a_report_is_of_the_iterations_since_the_one_before(tmp_path, caplog):
     ]
 
 
+def test_numbers_of_a_report_are_rounded(tmp_path, monkeypatch):
+    """The other process has one right clip more, so that 7 of 24 are right."""
+    monkeypatch.setattr(
+        log_metrics,
+        "sum_over_ranks",
+        lambda total: torch.stack([total[0], total[1] + torch.tensor([1, 0, 0]), total[2]]),
+    )
+    run = Reported(tmp_path, LOG_PERIOD=3)
+    run.trainer.schedule = plan(videos=24)
+    for _ in range(3):
+        run.step(loss=1.23456789, training=1.23789)
+    (record,) = run.records
+    expected = {"loss": 1.234568, "top1": 29.167, "epoch": 0.6667, "seconds": 3.714}
+    # 24 clips in 3.71367 s are 6.4626 in a second, and 9 iterations of 1.23789 s take 11.141 s.
+    expected |= {"clips_per_second": 6.46, "seconds_left": 11.1}
+    assert {name: record[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize("asked", ["should_save", "should_stop"])
 def test_a_report_is_due_by_its_period_where_it_is_scheduled_and_where_it_is_asked_for(
     tmp_path, asked
@@ -291,6 +309,7 @@ def test_a_validation_and_a_test_are_written_and_said(tmp_path, caplog, monkeypa
     opened = list[object]()
     monkeypatch.setattr(run.hook, "_open", opened.append)
     run.trainer.progress.iteration = 8
+    run.trainer.schedule = plan(videos=24)
     run.clock.seconds = {"training": 2.0, "loading": 0.12345}
     run.hook.after_test(run.trainer, {"top1": 33.333333, "videos": 9})
     assert opened == [run.trainer]
@@ -298,7 +317,7 @@ def test_a_validation_and_a_test_are_written_and_said(tmp_path, caplog, monkeypa
     assert json.loads(last) == {
         "type": "test",
         "iteration": 8,
-        "epoch": 3.5,
+        "epoch": 2.3333,
         "seconds": 2.123,
         "top1": 33.3333,
         "videos": 9,
@@ -426,6 +445,7 @@ def test_bars_are_for_terminals(monkeypatch, terminal, variable, shown):
         if not bar.disable:
             assert (bar.total, bar.n, bar.leave) == (8, 3, False)
             assert bar.desc.startswith("name")
+            assert 0 < bar.smoothing < 1, "tqdm takes the share of the newest speed"
         bar.close()
 
 

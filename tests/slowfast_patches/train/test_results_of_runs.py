@@ -77,12 +77,18 @@ def test_the_result_of_a_training_by_hand(recipe, trainer, tmp_path):
 
 
 def test_what_only_some_results_have(recipe, trainer, tmp_path):
+    trainer.schedule = plan(videos=24)
     trainer.progress.ended = True
     trainer.progress.best = {"top1": 99.0}
     trainer.progress.changes = ["a change"]
     write_result(recipe, ALONE, IDENTITY, trainer, {"top1": 50.00004, "videos": 3}, [OVERLAP])
     result = written(tmp_path)
-    expected = {"planned_iterations": 8, "best": {"top1": 99.0}, "changes": ["a change"]}
+    expected = {
+        "planned_iterations": 12,
+        "epochs": 2.3333,
+        "best": {"top1": 99.0},
+        "changes": ["a change"],
+    }
     expected |= {"overlaps": [OVERLAP.remark], "top1": 50.0, "videos": 3}
     assert {name: result[name] for name in expected} == expected
     assert "loss" not in result, "the metrics are those of the test"

@@ -222,6 +222,14 @@ def test_an_evaluation_tells_when_it_was_and_is_added_and_logged(trainer):
     assert validate(trainer, {4}) == [], "it is there"
 
 
+def test_numbers_of_an_evaluation_are_rounded(trainer):
+    """4 iterations of 8 clips are 1.3333 epochs of 24 videos."""
+    trainer.schedule = plan(videos=24)
+    trainer.clock.load({"training": 3.0, "loading": 0.2345678})
+    _, entry = validate(trainer, {4})
+    assert (entry["epoch"], entry["seconds"]) == (1.3333, 3.235)
+
+
 def test_when_a_validation_is_due(trainer):
     assert validate(trainer, {3, 5}) == []
     trainer.progress.ended = True

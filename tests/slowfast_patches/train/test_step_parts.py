@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from multigrid import Shape, convert_batchnorm
+from slowfast_patches.registry import MODELS
 from slowfast_patches.train import parallel
 from slowfast_patches.train import step as steps
 from slowfast_patches.train.dry_run import made_up_batch
@@ -138,6 +140,27 @@ def test_a_stepper_compiles_and_recomputes_if_it_is_told_to(monkeypatch):
     made = Stepper(config(**keys), model, CPU)
     assert calls == [("conv",), model, "default"]
     assert (made.network, made.model) == ("compiled", model)
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_cast", "cast"),
+    [
+        ({"TRAIN__MIXED_PRECISION": True}, True, True),
+        ({"TRAIN__MIXED_PRECISION": True, "TRAIN__COMPILE": True}, True, False),
+        ({"TRAIN__MIXED_PRECISION": True}, False, False),
+        ({"TRAIN__MIXED_PRECISION": False}, True, False),
+    ],
+)
+def test_weights_are_cast_once_a_step_unless_the_compiler_fuses_the_casts(
+    monkeypatch, keys, is_cast, cast
+):
+    given = list[Any]()
+    spec = replace(MODELS["slowonly"], is_cast=is_cast)
+    monkeypatch.setitem(MODELS.entries, "slowonly", spec)
+    monkeypatch.setattr(steps, "compiled", lambda model, mode: model)
+    monkeypatch.setattr(steps, "LoweredWeights", lambda *options: given.append(options))
+    made = Stepper(config(**keys), convert_batchnorm(Net()), CPU)
+    assert given == [(made.state.modules if cast else (), torch.bfloat16)]
 
 
 def test_a_state_has_an_average_only_if_there_is_one():

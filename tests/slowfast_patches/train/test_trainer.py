@@ -36,10 +36,10 @@ SCORES = {2: 50.0, 4: 70.0, 6: 70.0, 8: 60.0}
 """Metrics by iteration: validated after these, saved after each and after the third."""
 
 
-def plan() -> Schedule:
-    """8 iterations, of which the last two have a lower rate."""
+def plan(videos: int = 16) -> Schedule:
+    """8 iterations of 16 videos, of which the last two have a lower rate."""
     rate = SteppedRate(ends=(3.0, 4.0), rates=(0.1, 0.01))
-    return make_schedule(Shape(8, 4, 16), 16, rate, cycles=None, bn_group_size=4)
+    return make_schedule(Shape(8, 4, 16), videos, rate, cycles=None, bn_group_size=4)
 
 
 class Noted(Hook):

@@ -10,6 +10,7 @@ from torch import nn
 from multigrid import Shape
 from slowfast_patches.config import load_recipe, parse_recipe
 from slowfast_patches.config.check import check_recipe
+from slowfast_patches.config.imports import import_modules
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
@@ -72,6 +73,26 @@ def test_modules_reach_the_runs_of_an_experiment_and_the_stored_recipe():
     del sys.modules["mine"]
     with pytest.raises(ValueError, match=r"the test needs the module mine.* add --import mine"):
         parse_recipe(variant.recipe.text, "the test")
+
+
+def test_whoever_sets_the_modules_trusts_them_also_in_a_stored_recipe():
+    write("register_model('net')(dict)")
+    text = load_recipe(None, ["IMPORTS", "mine", "MODEL.ARCH", "net"]).text
+    del sys.modules["mine"]
+    MODELS.entries.pop("net")
+    assert parse_recipe(text, "the test", ["IMPORTS", "mine"]).model.spec == MODELS["net"]
+    assert parse_recipe("{}", "a recipe without modules").imports == ()
+
+
+def test_the_current_folder_is_searched_last_and_only_for_modules_of_the_user(monkeypatch):
+    before = [path for path in sys.path if path != str(Path.cwd())]
+    monkeypatch.setattr(sys, "path", list(before))
+    import_modules(())
+    assert sys.path == before
+    write("")
+    import_modules(["mine"])
+    import_modules(["mine"])
+    assert sys.path == [*before, str(Path.cwd())]
 
 
 def test_a_builder_that_returns_no_module_is_told():

@@ -116,6 +116,25 @@ def test_the_page_has_all_keys():
     assert set(format_keys().splitlines()) <= page
 
 
+def test_each_key_has_a_row_with_its_default_and_limits_in_its_section():
+    page = format_keys()
+    first, *sections = page.split("\n## ")[1:]
+    assert first.startswith("Keys you will change\n")
+    assert "| `OUTPUT_DIR` | `'./tmp'` |" in first
+    rows = {section.partition("\n")[0]: section.splitlines() for section in sections}
+    for name, key in KEYS.items():
+        section = name.partition(".")[0] if "." in name else "Machines and files"
+        (row,) = (line for line in rows[section] if line.startswith(f"| `{name}` | `"))
+        assert key.help in row
+        assert (f" Must be {key.check.wanted}. |" in row) if key.check else row.endswith(" |")
+    later = rows["Keys of other PySlowFast releases"]
+    translated = [*TRANSLATED, *(name for name, key in KEYS.items() if key.later)]
+    for name in [*translated, *IGNORED]:
+        assert sum(line.startswith(f"| `{name}` | ") for line in later) == 1, name
+    assert later[later.index("| key | what happens |") + 1] == "| --- | --- |"
+    assert "| `MODEL.NUM_CLASSES` | `'auto'` |" in page
+
+
 def test_a_key_without_effect_is_warned_of_unless_it_asks_for_nothing(caplog):
     for key, row in IGNORED.items():
         for value in row.usual:

@@ -80,6 +80,9 @@ def test_reasons_of_a_schedule_depend_on_its_cycles_and_stages():
     frozen = SimpleNamespace(train=SimpleNamespace(freeze=("backbone",)))
     assert "only the head" in fields.with_backbone(frozen)
     assert fields.with_backbone(SimpleNamespace(train=SimpleNamespace(freeze=()))) is None
+    for depths, reason in ((None, "with MODEL.ARCH a, which has no layers"), (list, None)):
+        model = SimpleNamespace(arch="a", spec=SimpleNamespace(depths=depths))
+        assert fields.with_layers(SimpleNamespace(model=model)) == reason
 
 
 STEPS = "SOLVER.LR_POLICY steps_with_relative_lrs"

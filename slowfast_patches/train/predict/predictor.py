@@ -106,7 +106,7 @@ def read_checkpoint(
         of_folder = recipe.model.spec.of_folder
         if path.name == WEIGHTS_FILE and of_folder is not None:
             recipe = of_folder(recipe, path.parent)
-    check_recipe(recipe.replaced({"NUM_SHARDS": 1, "PROCESSES_PER_MACHINE": 1}))
+    check_recipe(recipe.replaced({"PROCESSES_PER_MACHINE": 1}))
     return recipe, names if names and len(names) == recipe.model.num_classes else None
 
 

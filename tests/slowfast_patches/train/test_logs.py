@@ -1,6 +1,8 @@
 """Each process has a log file of its own; the terminal is rank 0's."""
 
 import logging
+import re
+import warnings
 from pathlib import Path
 
 import torch
@@ -38,6 +40,15 @@ def test_control_characters_of_names_are_logged_escaped(tmp_path, capsys):
             r"INFO \x1b[2J\x07.mp4",
             r"WARNING \x1b[2J\x07.mp4!",
         ]
+
+
+def test_warnings_of_libraries_and_the_time_are_in_the_log(tmp_path):
+    folder = tmp_path / "a" / "b"
+    with kept_logging():
+        setup_logging(str(folder), World(0, 1, torch.device("cpu")))
+        warnings.warn("an old function", UserWarning, stacklevel=1)
+    (line,) = (s for s in (folder / "train.log").read_text().splitlines() if "WARNING" in s)
+    assert re.match(r"\d\d:\d\d:\d\d WARNING .*UserWarning: an old function", line)
 
 
 def test_a_machine_that_cannot_write_warns_on_its_terminal(tmp_path, capsys):

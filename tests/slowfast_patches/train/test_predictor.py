@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from slowfast_patches.config.yaml_text import dump_yaml, parse_yaml
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
-from slowfast_patches.registry import MODELS
+from slowfast_patches.registry import MODELS, TASKS
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.predict import Predictor, load_model, read_checkpoint
 from slowfast_patches.train.predict import predictor as predictors
@@ -234,8 +234,9 @@ def test_a_checkpoint_tells_its_recipe_and_names_and_keys_may_be_replaced(
 
 
 def test_a_model_of_several_machines_predicts_on_one(saved, stored):
-    """Its mini-batches of 4 clips could not be divided among three processes."""
-    keys = parse_yaml(stored["cfg"]) | {"NUM_SHARDS": 3}
+    """Each of three machines had 5 clips, which its two GPUs could not have shared."""
+    keys = parse_yaml(stored["cfg"]) | {"NUM_SHARDS": 3, "NUM_GPUS": 2}
+    keys["TRAIN"] |= {"BATCH_SIZE": 5}
     assert read_checkpoint(saved(cfg=dump_yaml(keys)))[0].num_shards == 3
 
 
@@ -285,6 +286,35 @@ def test_a_task_without_scores_of_clips_is_refused_before_the_model_is_built(sav
     monkeypatch.setattr(predictors, "build_model", None)
     with pytest.raises(UserError, match=r"^refused changed\.pyth"):
         load_model(saved())
+
+
+def test_a_task_whose_network_needs_more_than_clips_needs_its_targets(monkeypatch, trained):
+    recipe = read_checkpoint(trained)[0]
+    predictors.require_clip_scores(recipe, trained)
+    spec = replace(TASKS["single_label"], scores_clips=False)
+    monkeypatch.setitem(TASKS.entries, "single_label", spec)
+    with pytest.raises(UserError, match=r"single_label, which does not score whole videos\. Use"):
+        predictors.require_clip_scores(recipe, trained)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "available", "on_gpu"),
+    [(0, True, False), (1, True, True), (2, True, True), (1, False, False)],
+)
+def test_a_model_is_on_a_gpu_if_there_is_one_and_the_recipe_has_some(
+    monkeypatch, trained, gpus, available, on_gpu
+):
+    class AskedError(Exception): ...
+
+    def with_precision(recipe: Any, on_gpu: bool) -> None:
+        raise AskedError(on_gpu)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(predictors, "with_precision", with_precision)
+    recipe = read_checkpoint(trained)[0].replaced({"NUM_GPUS": gpus})
+    with pytest.raises(AskedError) as asked:
+        Predictor(recipe, trained)
+    assert asked.value.args == (on_gpu,)
 
 
 # Published folders.

@@ -122,6 +122,7 @@ def test_the_share_of_loading_is_that_of_the_slowest_process(monkeypatch):
     assert _Spent(3, 24, 3.0, 1.0).loading_share(CPU) == 0.25
     assert _Spent(3, 24, 2.0, 1.0).loading_share(CPU) == 0.3333
     assert _Spent().loading_share(CPU) == 0.0
+    assert _Spent(1, 8, 0.375, 0.125).loading_share(CPU) == 0.25, "also of less than a second"
     monkeypatch.setattr(log_metrics, "max_over_ranks", lambda share: share + 0.5)
     assert _Spent(3, 24, 3.0, 1.0).loading_share(CPU) == 0.75
 
@@ -182,6 +183,13 @@ def test_numbers_of_a_report_are_rounded(tmp_path, monkeypatch):
     # 24 clips in 3.71367 s are 6.4626 in a second, and 9 iterations of 1.23789 s take 11.141 s.
     expected |= {"clips_per_second": 6.46, "seconds_left": 11.1}
     assert {name: record[name] for name in expected} == expected
+
+
+def test_the_speed_of_less_than_a_second_is_that_of_a_second(tmp_path):
+    run = Reported(tmp_path)
+    run.step(training=0.125)
+    run.step(training=0.125)
+    assert run.records[0]["clips_per_second"] == 64.0
 
 
 @pytest.mark.parametrize("asked", ["should_save", "should_stop"])
@@ -326,6 +334,32 @@ def test_a_validation_and_a_test_are_written_and_said(tmp_path, caplog, monkeypa
     assert run.lines.getvalue().endswith("closed")
 
 
+def test_lines_are_in_the_file_at_once_and_events_of_an_earlier_attempt_are_purged(
+    tmp_path, monkeypatch
+):
+    opened, events = list[Any](), Events()
+    writer = SimpleNamespace(
+        SummaryWriter=lambda folder, purge_step: opened.append((folder, purge_step)) or events
+    )
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", writer)
+    old = {"type": "train", "epoch": 0, "seconds": 0}
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({**old, "iteration": n}) + "\n" for n in (1, 2, 3)))
+    run = Reported(tmp_path, LOG_PERIOD=1)
+    run.trainer.progress.iteration = 2
+    run.clock.seconds = {"training": 50.0, "loading": 1.0}
+    run.hook.before_train(run.trainer)
+    assert opened == [(str(tmp_path / "tensorboard"), 3)]
+    run.step(training=2.0)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["iteration"] for record in records] == [1, 2, 3]
+    assert records[2]["clips_per_second"] == 4.0, "the seconds before the resume do not count"
+    run.hook.after_train(run.trainer)
+    assert events[-1] == "closed"
+    with pytest.raises(ValueError, match="closed file"):
+        run.hook.log_evaluation({"iteration": 3, "epoch": 1.5, "seconds": 1.0})
+
+
 def test_what_is_drawn_of_a_record():
     record = {"type": "train", "iteration": 3, "epoch": 1.0, "seconds": 2.0, "phase": 0}
     record |= {
@@ -394,7 +428,11 @@ class Bar(SimpleNamespace):
     """Notes what a bar of tqdm would show."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given, **_: self.calls.append((name, *given))
+        def note(*given: object, refresh: bool = False) -> None:
+            assert not refresh, "the next update draws the bar"
+            self.calls.append((name, *given))
+
+        return note
 
     def update(self, count: int) -> None:
         self.n += count

@@ -293,7 +293,8 @@ def test_a_confusion_matrix_is_drawn_in_percent_of_its_rows(
         def plot(self, **options) -> None:
             drawn.append(options)
 
-    axes = SimpleNamespace(set=lambda **_: None, grid=lambda visible: drawn.append(visible))
+    said = dict[str, str]()
+    axes = SimpleNamespace(set=said.update, grid=lambda visible: drawn.append(visible))
     metrics = SimpleNamespace(ConfusionMatrixDisplay=Display)
     monkeypatch.setitem(sys.modules, "sklearn.metrics", metrics)  # takes seconds to import
     monkeypatch.setattr(
@@ -310,5 +311,6 @@ def test_a_confusion_matrix_is_drawn_in_percent_of_its_rows(
     assert percents[1].tolist() == [0.0] * classes
     assert labels == [r"a\$b", *names[1:]]
     assert options["include_values"] == numbers
+    assert (said["xlabel"], said["ylabel"]) == ("prediction", "label")
     assert grid is False
     assert saved == ("figure", tmp_path / "a.png")

@@ -163,9 +163,10 @@ def test_registered_changes_are_made_to_each_micro_batch_and_its_targets(monkeyp
     assert made.model.conv.weight.grad.count_nonzero() == 0, "black clips have no gradient"
 
 
-def test_processes_exchange_the_gradients_of_parts_once():
-    made, exchanged = stepper(SOLVER__ACCUMULATION_STEPS=4), list[int]()
-    plan, alone = schedule(bn_group_size=2), stepper(SOLVER__ACCUMULATION_STEPS=4)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_processes_exchange_the_gradients_of_parts_once(parts):
+    made, exchanged = stepper(SOLVER__ACCUMULATION_STEPS=parts), list[int]()
+    plan, alone = schedule(bn_group_size=2), stepper(SOLVER__ACCUMULATION_STEPS=parts)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         made.network = in_parallel(made.network, CPU)

@@ -1,8 +1,11 @@
 """Checks of several keys: errors that say what to change, and warnings about unused keys."""
 
+from dataclasses import replace
+
 import pytest
 
 from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.registry import TASKS
 
 CHARADES = (
     "TRAIN.DATASET charades TEST.DATASET charades MODEL.NUM_CLASSES 157 DATA.MULTI_LABEL True "
@@ -59,6 +62,10 @@ def check(overrides: str) -> None:
         ("NONLOCAL.LOCATION [[[],[]],[[4],[]],[[],[]],[[],[]]]", "a block that does not exist"),
         ("NONLOCAL.GROUP [[1,1],[0,1],[1,1],[1,1]]", "NONLOCAL.GROUP [[1, 1], [0, 1], [1, 1], [1"),
         (f"NONLOCAL.POOL [{','.join(['[[1,2],[1,2,2]]'] * 4)}]", "three numbers of 1 or more"),
+        (
+            f"NONLOCAL.POOL [{','.join(['[[1,2,2],[1,2,2],[1,2,2]]'] * 4)}]",
+            "does not match MODEL.ARCH slowfast, which needs 2 values for each stage",
+        ),
         ("DATA.CROP_SIZE 112", "Remove DATA.CROP_SIZE"),
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "Shorten the warm-up"),
         (
@@ -101,11 +108,23 @@ def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
         "SOLVER.OPTIMIZING_METHOD adam",
         "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True SOLVER.OPTIMIZING_METHOD adam "
         "SOLVER.BATCH_RATE_RULE sqrt",
+        # Without larger mini-batches, there is no larger rate.
+        "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True SOLVER.OPTIMIZING_METHOD adam "
+        "MULTIGRID.BATCH_EXPONENT 0",
     ],
 )
 def test_what_can_run_passes_without_a_word(overrides, caplog):
     check(overrides)
     assert not caplog.records
+
+
+def test_a_task_checks_the_recipe_itself(monkeypatch):
+    checked = list[object]()
+    spec = replace(TASKS["single_label"], check=checked.append)
+    monkeypatch.setitem(TASKS.entries, "single_label", spec)
+    recipe = load_recipe(None)
+    check_recipe(recipe)
+    assert checked == [recipe]
 
 
 CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from multigrid import Shape
-from slowfast_patches.config import load_recipe, parse_recipe
+from slowfast_patches.config import imports, load_recipe, parse_recipe
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.imports import import_modules
 from slowfast_patches.config.metrics import metric_names
@@ -73,6 +73,21 @@ def test_modules_reach_the_runs_of_an_experiment_and_the_stored_recipe():
     del sys.modules["mine"]
     with pytest.raises(ValueError, match=r"the test needs the module mine.* add --import mine"):
         parse_recipe(variant.recipe.text, "the test")
+
+
+def test_a_module_that_does_not_exist_has_no_line_to_blame():
+    said = "IMPORTS gone: ModuleNotFoundError: No module named 'gone'. Correct the module."
+    with pytest.raises(ValueError) as caught:
+        load_recipe(None, ["IMPORTS", "gone"])
+    assert str(caught.value).startswith(said)
+
+
+def test_the_names_of_the_package_are_registered_before_those_of_the_user(monkeypatch):
+    calls = list[str]()
+    monkeypatch.setattr(imports, "import_built_in", lambda: calls.append("the package"))
+    monkeypatch.setattr(imports, "import_module", calls.append)
+    import_modules(["mine", "others"])
+    assert calls == ["the package", "mine", "others"]
 
 
 def test_whoever_sets_the_modules_trusts_them_also_in_a_stored_recipe():

@@ -1,10 +1,12 @@
 """Loading of recipes: bases, overrides, types of values, and keys that follow from others."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from slowfast_patches.config import load_recipe, pyslowfast_config
+from slowfast_patches.config.recipe import KEYS
 
 
 def write(path: Path, text: str) -> Path:
@@ -36,6 +38,7 @@ def test_a_base_is_one_of_the_package_from_any_folder(tmp_path):
     [
         ("SOLVER.BASE_LR", "1", 1.0),
         ("SOLVER.GAMMA", "5e-324", 5e-324),
+        ("SOLVER.GAMMA", "1.7976931348623157e308", 1.7976931348623157e308),  # the largest
         ("TRAIN.BATCH_SIZE", "16.0", 16),
         ("DATA.PATH_PREFIX", "2024", "2024"),
         ("DATA.PATH_LABEL_SEPARATOR", '","', ","),
@@ -85,6 +88,16 @@ def test_pairs_that_cannot_be_used_are_refused(words, said):
         load_recipe(None, words)
 
 
+def test_a_key_of_pyslowfast_that_is_not_installed_here_may_have_its_default(monkeypatch):
+    """As in a printed config of PySlowFast, whose default of SOLVER.GAMMA is 0.1."""
+    loading = import_module("slowfast_patches.config.load_recipe")
+    installed = {name: key for name, key in KEYS.items() if name != "SOLVER.GAMMA"}
+    monkeypatch.setattr(loading, "KEYS", installed)
+    assert "SOLVER.GAMMA" not in load_recipe(None, ["SOLVER.GAMMA", "0.1"]).given
+    with pytest.raises(ValueError, match=r"SOLVER\.GAMMA is not a config key"):
+        load_recipe(None, ["SOLVER.GAMMA", "0.2"])
+
+
 BOMB = "A: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"A{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
 )
@@ -113,6 +126,16 @@ BOMB = "A: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 def test_files_that_cannot_be_used_are_named(text, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         load_recipe(write(tmp_path / "recipe.yaml", text))
+
+
+def test_the_source_of_each_key_is_known(tmp_path):
+    path = write(tmp_path / "a.yaml", "MODEL: {NUM_CLASSES: 7}\nSOLVER: {GAMMA: 0.3}")
+    recipe = load_recipe(path, ["SOLVER.GAMMA", 0.2, "RNG_SEED", 3])
+    given = {"SOLVER.GAMMA": "the command line", "RNG_SEED": "the command line"}
+    assert recipe.given == {"MODEL.NUM_CLASSES": str(path), **given}
+    counted = load_recipe(path, ["MODEL.NUM_CLASSES", "auto"])
+    assert counted.given == {"SOLVER.GAMMA": str(path)}
+    assert counted.model.num_classes == load_recipe(None).model.num_classes
 
 
 # Keys that follow from others.

@@ -66,6 +66,8 @@ def test_the_size_of_bn_groups_is_the_cycles_or_the_baselines_and_0_without_bn(m
     spec = replace(MODELS["slowfast"], has_batchnorm=False)
     monkeypatch.setitem(MODELS.entries, "slowfast", spec)
     assert (cycled.bn_group_size, cycled.groups_batchnorm) == (0, False)
+    needs = KEYS["BN.GROUP_SIZE"].needs
+    assert needs(cycled) is None, "a model without BN has no size that another key would replace"
 
 
 def test_several_labels_are_those_of_the_task():

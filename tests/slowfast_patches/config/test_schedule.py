@@ -1,14 +1,22 @@
 """Schedules of recipes, and the recipe at an iteration."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from multigrid import Cycles, Schedule, Shape, make_schedule
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.recipe_cycles import learning_rate_of, recipe_at
+from slowfast_patches.config.recipe_cycles import (
+    changed_keys,
+    check_world_size,
+    learning_rate_of,
+    recipe_at,
+)
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.registry import MODELS
+from slowfast_patches.utils.errors import UserError
 
 RECIPE = ["TRAIN.BATCH_SIZE", 8, "DATA.NUM_FRAMES", 16, "DATA.TRAIN_CROP_SIZE", 64]
 RECIPE += ["SOLVER.BASE_LR", 0.5, "SOLVER.STEPS", [0, 4, 8], "SOLVER.LRS", [1, 0.1, 0.01]]
@@ -93,6 +101,20 @@ def test_the_recipe_at_an_iteration_is_that_of_the_long_cycles_shape():
         recipe_at(recipe, run, run.iterations)
 
 
+def test_keys_that_change_at_a_phase_are_those_of_its_shape_and_rates():
+    """Against the recipe, or against the phase before. The shapes are those of the long cycle."""
+    recipe = config(*BOTH)
+    run = schedule_of(recipe, 1600)
+    starts = [phase.start for phase in run.phases]
+    rates = "SOLVER.BASE_LR 2, SOLVER.WARMUP_START_LR 0.04"
+    second = f"TRAIN.BATCH_SIZE 32, DATA.NUM_FRAMES 8, DATA.TRAIN_CROP_SIZE 45, {rates}"
+    assert changed_keys(recipe, run, starts[1], None) == second
+    same_crop = second.replace("DATA.TRAIN_CROP_SIZE 45, ", "")
+    assert changed_keys(recipe, run, starts[1], starts[1] - 1) == same_crop
+    assert changed_keys(recipe, run, starts[3], None) == "", "the baseline's shape"
+    assert changed_keys(recipe, run, starts[0] + 1, starts[0]) == ""
+
+
 # Batch normalisation.
 
 
@@ -106,3 +128,43 @@ def test_bn_of_a_baseline_is_left_to_each_process_unless_the_recipe_says_how_man
         schedule_of(config("BN.GROUP_SIZE", 3), 800)
     fine_tuning = schedule(*BOTH, "BN.GROUP_SIZE", 4).phases[-1]
     assert fine_tuning.bn_group_sizes[-1] == 8  # with a cycle the cycle's own holds
+
+
+# Processes.
+
+
+def check(*overrides: object) -> None:
+    recipe = config(*overrides)
+    check_world_size(recipe, schedule_of(recipe, 800))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["NUM_GPUS", 3], r"\(TRAIN.BATCH_SIZE 8, NUM_SHARDS 1, BN.GROUP_SIZE 0, SOLVER.ACC"),
+        (
+            ["SOLVER.ACCUMULATION_STEPS", 3, "BN.GROUP_SIZE", 4],
+            r"2 BN groups .* micro-batches.*BN.GROUP_SIZE 4, SOLVER.ACCUMULATION_STEPS 3\)$",
+        ),
+        (["SOLVER.ACCUMULATION_STEPS", 2], "1 BN groups"),
+    ],
+)
+def test_mini_batches_that_processes_cannot_share_are_refused_with_their_keys(keys, said):
+    with pytest.raises(UserError, match=said):
+        check(*keys)
+
+
+def test_compiled_models_cannot_share_bn_groups_between_processes(monkeypatch):
+    """8 clips on four GPUs are 2 on each, and 4 of them share statistics."""
+    shared = ["NUM_GPUS", 4, "BN.GROUP_SIZE", 4]
+    check(*shared)
+    check("NUM_GPUS", 2, "BN.GROUP_SIZE", 4, "TRAIN.COMPILE", True)
+    check("NUM_GPUS", 4, "TRAIN.COMPILE", True)
+    said = r"not possible at 8×16×64²: a process has only 2 clips, so a BN group of 4 clips spans"
+    with pytest.raises(UserError, match=said):
+        check(*shared, "TRAIN.COMPILE", True)
+    recipe = config(*shared, "TRAIN.COMPILE", True)
+    run = schedule_of(recipe, 800)
+    spec = replace(recipe.model.spec, has_batchnorm=False)
+    monkeypatch.setitem(MODELS.entries, "slowfast", spec)
+    check_world_size(recipe, run)

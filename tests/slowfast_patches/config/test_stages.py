@@ -1,10 +1,14 @@
 """MULTIGRID.STAGES: from YAML to a schedule, scaled as other keys are, and trained."""
 
+from dataclasses import replace
+
 import pytest
 
 from multigrid import Shape
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
+from slowfast_patches.config.recipe_stages import scaled_rows, stages_of
 from slowfast_patches.plan.recipe_schedule import schedule_of
+from slowfast_patches.registry import MODELS
 from slowfast_patches.utils.errors import UserError
 from tests.slowfast_patches.train.conftest import At, die
 
@@ -53,6 +57,26 @@ def test_rates_are_not_scaled_for_a_batch_that_the_table_does_not_have():
     rows = "[{'shape': [6, 8, 32], 'until': 12}, {'shape': [2, 16, 64], 'until': 30}]"
     found = load_recipe(RECIPE, [*keys, "MULTIGRID.STAGES", rows])
     assert found.solver.base_lr == pytest.approx(load_recipe(RECIPE).solver.base_lr / 4)
+
+
+def test_rows_are_scaled_by_hand_and_stay_as_they_are():
+    rows = [{"until": 1, "rate": [0.5, 1.0]}, {"until": 2, "rate": 0.3}, {"until": 3}]
+    first, second, third = scaled_rows(rows, epochs=1 / 3, rate=2.0)
+    assert first == {"until": 0.333333, "rate": [1.0, 2.0]}
+    assert second == {"until": 0.666667, "rate": 0.6}
+    assert third == {"until": 1.0}
+    assert rows[0] == {"until": 1, "rate": [0.5, 1.0]}
+    assert scaled_rows(rows) == rows
+
+
+def test_rows_without_a_size_have_the_bn_groups_of_the_recipe_if_the_model_has_bn(monkeypatch):
+    keys = ["SOLVER.MAX_EPOCH", 3, "MULTIGRID.BN_BASE_SIZE", 4, "NUM_SHARDS", 2]
+    recipe = load_recipe(RECIPE, [*keys, "MULTIGRID.STAGES", ROWS])
+    assert [stage.bn_group_size for stage in stages_of(recipe)] == [4, 2, 4]
+    assert stages_of(recipe)[1].shape == (Shape(16, 4, 32), Shape(8, 8, 32))
+    arch = recipe.model.arch
+    monkeypatch.setitem(MODELS.entries, arch, replace(MODELS[arch], has_batchnorm=False))
+    assert [stage.bn_group_size for stage in stages_of(recipe)] == [None] * 3
 
 
 @pytest.mark.parametrize(

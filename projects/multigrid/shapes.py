@@ -104,7 +104,7 @@ def scale_shape(
             or above the baseline's crop, or the exponent is outside [0, 1].
     """
     time, space = factors
-    fits = 0 < time <= 1 and 0 < space <= 1 and base.frames * time >= 1
+    fits = time <= 1 and base.frames * time >= 1 and 0 < space <= 1
     if not (fits and 0 <= batch_exponent <= 1 and 1 <= size_divisor <= base.crop):
         raise MultigridError(
             f"the factors (t/T, h/H) {factors}, size_divisor {size_divisor} or batch_exponent "

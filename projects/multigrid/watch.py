@@ -58,7 +58,7 @@ class LoopWatch:
     _has_backward = False
     _is_summed = False
     _has_ended = False
-    _unstepped = 0
+    _was_untrained = False  # the iteration before
     _missed = 0
     _version = 0
 
@@ -156,7 +156,7 @@ class LoopWatch:
         """Note that a gradient has been computed, before it is added to the earlier gradient."""
         if self._is_open and not self._has_backward:
             self._has_backward = True
-            self._is_summed = self._unstepped > 0 and _has_gradients([parameter])
+            self._is_summed = self._was_untrained and _has_gradients([parameter])
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Raise ValueError if `optimizer.step()` is called without a preceding `begin`.
@@ -205,8 +205,7 @@ class LoopWatch:
         if not self._rates:
             return
         has_changed = self._weights_version() != self._version
-        is_trained = bool(self._stepped) or has_changed
-        self._unstepped = 0 if is_trained else self._unstepped + 1
+        self._was_untrained = not (self._stepped or has_changed)
         # A compiled step calls no hooks, but most optimizers then have a state.
         is_compiled = has_changed and any(optimizer.state for optimizer in self._optimizers)
         is_skipped = self._was_skipped or (not has_changed and self._is_unapplied())
@@ -300,9 +299,8 @@ def _parameters(optimizers: Sequence[Optimizer]) -> Iterator[Tensor]:
 
 def _are_equal(rates: list[float], expected: list[float]) -> bool:
     """Return whether learning rates are equal. A rate in a tensor is rounded to float32."""
-    return len(rates) == len(expected) and all(
-        math.isclose(a, b, rel_tol=1e-6) for a, b in zip(rates, expected, strict=True)
-    )
+    is_close = partial(math.isclose, rel_tol=1e-6)
+    return len(rates) == len(expected) and all(map(is_close, rates, expected))
 
 
 def _has_gradients(parameters: Sequence[Tensor] | Iterator[Tensor]) -> bool:

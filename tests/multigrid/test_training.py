@@ -383,3 +383,18 @@ def test_workers_that_find_no_shared_memory_are_warned_of(
     request.getfixturevalue("second_of_two")
     assert not warned(batches * LARGEST // 2), "each process has half of the mini-batch"
     assert batches == 0 or warned(batches * LARGEST // 2 - 1)
+
+
+def test_groups_that_were_there_before_keep_their_own_rule():
+    """The rates of the first phase are 8 times the baseline's, or √8 times."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters()}]
+    groups[1]["batch_rate_rule"] = "sqrt"
+    schedule = make_schedule(
+        Shape(4, 4, 8), VIDEOS, SCHEDULE.learning_rate, CYCLES, bn_group_size=None
+    )
+    training = Training(schedule, model, torch.optim.SGD(groups, lr=0.0))
+    for iteration in range(3):
+        training.begin(iteration)
+        rates = [group["lr"] for group in training.optimizer.param_groups]
+        assert rates == pytest.approx([0.8, 0.1 * 8**0.5])

@@ -89,6 +89,17 @@ def test_gradients_that_are_accumulated_now_and_then_are_no_reason_to_refuse():
             training.optimizer.step()
 
 
+@pytest.mark.usefixtures("silent")
+def test_two_backward_passes_in_an_iteration_are_no_accumulation_over_iterations():
+    training = new_training()
+    for batch in training.batches(training.loader(Clips(VIDEOS))):
+        training.begin(batch)
+        training.optimizer.zero_grad()
+        for _ in range(2):
+            loss_of(training.model, batch).backward()
+        training.skip()
+
+
 def test_hooks_of_a_training_do_not_stay_on_the_parameters():
     model = new_model()
     new_training(model).begin(0)
@@ -329,7 +340,7 @@ class Whole(nn.Module):
 @pytest.mark.parametrize("model", [new_model().eval(), Whole()])
 def test_trained_modules_in_evaluation_mode_are_warned_of(model):
     with pytest.warns(UserWarning, match=r"2 trained modules .* Call model.train\(\)"):
-        train(new_training(model))
+        train(new_training(model), stop=1)
 
 
 def test_a_missing_train_after_an_evaluation_is_warned_of():
@@ -379,6 +390,16 @@ def test_a_scheduler_beside_begin_is_warned_of(moment):
         training.model[1].register_full_backward_hook(lambda *_: scheduler.step())
     with pytest.warns(UserWarning, match="remove the scheduler"):
         train(training, after=lambda _: moment == "after the step" and scheduler.step())
+
+
+def test_a_rate_that_only_the_step_has_is_warned_of():
+    training = new_training()
+    optimizer = training.optimizer
+    training.begin(0)
+    (group,) = optimizer.param_groups
+    group["lr"] *= 2
+    with pytest.warns(UserWarning, match="remove the scheduler"):
+        optimizer.step()
 
 
 @pytest.mark.usefixtures("silent")

@@ -493,3 +493,14 @@ def test_three_iterations_without_a_step_are_no_reason_to_warn():
         warnings.filterwarnings("error", "the first 4 iterations")
         for batch in islice(training.batches(training.loader(Clips(VIDEOS))), 4):
             training.begin(batch)
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_loop_that_has_stepped_once_trains_its_optimizer():
+    """A step without gradients counts as well."""
+    training = new_training()
+    training.begin(0)
+    training.optimizer.step()
+    assert training.state_dict()["iteration"] == 1
+    for iteration in range(1, 7):
+        training.begin(iteration)

@@ -13,7 +13,7 @@ from multigrid import Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.experiments.variants import step_seconds_of
-from slowfast_patches.plan import recipe_times
+from slowfast_patches.plan import recipe_times, step_times
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.plan.recipe_times import (
     UNTIMED,
@@ -24,6 +24,7 @@ from slowfast_patches.plan.recipe_times import (
 from slowfast_patches.plan.step_times import (
     MisfitError,
     clock_here,
+    clock_of,
     model_of,
     read_step_times,
     step_times_content,
@@ -224,3 +225,61 @@ def test_a_given_time_is_estimated_at_other_shapes_by_their_flops(recipe, times,
 
 def test_one_process_has_no_communication_to_leave_out(recipe, times):
     assert "communication" not in measured_times([times], load_recipe(recipe)).source
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (("cpu", "Abacus", 4, "2.0"), "Abacus (cpu), 4 threads, torch 2.0"),
+        (
+            ("cpu", "Abacus", None, None),
+            "Abacus (cpu), an unknown number of threads, unknown torch",
+        ),
+        (("cuda", "H9", 4, "2.0"), "H9 (cuda), torch 2.0"),
+    ],
+)
+def test_a_clock_is_told_by_its_device_and_what_changes_its_times(given, text):
+    assert clock_of(*given) == text
+
+
+def test_a_device_is_the_first_gpu_or_the_processor(monkeypatch):
+    here = {"gpus": ["first", "second"], "processor": "Abacus"}
+    monkeypatch.setattr(step_times, "machine", lambda: here)
+    assert [step_times.device_name(device) for device in ("cuda", "cpu")] == ["first", "Abacus"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"format": 2}, r"is not a file of step times: it has no shapes"),
+        ({"shapes": []}, r"has no shapes\. Measure them with --variants recipe"),
+        ({"shapes": [{}]}, r"times\.json is not a file of step times"),
+        ({"model": 3}, r"times\.json is not a file of step times"),
+    ],
+)
+def test_a_file_that_is_none_of_step_times_is_named(recipe, tmp_path, changed, said):
+    path = write(tmp_path / "times.json", content(load_recipe(recipe)) | changed)
+    with pytest.raises(UserError, match=said):
+        read_step_times(path)
+
+
+def test_a_shape_that_was_not_measured_has_no_time(recipe, times):
+    found = read_step_times(times)
+    cfg = load_recipe(recipe, ["NUM_SHARDS", 2])
+    with pytest.raises(MisfitError, match="no time for 4×16×64² with 2 clips per process"):
+        found.of_recipe(cfg)(Shape(4, 16, 64))
+    per_clip = found.seconds_per_clip(cfg)
+    assert per_clip(16, 45) == 135 / 16
+    with pytest.raises(MisfitError, match="no time for 16 frames of 46² pixels"):
+        per_clip(16, 46)
+
+
+def test_a_row_has_the_clips_of_a_process(recipe):
+    cfg = load_recipe(recipe, ["NUM_SHARDS", 3])
+    row = time_row(cfg, Shape(24, 16, 64), 8, None)
+    assert (row["shape"], row["local_clips"], row["bn_group_size"]) == ([24, 16, 64], 8, 8)
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda"), (2, "cuda")])
+def test_a_recipe_trains_on_gpus_if_it_has_some(recipe, gpus, device):
+    assert step_times.device_of(load_recipe(recipe, ["NUM_GPUS", gpus])) == device

@@ -31,7 +31,7 @@ def epoch_ends(epochs: int, schedule: Schedule) -> list[int]:
     The end of the training is always included.
     """
     period = epochs * schedule.num_videos
-    ends = range(period, schedule.clips + 1, period)
+    ends = range(period, schedule.clips, period)
     return sorted({*map(schedule.first_iteration_after, ends), schedule.iterations})
 
 

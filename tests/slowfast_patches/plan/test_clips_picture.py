@@ -67,6 +67,21 @@ def test_captions_have_all_labels_and_what_is_known_of_the_clip():
     shown = Shown(9, Window(0, 0, 30.4, 30.4), Video(20, 0.0, 48, 40))
     _draw(axes, item | {"shown": shown}, ["up", "left"])
     assert axes.get_xlabel() == "up, left\n9 frames, 30×30 of 48×40 pixels, flipped"
+    assert axes.images[0].get_extent() == [0, 1, 0, 1]
     _draw(axes, item, [r"$\nosuch$"])
     assert axes.get_xlabel() == "$\\nosuch$\nflipped"
     figure.savefig(io.BytesIO())  # A class name is not read as a formula.
+
+
+def test_frames_of_a_clip_are_drawn_side_by_side_as_the_network_sees_them():
+    """Of ten frames of 1 × 2 pixels, the first, fourth, seventh and last, each flipped."""
+    _, [axes] = new_figure(1, 2, 2)
+    clip = np.arange(20, dtype=np.uint8).reshape(10, 1, 2, 1).repeat(3, axis=3)
+    _draw(axes, {"flip": True, "clip": clip}, ["up"])
+    picture = np.asarray(axes.images[0].get_array())
+    assert picture[0, :, 0].tolist() == [1, 0, 7, 6, 13, 12, 19, 18]
+    assert axes.images[0].get_extent() == [0, 4, 0, 1]
+    _draw(axes, {"flip": False, "clip": clip[:1]}, ["a" * 40, "b" * 40])
+    assert np.asarray(axes.images[1].get_array())[0, :, 0].tolist() == [0, 1]
+    first, _, second = axes.get_xlabel().partition("\n")
+    assert (first, second) == ("a" * 40 + ",…", "")

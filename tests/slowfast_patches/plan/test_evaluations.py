@@ -6,6 +6,7 @@ from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.plan.evaluations import (
     checkpoint_iterations,
+    epoch_ends,
     evaluation_iterations,
     evaluation_share,
     phase_ends,
@@ -40,6 +41,13 @@ def test_without_the_long_cycle_evaluations_come_by_epochs():
     assert evaluation_iterations(cfg, schedule) == [3, 5, schedule.iterations]
     by_epochs = config(MULTIGRID_EVAL_FREQ=0, TRAIN_EVAL_PERIOD=2)
     assert evaluation_iterations(by_epochs, schedule) == [5, schedule.iterations]
+
+
+def test_the_end_of_the_training_is_counted_once(schedule: Schedule):
+    """Two and three epochs end with the six of the training, and four do not."""
+    ends = {epochs: epoch_ends(epochs, schedule)[-2:] for epochs in (2, 3, 4, 6, 7)}
+    # 544 clips are reached by the eleventh iteration, and 408 by the seventh.
+    assert ends == {2: [11, 36], 3: [7, 36], 4: [11, 36], 6: [36], 7: [36]}
 
 
 def _clips(frames: int, crop: int) -> float:

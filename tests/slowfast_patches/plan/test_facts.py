@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from multigrid import Cycles, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
+from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.plan import facts
 from slowfast_patches.plan.facts import (
@@ -174,6 +176,38 @@ def test_the_config_of_a_model_says_its_rates(config, draws):
 def test_the_division_is_told_with_processes_and_micro_batches():
     found = division_of(recipe(NUM_GPUS=0, PROCESSES_PER_MACHINE=2, NUM_SHARDS=3))
     assert found == {"processes": 6, "micro-batches": 1}
+
+
+class Index(list):
+    """Record of three videos, one of which cannot be read."""
+
+    unreadable: ClassVar[list[int]] = [1]
+    content = "frames"
+    times = "modified"
+
+
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize("is_given", [True, False])
+def test_videos_are_looked_at_if_their_clips_are_asked_for(tmp_path, monkeypatch, clips, is_given):
+    (tmp_path / "train.csv").write_text("a.mp4 0\n" * 3)
+    own = recipe(DATA__PATH_TO_DATA_DIR=str(tmp_path))
+    dataset = SimpleNamespace(videos=read_list(own, "train"), index=Index([0, 1, 2]))
+    built = []
+    monkeypatch.setattr(facts, "build_dataset", lambda *given: built.append(given) or dataset)
+    found = facts.facts_of_split(own, "train", dataset if is_given else None, clips)
+    assert built == ([(own, "train")] if clips and not is_given else [])
+    assert found["facts"]["train_list"]["videos"] == 3
+    clip_fact = {"readable": 2, "content": "frames"}
+    assert found["facts"].get("train_clips") == (clip_fact if clips else None)
+    assert found["remarks"] == ({"train_times": "modified"} if clips else {})
+
+
+def test_a_data_set_of_a_user_has_no_record_of_videos_and_a_list_may_be_elsewhere(tmp_path):
+    own = recipe(DATA__PATH_TO_DATA_DIR=str(tmp_path))
+    found = facts.facts_of_split(own, "train", SimpleNamespace(videos=[1, 2]), True)
+    assert list(found["facts"]) == ["train_list"]
+    nothing = {"facts": {}, "remarks": {}}
+    assert facts.facts_of_split(own, "train", None, True) == nothing
 
 
 # --- identities

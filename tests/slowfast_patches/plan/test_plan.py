@@ -1,13 +1,14 @@
 """Tests of `plan`: totals by hand, published iteration factors, warnings, and commands."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
-from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
+from multigrid import PAPER, CosineRate, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches import seams
 from slowfast_patches.config import load_recipe
 from slowfast_patches.plan import training_plan
@@ -64,6 +65,20 @@ def test_totals_and_phases_of_a_long_cycle_by_hand():
     # 6 iterations each of 64×4×45, 32×8×45, 16×8×64 and three times 8×16×64
     assert found["flops"] == 6 * (11520 + 11520 + 8192 + 3 * 8192)
     assert found["baseline"]["flops"] == 816 * 1024
+
+
+def test_a_phase_has_the_rates_of_its_first_and_last_iteration():
+    """102 iterations on half a period of a cosine, the last of which begins at 101 / 102."""
+    policy = CosineRate(0.1, 6.0)
+    schedule = make_schedule(Shape(8, 16, 64), 136, policy, cycles=None, bn_group_size=None)
+    (phase,) = Plan(schedule, lambda frames, crop: 1.0).phases
+    last = 0.05 * (1 + math.cos(math.pi * 101 / 102))
+    assert phase["lr"] == pytest.approx((0.1, last), rel=1e-9)
+    assert (phase["number"], phase["stage"], phase["start"], phase["iterations"]) == (1, 1, 0, 102)
+    assert phase["bn_group_sizes"] == (None,)
+    assert phase["relative_flops"] == [1.0]
+    text = format_plan(Plan(schedule, lambda frames, crop: 1.0))
+    assert "0.1 → 2.371e-05" in text
 
 
 def test_a_short_cycle_and_a_given_time_by_hand(plan_json, short_cycle_recipe):

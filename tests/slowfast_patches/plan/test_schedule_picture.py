@@ -33,6 +33,9 @@ def schedule():
 def test_panels_show_the_shapes_and_the_rate(schedule, tmp_path):
     figure = drawn(schedule, POLICY, tmp_path)
     panels = figure.axes
+    assert tuple(figure.get_size_inches()) == (9, 8)
+    names = ["clips per\nmini-batch", "frames", "crop (pixels)", "learning rate"]
+    assert [axes.get_ylabel() for axes in panels] == names
     for axes, side in zip(panels, ("batch", "frames", "crop"), strict=False):
         values = [getattr(phase.base_shape, side) for phase in schedule.phases]
         (steps,) = [p for p in axes.patches if hasattr(p, "get_data")]

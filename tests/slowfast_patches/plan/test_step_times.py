@@ -223,8 +223,19 @@ def test_a_given_time_is_estimated_at_other_shapes_by_their_flops(recipe, times,
     assert found.source.startswith("an estimate, from 6 s at the baseline's shape")
 
 
-def test_one_process_has_no_communication_to_leave_out(recipe, times):
-    assert "communication" not in measured_times([times], load_recipe(recipe)).source
+@pytest.mark.parametrize(("machines", "is_told"), [(1, False), (2, True)])
+def test_several_processes_have_communication_that_is_left_out(recipe, times, machines, is_told):
+    found = measured_times([times], load_recipe(recipe, ["NUM_SHARDS", machines]))
+    assert ("without communication between the 2 processes" in found.source) is is_told
+
+
+def test_a_file_fits_if_it_has_all_shapes_of_a_recipe(recipe, tmp_path):
+    cfg = load_recipe(recipe)
+    for missing, said in ((1, "32×16×32²"), (2, "16×16×45²")):
+        rows = [row for number, row in enumerate(ROWS) if number != missing]
+        path = write(tmp_path / "times.json", content(cfg, rows))
+        with pytest.raises(MisfitError, match=f"no time for {said}"):
+            measured_times([path], cfg)
 
 
 @pytest.mark.parametrize(

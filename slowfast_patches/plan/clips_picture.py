@@ -26,6 +26,10 @@ _FRAMES = 4
 """Maximum number of frames that are drawn of a clip, evenly spaced from the first to the last."""
 _LABEL = 65
 """Maximum number of characters of a label."""
+_WIDTH, _HEIGHT, _TITLES = 4.2, 1.5, 1.0
+"""Width and height of a clip, and width of the titles of the rows, in inches."""
+_TEXT: dict[str, Any] = {"fontsize": 9}
+_CAPTION: dict[str, Any] = {"fontsize": 8, "loc": "left"}
 
 
 def clips_figure(recipe: Recipe, schedule: Schedule) -> Figure:
@@ -55,15 +59,16 @@ def clips_figure(recipe: Recipe, schedule: Schedule) -> Figure:
     rows.append(("evaluation", schedule.base, tested))
 
     columns = max(len(items) for *_, items in rows)
-    figure, panels = new_figure(len(rows), 4.2 * columns + 1, 1.5 * len(rows), columns=columns)
-    figure.suptitle(f"up to {_FRAMES} frames of each clip, from the first to the last", fontsize=9)
+    width, height = _WIDTH * columns + _TITLES, _HEIGHT * len(rows)
+    figure, panels = new_figure(len(rows), width, height, columns=columns)
+    figure.suptitle(f"up to {_FRAMES} frames of each clip, from the first to the last", **_TEXT)
     for axes in panels:
         axes.set(xticks=[], yticks=[], frame_on=False)
     names = class_names(recipe)
     for number, (what, shape, items) in enumerate(rows):
         cells = panels[number * columns :]
         title = f"{what}\n{shape.frames} frames\n{shape.crop}² pixels"
-        cells[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
+        cells[0].set_ylabel(title, rotation="horizontal", ha="right", va="center", **_TEXT)
         for axes, item in zip(cells, items, strict=False):
             classes = [] if item.get("unread") else task_of(recipe).classes(item["label"])
             labels = [names[c] if names else f"class {c}" for c in classes]
@@ -88,7 +93,7 @@ def _draw(axes: Axes, item: Mapping[str, Any], labels: Sequence[str]) -> None:
         parts.append(f"{size} of {video.width}×{video.height} pixels")
     parts += ["flipped"] * bool(item["flip"])
     caption = f"{textwrap.shorten(', '.join(labels), _LABEL, placeholder='…')}\n{', '.join(parts)}"
-    axes.set_xlabel(caption, fontsize=8, loc="left", parse_math=False)
+    axes.set_xlabel(caption, parse_math=False, **_CAPTION)
 
 
 def _evenly(count: int, most: int) -> list[int]:

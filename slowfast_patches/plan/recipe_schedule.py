@@ -44,11 +44,11 @@ def _check_bn_groups(recipe: Recipe) -> None:
     """Raise ValueError if the baseline's batch cannot be split into BN groups of equal size."""
     batch = recipe.base_shape.batch
     size = recipe.bn_group_size
-    if not 0 < size < batch or batch % size == 0:
-        return
-    raise UserError(
-        f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS "
-        f"{recipe.num_shards}) cannot be split into BN groups of {size}. Set TRAIN.BATCH_SIZE to a "
-        f"multiple of {size}, or {recipe.bn_key} to a divisor of {batch}. MULTIGRID.BN_BASE_SIZE "
-        "applies to multigrid training, and BN.GROUP_SIZE applies to a baseline."
-    )
+    if size and batch % min(size, batch):
+        raise UserError(
+            f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × "
+            f"NUM_SHARDS {recipe.num_shards}) cannot be split into BN groups of {size}. Set "
+            f"TRAIN.BATCH_SIZE to a multiple of {size}, or {recipe.bn_key} to a divisor of "
+            f"{batch}. MULTIGRID.BN_BASE_SIZE applies to multigrid training, and BN.GROUP_SIZE "
+            "applies to a baseline."
+        )
